@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +13,12 @@ from rdpgraph.errors import ModelError
 from rdpgraph.learn.emissions import (
     Categorical,
     Emission,
-    Rows,
-    as_rows,
     check_columns,
     check_mass,
-    clusters,
-    fitting,
     settle,
     table_of,
 )
+from rdpgraph.learn.sequences import Rows, clusters
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,18 +59,16 @@ class Product(Emission):
         check_columns(self, observed, sum(len(own) for _, own in self.parts))
         return Product([(p.blank(states, observed[:, list(own)]), own) for p, own in self.parts])
 
-    def started(self, states: int, observed: Tensor, generator: torch.Generator) -> "Product":
-        """The parts from the same clusters."""
-        fresh = super().started(states, observed, generator)
-        blank = self.blank(states, observed)
-        return Product(
-            [
-                (old if given.given else new, own)
-                for (given, own), (old, _), (new, _) in zip(
-                    self.parts, blank.parts, fresh.parts, strict=True
-                )
-            ]
-        )
+    def drawn_from(
+        self, blank: Any, observed: Tensor, weights: Tensor, generator: torch.Generator
+    ) -> "Product":
+        """The parts, from the same clusters."""
+        parts: list[tuple[Emission, Sequence[int]]] = []
+        for (part, own), (new, _) in zip(self.parts, blank.parts, strict=True):
+            rows = observed[:, list(own)]
+            new = new if part.given else part.drawn_from(new, rows, weights, generator)
+            parts.append((new, own))
+        return Product(parts)
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
         """Clusters of the columns that have distances; where none has, those of the symbols."""
@@ -128,6 +124,7 @@ class Mixture(Emission):
         ModelError: a number of components below one.
     """
 
+    tables = ("log_weights",)
     components: int
     emission: Emission
     log_weights: Tensor | None = None
@@ -150,36 +147,37 @@ class Mixture(Emission):
     def kept(self) -> int:
         return 1 + self.emission.kept
 
-    def blank(self, states: int, observed: Tensor) -> "Mixture":
-        weights = self.log_weights
-        if weights is None:
-            weights = observed.new_full((states, self.components), -math.log(self.components))
-        weights = fitting(self, weights, (states, self.components), observed)
-        emission = self.emission.blank(states * self.components, observed)
-        return replace(self, emission=emission, log_weights=weights)
+    def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
+        level = -math.log(self.components)
+        return {"log_weights": observed.new_full((states, self.components), level)}
 
-    def started(self, states: int, observed: Tensor, generator: torch.Generator) -> "Mixture":
-        """Clusters of states, and clusters of components within each of these."""
-        blank = self.blank(states, observed)
-        if self.given:
-            return blank
-        outer = self.emission.blank(states, observed).responsible(observed, states, generator)
-        own = outer.argmax(1)
-        inner = outer.new_full((len(outer), states, self.components), 1 / self.components)
-        for state in range(states):
+    def blank(self, states: int, observed: Tensor) -> "Mixture":
+        """As of any emission; and that of all components."""
+        emission = self.emission.blank(states * self.components, observed)
+        return replace(super().blank(states, observed), emission=emission)
+
+    def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
+        """As of the emission."""
+        return self.emission.responsible(observed, states, generator)
+
+    def drawn_from(
+        self, blank: Any, observed: Tensor, weights: Tensor, generator: torch.Generator
+    ) -> "Mixture":
+        """Components are clusters of the rows whose greatest weight is in the state."""
+        own, count = weights.argmax(1), self.components
+        inner = weights.new_full((*weights.shape, count), 1 / count)
+        for state in range(weights.shape[1]):
             rows = (own == state).nonzero().flatten()
-            if len(rows) > self.components and not bool(observed[rows].isnan().all()):
-                inner[rows, state] = self.emission.blank(self.components, observed).responsible(
-                    observed[rows], self.components, generator
-                )
-        shares = (outer.unsqueeze(2) * inner).flatten(1)
-        parts = blank.emission
+            if len(rows) > count and not bool(observed[rows].isnan().all()):
+                inner[rows, state] = self.emission.responsible(observed[rows], count, generator)
+        shares = weights.unsqueeze(2) * inner
+        emission = blank.emission
         if not self.emission.given:
-            parts = parts.maximised(parts.statistics(as_rows([observed]), shares.unsqueeze(0)))
-        if self.log_weights is not None:
-            return replace(blank, emission=parts)
-        totals = shares.sum(0).unflatten(0, (states, self.components))
-        return replace(blank, emission=parts, log_weights=totals.log().log_softmax(1))
+            each = shares.flatten(1)
+            emission = self.emission.drawn_from(emission, observed, each, generator)
+        totals = shares.sum(0).log().log_softmax(1)
+        totals = totals if self.log_weights is None else blank.log_weights
+        return replace(blank, emission=emission, log_weights=totals)
 
     def _joint(self, observed: Tensor) -> Tensor:
         """(rows, states, components)."""

@@ -11,8 +11,9 @@ from torch.distributions import Distribution, biject_to
 
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.learn.emissions import Emission, Rows, check_mass
+from rdpgraph.learn.emissions import Emission, check_mass
 from rdpgraph.learn.parameters import Parameter
+from rdpgraph.learn.sequences import Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,14 +75,19 @@ class Density(Emission):
     def blank(self, states: int, observed: Tensor) -> "Density":
         if self.states not in (0, states):
             raise ModelError(f"Density was fitted with {self.states} states; got {states}.")
+        limits: Any = self.family(**self.parameters).arg_constraints
+        lead = (states,) if self._vectors else (states, observed.shape[1])
         tables = dict(self.parameters)
-        if not self.states:
-            columns = () if self._vectors else (observed.shape[1],)
-            for name, table in tables.items():
-                lead = torch.ones(states, *columns)
-                dims = table.ndim if self._vectors else 0
-                own = table.expand(states, *table.shape[-dims:]) if dims else table.expand_as(lead)
-                tables[name] = own.to(observed).clone()
+        for name, table in tables.items():
+            dims = limits[name].event_dim
+            try:
+                own = table.expand(*lead, *table.shape[table.ndim - dims :])
+            except RuntimeError:
+                raise ModelError(
+                    f"Density's {name} broadcasts to {lead}, by states and columns, with {dims} "
+                    f"dims of its own; got {tuple(table.shape)}."
+                ) from None
+            tables[name] = own.to(observed).clone()
         return replace(self, parameters=tables, states=states)
 
     def log_prob(self, observed: Tensor) -> Tensor:

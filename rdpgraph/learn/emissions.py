@@ -2,23 +2,16 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.learn.parameters import Parameter
-
-Rows = Mapping[str, Tensor]
-"""Sequences: "observed" (B, T, columns), NaN where missing or beyond an end; "lengths" (B,);
-"places" (B, 2), the number of the first step of each among all, and that of all."""
-
-_LLOYD, _SAMPLED, _SOFT = 10, 2**14, 0.1  # steps, rows, and the share of other clusters
+from rdpgraph.learn.sequences import Rows, as_rows, clusters
 
 
 class Emission(Parameter):
@@ -37,15 +30,16 @@ class Emission(Parameter):
     def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """(n, columns) a draw in each of (n,) states."""
 
-    @abstractmethod
-    def blank(self, states: int, observed: Tensor) -> Self:
-        """The same with tables for so many states, equal for all; given ones stay.
+    def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
+        """Tables by name for so many states, equal for all; default: none.
 
         Raises:
-            ModelError: the tables given, or the columns, do not fit.
+            EvidenceError: rows that are not of this kind.
         """
+        del states, observed
+        return {}
 
-    tables: ClassVar[tuple[str, ...]]
+    tables: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that are drawn from data where they are None."""
 
     @property
@@ -67,6 +61,24 @@ class Emission(Parameter):
         """(rows, states) weights to draw tables from: clusters by k-means++, softened."""
         return clusters(observed, states, generator)
 
+    def blank(self, states: int, observed: Tensor) -> Self:
+        """The same with tables for so many states: those given, or equal for all states.
+
+        Raises:
+            ModelError: the tables given do not fit.
+        """
+        tables: dict[str, Tensor] = {}
+        for name, table in self.plain(states, observed).items():
+            given = getattr(self, name)
+            given = table if given is None else given
+            if given.shape != table.shape:
+                raise ModelError(
+                    f"{type(self).__name__} needs {name} of shape {tuple(table.shape)} by states "
+                    f"and columns; got {tuple(given.shape)}."
+                )
+            tables[name] = given.to(observed)
+        return _replaced(self, tables)
+
     def started(self, states: int, observed: Tensor, generator: torch.Generator) -> Self:
         """The same with tables for so many states, drawn from rows unless they are given.
 
@@ -77,7 +89,16 @@ class Emission(Parameter):
         if self.given:
             return blank
         weights = blank.responsible(observed, states, generator)
-        return blank.maximised(blank.statistics(as_rows([observed]), weights.unsqueeze(0)))
+        return self.drawn_from(blank, observed, weights, generator)
+
+    def drawn_from(
+        self, blank: Any, observed: Tensor, weights: Tensor, generator: torch.Generator
+    ) -> Self:
+        """Its blank form maximised for rows with weights in each state; tables given stay."""
+        del generator
+        drawn = blank.maximised(blank.statistics(as_rows([observed]), weights.unsqueeze(0)))
+        kept = [name for name in self.tables if getattr(self, name) is not None]
+        return _replaced(drawn, {name: getattr(blank, name) for name in kept})
 
     def value(self, rows: Rows) -> Tensor:
         """(B, T, states) log-likelihoods of each step."""
@@ -149,13 +170,11 @@ class Categorical(Emission):
     def size(self) -> int:
         return int((table_of(self.log_values) > -math.inf).sum(1).sub(1).sum())
 
-    def blank(self, states: int, observed: Tensor) -> "Categorical":
+    def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         check_columns(self, observed, 1)
         check_whole(self, observed, self.symbols - 1)
-        table = self.log_values
-        if table is None:
-            table = observed.new_full((states, self.symbols), -math.log(self.symbols))
-        return replace(self, log_values=fitting(self, table, (states, self.symbols), observed))
+        level = -math.log(self.symbols)
+        return {"log_values": observed.new_full((states, self.symbols), level)}
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
         """Drawn for each symbol, as clusters of symbols have no distance."""
@@ -218,12 +237,9 @@ class Poisson(LinearEmission):
                 f"and {self.rate}."
             )
 
-    def blank(self, states: int, observed: Tensor) -> "Poisson":
+    def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         check_whole(self, observed, math.inf)
-        rates = self.rates
-        if rates is None:
-            rates = observed.new_ones(states, observed.shape[1])
-        return replace(self, rates=fitting(self, rates, (states, observed.shape[1]), observed))
+        return {"rates": observed.new_ones(states, observed.shape[1])}
 
     def features(self, observed: Tensor) -> Tensor:
         seen = observed >= 0
@@ -268,12 +284,9 @@ class Bernoulli(LinearEmission):
         if not is_real(self.prior) or not self.prior >= 0:
             raise ModelError(f"Bernoulli needs a prior of at least 0; got {self.prior!r:.80}.")
 
-    def blank(self, states: int, observed: Tensor) -> "Bernoulli":
+    def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         check_whole(self, observed, 1.0)
-        chances = self.chances
-        if chances is None:
-            chances = observed.new_full((states, observed.shape[1]), 0.5)
-        return replace(self, chances=fitting(self, chances, (states, observed.shape[1]), observed))
+        return {"chances": observed.new_full((states, observed.shape[1]), 0.5)}
 
     def features(self, observed: Tensor) -> Tensor:
         return torch.cat([(observed == 1).to(observed), (observed == 0).to(observed)], 1)
@@ -295,48 +308,6 @@ class Bernoulli(LinearEmission):
         return torch.bernoulli(table_of(self.chances)[states], generator=generator)
 
 
-def as_rows(sequences: Sequence[Tensor], places: Sequence[int] = (0,), total: int = 0) -> Rows:
-    """Sequences (steps, columns) as a batch, and where each begins among all steps."""
-    lengths = [len(each) for each in sequences]
-    device = sequences[0].device
-    return {
-        "observed": pad_sequence(list(sequences), batch_first=True, padding_value=math.nan),
-        "lengths": torch.tensor(lengths, device=device),
-        "places": torch.tensor([(at, total or sum(lengths)) for at in places], device=device),
-    }
-
-
-def clusters(observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
-    """(rows, states) one for the cluster of a row, by k-means++ and Lloyd's steps, softened.
-
-    Columns are brought to one scale; missing entries count as their mean. Of many rows a random
-    part finds the centres. Arthur and Vassilvitskii 2007, "k-means++".
-    """
-    known = observed[~observed.isnan().all(1)]
-    if not len(known):
-        raise EvidenceError("Emissions are drawn from data; every entry of these is missing.")
-    means = known.nanmean(0)
-    scale = (known - means).square().nanmean(0).sqrt()
-    scale = torch.where(scale > 0, scale, 1.0)
-    points = ((known - means) / scale).nan_to_num(0.0)
-    picked = torch.randperm(len(points), generator=generator)[:_SAMPLED].to(points.device)
-    points = points[picked]
-    centres = points[:1]
-    for _ in range(states - 1):
-        gaps = torch.cdist(points, centres).amin(1).square()
-        gaps = gaps if bool(gaps.sum() > 0) else torch.ones_like(gaps)
-        centres = torch.cat(
-            [centres, points[torch.multinomial(gaps.cpu(), 1, generator=generator)]]
-        )
-    for _ in range(_LLOYD):
-        own = torch.nn.functional.one_hot(torch.cdist(points, centres).argmin(1), states).to(points)
-        count = own.sum(0).unsqueeze(1)
-        centres = torch.where(count > 0, own.mT @ points / count.clamp(min=1.0), centres)
-    nearest = torch.cdist(((observed - means) / scale).nan_to_num(0.0), centres).argmin(1)
-    hard = torch.nn.functional.one_hot(nearest, states).to(observed)
-    return (1 - _SOFT) * hard + _SOFT / states
-
-
 def table_of(table: Tensor | None) -> Tensor:
     """The table of an emission that has one.
 
@@ -348,18 +319,9 @@ def table_of(table: Tensor | None) -> Tensor:
     return table
 
 
-def fitting(emission: Emission, table: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A table on the device of the data, checked.
-
-    Raises:
-        ModelError: it is of another shape.
-    """
-    if tuple(table.shape) != shape:
-        raise ModelError(
-            f"{type(emission).__name__} needs tables of shape {shape} by states and columns; "
-            f"got {tuple(table.shape)}."
-        )
-    return table.to(like)
+def _replaced(emission: Any, tables: dict[str, Tensor]) -> Any:
+    """An emission, which is a dataclass, with other tables."""
+    return replace(emission, **tables)
 
 
 def settle(emission: Emission, *names: str) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
-from rdpgraph.learn.emissions import Emission, Rows, check_mass, fitting, settle, table_of
+from rdpgraph.learn.emissions import Emission, check_mass, settle, table_of
+from rdpgraph.learn.sequences import Rows
 
 Kind = Literal["spherical", "diagonal", "full", "tied"]
 
@@ -84,40 +85,25 @@ class Gaussian(Emission):
     def _diagonal(self) -> bool:
         return self.covariance in ("spherical", "diagonal")
 
-    def blank(self, states: int, observed: Tensor) -> "Gaussian":
+    def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         columns = observed.shape[1]
-        means, covariances = self.means, self.covariances
-        if means is None:
-            means = observed.nanmean(0).nan_to_num(0.0).expand(states, columns)
-        if covariances is None:
-            spread = (observed - observed.nanmean(0)).square().nanmean(0).nan_to_num(0.0)
-            spread = torch.where(spread > 0, spread, 1.0)
-            covariances = {
-                "spherical": spread.mean().expand(states),
-                "diagonal": spread.expand(states, columns),
-                "full": spread.diag().expand(states, columns, columns),
-                "tied": spread.diag(),
-            }[self.covariance]
-        shape = {
-            "spherical": (states,), "diagonal": (states, columns),
-            "full": (states, columns, columns), "tied": (columns, columns),
-        }[self.covariance]  # fmt: skip
+        spread = (observed - observed.nanmean(0)).square().nanmean(0).nan_to_num(0.0)
+        spread = torch.where(spread > 0, spread, 1.0)
+        covariances = {
+            "spherical": spread.mean().expand(states),
+            "diagonal": spread.expand(states, columns),
+            "full": spread.diag().expand(states, columns, columns),
+            "tied": spread.diag(),
+        }[self.covariance]
+        means = observed.nanmean(0).nan_to_num(0.0).expand(states, columns)
+        return {"means": means, "covariances": covariances}
+
+    def blank(self, states: int, observed: Tensor) -> "Gaussian":
+        """As of any emission, with the prior on the same device."""
         return replace(
-            self,
-            means=fitting(self, means, (states, columns), observed),
-            covariances=fitting(self, covariances, shape, observed),
+            super().blank(states, observed),
             mean_prior=torch.as_tensor(self.mean_prior).to(observed),
             covariance_prior=torch.as_tensor(self.covariance_prior).to(observed),
-        )
-
-    def started(self, states: int, observed: Tensor, generator: torch.Generator) -> "Gaussian":
-        """As of any emission; one of two tables that is given stays."""
-        new = super().started(states, observed, generator)
-        blank = self.blank(states, observed)
-        return replace(
-            new,
-            means=new.means if self.means is None else blank.means,
-            covariances=new.covariances if self.covariances is None else blank.covariances,
         )
 
     def log_prob(self, observed: Tensor) -> Tensor:

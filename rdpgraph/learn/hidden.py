@@ -15,9 +15,9 @@ from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.learn.densities import Durations
 from rdpgraph.learn.em import EM, Fit
-from rdpgraph.learn.emissions import Emission, Rows, as_rows
+from rdpgraph.learn.emissions import Emission
 from rdpgraph.learn.parameters import Parameter, Probabilities
-from rdpgraph.learn.sequences import batches_of, sequences_of
+from rdpgraph.learn.sequences import Rows, as_rows, batches_of, sequences_of
 
 Values = dict[str, Tensor]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.densities import Durations
-from rdpgraph.learn.emissions import Rows
 from rdpgraph.learn.hidden import HiddenStates, Values
 from rdpgraph.learn.parameters import Parameter, Probabilities
+from rdpgraph.learn.sequences import Rows
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain.constructors import with_ends
 from rdpgraph.structures.chain.model import Chain

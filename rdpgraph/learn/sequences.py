@@ -1,15 +1,22 @@
 """Sequences of observations, as users give them, in batches of similar lengths."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
+from torch.nn.utils.rnn import pad_sequence
 
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError
-from rdpgraph.learn.emissions import Rows, as_rows
 
+Rows = Mapping[str, Tensor]
+"""Sequences: "observed" (B, T, columns), NaN where missing or beyond an end; "lengths" (B,);
+"places" (B, 2), the number of the first step of each among all, and that of all."""
+
+_LLOYD, _SAMPLED, _SOFT = 10, 2**14, 0.1  # steps, rows, and the share of other clusters
 _CELLS = 120_000
 """Log-likelihoods of a batch on a CPU: half as many or twice take up to a quarter longer."""
 _LEAST = 8
@@ -90,3 +97,45 @@ def batches_of(sequences: Sequence[Tensor], width: int) -> Iterator[tuple[Rows, 
         chosen, order = order[:count], order[count:]
         places = [begins[number] for number in chosen]
         yield as_rows([sequences[n] for n in chosen], places, max(1, begins[-1])), chosen
+
+
+def as_rows(sequences: Sequence[Tensor], places: Sequence[int] = (0,), total: int = 0) -> Rows:
+    """Sequences (steps, columns) as a batch, and where each begins among all steps."""
+    lengths = [len(each) for each in sequences]
+    device = sequences[0].device
+    return {
+        "observed": pad_sequence(list(sequences), batch_first=True, padding_value=math.nan),
+        "lengths": torch.tensor(lengths, device=device),
+        "places": torch.tensor([(at, total or sum(lengths)) for at in places], device=device),
+    }
+
+
+def clusters(observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
+    """(rows, states) one for the cluster of a row, by k-means++ and Lloyd's steps, softened.
+
+    Columns are brought to one scale; missing entries count as their mean. Of many rows a random
+    part finds the centres. Arthur and Vassilvitskii 2007, "k-means++".
+    """
+    known = observed[~observed.isnan().all(1)]
+    if not len(known):
+        raise EvidenceError("Emissions are drawn from data; every entry of these is missing.")
+    means = known.nanmean(0)
+    scale = (known - means).square().nanmean(0).sqrt()
+    scale = torch.where(scale > 0, scale, 1.0)
+    points = ((known - means) / scale).nan_to_num(0.0)
+    picked = torch.randperm(len(points), generator=generator)[:_SAMPLED].to(points.device)
+    points = points[picked]
+    centres = points[:1]
+    for _ in range(states - 1):
+        gaps = torch.cdist(points, centres).amin(1).square()
+        gaps = gaps if bool(gaps.sum() > 0) else torch.ones_like(gaps)
+        centres = torch.cat(
+            [centres, points[torch.multinomial(gaps.cpu(), 1, generator=generator)]]
+        )
+    for _ in range(_LLOYD):
+        own = one_hot(torch.cdist(points, centres).argmin(1), states).to(points)
+        count = own.sum(0).unsqueeze(1)
+        centres = torch.where(count > 0, own.mT @ points / count.clamp(min=1.0), centres)
+    nearest = torch.cdist(((observed - means) / scale).nan_to_num(0.0), centres).argmin(1)
+    hard = one_hot(nearest, states).to(observed)
+    return (1 - _SOFT) * hard + _SOFT / states

@@ -18,7 +18,7 @@ from torch.distributions import (
 
 from rdpgraph import learn
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.learn.emissions import as_rows
+from rdpgraph.learn.sequences import as_rows
 
 NAN = math.nan
 STATES, COLUMNS, ROWS = 2, 3, 12
@@ -298,7 +298,12 @@ def test_a_family_is_maximised_by_gradient() -> None:
 def test_a_family_of_vectors() -> None:
     own = gaussian("full")
     tables = {"loc": own.means, "covariance_matrix": own.covariances}
-    density = learn.Density(MultivariateNormal, tables, states=STATES)
+    density = learn.Density(MultivariateNormal, tables)
+    density = density.blank(STATES, own.means)
+    one = learn.Density(
+        MultivariateNormal, {"loc": own.means[0], "covariance_matrix": torch.eye(3)}
+    )
+    assert one.blank(STATES, own.means).parameters["covariance_matrix"].shape == (STATES, 3, 3)
     observed = reals(ROWS, COLUMNS)
     observed[2] = NAN
     torch.testing.assert_close(density.log_prob(observed), own.log_prob(observed))
@@ -420,3 +425,28 @@ def test_bad_arguments_are_told_in_a_line(make, match: str) -> None:
 def test_data_that_does_not_fit_is_told_in_a_line(emission, observed, match: str) -> None:
     with pytest.raises(EvidenceError, match=match):
         emission.started(2, torch.tensor(observed, dtype=torch.float64), draws())
+
+
+def test_components_differ_at_the_start() -> None:
+    """Also within a product: equal components would stay equal."""
+    observed = torch.cat([reals(60, 1), reals(60, 1, seed=1)], 1)
+    mixture = learn.Mixture(2, learn.Gaussian())
+    both = learn.Product([(learn.Gaussian(), [0]), (mixture, [1])])
+    for own in (
+        mixture.started(2, observed, draws()),
+        both.started(2, observed, draws()).parts[1][0],
+    ):
+        means = own.emission.means.unflatten(0, (2, 2))
+        assert bool((means[:, 0] != means[:, 1]).all())
+
+
+def test_tables_that_are_given_stay_at_the_start() -> None:
+    observed = reals(40, 2)
+    means = torch.tensor([[0.0, 1.0], [2.0, 3.0]], dtype=torch.float64)
+    own = learn.Gaussian("full", means).started(2, observed, draws())
+    assert torch.equal(own.means, means)
+    parts = learn.Gaussian("full", means, torch.eye(2).expand(2, 2, 2))
+    mixed = learn.Mixture(2, parts).started(1, observed, draws())
+    assert torch.equal(mixed.emission.means, means)
+    close = torch.testing.assert_close
+    close(mixed.log_weights.exp().sum(1), torch.ones(1, dtype=torch.float64))

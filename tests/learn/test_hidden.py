@@ -450,7 +450,7 @@ def test_fitted_models_are_copied(copied) -> None:
         (lambda m, x: m.fit(torch.zeros(2, 2, 2)), EvidenceError, r"\(steps, columns\); got"),
         (
             lambda m, x: m.set_params(emission=learn.Gaussian(means=torch.zeros(3, 1))).fit(x),
-            ModelError, r"tables of shape \(2, 1\)",
+            ModelError, r"means of shape \(2, 1\)",
         ),
         (lambda m, x: m.fit(torch.ones(5)), ModelError, "state 0 is singular"),
         (lambda m, x: learn.HSMM(2, m.emission, 0).fit(x), ModelError, "durations"),
