@@ -4,8 +4,8 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from rdpgraph._core.arguments import Arguments
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.learn.densities import Durations
-from rdpgraph.learn.em import EM, Fit
+from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.emissions import Emission
 from rdpgraph.learn.parameters import Parameter, Probabilities
 from rdpgraph.learn.sequences import Rows, as_rows, batches_of, sequences_of
@@ -40,6 +40,8 @@ class HiddenStates(Arguments, ABC):
     starts: int = 1
     limit: int = 100
     tolerance: float = 1e-4
+    hard: bool = False
+    progress: Callable[[Step], None] | None = None
 
     @property
     @abstractmethod
@@ -61,6 +63,9 @@ class HiddenStates(Arguments, ABC):
     @abstractmethod
     def _marginals(self, structure: Any) -> Tensor:
         """(B, T, states)."""
+
+    _cells: ClassVar[int] = 120_000
+    """Log-values of a batch: half as many or twice take up to a quarter longer in a chain."""
 
     @property
     def _width(self) -> int:
@@ -98,13 +103,16 @@ class HiddenStates(Arguments, ABC):
         if not len(observed):
             raise EvidenceError(f"{type(self).__name__} is fitted to sequences; X has no step.")
         generator = generator or torch.Generator()
-        batches = list(batches_of(sequences, self._width))
+        batches = list(batches_of(sequences, self._width, self._cells))
         fits: list[Fit] = []
         for number in range(self.starts):
             tables = self._tables(observed, generator if number else None)
             emission = self.emission.started(self.states, observed, generator)
             parameters = {**tables, "emission": emission}
-            em = EM(self._model, parameters, tolerance=self.tolerance, limit=self.limit)
+            em = EM(
+                self._model, parameters, tolerance=self.tolerance, limit=self.limit,
+                hard=self.hard, progress=self._told(number),
+            )  # fmt: skip
             try:
                 fits.append(em.fit([rows for rows, _ in batches]))
             except ImpossibleEvidenceError:
@@ -208,10 +216,14 @@ class HiddenStates(Arguments, ABC):
         """Answers for each sequence, of its steps where they are of steps."""
         sequences = sequences_of(X, lengths)
         answers: list[Tensor] = [torch.empty(0)] * len(sequences)
-        for rows, numbers in batches_of(sequences, self._width):
+        for rows, numbers in batches_of(sequences, self._width, self._cells):
             for number, answer in zip(numbers, ask(self._of(rows)), strict=True):
                 answers[number] = answer[: len(sequences[number])] if answer.ndim else answer
         return answers
+
+    def _told(self, start: int) -> Callable[[Step], None] | None:
+        tell = self.progress
+        return None if tell is None else lambda step: tell(replace(step, start=start))
 
     def _explained(
         self, parameters: dict[str, Parameter], batches: Sequence[tuple[Rows, list[int]]]

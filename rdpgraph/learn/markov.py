@@ -37,6 +37,9 @@ class HMM(HiddenStates):
         starts: fits, of which the best is taken.
         limit: of steps.
         tolerance: the gain of a step, in nats for each sequence, below which a fit ends.
+        hard: counts are those of the most probable states, whose score takes the place of the
+            log-likelihood.
+        progress: called with a `Step` after every step.
 
     Attributes:
         start_: (states,) log-probabilities.
@@ -116,15 +119,11 @@ class HSMM(HiddenStates):
         emission: of what is observed in a state.
         durations: the longest duration D; or (D, states) log-probabilities of 1 to D steps to start
             from, of which -inf stays; or `Durations`, of a family.
-        start: as for `HMM`.
+        start: as for `HMM`; so are start_prior and transition_prior.
         transition: as for `HMM`, between segments; None: no state follows itself.
-        start_prior: as for `HMM`.
-        transition_prior: as for `HMM`.
         duration_prior: pseudo-counts of durations.
         censored: as said above.
-        starts: as for `HMM`.
-        limit: as for `HMM`.
-        tolerance: as for `HMM`.
+        starts: as for `HMM`; so are limit, tolerance, hard and progress.
 
     Attributes:
         start_: (states,) log-probabilities.
@@ -134,6 +133,7 @@ class HSMM(HiddenStates):
         fit_: the `Fit`.
     """
 
+    _cells = 2**21  # each batch lays its steps out again, whatever its number of sequences
     durations: Any = field(kw_only=False)
     duration_prior: Any = 0.0
     censored: bool = True

@@ -17,8 +17,6 @@ Rows = Mapping[str, Tensor]
 "places" (B, 2), the number of the first step of each among all, and that of all."""
 
 _LLOYD, _SAMPLED, _SOFT = 10, 2**14, 0.1  # steps, rows, and the share of other clusters
-_CELLS = 120_000
-"""Log-likelihoods of a batch on a CPU: half as many or twice take up to a quarter longer."""
 _LEAST = 8
 """Sequences that the kernels advance together."""
 _MOST = 2**23
@@ -79,18 +77,21 @@ def _matrix(given: Any) -> Tensor:
     return matrix
 
 
-def batches_of(sequences: Sequence[Tensor], width: int) -> Iterator[tuple[Rows, list[int]]]:
+def batches_of(
+    sequences: Sequence[Tensor], width: int, aim: int
+) -> Iterator[tuple[Rows, list[int]]]:
     """Batches of sequences, long ones first, and the numbers of these.
 
     Args:
         sequences: (steps, columns) each.
         width: log-likelihoods that a step takes.
+        aim: log-likelihoods of a batch, on a CPU.
     """
     begins = [0]
     for each in sequences:
         begins.append(begins[-1] + len(each))
     order = sorted(range(len(sequences)), key=lambda number: -len(sequences[number]))
-    aim = _CELLS if sequences[0].device.type == "cpu" else _MOST
+    aim = aim if sequences[0].device.type == "cpu" else _MOST
     while order:
         cells = max(1, len(sequences[order[0]]) * width)
         count = max(1, min(max(_LEAST, aim // cells), _MOST // cells))

@@ -170,6 +170,28 @@ class TestSteps:
         close(model.fit_.parameters["out"].log_values.exp(), shared(ways.sum(0)))
 
 
+@pytest.mark.parametrize("kind", ["hmm", "hsmm"])
+def test_a_hard_step_counts_the_most_probable_states(kind: str) -> None:
+    data, lengths = symbols()
+    table, told = rows(2, 3, seed=2), []
+    options = {"start": rows(2), "transition": rows(2, 2, seed=1), "limit": 1, "hard": True}
+    options["progress"] = told.append
+    if kind == "hmm":
+        model = learn.HMM(2, learn.Categorical(3, table, prior=0.1), **options)
+    else:
+        model = learn.HSMM(
+            2, learn.Categorical(3, table, prior=0.1), rows(2, 2, seed=5).mT, **options
+        )
+    score, path = model.decode(data, lengths)
+    model.fit(data, lengths)
+    inside = torch.nn.functional.one_hot(path, 2).double()
+    close(model.emission_.log_values.exp(), shared(shown(data, inside, 3) + 0.1))
+    first = torch.nn.functional.one_hot(path[[0, 4, 5]], 2).double().sum(0)
+    close(model.start_.exp(), shared(first))
+    assert model.fit_.history[0] == pytest.approx(score + 0.1 * float(table.sum()))
+    assert [step.number for step in told] == [0, 1]
+
+
 EMISSIONS = {
     "categorical": lambda: learn.Categorical(4),
     "poisson": lambda: learn.Poisson(rate=0.1),
