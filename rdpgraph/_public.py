@@ -4,6 +4,7 @@ At the top are those of ordinary tasks; the rest is in the modules that come fir
 """
 
 from rdpgraph import answers as answers
+from rdpgraph import decoding as decoding
 from rdpgraph import distributions as distributions
 from rdpgraph import errors as errors
 from rdpgraph import extend as extend
@@ -121,6 +122,7 @@ __all__ = [
     "Xor",
     "answers",
     "controlled",
+    "decoding",
     "distributions",
     "draw",
     "errors",

@@ -22,7 +22,7 @@ ROWS = (
     {"io", "plan"},
     {"engines"},
     {"structures"},
-    {"estimate"},
+    {"decoding", "estimate"},
     {"query"},
     {"distributions"},
     {"schedulers"},
@@ -38,6 +38,7 @@ ROWS = (
 COLUMN = {room: column for column, row in enumerate(ROWS) for room in row}
 HEAVY = (
     "networkx", "cotengra", "opt_einsum", "matplotlib", "pandas", "typer", "rich", "torch._dynamo",
+    "stim", "sinter", "ldpc", "pymatching",
 )  # fmt: skip
 
 

@@ -63,8 +63,8 @@ def normalised(logs: Tensor) -> Tensor:
     return torch.where(peak > -math.inf, logs, 0.0).softmax(-1)
 
 
-def checked_syndrome(given: Any, checks: int) -> Tensor:
-    """Syndromes (*batch, checks) of 0, 1 and -1, as int8.
+def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
+    """Syndromes (*batch, checks) of 0 and 1, and -1 if some may be erased, as int8.
 
     Raises:
         EvidenceError: anything else.
@@ -77,6 +77,7 @@ def checked_syndrome(given: Any, checks: int) -> Tensor:
             f"ParityModel of {checks} checks needs integer syndromes (*batch, {checks}); got "
             f"{syndrome.dtype} of shape {tuple(syndrome.shape)}."
         )
-    if not bool(((syndrome >= -1) & (syndrome <= 1)).all()):
-        raise EvidenceError("A syndrome is of 0 and 1, and -1 where a check is erased.")
+    if not bool(((syndrome >= -int(erased)) & (syndrome <= 1)).all()):
+        also = ", and -1 where a check is erased" if erased else "; erased checks are not taken"
+        raise EvidenceError(f"A syndrome is of 0 and 1{also}.")
     return syndrome.to(torch.int8)

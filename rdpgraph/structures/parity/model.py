@@ -351,7 +351,8 @@ class ParityModel(Structure):
         unary, syndrome = self.unary, self.syndrome
         factors: list[Factor | FactorBlock] = []
         turn = torch.tensor([[0, 1], [1, 0]])
-        for check, row in enumerate(self.checks.rows if syndrome is not None else ()):
+        rows: list[list[int]] = self.checks.rows if syndrome is not None else []
+        for check, row in enumerate(rows):
             assert syndrome is not None
             seen = syndrome[..., check : check + 1]
             seen = seen.expand(*self.batch_shape, 1)
@@ -386,6 +387,9 @@ class ParityModel(Structure):
         """(B or 1, errors, 2) log-potentials and (B, checks) syndromes."""
         count, checks = math.prod(self.batch_shape), self.checks.num_checks
         unary = self.unary.reshape(count, *self.unary.shape[-2:])
+        tracked = unary.requires_grad and torch.is_grad_enabled()
+        if count > 1 and unary.stride(0) == 0 and not tracked:
+            unary = unary[:1]  # the same errors in all items
         if self.syndrome is None:
             return unary, torch.full((count, checks), -1, dtype=torch.int8, device=unary.device)
         return unary, self.syndrome.expand(*self.batch_shape, checks).reshape(count, checks)

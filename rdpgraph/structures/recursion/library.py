@@ -48,6 +48,7 @@ _OF_PARITIES = {
     "gradient": (5, 6, 0, 2),
     "paths": (4, 7, 0, 2),
     "kept": (5, 10, 1, 2),
+    "messages": (8, 4, 1, 3),
 }
 """The same of functions for float64 alone."""
 _UNUSABLE = ".unusable"

@@ -11,7 +11,7 @@
 #include "machine.h"
 #pragma GCC pop_options
 #ifndef CHAIN_FLOAT
-#include "parity.h"
+#include "decode.h"
 #endif
 
 extern "C" {
@@ -151,6 +151,16 @@ void parity_kept(PARITY_GIVEN, const uint64_t* masks, double* out, PARITY_SIZES,
                    : words <= 4 ? kept_states<4>
                                 : kept_states<8>;
   run(p, masks, out, most, seen, replicates, seed, cost, threads);
+}
+
+void parity_messages(const int64_t* starts, const int64_t* bits, const int64_t* columns,
+                     const int64_t* edges, const double* prior, const int8_t* syndrome,
+                     double* posterior, int64_t* iterations, int64_t checks, int64_t count,
+                     int64_t batch, int64_t most, double scale, int product, int serial,
+                     int threads) {
+  const Decode decode{starts, bits, columns, edges, prior, syndrome, posterior, iterations, checks,
+                      count, batch, most, scale, product != 0, serial != 0};
+  by_items<double>(batch, threads, [&](int64_t a, int64_t b) { decode.run(a, b); });
 }
 
 #endif

@@ -1,0 +1,131 @@
+"""Belief propagation on parity checks, compiled, many shots at once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph.errors import ModelError
+from rdpgraph.model.potentials.table import as_values
+from rdpgraph.structures.parity.cosets import checked_syndrome
+from rdpgraph.structures.parity.parities import Parities
+from rdpgraph.structures.recursion import library
+
+_SHARED_WORK = 2**14
+"""Edges times shots below which a second thread costs more than it brings."""
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """The last messages' answers to shots; a shot whose checks are not met is answered too.
+
+    Attributes:
+        errors: (*batch, errors) int64 decisions.
+        log_odds: (*batch, errors) beliefs: log-odds that an error happened.
+        violated: (*batch,) how many checks the decisions leave violated.
+        iterations: (*batch,) how many were made.
+    """
+
+    errors: Tensor
+    log_odds: Tensor
+    violated: Tensor
+    iterations: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MessagesDecoder:
+    """Min-sum or sum-product on sparse parity checks; a shot stops when its syndrome is met.
+
+    Messages are in float64 on the CPU, by compiled code alone, without gradients. Decisions are
+    those that the bits' beliefs favour; an undecided bit counts as an error.
+
+    Args:
+        checks: (checks, errors), as of `ParityModel`.
+        log_odds: (errors,) or one number.
+        iterations: the most for a shot.
+        scale: of min-sum's messages.
+        product: sum-product in place of min-sum.
+        serial: bit after bit, each with the messages of those before, in place of all at once.
+
+    Raises:
+        ModelError: shapes that do not fit, or numbers out of range.
+        UnsupportedError: there is no compiled library.
+
+    Example:
+        >>> ring = MessagesDecoder([[1, 1, 0], [0, 1, 1]], -2.0)
+        >>> ring.decode([[1, 0], [0, 0]])
+        tensor([[1, 0, 0],
+                [0, 0, 0]])
+    """
+
+    checks: Any
+    log_odds: Any
+    iterations: int = 30
+    scale: float = 1.0
+    product: bool = False
+    serial: bool = False
+
+    def __post_init__(self) -> None:
+        parities = Parities.of(self.checks, None)
+        total = len(parities.columns)
+        odds = as_values("MessagesDecoder's log_odds", self.log_odds).double().cpu()
+        if tuple(odds.shape) not in ((), (total,)) or not bool(odds.isfinite().all()):
+            raise ModelError(
+                f"MessagesDecoder of {parities} needs finite log-odds ({total},), or one number; "
+                f"got shape {tuple(odds.shape)}."
+            )
+        if not is_whole(self.iterations, 1) or not is_real(self.scale) or not self.scale > 0:
+            raise ModelError(
+                "MessagesDecoder needs a whole number of iterations >= 1 and a scale above 0; got "
+                f"{self.iterations!r:.40} and {self.scale!r:.40}."
+            )
+        library.require("MessagesDecoder")
+        object.__setattr__(self, "checks", parities)
+        object.__setattr__(self, "log_odds", odds.expand(total).contiguous())
+        edges = [(check, bit) for check, row in enumerate(parities.rows) for bit in row]
+        incident = torch.tensor(edges, dtype=torch.long, device="cpu").reshape(-1, 2)
+        order = torch.argsort(incident[:, 1], stable=True)
+        starts, columns = (
+            torch.cat([torch.zeros(1).long(), part.bincount(minlength=size).cumsum(0)])
+            for part, size in zip(incident.T, (parities.num_checks, total), strict=True)
+        )
+        by_bit = torch.stack([order, incident[order, 0]], 1).contiguous()
+        parts = starts, incident[:, 1].contiguous(), columns, by_bit
+        object.__setattr__(self, "_edges", parts)
+
+    def decode(self, syndrome: Any) -> Tensor:
+        """(*batch, errors) decisions given syndromes (*batch, checks)."""
+        return self.run(syndrome).errors
+
+    def run(self, syndrome: Any) -> Messages:
+        """Decisions, beliefs and violated checks, given syndromes (*batch, checks).
+
+        Raises:
+            EvidenceError: a syndrome of another length, or an erased check.
+        """
+        parities = self.checks
+        given = checked_syndrome(syndrome, parities.num_checks, erased=False)
+        rows, total = given.reshape(-1, parities.num_checks).contiguous(), len(self.log_odds)
+        ratios = torch.empty(len(rows), total, dtype=torch.float64)
+        iterations = torch.zeros(len(rows), dtype=torch.long)
+        parts: tuple[Tensor, ...] = vars(self)["_edges"]
+        prior = -self.log_odds
+        work = len(parts[1]) * len(rows)
+        library.parity_function("messages")(
+            *(part.data_ptr() for part in (*parts, prior, rows, ratios, iterations)),
+            parities.num_checks, total, len(rows), self.iterations, self.scale, int(self.product),
+            int(self.serial), max(1, min(torch.get_num_threads(), work // _SHARED_WORK)),
+        )  # fmt: skip
+        odds = -ratios.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        errors = (ratios <= 0).long()
+        starts, bits = parts[:2]
+        at = torch.repeat_interleave(torch.arange(parities.num_checks), starts.diff())
+        flipped = torch.zeros_like(rows, dtype=torch.long).index_add_(1, at, errors[:, bits])
+        violated = (flipped % 2 != rows).sum(1)
+        batch = given.shape[:-1]
+        return Messages(
+            errors.reshape(*batch, total), odds.reshape(*batch, total), violated.reshape(batch),
+            iterations.reshape(batch),
+        )  # fmt: skip

@@ -1,0 +1,126 @@
+"""Rates of errors learned from syndromes alone, with standard errors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rdpgraph._core.numbers import is_whole
+from rdpgraph.errors import ModelError
+from rdpgraph.structures.parity import sweeps
+from rdpgraph.structures.parity.cosets import checked_syndrome
+from rdpgraph.structures.parity.model import ParityModel
+
+_AT_ONCE = 1 << 13
+"""Distinct syndromes of one gradient, so that memory does not grow with the shots."""
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedRates:
+    """Rates of maximum likelihood.
+
+    Attributes:
+        rates: (groups,) the probability that an odd number of a group's errors happens; of tied
+            errors that of each.
+        standard_errors: (groups,) by the empirical information; +inf where the syndromes say
+            nothing.
+        groups: the errors of each. Those that flip the same checks cannot be told apart, and are
+            one group, unless they are tied.
+        log_likelihood: (shots,) mean log P(s), nats.
+    """
+
+    rates: Tensor
+    standard_errors: Tensor
+    groups: tuple[tuple[int, ...], ...]
+    log_likelihood: float
+
+
+def learn_rates(
+    model: ParityModel, syndromes: Any, *, tied: Sequence[int] | None = None, steps: int = 60
+) -> LearnedRates:
+    """Rates of maximum likelihood, from those of the model on, by L-BFGS on exact gradients.
+
+    Args:
+        model: without a batch; its rates are above 0 and below 1.
+        syndromes: (shots, checks), -1 where a check is erased.
+        tied: (errors,) a number for each error; those of one number have one rate.
+        steps: of L-BFGS, at most.
+
+    Raises:
+        ModelError: rates of 0 or 1, ties of other errors, or no steps.
+        EvidenceError: syndromes of another length.
+
+    Example:
+        >>> bits, draw = [[1, 1, 0], [0, 1, 1]], torch.Generator().manual_seed(0)
+        >>> shots = torch.rand(4000, 3, generator=draw) < torch.tensor([0.05, 0.2, 0.1])
+        >>> syndromes = (shots.long() @ torch.tensor(bits).T) % 2
+        >>> start = ParityModel.from_rates(bits, [0.1, 0.1, 0.1])
+        >>> learned = learn_rates(start, syndromes)
+        >>> ((learned.rates - torch.tensor([0.05, 0.2, 0.1])).abs() < 0.04).all()
+        tensor(True)
+    """
+    odds = (model.unary[..., 1] - model.unary[..., 0]).detach().double()
+    total = len(model.checks.columns)
+    if tuple(odds.shape) != (total,) or not bool(odds.isfinite().all()):
+        raise ModelError(
+            "learn_rates needs a ParityModel without batch dims, of rates above 0 and below 1."
+        )
+    if not is_whole(steps, 1) or (tied is not None and len(tied) != total):
+        raise ModelError(
+            f"learn_rates needs steps >= 1, and ties of {total} errors or none; got {steps!r:.40} "
+            f"and {None if tied is None else len(tied)}."
+        )
+    parities = model.checks
+    groups: dict[Any, list[int]] = {}
+    for at, (checks, _) in enumerate(parities.columns):
+        groups.setdefault(checks if tied is None else tied[at], []).append(at)
+    if tied is None:
+        merged = parities.merged(observables=False)
+        weights = sweeps.linear(model.unary.detach().unsqueeze(0), merged.rounds)[0][0].log()
+        parities, odds = merged.parities, weights[:, 1] - weights[:, 0]
+    label = torch.zeros(len(parities.columns), dtype=torch.long)
+    if tied is None:
+        label = torch.arange(len(groups))
+    else:
+        for number, row in enumerate(groups.values()):
+            label[row] = number
+    start = torch.zeros(len(groups), dtype=torch.float64).index_add_(0, label, odds)
+    values = (start / label.bincount(minlength=len(groups))).requires_grad_()
+    given = checked_syndrome(syndromes, parities.num_checks).reshape(-1, parities.num_checks)
+    rows, counts = given.unique(dim=0, return_counts=True)
+    pieces = list(zip(rows.split(_AT_ONCE), counts.split(_AT_ONCE), strict=True))
+
+    def logs(each: Tensor, part: Tensor) -> Tensor:
+        spread = each[..., label]
+        unary = torch.stack([functional.logsigmoid(-spread), functional.logsigmoid(spread)], -1)
+        unary = unary if unary.ndim == 3 else unary.unsqueeze(0)
+        return sweeps.log_cosets(parities, unary, part, observables=False)[:, 0]
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        value = values.new_zeros(())
+        for part, count in pieces:
+            piece = -(logs(values, part) * count).sum() / len(given)
+            piece.backward()
+            value += piece.detach()
+        return value
+
+    optimiser = torch.optim.LBFGS(
+        [values], max_iter=steps, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
+    )
+    optimiser.step(loss)  # pyright: ignore[reportArgumentType]
+    likelihood = -float(loss())
+    information = torch.zeros(len(groups), len(groups), dtype=torch.float64)
+    for part, count in pieces:
+        each = values.detach().expand(len(part), -1).clone().requires_grad_()
+        (score,) = torch.autograd.grad(logs(each, part).sum(), each)
+        information += (score * count.unsqueeze(1)).T @ score
+    rates = values.detach().sigmoid()
+    seen = information.diagonal() > 0
+    covariance = torch.full_like(rates, torch.inf)
+    covariance[seen] = torch.linalg.pinv(information[seen][:, seen], hermitian=True).diagonal()
+    errors = covariance.clamp(min=0).sqrt() * rates * (1 - rates)
+    return LearnedRates(rates, errors, tuple(map(tuple, groups.values())), likelihood)

@@ -1,0 +1,224 @@
+"""Decoders by enumeration, beside their peers where they are installed, and learned rates."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph import decoding
+from tests.fuzz.parities import drawn
+
+RING = [[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+
+
+def ring(**options):
+    rates = torch.tensor([0.05, 0.1, 0.2, 0.1, 0.3], dtype=torch.float64)
+    return rg.ParityModel.from_rates(RING, rates, observables=[[1, 0, 0, 0, 0]], **options)
+
+
+def test_decisions_are_the_most_probable_and_repeats_are_decoded_alike():
+    model = ring()
+    every = torch.tensor(list(itertools.product((0, 1, -1), repeat=4)))
+    decoded = decoding.CosetDecoder(model).decode_observables(every.repeat(2, 1).reshape(2, 81, 4))
+    chances = model.condition(every).coset_probabilities()
+    torch.testing.assert_close(decoded.confidence[1], chances.amax(1))
+    assert torch.equal(decoded.observables[0, :, 0], chances.argmax(1))
+    few = decoding.CosetDecoder(model, keep=64).decode_observables(every)
+    torch.testing.assert_close(few.confidence, decoded.confidence[0])
+    errors = decoding.CosetDecoder(model).decode(every)
+    assert torch.equal(errors, model.condition(every).mode())
+
+
+def test_an_impossible_shot_is_no_exception():
+    model = rg.ParityModel([[1], [0]], [-1.0], observables=[[1]])
+    decoded = decoding.CosetDecoder(model).decode_observables([[1, 1], [1, 0]])
+    assert decoded.confidence.tolist() == [0, 1]
+    assert decoded.observables.tolist() == [[0], [1]]
+
+
+def test_random_trees_are_decoded_by_sum_product_exactly():
+    rng = np.random.default_rng(0)
+    bits = [[int(rng.integers(at)), at] for at in range(1, 12)]
+    matrix = torch.zeros(11, 12).index_put_(
+        (torch.arange(11).repeat_interleave(2), torch.tensor(bits).flatten()), torch.ones(22)
+    )
+    odds = torch.tensor(rng.normal(size=12))
+    model = rg.ParityModel(matrix, odds, syndrome=torch.tensor(rng.integers(0, 2, (6, 11))))
+    marginals = model.marginals()[..., 1]
+    for serial in (False, True):
+        decoder = decoding.MessagesDecoder(matrix, odds, 60, product=True, serial=serial)
+        # A shot stops when its checks are met: beliefs are exact once messages have gone through.
+        found = decoder.run(model.syndrome)
+        assert (found.violated == 0).all()
+        late = found.iterations >= 11
+        torch.testing.assert_close(found.log_odds[late].sigmoid(), marginals[late])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("product", [False, True])
+@pytest.mark.parametrize("serial", [False, True])
+def test_messages_of_plain_loops(seed, product, serial):
+    rng = np.random.default_rng(seed)
+    matrix = (rng.random((5, 9)) < 0.4).astype(int)
+    odds, syndromes = rng.normal(size=9) - 1, rng.integers(0, 2, (21, 5))
+    options = {"product": product, "serial": serial, "scale": 0.75}
+    found = decoding.MessagesDecoder(matrix, odds, 4, **options).run(syndromes)
+    for at, syndrome in enumerate(syndromes):
+        ratios, count = plain(matrix, -odds, syndrome, 4, **options)
+        np.testing.assert_allclose(-found.log_odds[at], ratios, rtol=1e-9, atol=1e-9)
+        assert found.iterations[at] == count
+        wrong = (matrix @ (ratios <= 0) % 2 != syndrome).sum()
+        assert found.violated[at] == wrong
+
+
+def plain(matrix, prior, syndrome, most, *, product, serial, scale):
+    """Belief propagation by loops."""
+    edges = [(c, v) for c, v in zip(*np.nonzero(matrix), strict=True)]
+    up = {(c, v): prior[v] for c, v in edges}
+    down = dict.fromkeys(edges, 0.0)
+
+    def answer(c, v):
+        others = [up[e] for e in edges if e[0] == c and e[1] != v]
+        turn = (-1) ** syndrome[c]
+        if product:
+            x = np.clip(np.prod(np.tanh(np.array(others) / 2)), -(1 - 2**-53), 1 - 2**-53)
+            return turn * np.log((1 + x) / (1 - x))
+        size = min(map(abs, others), default=np.inf)
+        return turn * scale * size * np.prod([-1 if x <= 0 else 1 for x in others])
+
+    ratios = np.array(prior, dtype=float)
+    count = 0
+    while count < most:
+        count += 1
+        if not serial:
+            down = {edge: answer(*edge) for edge in edges}
+        for v in range(matrix.shape[1]):
+            mine = [edge for edge in edges if edge[1] == v]
+            if serial:
+                down.update({edge: answer(*edge) for edge in mine})
+            ratios[v] = prior[v] + sum(down[edge] for edge in mine)
+            for edge in mine:
+                up[edge] = prior[v] + sum(down[other] for other in mine if other != edge)
+        if (matrix @ (ratios <= 0) % 2 == syndrome).all():
+            break
+    return ratios, count
+
+
+def test_messages_decide_as_ldpc_does():
+    ldpc = pytest.importorskip("ldpc", reason="ldpc is the peer")
+    scipy = pytest.importorskip("scipy.sparse")
+    rng = np.random.default_rng(1)
+    matrix = scipy.csr_matrix((rng.random((20, 40)) < 0.1).astype(np.uint8))
+    rates = rng.uniform(0.01, 0.2, 40)
+    shots = (rng.random((100, 40)) < rates).astype(np.uint8)
+    syndromes = (matrix @ shots.T % 2).T.astype(np.uint8)
+    for schedule in ("parallel", "serial"):
+        theirs = ldpc.BpDecoder(
+            matrix, error_channel=list(rates), max_iter=20, bp_method="minimum_sum",
+            ms_scaling_factor=0.9, schedule=schedule,
+        )  # fmt: skip
+        ours = decoding.MessagesDecoder(
+            matrix, torch.tensor(rates).logit(), 20, scale=0.9, serial=schedule == "serial"
+        )
+        wanted = np.stack([theirs.decode(row).copy() for row in syndromes])
+        assert (ours.decode(syndromes).numpy() == wanted).all(1).mean() > 0.98
+
+
+def test_sinter_collects_with_it():
+    sinter = pytest.importorskip("sinter", reason="sinter calls the decoder")
+    stim = pytest.importorskip("stim")
+    circuit = stim.Circuit.generated(
+        "repetition_code:memory", distance=3, rounds=2, before_round_data_depolarization=0.05
+    )
+    again = pickle.loads(pickle.dumps(decoding.SinterDecoder(keep=50)))
+    assert isinstance(again, sinter.Decoder)
+    dem = circuit.detector_error_model()
+    packed, actual, _ = dem.compile_sampler(seed=3).sample(300, bit_packed=True)
+    exact = decoding.SinterDecoder().compile_decoder_for_dem(dem=dem)
+    decided = exact.decode_shots_bit_packed(bit_packed_detection_event_data=packed)
+    assert decided.shape == actual.shape
+    assert (decided != actual).mean() < 0.1
+    few = again.compile_decoder_for_dem(dem=dem)
+    assert np.array_equal(
+        few.decode_shots_bit_packed(bit_packed_detection_event_data=packed), decided
+    )
+
+
+def syndromes_of(model, shots, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return model.syndrome_of(model.sample(shots, generator))[0]
+
+
+def test_rates_are_learned_and_what_cannot_be_told_apart_is_one():
+    rates = torch.tensor([0.02, 0.04, 0.1, 0.06, 0.03, 0.05], dtype=torch.float64)
+    matrix = torch.tensor(RING)
+    matrix = torch.cat([matrix, matrix[:, :1]], 1)  # the last flips what the first does
+    truth = rg.ParityModel.from_rates(matrix, rates)
+    start = rg.ParityModel.from_rates(matrix, torch.full((6,), 0.05, dtype=torch.float64))
+    learned = decoding.learn_rates(start, syndromes_of(truth, 20_000))
+    assert learned.groups == ((0, 5), (1,), (2,), (3,), (4,))
+    wanted = rates[:5].clone()
+    wanted[0] = 0.02 * 0.95 + 0.05 * 0.98
+    assert ((learned.rates - wanted).abs() < 4 * learned.standard_errors).all()
+    tied = decoding.learn_rates(start, syndromes_of(truth, 2000), tied=[0, 1, 1, 1, 1, 0])
+    assert len(tied.rates) == 2
+    given = syndromes_of(truth, 2000)
+    assert tied.log_likelihood >= start.condition(given).log_partition().mean() - 1e-9
+
+
+@pytest.mark.long
+def test_rates_of_a_repetition_code_are_recovered():
+    stim = pytest.importorskip("stim", reason="stim writes the circuit")
+    circuit = stim.Circuit.generated(
+        "repetition_code:memory", distance=5, rounds=5, after_clifford_depolarization=0.01,
+        before_measure_flip_probability=0.01, before_round_data_depolarization=0.01,
+    )  # fmt: skip
+    nominal = rg.ParityModel.from_dem(circuit.detector_error_model())
+    factor = torch.randn(len(nominal.checks.columns), generator=torch.Generator().manual_seed(0))
+    rates = (nominal.unary[:, 1].exp() * (0.5 * factor).exp()).clamp(max=0.2)
+    truth = rg.ParityModel(nominal.checks, rates.logit())
+    learned = decoding.learn_rates(nominal, syndromes_of(truth, 100_000))
+    wanted = torch.stack([
+        (1 - (1 - 2 * rates[list(group)]).prod()) / 2 for group in learned.groups
+    ])  # fmt: skip
+    scores = (learned.rates - wanted) / learned.standard_errors
+    assert scores.square().mean().sqrt() < 1.3
+    assert scores.abs().max() < 4
+
+
+BAD = {
+    "a model with a batch": lambda: decoding.CosetDecoder(ring(syndrome=[[0, 0, 0, 0]] * 2)),
+    "no model": lambda: decoding.CosetDecoder(RING),
+    "a syndrome of another length": lambda: decoding.CosetDecoder(ring()).decode_observables(
+        [[1, 0]]
+    ),
+    "no iterations": lambda: decoding.MessagesDecoder(RING, -1.0, 0),
+    "log-odds of other errors": lambda: decoding.MessagesDecoder(RING, [-1.0, 1.0]),
+    "an erased check": lambda: decoding.MessagesDecoder(RING, -1.0).run([1, 0, -1, 0]),
+    "rates of zero": lambda: decoding.learn_rates(
+        rg.ParityModel.from_rates(RING, [0.0] * 5), [[0, 0, 0, 0]]
+    ),
+    "ties of other errors": lambda: decoding.learn_rates(ring(), [[0, 0, 0, 0]], tied=[1]),
+    "none kept": lambda: decoding.CosetDecoder(ring(), keep=0),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_errors_are_one_line(what):
+    with pytest.raises(rg.errors.RdpgraphError) as caught:
+        BAD[what]()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_models_decode(seed):
+    model = drawn(np.random.default_rng(100 + seed))
+    if model.unary.ndim == 2:
+        found = decoding.CosetDecoder(model).decode_observables(
+            torch.zeros(3, model.checks.num_checks, dtype=torch.long)
+        )
+        assert found.observables.shape == (3, model.checks.num_observables)
