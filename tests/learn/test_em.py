@@ -117,6 +117,17 @@ def test_batches_equal_the_whole():
         assert other.history == pytest.approx(whole.history)
 
 
+def test_the_model_sees_no_more_rows_than_a_batch_has():
+    seen = []
+
+    def watched(values, rows):
+        seen.append(len(rows))
+        return network(values, rows)
+
+    EM(watched, start(), limit=1, batch_size=12).fit(rows_with_gaps())
+    assert seen == [12, 12, 6] * 2
+
+
 def test_a_weight_is_a_row_that_stands_there_repeatedly():
     rows = rows_with_gaps(8)
     weights = torch.arange(8)

