@@ -1,6 +1,7 @@
 """Models, evidence and results in files, and models of other libraries as objects."""
 
 from rdpgraph.io.bif import format_bif, parse_bif, read_bif, write_bif
+from rdpgraph.io.dimacs import format_dimacs, parse_dimacs
 from rdpgraph.io.evidence import (
     format_map,
     format_mar,
@@ -24,6 +25,7 @@ __all__ = [
     "FileFormat",
     "draw",
     "format_bif",
+    "format_dimacs",
     "format_map",
     "format_mar",
     "format_mmap",
@@ -33,6 +35,7 @@ __all__ = [
     "from_pgmpy",
     "from_pyagrum",
     "parse_bif",
+    "parse_dimacs",
     "parse_evidence",
     "parse_query",
     "parse_uai",

@@ -11,6 +11,7 @@ import torch
 
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.bif import format_bif, parse_bif
+from rdpgraph.io.dimacs import format_dimacs, parse_dimacs
 from rdpgraph.io.tables import require_graph
 from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
 from rdpgraph.io.toulbar import format_cfn, format_wcsp, parse_cfn, parse_wcsp
@@ -156,12 +157,13 @@ for _suffix in (".xmlbif", ".bifxml", ".xml"):
     FORMATS.add(FileFormat(_suffix, parse_xmlbif, format_xmlbif))
 FORMATS.add(FileFormat(".wcsp", parse_wcsp, format_wcsp))
 FORMATS.add(FileFormat(".cfn", parse_cfn, format_cfn))
+FORMATS.add(FileFormat(".cnf", parse_dimacs, format_dimacs, ("p",)))
 
 
 def read(
     path: PathLike, *, dtype: torch.dtype = torch.float64, limit: int = LIMIT, wait: float = WAIT
 ) -> FactorGraph:
-    """The model of a file: UAI, BIF or a registered `FileFormat`, plain or gzipped.
+    """The model of a file: UAI, BIF, DIMACS or a registered `FileFormat`, plain or gzipped.
 
     Args:
         path: a file that ends in ``.uai``, ``.bif``, ``.xmlbif``, ``.wcsp`` or ``.cfn``, with
@@ -180,14 +182,15 @@ def read(
     data = read_bytes(path, limit=limit, wait=wait)
     known = FORMATS.find(source, _first_word(data).lower())
     if known is None:
-        fail(source, "expected a UAI file (MARKOV or BAYES first) or a BIF file; got neither.")
+        fail(source, "expected a UAI (MARKOV or BAYES first), BIF or DIMACS file; got neither.")
     return known.parse(data, source=source, dtype=dtype)
 
 
 def write(graph: FactorGraph, path: PathLike) -> None:
-    """Write a model in the format that the file's name says: ``.uai``, ``.bif``, maybe ``.gz``.
+    """Write a model in the format that the file's name says: ``.uai``, ``.bif`` or ``.cnf``.
 
-    A Bayesian network becomes a UAI file of kind ``BAYES``, any other graph one of ``MARKOV``.
+    With ``.gz`` behind it is compressed. A Bayesian network becomes a UAI file of kind ``BAYES``,
+    any other graph one of ``MARKOV``.
 
     Raises:
         UnsupportedError: another name, or a model that the format cannot hold.

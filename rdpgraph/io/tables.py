@@ -46,12 +46,13 @@ def factor_tables(graph: FactorGraph) -> Iterator[tuple[tuple[Variable, ...], Ar
     Raises:
         UnsupportedError: the graph is batched, or holds evidence.
     """
-    _refuse_several(graph)
+    refuse_several(graph)
     for factor in graph.factors():
         yield factor.variables, _written(factor.potential.table(len(factor.variables)))
 
 
-def _refuse_several(graph: FactorGraph) -> None:
+def refuse_several(graph: FactorGraph) -> None:
+    """Raise an `UnsupportedError` where a graph is a batch, or holds evidence."""
     refuse_evidence(graph)
     if graph.batch_shape:
         raise UnsupportedError(
@@ -122,7 +123,7 @@ def conditional_tables(graph: FactorGraph) -> list[Conditional]:
     Raises:
         UnsupportedError: the graph is batched, holds evidence, or is no Bayesian network.
     """
-    _refuse_several(graph)
+    refuse_several(graph)
     try:
         network = Network.read(graph.domain, graph.blocks)
     except UnsupportedError as error:
