@@ -39,8 +39,8 @@ def table(title: str, rows: Iterable[tuple[str, str]], below: str = "") -> str:
     )
     return (
         f'<div style="{_BOX}"><div style="font-weight:600;max-width:60em">{_text(title, 400)}</div>'
-        f'<table style="border:none;border-collapse:collapse;font:inherit;color:inherit">{body}</table>'
-        f"{below}</div>"
+        f'<table style="border:none;border-collapse:collapse;font:inherit;color:inherit">{body}'
+        f"</table>{below}</div>"
     )
 
 
