@@ -69,7 +69,11 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "min_reported_time": 60,
     "copyfile_regex": r".*\.bif",
+    "first_notebook_cell": "%matplotlib inline\n%pip install --quiet 'rdpgraph[draw]'",
 }
+# Where the workflow that builds these pages leaves the notebooks of the gallery.
+REPOSITORY = os.environ.get("GITHUB_REPOSITORY")
+COLAB = "`Open in Colab <https://colab.research.google.com/github/{}/blob/notebooks/{}.ipynb>`__"
 
 LITERAL_OR_MARK = re.compile(r"(``.*?``|`[^`]*`)|(\*(?=\w)|\|)")
 
@@ -108,7 +112,12 @@ SUMMARY = """```{{eval-rst}}
 
 
 def arrange(app: Sphinx, page: str, source: list[str]) -> None:
-    """Begin pages of the reference with a table of their names; end blocks without a blank line."""
+    """Begin pages of the reference with a table of their names; end blocks without a blank line.
+
+    Pages of the gallery end with a link to their notebook.
+    """
+    if REPOSITORY and page.startswith("gallery/plot_"):
+        source[0] += f"\n{COLAB.format(REPOSITORY, page.removeprefix('gallery/'))}\n"
     text = CLOSING.sub(r"\1\2", source[0])
     names = list[str]()
     for kind, name in DIRECTIVE.findall(text) if page.startswith("api/") else ():

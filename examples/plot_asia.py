@@ -14,7 +14,8 @@ import matplotlib.pyplot as plt
 
 import rdpgraph as rg
 
-asia = rg.read(Path(sys.argv[0]).with_name("asia.bif"))  # the file beside this script
+path = Path(sys.argv[0]).with_name("asia.bif")  # beside this script, or this notebook
+asia = rg.read(path if path.exists() else "asia.bif")
 print(asia)
 
 # %%

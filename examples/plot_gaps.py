@@ -15,7 +15,8 @@ import torch
 import rdpgraph as rg
 from rdpgraph.learn import BayesianNetwork
 
-truth = rg.read(Path(sys.argv[0]).with_name("asia.bif"))  # the file beside this script
+path = Path(sys.argv[0]).with_name("asia.bif")  # beside this script, or this notebook
+truth = rg.read(path if path.exists() else "asia.bif")
 generator = torch.Generator().manual_seed(0)
 edges = [(parent.name, x.name) for x in truth.variables for parent in truth.parents(x)]
 states = {x.name: x.states for x in truth.variables}
