@@ -72,6 +72,7 @@ class HiddenStates(Arguments, ABC):
         """Log-values that a step takes."""
         return self.states
 
+    @torch.inference_mode(mode=False)
     def fit(self, X: Any, lengths: Any = None, *, generator: torch.Generator | None = None) -> Self:
         """Fit by expectation maximisation: the best of some starts.
 
@@ -134,7 +135,7 @@ class HiddenStates(Arguments, ABC):
 
     def structure(self, X: Any, lengths: Any = None) -> Any:
         """The `Chain` or `SemiMarkov` of all sequences, (B,), padded; its log Z is their score."""
-        sequences = sequences_of(X, lengths)
+        sequences = self._read(X, lengths)
         places = [0] * len(sequences)
         return self._of(as_rows(sequences, places, sum(map(len, sequences))))
 
@@ -164,7 +165,13 @@ class HiddenStates(Arguments, ABC):
         return torch.cat(self._each(X, lengths, self._marginals))
 
     def sample(self, steps: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """(steps, columns) a sequence, and (steps,) its states."""
+        """(steps, columns) a sequence, and (steps,) its states.
+
+        Raises:
+            ModelError: a number of steps that is none.
+        """
+        if not is_whole(steps):
+            raise ModelError(f"sample needs a number of steps; got {steps!r:.80}.")
         rows = {
             "observed": torch.full((1, steps, 1), math.nan, dtype=torch.float64),
             "lengths": torch.tensor([steps]),
@@ -208,13 +215,26 @@ class HiddenStates(Arguments, ABC):
             f"{type(self).__name__} is not fitted: call fit(X, lengths), or give all tables."
         )
 
+    def _read(self, X: Any, lengths: Any) -> list[Tensor]:
+        """Sequences that the emission takes.
+
+        Raises:
+            EvidenceError: others.
+        """
+        sequences, emission = sequences_of(X, lengths), self.emission_
+        try:
+            emission.blank(self.states, torch.cat(sequences))
+        except ModelError as error:
+            raise EvidenceError(f"X does not fit the tables: {error}") from None
+        return sequences
+
     def _of(self, rows: Rows) -> Any:
         values = {name: own.value(rows) for name, own in self._fitted().items()}
         return self._model(values, rows)
 
     def _each(self, X: Any, lengths: Any, ask: Callable[[Any], Tensor]) -> list[Tensor]:
         """Answers for each sequence, of its steps where they are of steps."""
-        sequences = sequences_of(X, lengths)
+        sequences = self._read(X, lengths)
         answers: list[Tensor] = [torch.empty(0)] * len(sequences)
         for rows, numbers in batches_of(sequences, self._width, self._cells):
             for number, answer in zip(numbers, ask(self._of(rows)), strict=True):

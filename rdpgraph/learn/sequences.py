@@ -1,7 +1,7 @@
 """Sequences of observations, as users give them, in batches of similar lengths."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,8 @@ def sequences_of(given: Any, lengths: Any = None) -> list[Tensor]:
     matrix = _matrix(given)
     if lengths is None:
         return [matrix]
-    sizes: list[Any] = lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
+    sizes: Any = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+    sizes = list(sizes) if isinstance(sizes, Iterable) else [sizes]
     if not all(is_whole(size) for size in sizes) or sum(sizes) != len(matrix):
         raise EvidenceError(
             f"Lengths of sequences add up to the {len(matrix)} steps of X; got {sizes!r:.80}."

@@ -465,6 +465,8 @@ def test_fitted_models_are_copied(copied) -> None:
         (lambda m, x: m.set_params(rank=0).fit(x), ModelError, "rank, at least 1"),
         (lambda m, x: m.set_params(rank=2, sticky=1.0).fit(x), ModelError, "no sticky prior"),
         (lambda m, x: m.fit(x, [3, 3]), EvidenceError, "add up to the 5 steps"),
+        (lambda m, x: m.fit(x, 4), EvidenceError, "add up to the 5 steps"),
+        (lambda m, x: m.set_params(limit=1).fit(x).sample(2.5), ModelError, "number of steps"),
         (lambda m, x: m.fit(x[:0]), EvidenceError, "no step"),
         (lambda m, x: m.fit(x / 0), EvidenceError, "holds an infinity"),
         (lambda m, x: m.fit([x, torch.zeros(3, 2)]), EvidenceError, r"columns; got \[1, 2\]"),
@@ -491,3 +493,37 @@ def test_a_sequence_of_probability_zero_is_named() -> None:
     model = learn.HMM(2, learn.Categorical(2, table), transition=stay)
     with pytest.raises(ImpossibleEvidenceError, match="sequence 1 probability zero"):
         model.fit([[0.0], [0.0], [0.0], [1.0], [0.0], [0.0], [0.0]], [2, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("emission", "given", "asked", "match"),
+    [
+        (learn.Gaussian(), [[0.0, 1.0], [2.0, 0.5], [1.0, 3.0]], [[0.0]], r"\(2, 1\).*\(2, 2\)"),
+        (learn.Poisson(), [[0.0, 1.0], [2.0, 3.0], [2.0, 1.0]], [[0.0]], r"\(2, 1\).*\(2, 2\)"),
+        (learn.Poisson(), [0.0, 1.0, 4.0], [0.0, 1.5], "got 1.5"),
+        (learn.Categorical(2), [0.0, 1.0, 0.0], [0.0, 5.0], "0 to 1 .*got 5"),
+    ],
+)
+def test_questions_check_their_data(emission, given, asked, match: str) -> None:
+    model = learn.HMM(2, emission, limit=0).fit(torch.tensor(given))
+    for ask in (model.score, model.predict, model.predict_proba, model.structure):
+        with pytest.raises(EvidenceError, match=match):
+            ask(torch.tensor(asked))
+
+
+def test_sequences_may_be_empty() -> None:
+    data = steps(12, 2)
+    for model in (learn.HMM(2, learn.Gaussian()), learn.HSMM(2, learn.Gaussian(), 3)):
+        model.set_params(limit=2).fit(data, [5, 0, 7])
+        assert model.predict(data, [5, 0, 7]).shape == (12,)
+        assert model.score(data, [5, 0, 7]) == pytest.approx(model.score(data, [5, 7]))
+        assert model.score(data[:0]) == 0.0
+        assert model.sample(0)[0].shape == (0, 2)
+
+
+def test_modes_of_torch_change_nothing() -> None:
+    data = steps(12, 2)
+    score = learn.HMM(2, learn.Gaussian(), limit=2).fit(data).score(data)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert learn.HMM(2, learn.Gaussian(), limit=2).fit(data + 0).score(data) == score
