@@ -182,7 +182,7 @@ def read(
     data = read_bytes(path, limit=limit, wait=wait)
     known = FORMATS.find(source, _first_word(data).lower())
     if known is None:
-        fail(source, "expected a UAI (MARKOV or BAYES first), BIF or DIMACS file; got neither.")
+        fail(source, "expected a UAI file (MARKOV or BAYES first), BIF or DIMACS; got neither.")
     return known.parse(data, source=source, dtype=dtype)
 
 

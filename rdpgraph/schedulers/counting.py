@@ -41,7 +41,7 @@ class Counting(Scheduler):
     `Xor`, `Cardinality` and other automata are clauses without their tables.
 
     Log Z of one row of evidence is the answer of a counter (pyganak), unless a circuit is compiled
-    in a tenth of the time: it branches, propagates, learns clauses and keeps the counts of
+    in a fifth of the time: it branches, propagates, learns clauses and keeps the counts of
     components that it meets again, with 128 bits for weights. It runs in a process of its own,
     which the clock or its memory ends. All else needs a circuit: the same search without learning,
     all of whose branches are kept. It is compiled once for a set of clauses, whatever their

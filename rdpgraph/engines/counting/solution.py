@@ -22,7 +22,7 @@ from rdpgraph.plan.clock import Allowance
 _CELLS = 1 << 24
 """Values of nodes that are held at a time, where many rows of weights are asked about."""
 
-_AT_ONCE = 0.1
+_AT_ONCE = 0.2
 """The part of the time in which a circuit is compiled before log Z is counted."""
 
 _SUMS = (
