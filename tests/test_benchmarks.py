@@ -58,6 +58,9 @@ RUNS = {
     "bnlearn": Tiny(f"--ours {FOLDER.parents[1] / 'examples' / 'asia.bif'}"),
     "budgets": Tiny("--task PR --method auto", shrunk=grids),
     "chain": Tiny("--batch 1 --states 4 --memory 1e8", {"STEPS": 5, "LONG": (20, 3)}),
+    "counting": Tiny(
+        "--seconds 5", {"SIZES": ((6, 1.0),), "SEEDS": 1, "ROWS": 3}, needs="pysdd"
+    ),
     "crf": Tiny("--seconds 0.001 --beside", {"SIZES": [(1, 4, 3)] * 4}, needs="torchcrf"),
     "dense": Tiny("--count 1 --seconds 0.3"),
     "dependencies": Tiny("", {"BATCH": 1, "WORDS": (3, 5)}),
