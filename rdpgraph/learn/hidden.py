@@ -129,6 +129,11 @@ class HiddenStates(Arguments, ABC):
         return self._fitted()["emission"]
 
     @property
+    def em_(self) -> EM:
+        """The `EM` of its parameters, from which `learn.load` knows their kinds."""
+        return EM(self._model, self._fitted())
+
+    @property
     def start_(self) -> Tensor:
         """(states,) log-probabilities of the first state."""
         return self._fitted()["start"].value(None)

@@ -454,6 +454,17 @@ def test_fitted_models_are_copied(copied) -> None:
     assert copied(model).score(data, lengths) == model.score(data, lengths)
 
 
+@pytest.mark.parametrize("name", ["mixture", "product", "density"])
+def test_fits_are_saved(name: str, tmp_path) -> None:
+    pytest.importorskip("safetensors")
+    data, lengths = observed(name)
+    model = learn.HMM(2, EMISSIONS[name](), limit=3).fit(data, lengths)
+    learn.save(model.fit_, tmp_path / "fit.safetensors")
+    other = learn.HMM(2, EMISSIONS[name](), limit=0).fit(data, lengths)
+    other.fit_ = learn.load(other.em_, tmp_path / "fit.safetensors")
+    assert other.score(data, lengths) == model.score(data, lengths)
+
+
 @pytest.mark.parametrize(
     ("ask", "kind", "match"),
     [
