@@ -7,6 +7,7 @@ each structure, relaxed draws, estimates with their errors, and moves of a searc
 
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.estimate.control import ControlledEstimate
+from rdpgraph.estimate.feature_errors import PartitionError
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.model.potentials.features import FeatureError
 from rdpgraph.query.answers import Assignment, Bounds, JointTable, StateValues
@@ -31,6 +32,7 @@ __all__ = [
     "KBestSegmentations",
     "KBestTrees",
     "Move",
+    "PartitionError",
     "RelaxedStates",
     "Replicates",
     "StateValues",

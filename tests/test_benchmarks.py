@@ -66,6 +66,7 @@ RUNS = {
     "dependencies": Tiny("", {"BATCH": 1, "WORDS": (3, 5)}),
     "distributed": Tiny("--side 4 --sweeps 2 --repeats 1 --rounds 1"),
     "evidence": Tiny("--repeats 1 --side 9"),
+    "features": Tiny("--draws 4 --cases 1"),
     "hidden": Tiny(
         "--steps 2 --rounds 1", {"SIZES": ((2, 20),), "SEQUENCES": 3}, needs="hmmlearn"
     ),

@@ -12,9 +12,11 @@ from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.engines.solution import Question, Solution, Value
 from rdpgraph.errors import BudgetError, ModelError
-from rdpgraph.estimate.estimator import Estimator, Model, Problem, Setting
+from rdpgraph.estimate.estimator import Estimator, Lift, Model, Problem, Setting
+from rdpgraph.estimate.feature_errors import PartitionError, partition_error
 from rdpgraph.estimate.proposals import LocalGlobal, Proposal, Scores, SoftmaxGlobal, mixed
 from rdpgraph.estimate.redrawn import Inexact, Lifted
+from rdpgraph.estimate.replicates import Averaging
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
@@ -150,10 +152,14 @@ class LowRankFactors(Estimator):
         features: how many random features for each `Bilinear` factor; needed where there is one.
         orthogonal: as for `RandomFeatures`.
         shared: one map for all factors.
+        replicates: how many independent draws of the features, solved together and averaged in Z;
+            two and more give a standard error. Marginals and samples are those of the replicates
+            in proportion to their Z; the mode, the entropy and joints of rewritten factors are
+            refused, as an average of models has no shortcut to them.
 
     Raises:
-        ModelError: fewer than one feature; or, without ``shared``, a structure with several factors
-            that takes one low-rank potential for all.
+        ModelError: fewer than one feature or replicate; or, without ``shared``, a structure with
+            several factors that takes one low-rank potential for all.
 
     Source: Chiu 2021, "Random Fourier features for scaling MRFs", sections 3 to 5.
     """
@@ -161,10 +167,13 @@ class LowRankFactors(Estimator):
     features: int | None = None
     orthogonal: bool = True
     shared: bool = False
+    replicates: int = 1
 
     def __post_init__(self) -> None:
         if self.features is not None and not is_whole(self.features, 1):
             raise ModelError(f"LowRankFactors needs features >= 1; got {self.features!r:.80}.")
+        if not is_whole(self.replicates, 1):
+            raise ModelError(f"LowRankFactors needs replicates >= 1; got {self.replicates!r:.80}.")
 
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
@@ -177,7 +186,47 @@ class LowRankFactors(Estimator):
         rewritten = _with_ranks(plain)
         if rewritten is model:
             return Problem(model)
-        return Problem(rewritten, AddedVariables(plain, rewritten, solve, exact))
+        return self._problem(rewritten, AddedVariables(plain, rewritten, solve, exact), exact=exact)
+
+    def _problem(self, model: Model, lift: Lift, *, exact: bool) -> Problem:
+        if exact or self.replicates == 1:
+            return Problem(model, lift)
+        return Problem(model, Averaging(lift, self.replicates))
+
+    def predicted_error(
+        self,
+        model: Model,
+        *,
+        solve: Callable[[Model], Any],
+        samples: int = 1000,
+        generator: torch.Generator | None = None,
+    ) -> PartitionError:
+        """Bias and deviation of log Z under one draw of the features, before any is drawn.
+
+        With independent maps the second moment of Z^ is the Z of two copies of the model, joined
+        by every factor: where that fits, on chains, trees and graphs of few states, it is summed
+        exactly. Elsewhere it is an average over pairs of draws from the model, of the product over
+        factors of ``1 + (exp(s . s') - 1) / d`` with s = x + y of the two states of a factor. Both
+        are about independent features; orthogonal ones err less. With one map for all factors it
+        is what an expansion to order 1 / d says. R replicates divide the variance by R.
+
+        Args:
+            model: to be solved exactly, or with samples: a smaller one stands for a larger.
+            solve: `rdpgraph.infer`.
+            samples: pairs of draws.
+            generator: their randomness.
+
+        Raises:
+            ModelError: no number of features, or a structure without a `factor_graph`.
+
+        Source: "Random Fourier features for scaling MRFs", sections 2.2 and 4.2, left open there.
+        """
+        if self.features is None:
+            raise ModelError("predicted_error needs LowRankFactors(features=...).")
+        return partition_error(
+            model, self.features, shared=self.shared, samples=samples, solve=solve,
+            generator=generator,
+        )  # fmt: skip
 
     def _structure(self, model: Structure, generator: torch.Generator | None) -> Problem:
         """A structure with low-rank potentials instead of bilinear ones.
@@ -188,15 +237,22 @@ class LowRankFactors(Estimator):
         for part in fields(model) if is_dataclass(model) else ():
             value = getattr(model, part.name)
             if isinstance(value, Bilinear):
-                lead, steps = value.lead(2), ()
+                lead, steps, apart = value.lead(2), (), 0
                 if part.metadata.get("dims") == 3:
                     apart = max(model.unary.shape[-1 - getattr(model, "site_dims", 1)] - 1, 1)
                     steps = lead[-1:] if math.prod(lead) > 1 else (apart,)
-                changed[part.name] = self._low_rank(value, steps, generator)
+                low = self._low_rank(value, steps, len(model.batch_shape), generator)
+                if self.replicates > 1 and self.shared and apart:  # a step for each in a batch
+                    sides = (low.log_left, low.log_right)
+                    lead = (*low.lead(2)[:-1], apart)
+                    low = LowRank(*(side.expand(*lead, -1, -1) for side in sides))
+                changed[part.name] = low
         if not changed:
             return Problem(model)
         try:
-            return Problem(replace(model, **changed), Inexact)
+            if self.replicates > 1:
+                changed["unary"] = model.unary.expand(self.replicates, *model.unary.shape)
+            return self._problem(replace(model, **changed), Inexact, exact=False)
         except ModelError:
             if self.shared:
                 raise
@@ -207,17 +263,24 @@ class LowRankFactors(Estimator):
             ) from None
 
     def _low_rank(
-        self, potential: Bilinear, maps: tuple[int, ...], generator: torch.Generator | None
+        self,
+        potential: Bilinear,
+        maps: tuple[int, ...],
+        batch: int,
+        generator: torch.Generator | None,
     ) -> LowRank:
+        """The features of a potential: a map for each of ``maps``, dims after those of a batch."""
         if self.features is None:
             raise ModelError(
                 "LowRankFactors needs a number of features for a Bilinear potential; give "
                 "LowRankFactors(features=...)."
             )
+        each = () if self.shared or math.prod(maps) == 1 else maps
+        if self.replicates > 1:
+            each = self.replicates, *(1,) * batch, *(each or (1,) * len(maps))
         drawn = RandomFeatures(
-            potential.left.shape[-1], self.features, orthogonal=self.orthogonal,
-            maps=() if self.shared or math.prod(maps) == 1 else maps, generator=generator,
-            dtype=potential.dtype,
+            potential.left.shape[-1], self.features, orthogonal=self.orthogonal, maps=each,
+            generator=generator, dtype=potential.dtype,
         )  # fmt: skip
         return drawn.low_rank(potential.left, potential.right)
 
@@ -227,7 +290,7 @@ class LowRankFactors(Estimator):
         for block in graph.blocks:
             potential = block.select()
             if isinstance(potential, Bilinear):
-                low = self._low_rank(potential, (block.count,), generator)
+                low = self._low_rank(potential, (block.count,), len(graph.batch_shape), generator)
                 block = Block(block.scopes, low, low.lead(2)[-1:], None, block.declared)
             blocks.append(block)
         return FactorGraph.from_blocks(graph.domain, blocks, graph.observed)

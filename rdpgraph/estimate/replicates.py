@@ -15,6 +15,7 @@ from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.estimate.estimator import Model, Supports, restricted
 from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.restriction import Support
 from rdpgraph.structures.draws import uniform
 
@@ -181,6 +182,100 @@ def taken(drawn: Tensor, chosen: Tensor) -> Tensor:
     index = draws_before(chosen) * drawn.shape[1] + chosen
     index = index.reshape(*index.shape, *(1,) * (drawn.ndim - 1 - index.ndim))
     return drawn.flatten(0, 1).take_along_dim(index, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Averaging:
+    """The lift from replicates of a rewritten model to their average, after the lift of each."""
+
+    lift: Callable[[Solution], Solution]
+    count: int
+
+    def __call__(self, solution: Solution) -> Solution:
+        """Solution of all replicates together."""
+        return Averaged(self.lift(solution), self.count)
+
+
+@dataclass(frozen=True, eq=False)
+class Averaged(Solution):
+    """Answers of replicates of a model together, each in proportion to its Z.
+
+    Attributes:
+        inner: the solution of all replicates, (replicates * B).
+        count: how many replicates there are.
+    """
+
+    inner: Solution
+    count: int
+
+    def _split(self, values: Tensor, dim: int = 0) -> Tensor:
+        return values.unflatten(dim, (self.count, -1))
+
+    @differentiable_property
+    def replicates(self) -> Replicates:
+        """The estimates of Z."""
+        return Replicates(self._split(self.inner.log_partition()))
+
+    def status(self) -> Status:
+        """Neither exact nor unbiased, with the error that the replicates show."""
+        return self.replicates.described(self.inner.status())
+
+    def log_partition(self) -> Tensor:
+        return self.replicates.log_partition
+
+    def log_partitions(self) -> Tensor:
+        return self.replicates.log_partitions
+
+    def log_partition_errors(self) -> Tensor:
+        """(B,) by the replicates."""
+        return self.replicates.standard_error
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,) by Student's t."""
+        return self.replicates.interval(confidence)
+
+    def variable_marginals(self) -> Tensor:
+        return self.replicates.mean(self._split(self.inner.variable_marginals()))
+
+    def check_factor_marginals(self, block: int) -> None:
+        self.inner.check_factor_marginals(block)
+
+    def factor_marginals(self, block: int) -> Tensor:
+        return self.replicates.mean(self._split(self.inner.factor_marginals(block)))
+
+    def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor | None:
+        joint = self.inner.joint(numbers, solve)
+        return None if joint is None else self.replicates.mean(self._split(joint))
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V): a replicate in proportion to its Z, then a configuration of it."""
+        chosen = self.replicates.choose(count, generator)
+        most = int(draws_before(chosen).amax()) + 1 if chosen.numel() else 0
+        drawn = self._split(self.inner.sample(most, generator), 1)
+        return taken(drawn, chosen.to(drawn.device))
+
+    def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
+        chosen = self.replicates.choose(1, generator).unsqueeze(-1)
+        drawn = self._split(self.inner.rsample(temperature, generator))
+        return drawn.take_along_dim(chosen.to(drawn.device), 0)[0]
+
+    def expected_score(self) -> Tensor:
+        raise _no_average("expected score or entropy")
+
+    def max_marginals(self) -> Tensor:
+        raise _no_average("max-marginals")
+
+    def mode(self) -> Tensor:
+        raise _no_average("mode")
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        raise _no_average("marginal mode")
+
+
+def _no_average(answer: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"Replicates of a rewritten model together have no {answer}; take replicates=1, or Exact()."
+    )
 
 
 _SURE = 0.999  # of the interval that a lower bound is above, where the estimate is called low

@@ -127,7 +127,13 @@ class Objective(NamedTuple):
 
     @property
     def elbo(self) -> Tensor:
-        """The lower bound of log p(y): maximise its mean."""
+        """The objective: maximise its mean.
+
+        A lower bound of log p(y), on average over draws with ``straight_through``, where q is over
+        all states or those of `Top`. Of states that are drawn it is an estimate, whose mean may
+        lie above the bound: maximise it, but report a bound by `Top`, or
+        `StructuredVAE.importance_log_likelihood`.
+        """
         return self.words + self.states + self.entropy
 
     @property
@@ -166,7 +172,7 @@ class StructuredVAE(nn.Module):
 
     With an ``estimator`` both terms are computed on a few of the N states of each step, and the
     decoder reads these alone. `Randomized` with `Top` bounds log p(y) from below as all states do;
-    with drawn states it is an estimate of that bound.
+    with drawn states it is an estimate of that bound, and may lie above it on average.
 
     Args:
         encoder: a module called with tokens (B, T) and lengths (B,), which gives r, (B, T, d);

@@ -235,6 +235,23 @@ def test_top_states_bound_the_likelihood_from_below():
     assert bool((bounds.mean(0) - slack < log_likelihoods(vae)).all())
 
 
+def test_drawn_states_are_no_bound():
+    """One state and one draw of four: the mean objective is above the bound, by five errors."""
+    drawn_states = rg.Randomized(rg.randomized.Local(), rg.randomized.TopTail(1, 1))
+    vae = tiny(drawn_states, states=4, seed=3)
+    with torch.no_grad():  # a decoder that q knows little of
+        for parameter in vae.decoder.parameters():
+            parameter.mul_(3)
+    length, many = 3, 20_000
+    joint, log_q = joints(vae, TOKENS[0])
+    bound = float((log_q.exp() * (sum(joint) - log_q)).sum().detach())  # over all sequences
+    found = vae(
+        TOKENS[:1].repeat(many, 1), torch.full((many,), length), straight_through=True,
+        generator=seeded(),
+    ).elbo.detach()  # fmt: skip
+    assert float(found.mean()) - bound > 5 * float(found.std()) / math.sqrt(many)
+
+
 def test_states_that_say_nothing_are_warned_of():
     vae = tiny()
     with torch.no_grad():

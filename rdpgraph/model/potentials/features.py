@@ -145,7 +145,7 @@ class RandomFeatures:
             self._warn(left, right, centred=centred)
         before, after = torch.zeros_like(left[..., :1]), torch.zeros_like(right[..., :1])
         if centred:
-            left, right, before, after = _centred(left, right)
+            left, right, before, after = centred_sides(left, right)
         return LowRank(self.log_features(left) + before, self.log_features(right) + after)
 
     def predicted_error(self, left: Tensor, right: Tensor, *, centred: bool = True) -> FeatureError:
@@ -173,7 +173,7 @@ class RandomFeatures:
     def _predicted(self, left: Tensor, right: Tensor, *, centred: bool) -> FeatureError:
         plain = left @ right.mT
         if centred:
-            left, right, _, _ = _centred(left, right)
+            left, right, _, _ = centred_sides(left, right)
         squares = left.square().sum(-1, keepdim=True) + right.square().sum(-1).unsqueeze(-2)
         squares = (squares + 2 * left @ right.mT).clamp(min=0.0)
         logs = squares + torch.log(-torch.expm1(-squares)) - math.log(self.features)
@@ -205,7 +205,7 @@ class RandomFeatures:
             )
 
 
-def _centred(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def centred_sides(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sides of mean zero and one scale, and the logs (*lead, n, 1) that each side then lacks."""
     middle, other = (side.detach().mean(-2, keepdim=True) for side in (left, right))
     first, second = left - middle, right - other

@@ -1,0 +1,77 @@
+"""Errors of log Z under random features: predicted, and measured over many draws.
+
+python tests/benchmarks/features.py [--draws 2000]
+"""
+
+import argparse
+import warnings
+
+import torch
+
+import rdpgraph as rg
+
+CASES = [  # shape, factors and one, norm |x + y|, features, one map for all
+    ("chain", 5, 1.0, 64, False), ("chain", 20, 1.0, 64, False), ("chain", 80, 1.0, 64, False),
+    ("chain", 20, 1.0, 16, False), ("chain", 20, 1.0, 256, False), ("chain", 20, 0.5, 64, False),
+    ("chain", 20, 1.5, 64, False), ("chain", 20, 1.0, 64, True), ("chain", 20, 1.0, 256, True),
+    ("star", 2, 1.0, 64, False), ("star", 4, 1.0, 64, False), ("star", 8, 1.0, 64, False),
+    ("star", 16, 1.0, 64, False),
+]  # fmt: skip
+
+
+def model(shape, size, norm, states=50, dimension=4):
+    """A chain of ``size`` steps or a star of as many leaves, with |x + y| = norm on average."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(states, dimension, generator=generator, dtype=torch.float64)
+    vectors = vectors * norm / (2 * vectors).norm(dim=1).mean()
+    unary = torch.randn(size, states, generator=generator, dtype=torch.float64)
+    pairs = rg.Bilinear(vectors, vectors)
+    if shape == "chain":
+        return rg.Chain(unary, pairs)
+    hub, leaves = rg.Variable("hub", states), rg.VariableArray("leaf", (size,), states)
+    blocks = rg.FactorBlock((leaves,), rg.Table(unary)), rg.FactorBlock((hub, leaves), pairs)
+    return rg.FactorGraph(list(blocks))
+
+
+def measured(declared, estimator, draws):
+    """The deviation and the bias of log Z over draws, up to 250 at a time."""
+    generator, parts = torch.Generator().manual_seed(2), []
+    for _ in range(max(draws // estimator.replicates, 1)):
+        found = rg.infer(declared, estimator=estimator, generator=generator)
+        parts.append(found.solution.log_partitions().flatten())
+    errors = torch.cat(parts) - rg.infer(declared).log_partition
+    return f"{float(errors.std()):.3f} {float(errors.mean()):+.3f}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--cases", type=int, default=len(CASES))
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", "Random features are useless")
+    print("| model | norm | features | maps | predicted | independent | orthogonal |")
+    print("|---|---|---|---|---|---|---|")
+    for shape, size, norm, features, shared in CASES[: options.cases]:
+        declared = model(shape, size, norm)
+        predicted = rg.LowRankFactors(features, shared=shared).predicted_error(
+            declared, solve=rg.infer, generator=torch.Generator().manual_seed(1)
+        )
+        both = [
+            measured(
+                declared,
+                rg.LowRankFactors(
+                    features, orthogonal=orthogonal, shared=shared,
+                    replicates=min(options.draws, 250),
+                ),
+                options.draws,
+            )
+            for orthogonal in (False, True)
+        ]  # fmt: skip
+        said = f"{float(predicted.deviation):.3f} {float(predicted.bias):+.3f}"
+        maps = "one" if shared else "each"
+        size = f"{shape}, {size} {'steps' if shape == 'chain' else 'leaves'}"
+        print(f"| {size} | {norm} | {features} | {maps} | {said} | {both[0]} | {both[1]} |")
+
+
+if __name__ == "__main__":
+    main()

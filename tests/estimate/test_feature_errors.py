@@ -1,0 +1,183 @@
+"""Predicted errors of log Z under random features, and replicates of them."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import rdpgraph as rg
+
+WIDE = torch.float64
+
+
+def drawn(*shape, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(shape, generator=generator, dtype=WIDE)
+
+
+def models(states=3):
+    """A chain, a star and a triangle of `Bilinear` factors with one set of embeddings."""
+    embeddings = drawn(states, 2, seed=1, scale=0.4)
+    pairs = rg.Bilinear(embeddings, embeddings)
+    sites, hub = rg.VariableArray("x", (3,), states), rg.Variable("hub", states)
+    unary = rg.FactorBlock((sites,), rg.Table(drawn(3, states)))
+    ends = sites[0], sites[1], sites[2]
+    return {
+        "chain": rg.Chain(drawn(4, states), pairs),
+        "star": rg.FactorGraph([unary, rg.FactorBlock((hub, sites), pairs)]),
+        "triangle": rg.FactorGraph(
+            [unary, *(rg.Factor(both, pairs) for both in itertools.combinations(ends, 2))]
+        ),
+    }
+
+
+def replicated(model, features, count, *, shared=False):
+    estimator = rg.LowRankFactors(features, orthogonal=False, shared=shared, replicates=count)
+    return rg.infer(model, estimator=estimator, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("shape", ["chain", "star", "triangle"])
+@pytest.mark.filterwarnings("ignore:Random features are useless")
+def test_the_second_moment_is_that_of_many_draws(shape):
+    """Within four standard errors of the variance of 20,000 draws, and no more than 10% off."""
+    model = models()[shape]
+    predicted = rg.LowRankFactors(16).predicted_error(model, solve=rg.infer)
+    assert predicted.exact
+    log_z = rg.infer(model).log_partition
+    ratios = (replicated(model, 16, 20_000).solution.log_partitions().flatten() - log_z).exp()
+    squares = (ratios - 1).square()
+    error = float(squares.std()) / math.sqrt(len(squares))
+    assert abs(float(squares.mean()) - float(predicted.relative_variance)) < 4 * error
+    assert float(squares.mean()) == pytest.approx(float(predicted.relative_variance), rel=0.1)
+    logs = ratios.log()
+    assert float(logs.std()) == pytest.approx(float(predicted.deviation), rel=0.1)
+    assert float(logs.mean()) == pytest.approx(float(predicted.bias), abs=0.02)
+
+
+def test_sampled_moments_are_those_of_two_copies():
+    """A chain too wide for two copies in a graph: here they are a chain of pairs of states."""
+    states, features = 33, 32
+    embeddings = drawn(states, 2, scale=0.4)
+    chain = rg.Chain(drawn(5, states), rg.Bilinear(embeddings, embeddings))
+    centred = embeddings - embeddings.mean(0)
+    sums = (centred[:, None] + centred).reshape(-1, 2)
+    kernel = embeddings @ embeddings.T
+    joint = (1 + (sums @ sums.T).expm1() / features).log().unflatten(0, (states, states))
+    joint = joint.unflatten(2, (states, states)).permute(0, 2, 1, 3)  # [from, from', to, to']
+    joint = joint + kernel[:, None, :, None] + kernel[None, :, None, :]
+    pairs = rg.Chain(
+        (chain.unary[:, :, None] + chain.unary[:, None]).flatten(1),
+        joint.flatten(2).flatten(0, 1),
+    )
+    exact = (pairs.log_partition() - 2 * chain.log_partition()).expm1()
+    generator = torch.Generator().manual_seed(0)
+    found = rg.LowRankFactors(features).predicted_error(
+        chain, solve=rg.infer, samples=20_000, generator=generator
+    )
+    assert not found.exact
+    assert float(found.relative_variance) == pytest.approx(float(exact), rel=0.1)
+
+
+@pytest.mark.parametrize("shape", ["chain", "star"])
+def test_one_map_for_all_to_first_order(shape):
+    """Many features: what is left out is of order 1 / d^2."""
+    model, features = models()[shape], 400
+    generator = torch.Generator().manual_seed(0)
+    estimator = rg.LowRankFactors(features, shared=True)
+    predicted = estimator.predicted_error(model, solve=rg.infer, samples=4000, generator=generator)
+    log_z = rg.infer(model).log_partition
+    logs = (
+        replicated(model, features, 4000, shared=True).solution.log_partitions().flatten() - log_z
+    )
+    assert float(logs.std()) == pytest.approx(float(predicted.deviation), rel=0.15)
+    error = float(logs.std()) / math.sqrt(len(logs))
+    assert abs(float(logs.mean()) - float(predicted.bias)) < 4 * error + 0.1 * float(logs.std())
+
+
+def test_evidence_and_batches_are_predicted_item_by_item():
+    graph = models()["star"]
+    both = graph.condition({"x": [[1, -1, -1], [-1, 2, 0]]})
+    estimator = rg.LowRankFactors(8)
+    whole = estimator.predicted_error(both, solve=rg.infer)
+    for item, states in enumerate(([1, -1, -1], [-1, 2, 0])):
+        single = estimator.predicted_error(graph.condition({"x": states}), solve=rg.infer)
+        assert torch.allclose(whole.relative_variance[item], single.relative_variance)
+
+
+def test_features_for_an_error_are_the_fewest():
+    model = models()["chain"]
+    predicted = rg.LowRankFactors(8).predicted_error(model, solve=rg.infer)
+    least = predicted.features_for(0.1)
+
+    def error(features):
+        other = rg.LowRankFactors(features).predicted_error(model, solve=rg.infer)
+        return math.hypot(float(other.deviation), float(other.bias))
+
+    assert error(least) <= 0.1 < error(least - 1)
+    with pytest.raises(rg.errors.ModelError, match="above 0 nats; got 0"):
+        predicted.features_for(0)
+
+
+def test_a_model_without_such_factors_has_no_error():
+    chain = rg.Chain(drawn(3, 4), drawn(4, 4))
+    predicted = rg.LowRankFactors(8).predicted_error(chain, solve=rg.infer)
+    assert float(predicted.relative_variance) == 0.0
+    assert predicted.features_for(1e-6) == 1
+    with pytest.raises(rg.errors.ModelError, match="features="):
+        rg.LowRankFactors().predicted_error(chain, solve=rg.infer)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shape", ["chain", "star", "triangle"])
+def test_replicates_are_the_mean_of_single_draws(shape, shared):
+    """The same maps one by one: Z is the mean, marginals in proportion to Z."""
+    model, count = models()[shape], 3
+    many = replicated(model, 64, count, shared=shared)
+    each = many.solution.log_partitions()[:, 0]
+    assert torch.allclose(many.log_partition, each.logsumexp(0) - math.log(count))
+    inner = many.solution.inner.variable_marginals().unflatten(0, (count, -1))
+    weights = each.softmax(0)
+    mean = (weights[:, None, None] * inner).sum(0)
+    assert torch.allclose(many.solution.variable_marginals(), mean)
+    assert many.status.biased
+    assert not many.status.converged  # three replicates do not say what their error is
+    assert 0 < many.status.standard_error < math.inf
+    generator = torch.Generator().manual_seed(1)
+    drawn_states = many.solution.sample(4000, generator)
+    sizes = [entry.size for entry in many.graph.variables] if shape == "star" else []
+    assert drawn_states.shape[1] == 1
+    if not sizes:
+        return
+    first = torch.nn.functional.one_hot(drawn_states[:, 0, 0], 3).double().mean(0)
+    assert torch.allclose(first, many.solution.variable_marginals()[0, :3], atol=0.04)
+
+
+def test_replicates_of_a_batch_are_replicates_of_each_item():
+    chain = rg.Chain(drawn(2, 4, 3), rg.Bilinear(drawn(3, 2, scale=0.3), drawn(3, 2, scale=0.3)))
+    many = replicated(chain, 2048, 8)
+    assert many.marginals().shape == (2, 4, 3)
+    assert torch.allclose(many.log_partition, chain.log_partition(), atol=0.1)
+    assert torch.allclose(many.marginals(), chain.marginals(), atol=0.05)
+    assert many.status.converged
+
+
+def test_the_interval_covers():
+    """Of 400 runs with 8 replicates at 90%, no fewer than 330 hold log Z."""
+    chain = models()["chain"]
+    exact = rg.infer(chain).log_partition
+    logs = replicated(chain, 64, 3200).solution.log_partitions().reshape(400, 8)
+    held = 0
+    for row in logs:
+        low, high = rg.answers.Replicates(row.unsqueeze(1)).interval(0.9)
+        held += bool(low <= exact <= high)
+    assert held >= 330
+
+
+def test_averages_refuse_what_they_cannot_say():
+    many = replicated(models()["chain"], 16, 2)
+    for ask in (many.mode, many.entropy, many.max_marginals):
+        with pytest.raises(rg.errors.UnsupportedError, match="replicates=1"):
+            ask()
+    with pytest.raises(rg.errors.ModelError, match="replicates >= 1; got 0"):
+        rg.LowRankFactors(8, replicates=0)
