@@ -74,8 +74,8 @@ print(features.predicted_error(states, states))
 
 # %%
 # What that does to log Z: predicted by `LowRankFactors.predicted_error`, and measured over 100
-# draws of independent features. Errors of the factors of a chain add up as its steps do, not as their
-# square: with a map for each factor they are independent.
+# draws of independent features. Errors of the factors of a chain add up as its steps do, not as
+# their square: with a map for each factor they are independent.
 
 
 def chain_of(steps, norm, states=50):
