@@ -62,6 +62,7 @@ RUNS = {
         "--seconds 5", {"SIZES": ((6, 1.0),), "SEEDS": 1, "ROWS": 3}, needs="pysdd"
     ),
     "crf": Tiny("--seconds 0.001 --beside", {"SIZES": [(1, 4, 3)] * 4}, needs="torchcrf"),
+    "decoding": Tiny("--distance 3 --rounds 2 --shots 20 --keep 10 20", needs="pymatching"),
     "dense": Tiny("--count 1 --seconds 0.3"),
     "dependencies": Tiny("", {"BATCH": 1, "WORDS": (3, 5)}),
     "distributed": Tiny("--side 4 --sweeps 2 --repeats 1 --rounds 1"),

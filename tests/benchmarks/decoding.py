@@ -1,0 +1,151 @@
+"""Decoders on surface codes of stim, on the same shots: logical errors and ms of one core a shot.
+
+Kept states of the full model beside matching (plain and correlated), BP+OSD and tesseract, where they
+are installed, with McNemar's exact p against the first number of states; and messages beside those of
+ldpc on the gross code.
+
+    OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --shots 2000 --keep 60 300
+    OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --messages
+"""
+
+import argparse
+import importlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+import rdpgraph as rg
+from rdpgraph import decoding
+from rdpgraph.structures.parity import sweeps
+
+
+def circuit(distance: int, rounds: int, rate: float) -> Any:
+    return importlib.import_module("stim").Circuit.generated(
+        "surface_code:rotated_memory_z", distance=distance, rounds=rounds,
+        after_clifford_depolarization=rate, before_measure_flip_probability=rate,
+        after_reset_flip_probability=rate, before_round_data_depolarization=rate,
+    )  # fmt: skip
+
+
+def peers(code: Any, model: rg.ParityModel) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """Names, and what decides on shots (B, detectors) as (B,) bits of the one observable."""
+    plain, split = code.detector_error_model(), code.detector_error_model(decompose_errors=True)
+    matching = importlib.import_module("pymatching").Matching
+    for name, options in (("matching", {}), ("correlated", {"enable_correlations": True})):
+        decoder = matching.from_detector_error_model(split, **options)
+        yield (
+            name,
+            lambda shots, decoder=decoder, options=options: decoder.decode_batch(shots, **options)[
+                :, 0
+            ],
+        )
+    merged = model.checks.merged(observables=True)
+    rates = sweeps.linear(model.unary.unsqueeze(0), merged.rounds)[0][0]
+    chance = (rates[:, 1] / rates.sum(1)).tolist()
+    matrix, seen = (part.numpy().astype(np.uint8) for part in merged.parities.matrices)
+    sparse = importlib.import_module("scipy.sparse").csr_matrix(matrix)
+    osd = importlib.import_module("ldpc.bposd_decoder").BpOsdDecoder(
+        sparse, error_channel=chance, max_iter=30, bp_method="minimum_sum",
+        ms_scaling_factor=0.625, osd_method="osd_cs", osd_order=7,
+    )  # fmt: skip
+    yield "BP+OSD", lambda shots: np.array([int(osd.decode(row) @ seen[0]) % 2 for row in shots])
+    try:
+        tesseract = importlib.import_module("tesseract_decoder").tesseract
+        best = tesseract.TesseractConfig(dem=plain, det_beam=5).compile_decoder()
+    except (ImportError, TypeError, AttributeError) as error:
+        print(f"  tesseract: {error}")
+    else:
+        yield (
+            "tesseract",
+            lambda shots: np.array([best.decode(row.astype(bool))[0] for row in shots]),
+        )
+
+
+def two_sided(one: int, other: int) -> float:
+    """McNemar's exact p value of counts of shots that one alone decides wrongly."""
+    total, least = one + other, min(one, other)
+    tail = sum(math.comb(total, k) for k in range(least + 1)) / 2**total
+    return min(1.0, 2 * tail)
+
+
+def codes(distance: int, rounds: int, rate: float, shots: int, keep: list[int]) -> None:
+    code = circuit(distance, rounds, rate)
+    model = rg.ParityModel.from_dem(code.detector_error_model())
+    events, flips = code.compile_detector_sampler(seed=7).sample(shots, separate_observables=True)
+    events, truth = events.astype(np.uint8), flips[:, 0]
+    print(f"d{distance} r{rounds} p={rate}: {model.checks}, {model.checks.open_checks} open checks")
+    first = None
+
+    def report(name: str, decide: Callable[[Any], Any], more: str = "") -> None:
+        nonlocal first
+        begin = time.process_time()
+        wrong = np.asarray(decide(events)).astype(bool) != truth
+        ms = 1e3 * (time.process_time() - begin) / shots
+        first = wrong if first is None else first
+        one, other = int((wrong & ~first).sum()), int((first & ~wrong).sum())
+        p = two_sided(one, other)
+        print(f"  {name}: {int(wrong.sum())} errors of {shots}, {ms:.2f} ms, p {p:.2g}{more}")
+
+    for states in keep:
+        decoder = decoding.CosetDecoder(model, keep=states)
+        report(f"{states} states", lambda s, d=decoder: d.decode_observables(s).observables[:, 0])
+    for name, decide in peers(code, model):
+        report(name, decide)
+
+
+def messages(shots: int) -> None:
+    """Microseconds a shot and iteration of min-sum, parallel, on the gross code."""
+    scipy = importlib.import_module("scipy.sparse")
+    turn = lambda n, k: scipy.csr_matrix(np.roll(np.eye(n), k, 1))  # noqa: E731
+    x, y = (
+        (lambda k: scipy.kron(turn(12, k), turn(6, 0))),
+        (lambda k: scipy.kron(turn(12, 0), turn(6, k))),
+    )
+    gross = scipy.hstack([x(3) + y(1) + y(2), y(3) + x(1) + x(2)]).tocsr().astype(np.uint8)
+    data = scipy.kron(scipy.eye(13), gross)
+    pairs = scipy.diags([1.0, 1.0], [0, -1], shape=(13, 12))
+    timed = scipy.hstack([data, scipy.kron(pairs, scipy.eye(72))]).tocsr().astype(np.uint8)
+    ldpc, rng = importlib.import_module("ldpc"), np.random.default_rng(0)
+    for matrix, rate in ((gross, 0.06), (timed, 0.02)):
+        errors = (rng.random((shots, matrix.shape[1])) < rate).astype(np.uint8)
+        syndromes = (matrix @ errors.T % 2).T.astype(np.uint8)
+        for schedule in ("parallel", "serial"):
+            ours = decoding.MessagesDecoder(
+                matrix, torch.tensor(rate).double().logit(), 30, serial=schedule == "serial"
+            )
+            theirs = ldpc.BpDecoder(
+                matrix, error_rate=rate, max_iter=30, bp_method="minimum_sum",
+                ms_scaling_factor=1.0, schedule=schedule,
+            )  # fmt: skip
+            begin = time.process_time()
+            decided = ours.run(syndromes)
+            own = time.process_time() - begin
+            begin, steps, same = time.process_time(), 0, 0
+            for row, errors in zip(syndromes, decided.errors.numpy(), strict=True):
+                same += bool((theirs.decode(row) == errors).all())
+                steps += theirs.iter
+            other, count = time.process_time() - begin, int(decided.iterations.sum())
+            print(
+                f"{matrix.shape}, {schedule}: {1e6 * own / count:.2f} us a shot and iteration, "
+                f"ldpc {1e6 * other / max(steps, 1):.2f}; {same} of {shots} decisions are the same"
+            )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--distance", type=int, default=5)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--rate", type=float, default=0.01)
+    parser.add_argument("--shots", type=int, default=2000)
+    parser.add_argument("--keep", type=int, nargs="+", default=[60])
+    parser.add_argument("--messages", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.messages:
+        messages(given.shots)
+    else:
+        codes(given.distance, given.rounds or given.distance, given.rate, given.shots, given.keep)
