@@ -22,6 +22,7 @@ def make(folder: Path, examples: Path) -> None:
     _roll(folder / "hmm_music.png")
     _climbs(folder / "learning.png")
     _fitted(folder / "hidden_markov.png")
+    _decoded(folder / "decoding.png")
 
 
 def _trellis(target: Path) -> None:
@@ -115,6 +116,49 @@ def _fitted(target: Path) -> None:
     right.scatter(range(120), [-0.06] * 120, c=[colors[s] for s in states[:120]], s=6)
     right.set_xlabel("step")
     right.set_ylabel("probability of each state")
+    figure.tight_layout()
+    figure.savefig(target, dpi=100)
+    plt.close(figure)
+
+
+def _memory(distance: int, rate: float) -> rg.ParityModel:
+    """As many rounds of a repetition code: flips of bits, and of measurements between rounds."""
+    wide, lines = distance - 1, list[str]()
+    for first in range(0, distance * wide, wide):
+        for bit in range(distance):
+            checks = [f"D{first + check}" for check in (bit - 1, bit) if 0 <= check < wide]
+            lines.append(f"error({rate}) {' '.join(checks)}{' L0' * (bit == 0)}")
+        if first:
+            lines += [f"error({rate}) D{at - wide} D{at}" for at in range(first, first + wide)]
+    return rg.ParityModel.from_dem("\n".join(lines))
+
+
+def _decoded(target: Path) -> None:
+    """Logical errors of memories by the rate of errors; confidence beside how often it is right."""
+    shots, rates = 4000, [0.02, 0.03, 0.05, 0.08, 0.12]
+    generator = torch.Generator().manual_seed(0)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
+    for distance, color in zip((3, 5, 7), ("#c2571a", "#4b8b3b", BLUE), strict=True):
+        wrong, sure, correct = list[float](), list[torch.Tensor](), list[torch.Tensor]()
+        for rate in rates:
+            model = _memory(distance, rate)
+            syndromes, seen = model.syndrome_of(model.sample(shots, generator))
+            decoded = rg.decoding.CosetDecoder(model).decode_observables(syndromes)
+            right_ones = (decoded.observables == seen).all(1)
+            wrong.append(1 - float(right_ones.double().mean()))
+            sure.append(decoded.confidence)
+            correct.append(right_ones)
+        left.plot(rates, wrong, "o-", color=color, label=f"{distance} bits and rounds")
+        confidence, held = torch.cat(sure), torch.cat(correct).double()
+        bins = ((confidence - 0.5) * 10).long().clamp(max=4)
+        means = [[float(part[bins == at].mean()) for at in range(5)] for part in (confidence, held)]
+        right.plot(*means, "o", color=color)
+    left.set(xscale="log", yscale="log", xlabel="rate of errors", ylabel="logical errors, a shot")
+    left.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    left.minorticks_off()
+    left.legend(frameon=False)
+    right.plot([0.5, 1], [0.5, 1], color=LINE)
+    right.set(xlabel="confidence P(l | s)", ylabel="share of shots decided rightly")
     figure.tight_layout()
     figure.savefig(target, dpi=100)
     plt.close(figure)

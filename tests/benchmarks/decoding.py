@@ -1,8 +1,8 @@
 """Decoders on surface codes of stim, on the same shots: logical errors and ms of one core a shot.
 
-Kept states of the full model beside matching (plain and correlated), BP+OSD and tesseract, where they
-are installed, with McNemar's exact p against the first number of states; and messages beside those of
-ldpc on the gross code.
+Kept states of the full model beside matching (plain and correlated), BP+OSD and tesseract, where
+they are installed, with McNemar's exact p against the first number of states; and messages beside
+those of ldpc on the gross code.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --shots 2000 --keep 60 300
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --messages
@@ -113,9 +113,13 @@ def messages(shots: int) -> None:
     for matrix, rate in ((gross, 0.06), (timed, 0.02)):
         errors = (rng.random((shots, matrix.shape[1])) < rate).astype(np.uint8)
         syndromes = (matrix @ errors.T % 2).T.astype(np.uint8)
+        odds = torch.tensor(rate, dtype=torch.float64).logit()
         for schedule in ("parallel", "serial"):
             ours = decoding.MessagesDecoder(
-                matrix, torch.tensor(rate).double().logit(), 30, serial=schedule == "serial"
+                matrix,
+                torch.tensor(rate, dtype=torch.float64).logit(),
+                30,
+                serial=schedule == "serial",
             )
             theirs = ldpc.BpDecoder(
                 matrix, error_rate=rate, max_iter=30, bp_method="minimum_sum",
