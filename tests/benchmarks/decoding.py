@@ -115,12 +115,7 @@ def messages(shots: int) -> None:
         syndromes = (matrix @ errors.T % 2).T.astype(np.uint8)
         odds = torch.tensor(rate, dtype=torch.float64).logit()
         for schedule in ("parallel", "serial"):
-            ours = decoding.MessagesDecoder(
-                matrix,
-                torch.tensor(rate, dtype=torch.float64).logit(),
-                30,
-                serial=schedule == "serial",
-            )
+            ours = decoding.MessagesDecoder(matrix, odds, 30, serial=schedule == "serial")
             theirs = ldpc.BpDecoder(
                 matrix, error_rate=rate, max_iter=30, bp_method="minimum_sum",
                 ms_scaling_factor=1.0, schedule=schedule,
