@@ -66,6 +66,7 @@ RUNS = {
     "dense": Tiny("--count 1 --seconds 0.3"),
     "dependencies": Tiny("", {"BATCH": 1, "WORDS": (3, 5)}),
     "distributed": Tiny("--side 4 --sweeps 2 --repeats 1 --rounds 1"),
+    "errata": Tiny("", {"DATA": Path("absent")}),
     "evidence": Tiny("--repeats 1 --side 9"),
     "features": Tiny("--draws 4 --cases 1"),
     "hidden": Tiny(
