@@ -70,8 +70,13 @@ def test_contradictions_that_no_state_shows_are_impossible() -> None:
     differ = torch.zeros(4, 4).masked_fill(torch.eye(4, dtype=torch.bool), -math.inf)
     pairs = itertools.combinations(range(5), 2)
     graph = rg.FactorGraph([rg.Factor((states[i], states[j]), rg.Table(differ)) for i, j in pairs])
+    settled = rg.Factor((rg.Variable("y", 2),), rg.Table(torch.tensor([0.0, -math.inf])))
+    graph = rg.FactorGraph([*graph.factors(), settled])
     posterior = rg.infer(graph, scheduler=rg.Counting(memory=1e9))
     assert posterior.log_partition == -math.inf
+    with pytest.warns(UserWarning, match="No configuration"):
+        assert not any(marginal.any() for marginal in map(posterior.marginal, graph.variables))
+    assert not any(posterior.factor_marginal(factor).any() for factor in graph.factors())
 
 
 def test_weights_beyond_doubles_are_exact() -> None:

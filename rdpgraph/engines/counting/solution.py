@@ -160,7 +160,13 @@ class CountedSolution(Solution):
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes) by a row of evidence for each configuration; without gradients."""
-        return factor_tables(self.network, block, self._beliefs)
+        declared = self.network.graph.blocks[block]
+        if self._none:
+            shape = self.network.batch, declared.count, *declared.sizes
+            return self.network.constant.new_zeros(shape)
+        alive = (self._sums[-1] > -math.inf).to(self._sums)
+        tables = factor_tables(self.network, block, self._beliefs)
+        return tables * alive.reshape(-1, *[1] * (tables.ndim - 1))
 
     def _beliefs(self, group: int) -> Tensor:
         scopes = self.network.groups[group].scopes
