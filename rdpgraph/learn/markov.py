@@ -42,9 +42,6 @@ class HMM(HiddenStates):
         progress: called with a `Step` after every step.
 
     Attributes:
-        start_: (states,) log-probabilities.
-        transition_: (states, states) log-probabilities, or `LowRank`.
-        emission_: the emission, with its tables.
         fit_: the `Fit`; its history is the log-likelihood plus the log-prior (nats).
 
     Example:
@@ -126,10 +123,6 @@ class HSMM(HiddenStates):
         starts: as for `HMM`; so are limit, tolerance, hard and progress.
 
     Attributes:
-        start_: (states,) log-probabilities.
-        transition_: (states, states) log-probabilities.
-        duration_: (D, states) log-probabilities of 1 to D steps.
-        emission_: the emission, with its tables.
         fit_: the `Fit`.
     """
 

@@ -76,8 +76,8 @@ _BOUNDED = 400
 _FORWARD = 0.25
 """The part of the time in which log Z alone is exact, as predicted."""
 
-_COUNTED = 0.7
-"""The part of the time that a count may take: messages are far off where hard zeros rule."""
+_COUNTED = 0.4
+"""The part of the time that a count may take: messages need the rest where it fails."""
 _JOINED, _CALM = 0.24, 1e-3
 """The part of the time that messages between clusters take, and their tolerance."""
 
@@ -104,7 +104,7 @@ class Auto(Scheduler):
     go straight to `Loopy`. `status` says what the answer is worth.
 
     Log Z is exact where that alone fits. With seconds, that of models whose factors are mostly
-    constraints is counted, as by `Counting`, in seven tenths of what is left at most. Else
+    constraints is counted, as by `Counting`, in two fifths of what is left at most. Else
     it is the estimate of `MiniBuckets`, unless its error is above half a nat and messages say what
     contradicts neither bounds nor estimate; it has no gradients then. Marginals are those of
     messages, and of `MiniBuckets` where its estimates are precise and contradict messages by three
