@@ -70,6 +70,21 @@ def test_all_syndromes_of_repetition_codes(distance, rounds):
     assert (given.coset_probabilities() - chances).abs().max() < 1e-9
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_entropy_of_cosets_has_finite_gradients_where_one_is_impossible(dtype):
+    rates = torch.tensor([0.1, 0.2, 0.3, 0.2, 0.0], dtype=dtype).requires_grad_()
+    model = rg.ParityModel.from_rates(REPETITION, rates, observables=LAST)
+    given = model.condition([[1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]])
+    entropy = given.coset_entropy()
+    assert bool((entropy == 0).all())  # the only error that flips the observable has rate 0
+    entropy.sum().backward()
+    assert bool(rates.grad.isfinite().all())
+    sure = repetition(0.2).condition([[1, 0, 0, 0], [0, 1, 0, 1]])
+    chances = sure.coset_probabilities()
+    expected = torch.distributions.Categorical(chances).entropy()
+    torch.testing.assert_close(sure.coset_entropy(), expected)
+
+
 def test_surface_code_by_stim():
     stim = pytest.importorskip("stim", reason="stim writes the circuit")
     circuit = stim.Circuit.generated(

@@ -16,6 +16,7 @@ from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure
 from rdpgraph.io.detectors import parse_detectors, read_detectors
 from rdpgraph.logspace.gradients import by_autograd, expectations
+from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.automaton import Automaton
@@ -151,14 +152,10 @@ class ParityModel(Structure):
             >>> ParityModel.from_dem("error(0.1) D0 L0\nerror(0.2) D0").log_cosets().exp()
             tensor([0.9000, 0.1000], dtype=torch.float64)
         """
-        text = model if isinstance(model, str) and ("(" in model or "\n" in model) else None
-        if isinstance(model, PathLike) or (isinstance(model, str) and text is None):
-            read = read_detectors(model)
-        else:
-            read = parse_detectors(str(model))
+        path = isinstance(model, PathLike) or (isinstance(model, str) and not {*"(\n"} & {*model})
+        read = read_detectors(model) if path else parse_detectors(str(model))
         parities = Parities(read.columns, read.num_detectors, read.num_observables)
-        rates = torch.tensor(read.rates, dtype=dtype)
-        return cls(parities, rates.logit())
+        return cls(parities, torch.tensor(read.rates, dtype=dtype).logit())
 
     @classmethod
     def from_rates(
@@ -169,7 +166,8 @@ class ParityModel(Structure):
 
         Args:
             checks: as of the class.
-            rates: (*batch, errors) in 0..1; above one half is allowed.
+            rates: (*batch, errors) in 0..1; above one half is allowed. The gradient in a rate of
+                0 or 1 is zero.
             observables: as of the class.
             syndrome: as of the class.
 
@@ -182,7 +180,9 @@ class ParityModel(Structure):
             raise ModelError(
                 f"ParityModel needs rates of errors from 0 to 1; got {float(wrong[0]):g}."
             )
-        unary = torch.stack([(-given).log1p(), given.log()], -1)
+        even = given < 1
+        absent = torch.where(even, torch.where(even, -given, 0.0).log1p(), -math.inf)
+        unary = torch.stack([absent, safe_log(given)], -1)
         return cls(checks, observables=observables, syndrome=syndrome, unary=unary)
 
     @property
@@ -223,7 +223,7 @@ class ParityModel(Structure):
     def coset_entropy(self) -> Tensor:
         """(*batch,) the entropy of the observables given the syndrome, nats: how sure a shot is."""
         chances = self.coset_probabilities()
-        return -torch.where(chances > 0, chances * chances.clamp(min=1e-300).log(), 0.0).sum(-1)
+        return -(chances * torch.where(chances > 0, chances, 1.0).log()).sum(-1)
 
     def kept(
         self, states: int, *, replicates: int = 0, generator: torch.Generator | None = None,
