@@ -76,5 +76,7 @@ axes[0].set(xlabel="features", ylabel="relative error of attention")
 for name, times in seconds.items():
     axes[1].loglog(lengths, times, "o-", label=name)
 axes[1].set(xlabel="queries and keys", ylabel="seconds")
+axes[1].set_xticks(lengths, [f"{length:,}" for length in lengths])
+axes[1].minorticks_off()
 axes[1].legend()
 plt.show()
