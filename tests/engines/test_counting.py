@@ -65,6 +65,22 @@ def test_each_item_of_a_batch_is_counted() -> None:
     assert counted[0] == -math.inf
 
 
+def test_an_item_that_evidence_alone_makes_impossible_has_no_marginals() -> None:
+    x, y, z = (rg.Variable(name, 2) for name in "xyz")
+    values = torch.tensor([[0.0, -math.inf], [1.0, 2.0]], dtype=torch.float64)
+    graph = rg.FactorGraph([rg.Factor((x, y), rg.Table(values)), rg.Factor(z, rg.Table([1.0, 0]))])
+    rows = graph.condition({x: [0, 1], y: [1, 1]})
+    counted = rg.infer(rows, scheduler=rg.Counting(memory=1e9))
+    exact = rg.infer(rows, rg.Contraction())
+    with pytest.warns(UserWarning, match="No configuration"):
+        found, expected = (
+            [posterior.marginal(variable) for variable in (x, y, z)]
+            for posterior in (counted, exact)
+        )
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(counted.entropy(), exact.entropy())
+
+
 def test_contradictions_that_no_state_shows_are_impossible() -> None:
     states = rg.VariableArray("x", (5,), 4)  # of five variables with four states two are equal
     differ = torch.zeros(4, 4).masked_fill(torch.eye(4, dtype=torch.bool), -math.inf)

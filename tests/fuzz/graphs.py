@@ -46,13 +46,15 @@ def case(rng: np.random.Generator) -> int:
 def _route(rng: np.random.Generator, graph: rg.FactorGraph) -> tuple[str, rg.Posterior]:
     generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
     kind = str(rng.choice(
-        ["auto", "contraction", "tight", "join", "loopy", "kept", "low rank"],
-        p=[0.3, 0.25, 0.1, 0.1, 0.1, 0.1, 0.05],
+        ["auto", "contraction", "counting", "tight", "join", "loopy", "kept", "low rank"],
+        p=[0.25, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.05],
     ))  # fmt: skip
     scheduler: rg.extend.Scheduler | None = None
     estimator: rg.extend.Estimator | None = None
     if kind == "contraction":
         scheduler = rg.Contraction()
+    elif kind == "counting":
+        scheduler = rg.Counting(memory=1e9)
     elif kind == "tight":
         scheduler = rg.Auto(memory=float(10 ** rng.uniform(2, 6)), seconds=0.5)
     elif kind == "join":

@@ -123,10 +123,14 @@ class CountedSolution(Solution):
         return self.circuit.up(self._weights)
 
     @cached_property
+    def _alive(self) -> Tensor:
+        """(B,) 1 where anything is possible, by the circuit and what was left out of it, else 0."""
+        return ((self._sums[-1] > -math.inf) & (self._encoding.constant > -math.inf)).to(self._sums)
+
+    @cached_property
     def _shares(self) -> Tensor:
         """(B, 2 n) the probability of each literal."""
-        alive = (self._sums[-1] > -math.inf).to(self._sums)
-        return self.circuit.down(self._sums, alive).T
+        return self.circuit.down(self._sums, self._alive).T
 
     def _of_states(self, values: Tensor, empty: float, settled: Tensor | float) -> Tensor:
         """(B, S) of values (B, 2 n) of literals."""
@@ -142,8 +146,7 @@ class CountedSolution(Solution):
         """(B, S) probabilities, by one pass down the circuit; without gradients."""
         if self._none:
             return variable_table(self.network, (), 0.0, 0.0)
-        alive = (self._sums[-1] > -math.inf).to(self._sums)
-        return self._of_states(self._shares, 0.0, alive)
+        return self._of_states(self._shares, 0.0, self._alive)
 
     def _given(self, rows: list[list[int]], *, maximum: bool = False) -> Tensor:
         """(B, n) the log of the sum, or the maximum, where the literals of each row hold."""
@@ -164,9 +167,8 @@ class CountedSolution(Solution):
         if self._none:
             shape = self.network.batch, declared.count, *declared.sizes
             return self.network.constant.new_zeros(shape)
-        alive = (self._sums[-1] > -math.inf).to(self._sums)
         tables = factor_tables(self.network, block, self._beliefs)
-        return tables * alive.reshape(-1, *[1] * (tables.ndim - 1))
+        return tables * self._alive.reshape(-1, *[1] * (tables.ndim - 1))
 
     def _beliefs(self, group: int) -> Tensor:
         scopes = self.network.groups[group].scopes
@@ -187,8 +189,8 @@ class CountedSolution(Solution):
         if self._none:
             return self._encoding.constant.detach().expand(self.network.batch)
         terms = torch.where(self._shares > 0.0, self._shares * self._weights, 0.0)
-        alive = self._sums[-1] > -math.inf
-        return torch.where(alive, terms.sum(1) + self._encoding.constant.detach(), 0.0)
+        score = terms.sum(1) + self._encoding.constant.detach()
+        return torch.where(self._alive > 0, score, 0.0)
 
     def max_marginals(self) -> Tensor:
         """(B, S) nats, by a row of evidence for each literal; without gradients."""
