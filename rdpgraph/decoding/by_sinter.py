@@ -1,5 +1,6 @@
 """The decoder as sinter calls it; needs sinter, of the extra ``stim``."""
 
+import importlib
 from typing import Any
 
 import numpy
@@ -9,8 +10,7 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.structures.parity.model import ParityModel
 
 try:
-    import sinter as _sinter  # pyright: ignore[reportMissingTypeStubs]
-
+    _sinter: Any = importlib.import_module("sinter")
     _Base: Any = _sinter.Decoder
     _Compiled: Any = _sinter.CompiledDecoder
 except ImportError:

@@ -1,5 +1,6 @@
 """Models to and from objects of pgmpy."""
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -69,12 +70,11 @@ def to_pgmpy(graph: FactorGraph) -> Any:
     """
     require_graph("to_pgmpy", graph)
     tables, directed = probabilities(graph, "pgmpy")
-    from pgmpy.factors.discrete import DiscreteFactor, TabularCPD
-    from pgmpy.models import DiscreteBayesianNetwork, DiscreteMarkovNetwork
-
+    kinds: Any = importlib.import_module("pgmpy.models")
+    parts: Any = importlib.import_module("pgmpy.factors.discrete")
     variables = all_variables(graph)
     names = {variable.name: list(names_of(variable.states)) for variable in variables}
-    model: Any = DiscreteBayesianNetwork() if directed else DiscreteMarkovNetwork()
+    model = kinds.DiscreteBayesianNetwork() if directed else kinds.DiscreteMarkovNetwork()
     model.add_nodes_from(names)
     if not directed:
         covered = {variable.name for scope, _ in tables for variable in scope}
@@ -88,9 +88,9 @@ def to_pgmpy(graph: FactorGraph) -> Any:
         if directed:
             model.add_edges_from((parent, words[0]) for parent in words[1:])
             rows = values.reshape(sizes[0], -1)
-            cpd = TabularCPD(words[0], sizes[0], rows, words[1:], sizes[1:], state_names=held)
+            cpd = parts.TabularCPD(words[0], sizes[0], rows, words[1:], sizes[1:], state_names=held)
             model.add_cpds(cpd)
         else:
             model.add_edges_from((one, two) for one in words for two in words if one < two)
-            model.add_factors(DiscreteFactor(words, sizes, values, state_names=held))
+            model.add_factors(parts.DiscreteFactor(words, sizes, values, state_names=held))
     return model

@@ -1,5 +1,6 @@
 """Models to and from objects of pyAgrum."""
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,7 @@ def to_pyagrum(graph: FactorGraph) -> Any:
     """
     require_graph("to_pyagrum", graph)
     tables, directed = probabilities(graph, "pyAgrum")
-    import pyagrum as loaded
-
-    pyagrum: Any = loaded
+    pyagrum: Any = importlib.import_module("pyagrum")
     model = pyagrum.BayesNet() if directed else pyagrum.MarkovRandomField()
     for variable in all_variables(graph):
         labels = [str(state) for state in names_of(variable.states)]
