@@ -26,7 +26,7 @@ class Task(StrEnum):
 
 
 class Method(StrEnum):
-    """How it is answered."""
+    """Method, estimator, budget and seed of an answer."""
 
     AUTO = "auto"
     EXACT = "exact"
@@ -35,7 +35,7 @@ class Method(StrEnum):
 
 
 class Format(StrEnum):
-    """How the answer is written."""
+    """Format and place of the answer."""
 
     TABLE = "table"
     UAI = "uai"
@@ -43,7 +43,7 @@ class Format(StrEnum):
 
 
 class Device(StrEnum):
-    """Where it is computed."""
+    """Type and device of the computation."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -79,7 +79,7 @@ class ParseTask(StrEnum):
 
 
 class ParseFormat(StrEnum):
-    """How the answer is written."""
+    """Format and place of the answer."""
 
     TEXT = "text"
     JSON = "json"

@@ -89,7 +89,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Of a sweep, computing and sending by turns."""
+        """Seconds of a sweep that computes and sends by turns."""
         return self.busy_seconds + self.wire_seconds
 
     @property

@@ -80,7 +80,7 @@ def partition_error(
     solve: Callable[[Model], Any],
     generator: torch.Generator | None,
 ) -> PartitionError:
-    """What `LowRankFactors.predicted_error` gives."""
+    """Error predicted for a model, as `LowRankFactors.predicted_error` documents it."""
     graph = model.factor_graph() if isinstance(model, Structure) else model
     posterior = solve(graph)
     pairs = [block for block in graph.blocks if isinstance(block.potential, Bilinear)]

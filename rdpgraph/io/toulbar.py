@@ -20,7 +20,7 @@ from rdpgraph.model.variable import States, Variable
 _MOST_SLOTS = 60
 _MOST_STATES = 1 << 20
 _MOST_CELLS = 1 << 24
-"""Of tables that are listed by a default and exceptions, all of a file's."""
+"""Entries at most of all tables of a file that a default and exceptions list."""
 
 Costs = NDArray[np.float64]
 

@@ -84,7 +84,7 @@ class Product(Emission):
         return torch.stack([p.log_prob(observed[:, list(own)]) for p, own in self.parts]).sum(0)
 
     def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
-        """Those of the parts, one after the other."""
+        """Statistics of the parts, one after the other."""
         seen = rows["observed"]
         each = (
             part.statistics({**rows, "observed": seen[..., list(own)]}, counts)
@@ -152,12 +152,12 @@ class Mixture(Emission):
         return {"log_weights": observed.new_full((states, self.components), level)}
 
     def blank(self, states: int, observed: Tensor) -> "Mixture":
-        """As of any emission; and that of all components."""
+        """Blank tables of the weights and of all components."""
         emission = self.emission.blank(states * self.components, observed)
         return replace(super().blank(states, observed), emission=emission)
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
-        """As of the emission."""
+        """Clusters as the emission forms them."""
         return self.emission.responsible(observed, states, generator)
 
     def drawn_from(

@@ -219,7 +219,7 @@ class Durations(Parameter):
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Durations":
         (counts,) = statistics
-        total = counts.sum().clamp(min=1e-300)
+        total = counts.sum() if bool((counts > 0).any()) else 1.0
 
         def gain(density: Density) -> Tensor:
             table = replace(self, density=density).value(None)

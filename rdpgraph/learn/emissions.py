@@ -49,7 +49,7 @@ class Emission(Parameter):
 
     @property
     def given(self) -> bool:
-        """Whether it has its tables."""
+        """True where the emission has its tables."""
         return all(getattr(self, name) is not None for name in self.tables)
 
     @property

@@ -153,7 +153,8 @@ class Families:
                 f"The table of {name!r} needs probabilities of shape {sizes}, parents first, that "
                 f"sum to one over the last dim; got {tuple(table.shape)}."
             )
-        table = table / table.sum(-1, keepdim=True).clamp(min=1e-300)
+        totals = table.sum(-1, keepdim=True)
+        table = table / torch.where(totals > 0, totals, 1.0)
         return Probabilities(table.log(), prior=prior, fixed=name in held)
 
     def counted(self, rows: Distinct, name: str) -> Tensor:

@@ -99,7 +99,7 @@ class Gaussian(Emission):
         return {"means": means, "covariances": covariances}
 
     def blank(self, states: int, observed: Tensor) -> "Gaussian":
-        """As of any emission, with the prior on the same device."""
+        """Blank tables, with the prior on the same device."""
         return replace(
             super().blank(states, observed),
             mean_prior=torch.as_tensor(self.mean_prior).to(observed),
@@ -184,7 +184,7 @@ class Gaussian(Emission):
         return mass, first, second
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Gaussian":
-        """By mode of a normal prior of means and an inverse Wishart one of covariances.
+        """Posterior modes under a normal prior of means and an inverse Wishart one of covariances.
 
         Raises:
             ModelError: a state has lost all mass, or its covariance is singular.
@@ -206,7 +206,7 @@ class Gaussian(Emission):
                 weight = weight * means.shape[1]
             check_mass(self, (rows + weight).amin(1), "covariance_weight")
             table = squares / (rows + weight)
-            sound = (table > floor + _SINGULAR * second / rows.clamp(min=1e-300)).all(1)
+            sound = (table > floor + _SINGULAR * second / torch.where(rows > 0, rows, 1.0)).all(1)
             covariances = table.squeeze(1) if self.covariance == "spherical" else table
         else:
             cross = first.unsqueeze(2) * step.unsqueeze(1)
@@ -218,8 +218,8 @@ class Gaussian(Emission):
             check_mass(self, (rows + weight).amin(1), "covariance_weight")
             table = (squares + self._prior) / (rows + weight).unsqueeze(2)
             variances = table.diagonal(dim1=1, dim2=2)
-            least = _SINGULAR * second.diagonal(dim1=1, dim2=2) / rows.clamp(min=1e-300)
-            sound = (variances > floor + least).all(1)
+            least = second.diagonal(dim1=1, dim2=2) / torch.where(rows > 0, rows, 1.0)
+            sound = (variances > floor + _SINGULAR * least).all(1)
             scale = torch.where(sound.unsqueeze(1), variances, 1.0).rsqrt()
             factor, info = torch.linalg.cholesky_ex(table * _outer(scale, scale))
             pivots = factor.diagonal(dim1=1, dim2=2).square()
@@ -278,7 +278,7 @@ class Gaussian(Emission):
 
     @cached_property
     def _close(self) -> bool:
-        """Whether squares about one mean may be expanded, and are few."""
+        """True where squares about one mean may be expanded, and are few."""
         near = table_of(self.means) - self._shift
         if self._diagonal:
             return bool((near.square() <= _APART * self._variances).all())

@@ -150,7 +150,7 @@ def standard_errors(
                 slope = torch.autograd.grad(prior, point, create_graph=True)[0]
                 information -= rows_of(slope) if slope.requires_grad else 0.0
         values, vectors = torch.linalg.eigh((information + information.T) / 2)
-        slack = _NULL * values.abs().amax().clamp(min=1e-300)
+        slack = _NULL * values.abs().amax()
         if bool((values < -1e3 * slack).any()):
             raise ModelError(
                 "Standard errors are those of a maximum, and the fit is at none: the information "

@@ -46,7 +46,7 @@ class HiddenStates(Arguments, ABC):
     @property
     @abstractmethod
     def _complete(self) -> bool:
-        """Whether the arguments give all tables beside those of the start and the emission."""
+        """True where the arguments give all tables but those of the start and the emission."""
 
     @abstractmethod
     def _model(self, values: Values, rows: Rows) -> Any:
@@ -205,7 +205,7 @@ class HiddenStates(Arguments, ABC):
         )
 
     def _fitted(self) -> dict[str, Parameter]:
-        """Those of the fit, or those given, if all are.
+        """Parameters of the fit, or those given, if all are.
 
         Raises:
             ModelError: neither.

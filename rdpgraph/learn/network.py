@@ -309,7 +309,7 @@ class BayesianNetwork(Arguments):
         return result
 
     def d_separated(self, one: Any, other: Any, given: Iterable[str] = ()) -> bool:
-        """Whether the edges say that variables are independent given others.
+        """Return whether the edges say that variables are independent given others.
 
         Args:
             one: a name, or several.

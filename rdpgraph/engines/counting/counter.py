@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ _WIDEST = 600.0
 
 
 def has_counter() -> bool:
-    """Whether pyganak is installed."""
+    """Return whether pyganak is installed."""
     return find_spec("pyganak") is not None
 
 
@@ -35,35 +34,26 @@ def require_counter() -> None:
         raise UnsupportedError("Counting needs pyganak: pip install 'rdpgraph[counting]'.")
 
 
-def log_counts(encodings: Sequence[Encoding], *, seconds: float, memory: float) -> list[float]:
-    """The log of the weighted count of each encoding (nats), -inf where it is impossible.
+def log_count(encoding: Encoding, *, seconds: float, memory: float) -> float:
+    """Log of the weighted count of an encoding (nats), -inf where it is impossible.
 
     Args:
-        encodings: each with one row of weights, and without gradients.
-        seconds: for all of them; the process ends then.
+        encoding: one row of weights, without gradients.
+        seconds: the process ends then.
         memory: bytes that it may take.
 
     Raises:
-        BudgetError: they do not fit, or the counter failed.
+        BudgetError: it does not fit, or the counter failed.
         UnsupportedError: pyganak is not installed.
     """
     require_counter()
-    parts: list[Any] = []
-    known: list[float] = []
-    owners: list[int] = []
-    for number, encoding in enumerate(encodings):
-        free, own = _parts(encoding)
-        known.append(free)
-        parts += own
-        owners += [number] * len(own)
+    free, parts = _parts(encoding)
     request = json.dumps({"memory": memory + _START, "parts": parts})
-    for number, log_count in zip(owners, _asked(request, seconds) if parts else [], strict=True):
-        known[number] += log_count
-    return known
+    return math.fsum([free, *(_asked(request, seconds) if parts else [])])
 
 
 def _parts(encoding: Encoding) -> tuple[float, list[Any]]:
-    """What literals without clauses come to, and each component for the counter."""
+    """Log-sum of the literals without clauses, and the components for the counter."""
     weights = encoding.log_weights[0].double().tolist()
     known, parts = [float(encoding.constant[0])], list[Any]()
     for own, clauses in encoding.components:

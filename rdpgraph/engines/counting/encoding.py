@@ -67,19 +67,17 @@ def place(literal: int) -> int:
     return 2 * abs(literal) - 2 + (literal < 0)
 
 
-def encoded(network: Network, item: int | None = None) -> Encoding:
+def encoded(network: Network) -> Encoding:
     """The clauses of a network that is possible and has no whole potentials.
 
     A variable of two states is a literal, any other one a literal for each state. Configurations
     that no item allows are clauses, merged into longer cubes where the table shows it. Equal values
     of a table share a literal that holds where they do, and the most frequent one has none; each
     configuration has its own where the table has gradients, which flow to the weights.
-
-    Args:
-        network: the reduced model.
-        item: of the batch; None: one set of clauses for all of them, that differ in weights.
+    All
+    items of a batch have one set of clauses, and differ in weights.
     """
-    making = _Making(network, item)
+    making = _Making(network)
     for group in network.groups:
         making.add(group)
     return making.made()
@@ -88,8 +86,8 @@ def encoded(network: Network, item: int | None = None) -> Encoding:
 class _Making:
     """Clauses and weights so far."""
 
-    def __init__(self, network: Network, item: int | None) -> None:
-        self._item, self._count = item, 0
+    def __init__(self, network: Network) -> None:
+        self._count = 0
         self._literals: list[tuple[int, ...]] = []
         for size in network.sizes:
             own = [self._new() for _ in range(1 if size == 2 else size)]
@@ -100,19 +98,16 @@ class _Making:
                 self._clauses.add(own)
                 self._clauses.update(tuple(sorted((-x, -y))) for x, y in combinations(own, 2))
         self._weights: list[tuple[list[int], Tensor]] = []
-        self._constant = self._of(network.constant)
+        self._constant = network.constant
         self._covers: dict[tuple[bytes, bytes, tuple[int, ...]], list[list[tuple[int, ...]]]] = {}
 
     def _new(self) -> int:
         self._count += 1
         return self._count
 
-    def _of(self, values: Tensor) -> Tensor:
-        return values if self._item is None or len(values) == 1 else values[[self._item]]
-
     def add(self, group: Group) -> None:
         """Take in factors of one shape."""
-        tables = self._of(group.log_tables)
+        tables = group.log_tables
         shape = tuple(tables.shape[2:])
         scopes = group.scopes.tolist()
         rows = group.rows.tolist() if group.rows is not None else range(len(scopes))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.counting.circuit import Circuit, LogSum, compiled
-from rdpgraph.engines.counting.counter import has_counter, log_counts
+from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.numbering import factor_tables, full_states, variable_table
@@ -97,8 +97,8 @@ class CountedSolution(Solution):
                     )
                     return self._log_z
             left = self.allowance.left()
-            counts = log_counts([self._encoding], seconds=left, memory=self.memory)
-        return self.network.constant.new_tensor(counts)
+            count = log_count(self._encoding, seconds=left, memory=self.memory)
+        return self.network.constant.new_tensor([count])
 
     @property
     def _log_z(self) -> Tensor:

@@ -276,7 +276,7 @@ def _signed(word: int) -> int:
 
 
 def _odd(numbers: Iterable[int]) -> tuple[int, ...]:
-    """What is named an odd number of times, in order."""
+    """Numbers that occur an odd number of times, in order."""
     left: set[int] = set()
     for number in numbers:
         left ^= {number}
