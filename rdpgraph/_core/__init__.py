@@ -1,1 +1,1 @@
-"""Caches, types, shapes, numbers, and copies for other processes, which every room uses."""
+"""Shared by every room: caches, types, shapes, numbers as arguments, copies for other processes."""

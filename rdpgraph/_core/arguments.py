@@ -11,20 +11,12 @@ class Arguments:
     """Base of classes whose arguments are attributes of the same names; they may be cloned."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
-        """The arguments by name.
-
-        Args:
-            deep: as scikit-learn calls it; there are no estimators inside.
-        """
+        """The arguments by name; ``deep`` means nothing here: there are no estimators inside."""
         del deep
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: Any) -> Self:
-        """Change arguments.
-
-        Raises:
-            ModelError: a name that is none of them.
-        """
+        """Change arguments; an unknown name raises `ModelError`."""
         known = self.get_params()
         for name, value in params.items():
             if name not in known:

@@ -1,8 +1,4 @@
-"""Answers that are computed once.
-
-What is kept outlives the mode that it was first asked for in: nothing here is made in
-``torch.inference_mode()``, whose tensors no gradient may pass.
-"""
+"""Answers computed once, never in ``torch.inference_mode()``, whose tensors pass no gradient."""
 
 import functools
 from collections.abc import Callable, Generator, Iterable
@@ -20,7 +16,7 @@ Params = ParamSpec("Params")
 def ordinarily(
     compute: Callable[Params, Value], *args: Params.args, **kwargs: Params.kwargs
 ) -> Value:
-    """What a function gives outside inference mode; asked for in it, without gradients."""
+    """Call a function outside inference mode; if called in it, without gradients."""
     if not torch.is_inference_mode_enabled():
         return compute(*args, **kwargs)
     with torch.inference_mode(mode=False), torch.no_grad():
@@ -29,10 +25,7 @@ def ordinarily(
 
 @contextmanager
 def recording(tensors: Callable[[], Iterable[Tensor]]) -> Generator[None]:
-    """Gradients are recorded in any mode, for what is asked for in another one later.
-
-    Not where a tensor was made in inference mode: torch records none of these.
-    """
+    """Record gradients in any mode, unless a tensor was made in inference mode: torch refuses."""
     if torch.is_grad_enabled():
         yield
         return
@@ -44,11 +37,11 @@ def recording(tensors: Callable[[], Iterable[Tensor]]) -> Generator[None]:
 def remembered(
     most: int, *, where: Callable[Params, bool] | None = None
 ) -> Callable[[Callable[Params, Value]], Callable[Params, Value]]:
-    """A function that remembers the answers to its last few (hashable) arguments.
+    """Cache a function's answers to its last ``most`` (hashable) arguments.
 
     Args:
-        most: how many.
-        where: of which arguments; those of others are large. Default: of all.
+        most: the size of the cache.
+        where: which arguments to cache; default: all.
     """
 
     def decorated(compute: Callable[Params, Value]) -> Callable[Params, Value]:
@@ -73,18 +66,14 @@ def remembered(
 
 
 class cached_property(functools.cached_property[Value]):
-    """functools' own, of something without gradients."""
+    """The standard cached property, computed without gradients."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
         super().__init__(functools.wraps(compute)(functools.partial(ordinarily, compute)))
 
 
 class differentiable_property(Generic[Value]):
-    """A cached property of tensors that may be differentiated.
-
-    One that was computed without gradients is computed again where they are wanted: what a sample
-    under ``torch.no_grad()`` left behind does not cut the graph of a later answer.
-    """
+    """A cached property of tensors, computed again when gradients are wanted and it has none."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
         self.compute = compute
@@ -110,17 +99,17 @@ class differentiable_property(Generic[Value]):
 
 @dataclass(frozen=True, eq=False)
 class Kept(Generic[Value]):
-    """A value, and the tensors that it was made of as they were then; not copied, not pickled."""
+    """A value with the tensors it was computed from, as they were; neither copied nor pickled."""
 
     value: Value
     parts: tuple[tuple[Tensor, int, bool], ...]
 
     @classmethod
     def of(cls, value: Value, made_of: Any) -> "Kept[Value] | None":
-        """None where a write to what it was made of cannot be seen.
+        """Keep a value; None where writes to its sources go unseen.
 
-        Writes are counted by all tensors but those of inference mode; what an object that is no
-        dataclass is made of is not known.
+        Tensors of inference mode do not count their writes, and the sources within an object that
+        is no dataclass are unknown.
         """
         parts = None if torch.compiler.is_compiling() else _parts(made_of)
         if parts is None or any(part.is_inference() for part in parts):
@@ -130,7 +119,7 @@ class Kept(Generic[Value]):
         return cls(value, tuple(seen))
 
     def is_current(self, made_of: Any) -> bool:
-        """Whether nothing was written to those tensors, nor another put into their place."""
+        """Return whether the sources are the same tensors, unwritten since."""
         parts = _parts(made_of)
         return parts is not None and len(parts) == len(self.parts) and all(
             seen.is_set_to(part) and (part._version, part.requires_grad) == (version, tracked)
@@ -142,7 +131,7 @@ class Kept(Generic[Value]):
 
 
 class _Current(Generic[Value]):
-    """A cached property that is computed again after a write to what it is made of."""
+    """A cached property, computed again after a write to its sources."""
 
     def __init__(self, compute: Callable[[Any], Value], made_of: tuple[str, ...]) -> None:
         self.compute, self.made_of = compute, made_of
@@ -164,16 +153,12 @@ class _Current(Generic[Value]):
 
 
 def current_property(*made_of: str) -> Callable[[Callable[[Any], Value]], _Current[Value]]:
-    """A cached property that is computed again after a write to what it is made of.
-
-    Args:
-        made_of: the fields that it reads; none: all.
-    """
+    """A cached property, computed again after a write to the named fields; none named: to any."""
     return lambda compute: _Current(compute, made_of)
 
 
 def _parts(value: Any) -> list[Tensor] | None:
-    """The tensors of something; None where not all of them are known."""
+    """The tensors of a value; None where they are not all known."""
     if isinstance(value, Tensor):
         return [value]
     if is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Calls that `torch.compile` leaves as they stand, and that tracers and transforms are refused."""
+"""Calls that `torch.compile` leaves alone; tracers and transforms get an error."""
 
 import sys
 from collections.abc import Callable
@@ -15,11 +15,10 @@ Result = TypeVar("Result")
 
 
 def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function, which compiled functions call between the parts that they trace.
+    """Make a function that `torch.compile` calls between the parts that it traces.
 
-    As `torch.compiler.disable`, asked for where the compiler is there: it takes seconds to load.
-    `torch.jit.trace`, which would record one input's steps for all inputs, gets an error, and so do
-    `torch.func.grad` and `vmap` where they meet what they cannot pass.
+    As `torch.compiler.disable`, which takes seconds to load and so is asked for late. In
+    `torch.jit.trace`, `torch.func.grad` and `vmap` it raises an error.
     """
     alone: Callable[Arguments, Result] | None = None
 
@@ -56,7 +55,7 @@ def _in_transform() -> bool:
 
 
 class Opaque:
-    """Public methods and properties of subclasses are opaque, and so is the making of an object."""
+    """Make the public methods, properties and constructors of subclasses opaque."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

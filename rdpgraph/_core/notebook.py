@@ -1,4 +1,4 @@
-"""Objects as notebooks show them: tables and small pictures, in the colours of the page."""
+"""HTML for notebooks: tables and small pictures, in the colours of the page."""
 
 import math
 import re
@@ -16,19 +16,14 @@ _BAR = "display:inline-block;height:.7em;background:currentColor;opacity:.45;mar
 
 
 def panel(text: str, picture: str = "") -> str:
-    """Lines of text as a title and a table, and a picture below.
-
-    Args:
-        text: the title, then lines of a word or two, a colon or spaces, and what they are.
-        picture: HTML.
-    """
+    """A title and a table of "key: value" lines, with a picture in HTML below."""
     title, *lines = text.splitlines()
     parts = (re.split(r":\s+|\s{2,}", line.strip(), maxsplit=1) for line in lines)
     return table(title, [(key, _text("".join(value), 400)) for key, *value in parts], picture)
 
 
 def table(title: str, rows: Iterable[tuple[str, str]], below: str = "") -> str:
-    """A title and a table of names, which are escaped, and HTML."""
+    """A title and a table of names, which are escaped, with HTML."""
     every = list(rows)
     if len(every) > _MOST_ROWS:
         every[_MOST_ROWS:] = [(f"and {len(every) - _MOST_ROWS:,} more", "")]
@@ -45,7 +40,7 @@ def table(title: str, rows: Iterable[tuple[str, str]], below: str = "") -> str:
 
 
 def bars(probabilities: Sequence[float], names: Iterable[object]) -> str:
-    """A bar for each state, of a length in proportion."""
+    """A bar for each state, its length in proportion to the probability."""
     shown = [
         f'<span style="{_BAR};width:{80 * min(max(each, 0.0), 1.0):.0f}px"></span>'
         f"{each:.3f} {_text(str(name))}"
@@ -60,12 +55,12 @@ def picture(
     *,
     squares: Sequence[object] = (),
 ) -> str:
-    """Dots with names, joined by lines, as SVG; nothing where there are too many.
+    """An SVG of named dots joined by lines; empty for too many.
 
     Args:
-        places: of each node, y upwards, about one apart.
+        places: the position of each node, y upwards, about one apart.
         edges: pairs of nodes.
-        squares: nodes that are squares without a name.
+        squares: nodes drawn as squares without a name.
     """
     if not 0 < len(places) <= _MOST_DOTS:
         return ""
@@ -97,7 +92,7 @@ def picture(
 
 
 def circle(names: Sequence[str], scopes: Iterable[Sequence[str]]) -> str:
-    """Variables in a circle, and a square for each factor of two and more."""
+    """Variables in a circle, with a square for each factor over two or more."""
     radius = max(1.0, len(names) / 5)
     places: dict[object, Point] = {}
     for place, name in enumerate(names):

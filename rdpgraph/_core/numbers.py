@@ -1,4 +1,4 @@
-"""Numbers as arguments: those of Python and of NumPy, and tensors of one number."""
+"""Numbers as arguments: Python's and NumPy's, and tensors of one number."""
 
 import math
 from numbers import Integral, Real
@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 def is_whole(value: object, least: int = 0) -> bool:
-    """Whether a value is a whole number, at least so large; True and False are none."""
+    """Return whether a value is an integer of at least ``least``; booleans are not."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def is_real(value: object) -> bool:
-    """Whether a value is a number, or a tensor of one; True and False are none."""
+    """Return whether a value is a number or a tensor of one; booleans are not."""
     if isinstance(value, Tensor):
         return value.ndim == 0
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def student(chance: float, freedom: int) -> float:
-    """The quantile of Student's t of a probability in 1/2..1; +inf without degrees of freedom."""
+    """The quantile of Student's t at a probability in 1/2..1; +inf without degrees of freedom."""
     if freedom < 1:
         return math.inf
     if freedom >= 30:  # the expansion of Cornish and Fisher is good to six digits there

@@ -1,4 +1,4 @@
-"""What crosses to another process, or to a copy: a model, without gradients, and what was run."""
+"""Pickles and copies of models and answers, with tensors detached."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, fields, is_dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors among the fields of dataclasses, in tuples, lists and dictionaries."""
+    """Tensors in the fields of dataclasses, in tuples, lists and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif is_dataclass(value):
@@ -26,10 +26,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 class Portable:
-    """Pickles and deep-copies as its fields do, with tensors detached.
+    """Pickles and deep-copies of the fields, tensors detached.
 
-    Cached answers do not cross, except for those with ``crosses``, such as messages, which are not
-    sent again. The others are recomputed when asked for.
+    Cached answers are dropped and recomputed, except for those with ``crosses``, such as messages.
     """
 
     crosses = True
@@ -53,7 +52,7 @@ def _crosses(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Draws:
-    """A generator as it is on the way; its own pickle does not reach a spawned process."""
+    """A pickled generator; its own pickle does not reach a spawned process."""
 
     device: torch.device
     state: bytes
@@ -107,7 +106,7 @@ class _Detached:
         return value if all(made.__dict__[name] is part for name, part in before.items()) else made
 
     def contents(self, value: Any) -> dict[str, Any]:
-        """The fields of a dataclass, and what it keeps of what crosses."""
+        """The fields of a dataclass, and the cached answers that cross."""
         declared = {field.name: field for field in fields(value)}
         return {
             name: self._field(declared.get(name), part)

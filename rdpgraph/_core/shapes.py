@@ -5,13 +5,9 @@ from itertools import zip_longest
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that tensors of these shapes broadcast to.
+    """The shape that tensors of these shapes broadcast to; RuntimeError if they do not.
 
-    The same as `torch.broadcast_shapes`, whose first call imports 500 modules, sympy among them,
-    which takes a third as long as torch itself.
-
-    Raises:
-        RuntimeError: they do not broadcast.
+    As `torch.broadcast_shapes`, whose first call imports 500 modules, sympy among them.
     """
     backwards: list[int] = []
     for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
@@ -24,7 +20,7 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether a tensor of one shape may be expanded to another."""
+    """Return whether a tensor of one shape can be expanded to another."""
     if len(shape) > len(to):
         return False
     pairs = zip(reversed(shape), reversed(to), strict=False)

@@ -1,7 +1,7 @@
-"""Shapes of the arrays that recursions take, in shared words, as jaxtyping aliases.
+"""Shapes of the arrays that recursions take, as jaxtyping aliases in shared words.
 
-Kernels take one batch dim; what users pass has any number of them, and is described in words. The
-annotations cost nothing in use; the tests have them checked at every call (`tests/conftest.py`).
+Kernels take one batch dim; users pass any number. The tests check the annotations at every call
+(`tests/conftest.py`).
 
 ========  =====================================================================
 word      meaning
@@ -45,4 +45,4 @@ class SupportsArray(Protocol):
 
 
 ArrayLike: TypeAlias = Tensor | SupportsArray | Sequence[Any] | float
-"""What becomes a tensor: nested lists, arrays and numbers too."""
+"""Values that become tensors: nested lists, arrays and numbers too."""

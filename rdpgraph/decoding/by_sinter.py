@@ -37,8 +37,8 @@ class SinterDecoder(_Base):
     """A ``sinter.Decoder`` for ``sinter.collect(custom_decoders=...)``; can be pickled.
 
     Args:
-        keep: how many states are kept; None: exactly.
-        event_cost: as of `ParityModel.kept`.
+        keep: the number of states kept, as for `CosetDecoder`; None: exact.
+        event_cost: as for `ParityModel.kept`.
 
     Raises:
         UnsupportedError: sinter is not installed.

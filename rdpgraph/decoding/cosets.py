@@ -16,13 +16,13 @@ _AT_ONCE = 1 << 14
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """Decisions about shots, and how sure they are.
+    """Decisions about shots, and their confidence.
 
     Attributes:
         observables: (*batch, observables) int64, the most probable values.
-        confidence: (*batch,) P(l | s) of those; of kept states their share of what was kept. Zero
-            where no error was found that explains the syndrome: the decision is then 0 throughout.
-        log_probability: (*batch,) log P(s) in nats; of kept states a lower bound.
+        confidence: (*batch,) P(l | s) of those; on kept states their share of the mass kept. Zero
+            where no error that explains the syndrome was found: the decision is then all zeros.
+        log_probability: (*batch,) log P(s) in nats; on kept states a lower bound.
     """
 
     observables: Tensor
@@ -34,15 +34,15 @@ class Decoded:
 class CosetDecoder:
     """The most probable values of a parity model's observables, given syndromes.
 
-    By P(l | s), summed over all errors, which is maximum likelihood under the model given.
+    Maximises P(l | s), summed over all errors: maximum likelihood under the model given.
 
     Args:
         model: without a batch.
-        keep: how many states are kept, as of `ParityModel.kept`; None: exactly.
-        event_cost: as of `ParityModel.kept`.
+        keep: the number of states kept, as for `ParityModel.kept`; None: exact.
+        event_cost: as for `ParityModel.kept`.
 
     Raises:
-        ModelError: a model with batch dims, or what is none.
+        ModelError: no `ParityModel`, or one with batch dims.
 
     Example:
         >>> import rdpgraph as rg

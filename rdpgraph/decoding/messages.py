@@ -19,13 +19,13 @@ _SHARED_WORK = 2**14
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """The last messages' answers to shots; a shot whose checks are not met is answered too.
+    """Results of the last messages; also given for a shot whose checks are not met.
 
     Attributes:
         errors: (*batch, errors) int64 decisions.
         log_odds: (*batch, errors) beliefs: log-odds that an error happened.
-        violated: (*batch,) how many checks the decisions leave violated.
-        iterations: (*batch,) how many were made.
+        violated: (*batch,) the number of checks that the decisions leave violated.
+        iterations: (*batch,) the number of iterations.
     """
 
     errors: Tensor
@@ -38,16 +38,16 @@ class Messages:
 class MessagesDecoder:
     """Min-sum or sum-product on sparse parity checks; a shot stops when its syndrome is met.
 
-    Messages are in float64 on the CPU, by compiled code alone, without gradients. Decisions are
-    those that the bits' beliefs favour; an undecided bit counts as an error.
+    Messages are float64, on the CPU, by compiled code only, without gradients. Decisions follow
+    the beliefs; a tie counts as an error.
 
     Args:
-        checks: (checks, errors), as of `ParityModel`.
+        checks: (checks, errors), as for `ParityModel`.
         log_odds: (errors,) or one number.
         iterations: the most for a shot.
-        scale: of min-sum's messages.
-        product: sum-product in place of min-sum.
-        serial: bit after bit, each with the messages of those before, in place of all at once.
+        scale: the factor of min-sum's messages.
+        product: sum-product instead of min-sum.
+        serial: bit after bit, each using the messages of those before, instead of all at once.
 
     Raises:
         ModelError: shapes that do not fit, or numbers out of range.

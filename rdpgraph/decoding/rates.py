@@ -23,11 +23,10 @@ class LearnedRates:
     """Rates of maximum likelihood.
 
     Attributes:
-        rates: (groups,) the probability that an odd number of a group's errors happens; of tied
+        rates: (groups,) the probability that an odd number of a group's errors happens; for tied
             errors that of each.
-        standard_errors: (groups,) by the empirical information; +inf where the syndromes say
-            nothing.
-        groups: the errors of each. Those that flip the same checks cannot be told apart, and are
+        standard_errors: (groups,) by the empirical information; +inf where it is zero.
+        groups: the errors of each. Errors that flip the same checks cannot be told apart and form
             one group, unless they are tied.
         log_likelihood: (shots,) mean log P(s), nats.
     """
@@ -41,16 +40,16 @@ class LearnedRates:
 def learn_rates(
     model: ParityModel, syndromes: Any, *, tied: Sequence[int] | None = None, steps: int = 60
 ) -> LearnedRates:
-    """Rates of maximum likelihood, from those of the model on, by L-BFGS on exact gradients.
+    """Rates of maximum likelihood by L-BFGS on exact gradients, starting at the model's.
 
     Args:
         model: without a batch; its rates are above 0 and below 1.
         syndromes: (shots, checks), -1 where a check is erased.
-        tied: (errors,) a number for each error; those of one number have one rate.
+        tied: (errors,) a label for each error; those of one label have one rate.
         steps: of L-BFGS, at most.
 
     Raises:
-        ModelError: rates of 0 or 1, ties of other errors, or no steps.
+        ModelError: rates of 0 or 1, ties of the wrong length, or no steps.
         EvidenceError: syndromes of another length.
 
     Example:

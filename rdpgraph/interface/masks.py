@@ -1,4 +1,4 @@
-"""Masks: yes-or-no questions about configurations, some of whose answers are held."""
+"""Masks: yes-or-no questions about configurations, with some of the answers given."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,19 +11,18 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property
 
 NOTHING = "A mask allows nothing"
-"""What is wrong where there is nothing to draw."""
 
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What a model within a mask has on average.
+    """Averages of a model within a mask.
 
     Attributes:
         answers: (*lead, *questions) the probability of a yes to each question.
         score: (*lead,) the expected score, nats.
-        places: (n,) numbers of places, item by item: what of the sites has been visited.
-        chances: (n,) their probabilities; a place that stands there twice has the sum.
-        counts: of what else may be counted, by name, (*lead, ...).
+        places: (n,) the places visited, item by item.
+        chances: (n,) their probabilities; a place listed twice has the sum.
+        counts: other expected counts by name, (*lead, ...).
     """
 
     answers: Tensor
@@ -52,15 +51,15 @@ class Masked(ABC):
     @property
     @abstractmethod
     def log_partition(self) -> Tensor:
-        """(*lead,) log Z of what the mask allows, nats; -inf where that is nothing."""
+        """(*lead,) log Z within the mask, nats; -inf where it allows nothing."""
 
     @abstractmethod
     def expected(self) -> Expected:
-        """The averages, exactly."""
+        """The exact averages."""
 
     @abstractmethod
     def draw(self, generator: torch.Generator | None) -> Draw:
-        """An exact draw of each item.
+        """Draw each item exactly.
 
         Raises:
             ImpossibleEvidenceError: a mask allows nothing.
@@ -69,15 +68,15 @@ class Masked(ABC):
     @property
     @abstractmethod
     def work(self) -> int:
-        """How many places and ways were visited."""
+        """The number of places and ways visited."""
 
 
 class Masks(ABC):
     """The questions that a model can be masked by.
 
-    A mask holds the answers to some of the questions and leaves what agrees with them, so that time
-    and memory are in proportion to that. Places are the states of sites, numbered row by row within
-    an item: site * states + state.
+    A mask holds the answers to some questions; time and memory are in proportion to the places
+    that agree with it. Places are the states of sites, numbered row by row within an item:
+    site * states + state.
     """
 
     model: Any
@@ -95,7 +94,7 @@ class Masks(ABC):
 
     @property
     def questions_count(self) -> int:
-        """How many questions an item has."""
+        """The number of questions of an item."""
         return math.prod(self.questions)
 
     @property
@@ -105,7 +104,7 @@ class Masks(ABC):
 
     @property
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """(S,) of each place of an item its site, and its state."""
+        """(S,) the site and the state of each place of an item."""
         size = math.prod(self.sites)
         place, states = torch.arange(size, device=self.open().device), max(self.sites[-1], 1)
         return place // states, place % states
@@ -117,7 +116,7 @@ class Masks(ABC):
 
     @abstractmethod
     def open(self) -> Tensor:
-        """(*batch, *questions) bool: those that an item has, and whose answer is not known."""
+        """(*batch, *questions) bool: the questions of an item whose answers are not known."""
 
     @abstractmethod
     def masked(self, required: Tensor, forbidden: Tensor) -> Masked:
@@ -130,18 +129,18 @@ class Masks(ABC):
 
     @abstractmethod
     def guess(self, likely: Tensor) -> Tensor:
-        """(*batch, *questions) bool: yeses that may hold together, to begin with.
+        """(*batch, *questions) bool: a start of yeses that may hold together.
 
         Args:
-            likely: of that shape: those to choose from.
+            likely: of that shape: the candidates.
         """
 
 
 class StructureMasks(Masks):
-    """Questions about a structure, whose unary potentials say what its batch and its sites are."""
+    """Questions about a structure whose unary potentials give its batch and sites."""
 
     site_dims: ClassVar[int]
-    """How many dims an item's marginals have, that of the states included."""
+    """The number of dims of an item's marginals, states included."""
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -162,12 +161,12 @@ class StructureMasks(Masks):
         return self.model.unary.detach().reshape(self.items, *self.sites)
 
     def flat_lengths(self, lengths: Tensor | None, most: int) -> Tensor:
-        """(B,) lengths (*batch,); all the most if there are none."""
+        """(B,) lengths from (*batch,), or all ``most``."""
         device = self.model.unary.device
         if lengths is None:
             return torch.full((self.items,), most, device=device)
         return lengths.reshape(self.items).to(device)
 
     def chains(self, lead: tuple[int, ...]) -> int:
-        """How many there are of (chains, *batch)."""
+        """The number of chains in (chains, *batch)."""
         return math.prod(lead) // self.items if self.items else 0

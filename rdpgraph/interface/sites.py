@@ -1,4 +1,4 @@
-"""Sites of models for estimators, and the variables of a graph as sites."""
+"""Sites of models, which estimators choose states of; variables of a graph as sites."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -24,8 +24,8 @@ class Neighbours:
     """The factors of a block that join one of the sites to others.
 
     Attributes:
-        rows: (F,) which site each factor holds.
-        slot: where the factor holds it.
+        rows: (F,) the site that each factor holds.
+        slot: its slot in the factor.
         potential: of the factors, leading dims (*batch, F or 1).
         sizes: the number of states of each slot.
     """
@@ -38,29 +38,27 @@ class Neighbours:
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """Sites with equally many states: what estimators choose states by.
+    """Sites with equally many states, which estimators choose states of.
 
     A structure offers its own by `Structure.sites`; a graph has a group for each number of states.
 
     Attributes:
         unary: (*batch, *sites, states) the summed log-potentials of each site alone (nats),
-            evidence included; -inf: impossible. A state of -inf is never kept. Proposals see it
-            without gradient.
+            evidence included; -inf: impossible, and never kept. Proposals see it without gradient.
         restrict: the model on (states, log_weights) of (*replicates, *batch, *sites, kept), the
             log-weights added to its unary potentials; repeats are separate entries.
-        graph: gives a graph whose factors proposals read; None: `means` speaks for them. Sites
+        graph: gives a graph whose factors proposals read; None: `means` is used instead. Sites
             that a batch item lacks may be free in it, where holding them costs large tables.
         means: instead of factors, of (landmarks, generator): the log of each state's mean
-            factor value over as many random states of the other sites, or what broadcasts to
-            ``unary``.
+            factor value over as many random states of the other sites, broadcastable to ``unary``.
         masses: of (states, log_weights) as for ``restrict``: the log-mass of every state of a
             site, (*replicates, *batch, *sites, states), given those kept at the other sites, up to
-            a constant for each site. Without gradient: what a `Pilot` proposes states by. None of
-            them, or no such function: the pilot probes.
+            a constant for each site; no gradient. A `Pilot` proposes states by it; None, returned
+            or given: the pilot probes.
         every: whether the model costs the same on few states as on all: supports are then over
-            all of them, those not kept at -inf, and the model is an ordinary one of its kind.
+            all states, those not kept at -inf, and the model is an ordinary one of its kind.
         numbers: (sites,) the graph's numbers of the variables; None: all of them, in order.
-        generator: all the randomness there is.
+        generator: the source of randomness.
     """
 
     unary: Tensor
@@ -84,10 +82,7 @@ class Sites:
         return None if self.graph is None else self.graph()
 
     def neighbours(self) -> Iterator[Neighbours]:
-        """The factors over a site and others not observed, once for each slot of a site.
-
-        None where there is no graph.
-        """
+        """The factors over a site and other free variables, for each slot; none without a graph."""
         graph = self._graph
         if graph is None:
             return
@@ -111,7 +106,7 @@ class Sites:
     def norms(self) -> Tensor | None:
         """The mean L1 norm of each state's embeddings in `Bilinear` potentials, like ``unary``.
 
-        None where there are no embeddings; zero throughout for a site without any.
+        None if there are no embeddings; zero for a site without any.
         """
         gathered = [
             (near.rows, near.potential.norms(near.slot))
@@ -126,14 +121,14 @@ class Sites:
     def mean_values(self, landmarks: int) -> Tensor:
         """The log of each state's mean factor value over random states of its neighbours.
 
-        One term for every neighbour, summed; like ``unary``. O(landmarks) evaluations of each
-        factor on all states of the site.
+        Like ``unary``, summed over neighbours. O(landmarks) evaluations of each factor on all
+        states of the site.
 
         Args:
-            landmarks: how many random states of the other slots are looked at.
+            landmarks: the number of random states of the other slots.
 
         Raises:
-            ModelError: nothing is known of factors.
+            ModelError: there are neither factors nor `means`.
         """
         if self.graph is None and self.means is not None:
             return self.means(landmarks, self.generator)
@@ -147,7 +142,7 @@ class Sites:
         )
 
     def _mean_value(self, near: Neighbours, landmarks: int) -> Tensor:
-        """(*batch, F or 1, states)."""
+        """Log mean values (*batch, F or 1, states)."""
         device = near.potential.device
         asked = [
             torch.randint(
@@ -168,7 +163,7 @@ class Sites:
         return total - torch.tensor(landmarks, device="cpu").log().to(total)
 
     def _gathered(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        """The sum over factors (*batch, F or 1, n) at each site, broadcastable with ``unary``."""
+        """Sum values of factors (*batch, F or 1, n) by site, broadcastable with ``unary``."""
         graph = self._graph
         assert graph is not None
         shape = graph.variables[0].shape if self.numbers is None else tuple(self.unary.shape[-2:-1])
@@ -186,14 +181,14 @@ class Sites:
 
 
 def free_variables(graph: FactorGraph) -> Tensor:
-    """(V,) bool: the variables that are not observed, in some batch item at least."""
+    """(V,) bool: the variables that are not observed in every batch item."""
     if graph.observed is None:
         return torch.ones(graph.num_variables, dtype=torch.bool, device="cpu")
     return (graph.observed == MISSING).reshape(-1, graph.num_variables).any(0)
 
 
 def free_entries(graph: FactorGraph) -> dict[int, list[int]]:
-    """Places of the entries that are not observed, by their number of states."""
+    """Places of the entries that are not observed, by number of states."""
     places: dict[int, list[int]] = {}
     observed = [False] * len(graph.variables)
     if graph.observed is not None:
@@ -205,7 +200,7 @@ def free_entries(graph: FactorGraph) -> dict[int, list[int]]:
 
 
 def free_numbers(graph: FactorGraph) -> dict[int, Tensor]:
-    """Numbers of the variables of `free_entries`, by their number of states."""
+    """Numbers of the variables of `free_entries`, by number of states."""
     starts = graph.domain.starts
     return {
         size: torch.cat(
@@ -216,14 +211,11 @@ def free_numbers(graph: FactorGraph) -> dict[int, Tensor]:
 
 
 def graph_sites(graph: FactorGraph, generator: torch.Generator | None = None) -> tuple[Sites, ...]:
-    """Sites of a graph, as `Structure.sites` has those of a structure.
+    """Sites of a graph: a group for each number of states, in the order of `free_entries`.
 
     Args:
-        graph: has its entries observed as a whole or not at all, as `opened` makes them.
-        generator: the randomness of what proposals ask of factors.
-
-    Returns:
-        A group for each number of states, in the order of `free_entries`.
+        graph: with each entry observed as a whole or not at all, as `opened` makes it.
+        generator: randomness for the means of factors.
     """
     places = free_entries(graph)
     return tuple(
@@ -239,7 +231,7 @@ def graph_sites(graph: FactorGraph, generator: torch.Generator | None = None) ->
 
 
 def by_entry(graph: FactorGraph, places: list[int], support: Support) -> dict[int, Support]:
-    """A support (*lead, sites, kept) of the members of some entries as one for each, by place."""
+    """Split a support (*lead, sites, kept) of the members of some entries by the entry's place."""
     entries = [graph.variables[place] for place in places]
     counts = [math.prod(entry.shape) for entry in entries]
     parts = map(Support, support.states.split(counts, -2), support.log_weights.split(counts, -2))
@@ -252,20 +244,15 @@ def by_entry(graph: FactorGraph, places: list[int], support: Support) -> dict[in
 def _restricted(
     graph: FactorGraph, places: list[int], states: Tensor, log_weights: Tensor
 ) -> FactorGraph:
-    """The graph on some states of some entries, and on all of the others."""
+    """Restrict a graph to some states of some entries."""
     supports = by_entry(graph, places, Support(states, log_weights))
     return graph.restrict({graph.variables[place]: own for place, own in supports.items()})
 
 
 def site_potentials(graph: FactorGraph, numbers: Tensor, size: int) -> Tensor:
-    """(*batch, n, size) the summed log-values of factors whose other variables are observed.
+    """(*batch, n, size) summed log-values of factors whose other variables are observed.
 
-    Differentiable in the potentials.
-
-    Args:
-        graph: the model.
-        numbers: (n,) of variables with equally many states.
-        size: how many.
+    Differentiable in the potentials; ``numbers`` (n,) are of variables with ``size`` states.
     """
     place, free = torch.full((graph.num_variables,), -1, device="cpu"), free_variables(graph)
     place[numbers] = torch.arange(len(numbers), device="cpu")

@@ -18,11 +18,11 @@ from rdpgraph.interface.sites import Sites
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.graph import FactorGraph
 
-_WIDTH = 120  # characters of what is no tensor
+_WIDTH = 120  # characters shown of a value that is no tensor
 
 
 def summary(value: Any) -> str:
-    """What `repr` shows of a dataclass, with tensors as ``float32(3, 5, 2)``."""
+    """The `repr` of a dataclass, with tensors as ``float32(3, 5, 2)``."""
     if isinstance(value, Tensor):
         shape = ", ".join(map(str, value.shape)) + ("," if value.ndim == 1 else "")
         dtype = str(value.dtype).removeprefix("torch.")
@@ -42,31 +42,30 @@ def summary(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Structure(Opaque, ABC):
-    """A model type that is solved by its own recursion.
+    """A model type with a recursion of its own.
 
-    One user declares it directly; another declares a graph that the registry recognises. Sites
-    are its variables in a fixed shape: `unary` holds a log-potential for every state of every
-    site, (*batch, *sites, states), and is a field of the dataclass, so that the default marginals
-    are the gradient of log Z in it. A site that a batch item lacks has marginals of zero and the
-    state -1; `factor_graph` holds it in state 0.
+    A user declares it, or a graph that the registry recognises. Sites are its variables in a fixed
+    shape: `unary`, a field of the dataclass, holds a log-potential for every state of every site,
+    (*batch, *sites, states), so that the default marginals are the gradient of log Z in it. A site
+    that a batch item lacks has marginals of zero and the state -1; `factor_graph` holds it in
+    state 0.
 
-    log Z must be given. Every other answer has a default; one that gives None is left to the
-    general engine, on the `factor_graph`, if there is one. An answer of its own deals with
-    impossible items: their marginals and entropy are zero, and a mode or sample raises
-    `ImpossibleEvidenceError`.
+    Only log Z must be given. Every other answer has a default; None leaves it to the general
+    engine, on the `factor_graph`, if there is one. An overridden answer handles impossible items:
+    marginals and entropy are zero, and a mode or sample raises `ImpossibleEvidenceError`.
 
-    `rdpgraph.testing.check_structure` holds an implementation against its own `factor_graph`, or
-    against its `score` of every configuration. It takes batch items apart: a further tensor field
-    with batch dims says how many dims follow them, as in ``field(metadata={"dims": 2})``.
+    `rdpgraph.testing.check_structure` compares an implementation with its `factor_graph`, or with
+    its `score` of every configuration. It takes batch items apart: a further tensor field with
+    batch dims says how many dims follow them, as in ``field(metadata={"dims": 2})``.
     """
 
     unary: Tensor
 
     optional_sites: ClassVar[bool] = False
-    """True if variables of `factor_graph` have a last state more, for a site in no state."""
+    """True if variables of `factor_graph` have one more state, the last, for an unused site."""
 
     least_use: ClassVar[int] = 0
-    """The least number that says in a configuration's states that a site is used."""
+    """The least state of a site that is used in a configuration."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -112,11 +111,10 @@ class Structure(Opaque, ABC):
     def score(self, states: Tensor, /) -> Tensor:
         """(*lead, *batch) the score (nats) of configurations (*lead, *batch, *sites).
 
-        -inf for those that the structure does not have. What `check_structure` enumerates where
-        there is no graph.
+        -inf for what is no configuration. `check_structure` enumerates it if there is no graph.
 
         Raises:
-            UnsupportedError: this structure has none.
+            UnsupportedError: not implemented for this structure.
         """
         raise UnsupportedError(f"{type(self).__name__} does not score configurations.")
 
@@ -138,19 +136,19 @@ class Structure(Opaque, ABC):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The dims before the sites; by default those of log Z, which is computed for it."""
+        """The dims before the sites; the default computes log Z for its shape."""
         with torch.no_grad():
             return tuple(self.log_partition().shape)
 
     @property
     def states_shape(self) -> tuple[int, ...]:
-        """(*batch, *sites): that of a configuration's states."""
+        """(*batch, *sites): the shape of a configuration's states."""
         return tuple(self.unary.shape[:-1])
 
     def configuration(self, states: Tensor) -> Any:
-        """What `mode` and `sample` give of the states (*lead, *batch, *sites) of possible ones.
+        """The result of `mode` and `sample` made from states (*lead, *batch, *sites).
 
-        Default: the states themselves. What estimators find on a few states goes through it.
+        Default: the states themselves. Estimators make their results by it.
         """
         return states
 
@@ -161,14 +159,14 @@ class Structure(Opaque, ABC):
     def variable_states(self, configuration: Any) -> Tensor:
         """(*lead, *batch, *variables) the states of the variables of `factor_graph`.
 
-        Those of the sites, unless the variables are others; for a site in no state 0, or the last.
+        Default: those of the sites, with 0, or the last state, for a site in no state.
         """
         states = self.site_states(configuration)
         absent = self.unary.shape[-1] if self.optional_sites else 0
         return torch.where(states < 0, absent, states)
 
     def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
-        """(*batch, *variables, states) what marginals of the sites say of the variables.
+        """(*batch, *variables, states) marginals of the variables from those of the sites.
 
         Args:
             values: (*batch, *sites, states) marginals, or max-marginals.
@@ -177,16 +175,15 @@ class Structure(Opaque, ABC):
         return values
 
     def uses(self, states: Tensor) -> Tensor:
-        """(*lead, *batch, *sites, states) how often each state of each site is used.
+        """(*lead, *batch, *sites, states) how often each state is used; marginals are the means.
 
-        Of the states (*lead, *batch, *sites) of configurations: once or not at all, unless a
-        structure says otherwise. What marginals expect.
+        Given states (*lead, *batch, *sites) of configurations. Default: 0 or 1.
         """
         every = torch.arange(self.unary.shape[-1], device=states.device)
         return (states.unsqueeze(-1) == every).long()
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        """Place where a site is drawn; by default on a line or in a grid. None: it is no site."""
+        """The position where a site is drawn, by default on a line or in a grid; None: hidden."""
         return (float(sum(site[-1:])), -float(sum(site[:-1])))
 
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
@@ -200,16 +197,16 @@ class Structure(Opaque, ABC):
     def listed(self) -> Tensor | None:
         """(C, *sites) all configurations of one item, possible or not, or None.
 
-        What `check_structure` scores where there is no graph; None: all combinations of the sites'
-        states, and of no state.
+        `check_structure` scores them if there is no graph; None: all combinations of the sites'
+        states and of no state.
         """
         return None
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> "Match | None":
-        """The structure that a graph is, or None; the default recognises nothing.
+        """The structure that a graph is, or None, the default.
 
-        It runs on every graph that is asked about: let it give up early.
+        Called on every graph that is asked about, so it should give up early.
         """
         return None
 
@@ -231,10 +228,9 @@ class Structure(Opaque, ABC):
         return None
 
     def entropy_over(self, log_base: Tensor) -> Tensor | None:
-        """(*batch,) the entropy relative to a base measure, nats; or None.
+        """(*batch,) the entropy relative to a base measure, nats; None: computed from both terms.
 
-        The entropy plus the expectation of the base's log-values, which is what is asked of
-        weighted states; None: it is computed from the two.
+        The entropy plus the expectation of the base's log-values, as weighted states need it.
 
         Args:
             log_base: (*batch, *sites, states), no gradient; where -inf, nothing is possible.
@@ -274,7 +270,7 @@ class Structure(Opaque, ABC):
         )
 
     def work(self) -> float:
-        """The multiply-adds of log Z, for the plan; 0.0 where nothing is said."""
+        """The multiply-adds of log Z, for the plan; 0.0 if unknown."""
         return 0.0
 
     def with_unary(self, unary: Tensor) -> Self:
@@ -293,15 +289,15 @@ class Structure(Opaque, ABC):
         )
 
     def site_places(self) -> Tensor | None:
-        """(*sites, states) where in a row of `unary` each state of `sites` stands; -1: nowhere.
+        """(*sites, states) the index in a row of `unary` of each state of `sites`; -1: none.
 
-        None: `unary` is by site, as what estimators see. A structure whose potentials are not, as
-        those of hyperedges, has configurations that count the uses of each, of `unary`'s shape.
+        None: `unary` is by site. Otherwise, as with hyperedges, configurations count the uses of
+        each entry, in `unary`'s shape.
         """
         return None
 
     def sites(self) -> Sites | None:
-        """What estimators choose states by, and the structure on those; None: they do not work.
+        """Sites that estimators choose states of, and the structure on those; None: not supported.
 
         Example:
             >>> def sites(self):
@@ -313,12 +309,12 @@ class Structure(Opaque, ABC):
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A recognised structure, or many of one shape that do not touch.
+    """A recognised structure, or many of one shape that share no variables.
 
     Attributes:
         structure: the instance; many are one with further batch dims, (*batch, *many, *sites).
         numbers: (*many, *variables) the graph's number of each variable of the structure's
-            `factor_graph`, which is as a rule that at each site; -1: it is none.
+            `factor_graph`, usually one for each site; -1: none.
         states: (S,) for each state of a variable in the graph its number in the structure; None:
             the same.
     """
@@ -329,7 +325,7 @@ class Match:
 
 
 def is_tracked(value: object) -> bool:
-    """Whether a tensor, or one that a dataclass or a tuple holds, requires a gradient."""
+    """Return whether a tensor, or one within a dataclass or tuple, requires a gradient."""
     if isinstance(value, Tensor):
         return value.requires_grad
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""Answers that are gradients: in inference mode, differentiated again, or refusing that."""
+"""Gradients as answers: in inference mode, differentiated again, or refusing that."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 def by_autograd(method: Callable[..., Answer]) -> Callable[..., Answer]:
-    """A method whose answer is a gradient, in inference mode and of its tensors too."""
+    """Make a method whose answer is a gradient work in inference mode, and on its tensors."""
 
     @wraps(method)
     def called(*args: Any, **kwargs: Any) -> Answer:
@@ -31,7 +31,7 @@ def by_autograd(method: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 def _ordinary(value: Any) -> Any:
-    """The same with copies of tensors that take no part in gradients."""
+    """Copy a value, its inference tensors cloned."""
     if isinstance(value, Tensor):
         return value.clone() if value.is_inference() else value
     if is_dataclass(value) and not isinstance(value, type):
@@ -43,7 +43,7 @@ def _ordinary(value: Any) -> Any:
 
 
 def possible_alone(log_z: Tensor) -> Tensor:
-    """Log Z that passes no gradient on where it is -inf."""
+    """Log Z that passes no gradient where it is -inf."""
     values = log_z.detach()
     if values.numel() and values.min().item() > -math.inf:
         return log_z
@@ -53,10 +53,9 @@ def possible_alone(log_z: Tensor) -> Tensor:
 def regradient(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of a function in those inputs that need one, to be differentiated once more.
+    """Gradients of a function in its inputs, differentiable again; None for those that need none.
 
-    None for the others. In aliases of the inputs: one of them may have been computed from another,
-    and its part in the gradient is not the function's to count.
+    Taken in aliases: where one input was computed from another, that path must not count.
 
     Args:
         function: of the inputs; a tensor.
@@ -79,14 +78,14 @@ def regradient(
 def expectations(
     log_partition: Callable[..., Tensor], tensors: Sequence[Tensor], *, tracked: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """Log Z, and its gradients in some tensors, which are zero for impossible items.
+    """Log Z of some tensors and its gradients in them, zero for impossible items.
 
-    In aliases of them: other potentials may have been computed from the same tensors.
+    Taken in aliases of the tensors, from which other potentials may have been computed.
 
     Args:
         log_partition: log Z of the tensors.
-        tensors: what log Z is differentiated in.
-        tracked: whether the answers are differentiable in turn, where gradients are recorded.
+        tensors: the variables of differentiation.
+        tracked: whether the answers stay differentiable, where gradients are recorded.
     """
     tracked = tracked and torch.is_grad_enabled()
     with torch.enable_grad():
@@ -108,7 +107,7 @@ def expectations(
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """For the backward pass of a function: a gradient of its gradient is refused, not zero."""
+    """Make a backward pass whose own gradient is refused, not zero."""
 
     def wrapped(ctx: Any, *gradients: Tensor) -> Any:
         with torch.no_grad():
@@ -127,7 +126,7 @@ ONCE = "This answer is differentiable once: its gradient has no gradient of its 
 
 
 def refused(values: Tensor, why: str, *of: Tensor) -> Tensor:
-    """The same values, whose gradient is an error: in these, and in what else they are made of."""
+    """The same values, whose gradient in these tensors, and in all behind them, is an error."""
     guarded: Tensor = _Refused.apply(values, why, *of)  # pyright: ignore
     return guarded
 
@@ -144,7 +143,7 @@ class _Refused(torch.autograd.Function):
 
 
 def once(values: Tensor, why: str) -> Tensor:
-    """The same values, the gradient in which has none of its own: asking for it is an error."""
+    """The same values, differentiable once: a gradient of their gradient is an error."""
     if not values.requires_grad or not torch.is_grad_enabled():
         return values
     guarded: Tensor = _Once.apply(values, why)  # pyright: ignore

@@ -11,13 +11,13 @@ from rdpgraph._core.cache import differentiable_property
 
 
 def soft_sum(logs: Tensor, dim: int | Sequence[int], temperature: float | Tensor = 1.0) -> Tensor:
-    """``temperature * logsumexp(logs / temperature)`` over some dims, their maximum at 0.0.
+    """``temperature * logsumexp(logs / temperature)`` over some dims; at temperature 0 the maximum.
 
-    Exact at any range; -inf where every entry is, with a zero gradient there and no NaN.
+    Exact at any range; -inf where every entry is, with a zero gradient there.
 
     Args:
         logs: nats; -inf allowed.
-        dim: the dims to sum over; none of them leaves ``logs`` as it is.
+        dim: the dims to sum over; none leaves ``logs`` as it is.
         temperature: a tensor is positive, broadcasts with ``logs``, and has size 1 in ``dim``.
     """
     dims = [dim] if isinstance(dim, int) else list(dim)
@@ -35,14 +35,13 @@ def soft_sum(logs: Tensor, dim: int | Sequence[int], temperature: float | Tensor
 def soft_scatter(
     logs: Tensor, groups: Tensor, count: int, temperature: float | Tensor = 1.0
 ) -> Tensor:
-    """``soft_sum`` of the rows of each group: (R, ...) as (count, ...), in O(R) per column.
+    """``soft_sum`` of the rows (R, ...) of each group, as (count, ...); -inf for an empty group.
 
     Args:
         logs: (R, ...).
-        groups: (R,) int64, the group of each row; a group without rows becomes -inf.
+        groups: (R,) int64, the group of each row.
         count: the number of groups.
-        temperature: as for `soft_sum`; a tensor has no more dims than ``logs``, and
-            size 1 in dim 0 if it has that.
+        temperature: as for `soft_sum`, with no more dims than ``logs``, and size 1 in dim 0.
     """
     spread = groups.reshape(-1, *(1,) * (logs.ndim - 1)).expand_as(logs)
 
@@ -63,7 +62,7 @@ def _is_zero(temperature: float | Tensor) -> bool:
 
 
 def _alive(peak: Tensor) -> Tensor:
-    """Maxima; a tie of nothing but -inf would share the gradient among impossible entries."""
+    """Maxima that pass no gradient to ties of -inf."""
     return torch.where(peak > -math.inf, peak, -math.inf) if peak.requires_grad else peak
 
 
@@ -111,8 +110,8 @@ class LogMatrix:
 
     Attributes:
         logs: (*lead, n, k); -inf allowed.
-        weights: (*lead, n, k) its exponentials, the largest of each row 1.
-        peaks: (*lead, n) what was taken off each row.
+        weights: (*lead, n, k) exponentials, scaled so that the largest of each row is 1.
+        peaks: (*lead, n) the logs of those scales.
     """
 
     logs: Tensor
@@ -121,16 +120,15 @@ class LogMatrix:
 
     @classmethod
     def of(cls, logs: Tensor) -> "LogMatrix":
-        """From logs, (*lead, n, k)."""
+        """Prepare logs (*lead, n, k)."""
         peaks = _peak(logs)
         return cls(logs, (logs - peaks).exp(), peaks.squeeze(-1))
 
     def times(self, rows: Tensor) -> Tensor:
         """``logsumexp_k(rows_ik + logs_jk)``: (*lead, m, k) as (*lead, m, n), nats.
 
-        One matrix product. Entries that it may have lost to underflow are summed in logs, so that
-        all are exact to rounding; -inf where no term is possible, the gradient there zero.
-        Differentiable any number of times.
+        One matrix product, with entries that it may lose to underflow summed in logs. -inf, with a
+        zero gradient, where no term is possible. Differentiable any number of times.
         """
         peak = _peak(rows)
         total = (rows - peak).exp() @ self.weights.mT
@@ -141,7 +139,7 @@ class LogMatrix:
 
     @differentiable_property
     def surprises(self) -> tuple[Tensor, Tensor]:
-        """(*lead, n, k) minus the logs of the weights, 0 of none; and that times the weights."""
+        """(*lead, n, k) minus the logs of the weights, 0 where absent; and times the weights."""
         surprises = torch.where(self.logs > -math.inf, self.peaks.unsqueeze(-1) - self.logs, 0.0)
         return surprises, self.weights * surprises
 
@@ -149,15 +147,15 @@ class LogMatrix:
         self, rows: Tensor, gains: Tensor | None, scores: tuple[Tensor, Tensor],
         *, sums: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Means of ``gains_ik + scores_jk`` over k, by the shares of the terms of `times`.
+        """Means (*lead, m, n) of ``gains_ik + scores_jk`` over k, weighted by the terms of `times`.
 
-        (*lead, m, n); 0 where no term is possible. Exact and differentiable as `times`.
+        0 where no term is possible. Exact and differentiable as `times`.
 
         Args:
             rows: (*lead, m, k) nats.
             gains: (*lead, m, k) finite; or None.
             scores: (*lead, n, k) finite; and those times the weights.
-            sums: (*lead, m, n) what `times` gives, if that is known: a product less.
+            sums: (*lead, m, n) the result of `times`, if known.
         """
         peak = _peak(rows)
         values = (rows - peak).exp()
@@ -188,7 +186,7 @@ class LogMatrix:
         return total.detach() < least
 
     def _repaired(self, result: Tensor, low: Tensor, rows: Tensor, exact: Exact) -> Tensor:
-        """Entries that are low and possible, from the logs."""
+        """Sum the entries that are low and possible again, in logs."""
         possible = (rows > -math.inf).to(result) @ (self.logs > -math.inf).to(result).mT
         places = (low & (possible > 0)).reshape(-1, *low.shape[-2:]).nonzero()
         if not len(places):
@@ -209,12 +207,12 @@ def _sums(logs: Tensor, *_: Tensor) -> Tensor:
 
 
 def _flat(values: Tensor, like: Tensor) -> Tensor:
-    """(items, rows, k) of (*lead, rows, k), for all items that another has."""
+    """(items, rows, k) from (*lead, rows, k), expanded to another's leading dims."""
     return values.expand(*like.shape[:-2], *values.shape[-2:]).reshape(-1, *values.shape[-2:])
 
 
 def steep(dtype: torch.dtype) -> float:
-    """Below this a number's log has a second derivative that may overflow."""
+    """A value below which the second derivative of the log may overflow."""
     return 64 * math.sqrt(torch.finfo(dtype).tiny)
 
 

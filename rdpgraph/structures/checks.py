@@ -1,4 +1,4 @@
-"""What a hypertree's fields must be; errors in one line."""
+"""Checks of the fields of hypertrees and of lengths, with errors in one line."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rdpgraph.structures.recursion.rules import Rules
 
 
 def checked_unary(unary: Tensor) -> None:
-    """Log-potentials (*batch, T, T, N)."""
+    """Check log-potentials (*batch, T, T, N)."""
     checked_log_values("Hypertree's unary", unary)
     shape = tuple(unary.shape)
     if len(shape) < 3 or shape[-2] != shape[-3] or not shape[-1]:
@@ -25,7 +25,7 @@ def checked_unary(unary: Tensor) -> None:
 
 
 def checked_rules(rules: Rules, unary: Tensor, preterminals: int) -> None:
-    """Rules for as many states as the unary potentials have."""
+    """Check rules against the states of the unary potentials."""
     if not isinstance(rules, Rules):
         raise ModelError(
             "Hypertree needs rules: DenseRules, SparseRules, LowRankRules, FactorisedRules or "
@@ -47,7 +47,7 @@ def checked_rules(rules: Rules, unary: Tensor, preterminals: int) -> None:
 
 
 def checked_root(root: Tensor | None, unary: Tensor, preterminals: int) -> None:
-    """(*batch, N) for the states that a wide span may have."""
+    """Check the root's log-potentials (*batch, N)."""
     if root is None:
         return
     checked_log_values("Hypertree's root", root)
@@ -77,7 +77,7 @@ def checked_trees(states: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def checked_mask(allowed: Tensor, shape: Sequence[int]) -> None:
-    """Allowed spans that broadcast to (*batch, T, T), given the shape (*batch, T, T, N)."""
+    """Check allowed spans, which broadcast to (*batch, T, T), given the shape (*batch, T, T, N)."""
     if allowed.dtype != torch.bool or not broadcasts(allowed.shape, shape[:-1]):
         raise ModelError(
             f"masked needs allowed spans as bool (*batch, T, T), to fit "
@@ -87,12 +87,7 @@ def checked_mask(allowed: Tensor, shape: Sequence[int]) -> None:
 
 
 def settle_lengths(owner: Structure, **most: int) -> None:
-    """Make lengths (*batch,) in fields of a structure, if there are any, int64 on its device.
-
-    Args:
-        owner: whose fields they are.
-        most: of each field the largest that a length may be.
-    """
+    """Make lengths (*batch,) in fields of a structure int64 on its device; ``most`` bounds each."""
     name, batch = type(owner).__name__, owner.batch_shape
     for field, total in most.items():
         lengths: Tensor | None = getattr(owner, field)

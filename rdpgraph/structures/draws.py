@@ -16,18 +16,13 @@ from rdpgraph.plan.plan import require_room
 Pick = Callable[[Tensor], Tensor]
 """Chooses an entry of each row of log-values (Q, M), as (Q,)."""
 Noise = Callable[[int, int], Tensor]
-"""Noise of so many steps, of which the one with a number is the last: (steps, ...), it first."""
+"""Noise (steps, ...) of a number of steps, given that and the index of the last, which is first."""
 
-_MANY = 256  # alternatives from which on one number for all of them takes less time than noise
+_MANY = 256  # alternatives above which inverting the running sum is faster than noise
 
 
 def checked_count(count: int, shape: Sequence[int] = ()) -> int:
-    """How many draws of so many numbers each, if that can be.
-
-    Raises:
-        ModelError: a number below 0, or none.
-        BudgetError: they would not fit.
-    """
+    """A valid number of draws of a shape; else `ModelError`, or `BudgetError` if too large."""
     if not is_whole(count):
         raise ModelError(f"Samples need a count of draws, a whole number >= 0; got {count!r:.80}.")
     require_room(8.0 * count * math.prod(shape), f"{count:,} draws")
@@ -35,12 +30,7 @@ def checked_count(count: int, shape: Sequence[int] = ()) -> int:
 
 
 def checked_best(name: str, k: int, shape: Sequence[int]) -> int:
-    """How many of the best, of so many numbers each, if that can be.
-
-    Raises:
-        ModelError: a number below 1, or none.
-        BudgetError: they would not fit.
-    """
+    """A valid k for the k best of a shape; else `ModelError`, or `BudgetError` if too large."""
     if not is_whole(k, 1):
         raise ModelError(f"{name}.k_best needs a whole k >= 1; got {k!r:.80}.")
     require_room(8.0 * k * math.prod(shape), f"The {k:,} best of {name}")
@@ -48,22 +38,18 @@ def checked_best(name: str, k: int, shape: Sequence[int]) -> int:
 
 
 def largest(logs: Tensor) -> Tensor:
-    """The first of the largest entries."""
+    """The index of the first maximum of each row."""
     return logs.argmax(1)
 
 
 def require_generator(generator: object) -> None:
-    """What draws come from is a generator, or none.
-
-    Raises:
-        ModelError: something else.
-    """
+    """Require a `torch.Generator` or None; else `ModelError`."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ModelError(f"Samples need a torch.Generator, or none; got {generator!r:.80}.")
 
 
 def drawn(generator: torch.Generator | None) -> Pick:
-    """A draw in proportion to the exponentials."""
+    """A choice drawn in proportion to the exponentials."""
     require_generator(generator)
 
     def pick(logs: Tensor) -> Tensor:
@@ -77,7 +63,7 @@ def drawn(generator: torch.Generator | None) -> Pick:
 def gumbel(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Standard Gumbel noise, finite, in the type and on the device of a tensor.
 
-    From doubles, so that what has a mass of 1e-8 is drawn too.
+    Made from doubles, so that a state of mass 1e-8 is drawn too.
     """
     numbers = uniform(shape, like.device, generator).clamp_(min=2.0**-54)
     return -(-numbers.log_()).log_().to(like)
@@ -106,7 +92,7 @@ def column(weights: Tensor, generator: torch.Generator | None) -> Tensor:
 def drawn_between(
     sums: Tensor, start: Tensor, stop: Tensor, generator: torch.Generator | None
 ) -> Tensor:
-    """(n,) a place from each start on, before its stop, drawn by running sums of weights."""
+    """(n,) a place in start..stop - 1, drawn by running sums of weights."""
     low = torch.where(start > 0, sums[start - 1], 0.0)
     target = low + uniform(low.shape, low.device, generator, low.dtype) * (sums[stop - 1] - low)
     place = torch.searchsorted(sums, target, right=True)
@@ -114,7 +100,7 @@ def drawn_between(
 
 
 def checked_temperature(temperature: float) -> None:
-    """Above 0, and finite."""
+    """Check that a temperature is positive and finite."""
     if not is_real(temperature) or not 0 < temperature < math.inf:
         raise ModelError(
             f"Relaxed samples need a temperature above 0, and finite; got {temperature!r:.80}. "
@@ -130,12 +116,9 @@ def perturbed(
     temperature: float,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """(count, *shape) potentials with Gumbel noise, at a temperature, and the lengths for them.
+    """(count, *shape) potentials with Gumbel noise, at a temperature, and lengths to match.
 
-    What remains of a stochastic softmax (Paulus et al. 2020, arXiv:2006.08063) are the marginals.
-
-    Raises:
-        ModelError: a temperature that is not above 0.
+    Their marginals are a stochastic softmax (Paulus et al. 2020, arXiv:2006.08063).
     """
     checked_temperature(temperature)
     noise = gumbel((checked_count(count, unary.shape), *unary.shape), unary, generator)
@@ -146,13 +129,7 @@ def perturbed(
 def perturbed_graph(
     graph: FactorGraph, temperature: float, generator: torch.Generator | None
 ) -> FactorGraph:
-    """A graph with Gumbel noise at each state of each variable, at a temperature.
-
-    Its marginals are a stochastic softmax, one for each batch item.
-
-    Raises:
-        ModelError: a temperature that is not above 0.
-    """
+    """A graph with Gumbel noise at each state, at a temperature, for a stochastic softmax."""
     checked_temperature(temperature)
     like = torch.zeros((), dtype=graph.dtype, device=graph.device)
     noise = gumbel((*graph.batch_shape, graph.domain.total_states), like, generator)

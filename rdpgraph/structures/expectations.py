@@ -1,4 +1,4 @@
-"""Entropies, and what one model says of another, where scores are sums of tensors' entries."""
+"""Entropies and cross-entropies of models whose scores are sums of entries of tensors."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ class Scored:
     Attributes:
         tensors: (*lead, ...) each.
         made: the model of other tensors.
-        best: (*lead,) the score of the best configuration of such a model, which may have none.
+        best: (*lead,) the score of the best configuration of such a model; -inf if it has none.
     """
 
     tensors: Sequence[Tensor]
@@ -26,10 +26,7 @@ class Scored:
     best: Callable[[Structure], Tensor]
 
     def expected(self) -> tuple[Tensor, list[Tensor]]:
-        """Log Z, (*lead,), and its gradients in the tensors, zero for impossible items.
-
-        With a graph of their own if any of the tensors has one.
-        """
+        """Log Z, (*lead,), and its gradients in the tensors, zero for impossible items."""
         tracked = any(part.requires_grad for part in self.tensors)
         return expectations(
             lambda *parts: self.made(parts).log_partition(), self.tensors, tracked=tracked
@@ -47,12 +44,8 @@ def entropy(model: Scored) -> Tensor:
 def cross_entropy(own: Scored, other: Scored, log_z: Tensor) -> Tensor:
     """(*lead,) the mean under one model of minus the log-probability in another, nats.
 
-    +inf where the other forbids what is possible; 0 where nothing is.
-
-    Args:
-        own: whose configurations they are.
-        other: of tensors of the same shapes.
-        log_z: (*lead,) of the other.
+    +inf where the other forbids what is possible; 0 where nothing is. The tensors of both have the
+    same shapes; ``log_z`` (*lead,) is the other's.
     """
     log_p, chances = own.expected()
     possible = log_p.detach() > -math.inf
@@ -62,7 +55,7 @@ def cross_entropy(own: Scored, other: Scored, log_z: Tensor) -> Tensor:
 
 
 def _mean_score(model: Scored, chances: Sequence[Tensor], lead: int) -> Tensor:
-    """(*lead,) the sums of products; what is impossible counts nothing."""
+    """(*lead,) the expected score; impossible entries count as zero."""
     total = chances[0].new_zeros(())
     for values, chance in zip(model.tensors, chances, strict=True):
         products = torch.where(values > -math.inf, values, 0.0) * chance
@@ -72,9 +65,9 @@ def _mean_score(model: Scored, chances: Sequence[Tensor], lead: int) -> Tensor:
 
 @torch.no_grad()
 def _meets(own: Scored, other: Scored, possible: Tensor) -> Tensor:
-    """(*lead,) whether what is possible has anything that the other forbids.
+    """(*lead,) whether a possible configuration uses an entry that the other model forbids.
 
-    Of the configurations with most of that, how much one has.
+    Decided by the largest number of such entries in one configuration.
     """
     pairs = zip(own.tensors, other.tensors, strict=True)
     barred = [(mine > -math.inf) & (theirs == -math.inf) for mine, theirs in pairs]

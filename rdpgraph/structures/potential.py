@@ -1,4 +1,4 @@
-"""Structures as factors over all of their sites, and graphs that are such a factor."""
+"""Structures as factors over all of their sites, and graphs of such a factor."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ class StructurePotential(Potential):
     """The scores of a structure as one factor over its sites, such as that heads form a tree.
 
     The slots are the sites, row by row. Where a site may be in no state, as the span of a tree,
-    its variable has one state more than the structure, the last. A graph of this factor and of
+    its variable has one more state than the structure, the last. A graph of this factor and of
     factors over one variable each is answered by the structure (Smith and Eisner 2008). Beside
     larger factors the scores of all configurations are written out, 2^20 at most.
 
@@ -55,12 +55,12 @@ class StructurePotential(Potential):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the structure."""
+        """The structure's dtype."""
         return self.structure.unary.dtype
 
     @property
     def device(self) -> torch.device:
-        """That of the structure."""
+        """The structure's device."""
         return self.structure.unary.device
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
@@ -104,7 +104,7 @@ class StructurePotential(Potential):
 
 
 def structure_graph(structure: Structure, unary: Tensor) -> FactorGraph:
-    """The graph of a structure: a factor over each site, and one of the rest over all of them.
+    """The graph of a structure: a factor over each site, and one over all of them.
 
     Args:
         structure: as declared.
@@ -124,7 +124,7 @@ def structure_graph(structure: Structure, unary: Tensor) -> FactorGraph:
 def recognised_factor(
     kind: type[Structure], graph: FactorGraph
 ) -> tuple[Any, Tensor, Tensor] | None:
-    """The structure of a class that is a factor over all variables, if others are over one each.
+    """The structure of a class that is the graph's one factor over more than one variable, or None.
 
     Returns:
         The structure, (*batch, *sites, states) the summed potentials of the variables, and
