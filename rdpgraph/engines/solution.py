@@ -1,4 +1,4 @@
-"""The interface and the status of solutions: the answers of every engine to the query room."""
+"""Interface of solutions: the answers that every engine gives to the query room."""
 
 import functools
 import math
@@ -49,7 +49,7 @@ Value = TypeVar("Value")
 Params = ParamSpec("Params")
 
 _ROUNDING = 1e-6
-"""The part of a score, or nats if that is less, below which a difference is rounding."""
+"""Differences below this are rounding: relative to a score, or in nats below one nat."""
 
 
 class Solution(ABC):
@@ -69,15 +69,15 @@ class Solution(ABC):
         """(B,) log Z in nats; -inf where no configuration is possible."""
 
     def log_partitions(self) -> Tensor:
-        """(replicates, B) the estimates whose mean, as Z, `log_partition` is; else that alone."""
+        """(replicates, B) estimates whose mean, as Z, is `log_partition`; that alone by default."""
         return self.log_partition().unsqueeze(0)
 
     def log_partition_errors(self) -> Tensor | None:
-        """(B,) standard errors of log Z (nats), where more is known than `log_partitions` say."""
+        """(B,) standard errors of log Z (nats), if they are not those of `log_partitions`."""
         return None
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): log Z lies between them for certain."""
+        """(B,) and (B,): certain lower and upper bounds on log Z (nats)."""
         log_z, status = self.log_partition().detach(), self.status()
         sure = status.exact and not status.biased
         below = sure or status.bound == "lower"
@@ -86,9 +86,9 @@ class Solution(ABC):
         return (log_z if below else -infinite), (log_z if above else infinite)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): log Z of an item lies between them with a probability, for certain if 1.
+        """(B,) and (B,): lower and upper ends of a confidence interval for log Z (nats).
 
-        Both numbers are random where draws were made; the probability is that of the draws.
+        The confidence is over the draws that were made; at 1 the bounds are certain.
         """
         del confidence  # nothing is drawn
         return self.bounds()
@@ -98,7 +98,7 @@ class Solution(ABC):
         """(B, S) probabilities; zero throughout where log Z is -inf."""
 
     def check_factor_marginals(self, block: int) -> None:
-        """Refuse what `factor_marginals` does not form, before room is asked for."""
+        """Refuse marginals that `factor_marginals` does not form, before memory is planned."""
         del block  # all are formed
 
     @abstractmethod
@@ -106,11 +106,11 @@ class Solution(ABC):
         """(B, F, *sizes) probabilities of the configurations of a block's factors."""
 
     def possible(self) -> Tensor:
-        """(B,) whether any configuration is, by log Z."""
+        """(B,) whether any configuration is possible, by log Z."""
         return self.log_partition().detach() > -math.inf
 
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], "Solution"]) -> Tensor | None:
-        """(B, *sizes) the joint of variables that no factor holds; None: the graph has it.
+        """(B, *sizes) joint of variables that no one factor holds; None: conditioning gives it.
 
         Args:
             numbers: (n,) of the variables.
@@ -137,7 +137,7 @@ class Solution(ABC):
         """(B, V) one most probable configuration."""
 
     def possible_mode(self) -> Tensor:
-        """(B, V) the same, and no configuration of probability zero.
+        """(B, V) the mode, or a configuration of positive probability in its place.
 
         Raises:
             BudgetError: none was found.
@@ -145,22 +145,22 @@ class Solution(ABC):
         return self.mode()
 
     def mode_exists(self) -> Tensor | None:
-        """(B,) whether any configuration is possible, where that is known without log Z."""
+        """(B,) whether any configuration is possible, if that is known without log Z."""
         return None
 
     def mode_bound(self) -> Tensor:
-        """(B,) what no configuration's score exceeds (nats), in float64.
+        """(B,) float64 upper bound on the score of every configuration (nats).
 
-        +inf: nothing more is known than `mode` says, which is the best one where status is exact.
+        +inf: nothing is known beyond the mode's score, which is the maximum if the status is exact.
         """
         return torch.full(self.log_partition().shape, math.inf, dtype=torch.float64, device="cpu")
 
     def mode_is_consistent(self) -> Tensor:
-        """(B,) whether every factor's best configurations include the mode's."""
+        """(B,) whether the mode is among the best configurations of every factor."""
         return torch.ones(len(self.log_partition()), dtype=torch.bool, device="cpu")
 
     def mode_is_optimal(self) -> Tensor:
-        """(B,) whether it is proved that no configuration is better than the mode."""
+        """(B,) whether no configuration is better than the mode, proved."""
         return torch.full((len(self.mode()),), self.status().exact, device="cpu")
 
     @abstractmethod
@@ -177,13 +177,12 @@ class Solution(ABC):
 
     @abstractmethod
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, len(numbers)) the most probable configuration of some variables, the rest summed."""
+        """(B, len(numbers)) most probable configuration of some variables, the rest summed out."""
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,), in float64: the log of the marginal mode's mass, and what none exceeds.
+        """(B,) and (B,) float64: lower and upper bounds on the marginal mode's log-mass (nats).
 
-        The first is what the mass is at least where its sum does not fit; both are log Z for no
-        variables and the mode's score for all. -inf and +inf: nothing is known.
+        The upper one bounds every configuration's mass. -inf and +inf: unknown.
         """
         infinite = torch.full(
             (len(self.marginal_mode(numbers)),), math.inf, dtype=torch.float64, device="cpu"
@@ -192,7 +191,7 @@ class Solution(ABC):
 
 
 def meets(scores: Tensor, bounds: Tensor) -> Tensor:
-    """Return whether nothing but rounding lies between scores (nats) and what no score exceeds."""
+    """Return whether scores (nats) reach their upper bounds, up to rounding."""
     slack = _ROUNDING * scores.abs().clamp(min=1.0)
     return (scores > -math.inf) & (bounds <= scores + torch.where(slack.isfinite(), slack, 0.0))
 
@@ -222,18 +221,17 @@ class Approximation(Solution):
 
 @dataclass(frozen=True)
 class Question(Generic[Value]):
-    """Question to a solution: one of its methods, and the arguments."""
+    """A question to a solution: the name of a method, and its arguments."""
 
     name: str
     arguments: tuple[Any, ...] = ()
 
     def __call__(self, solution: Solution) -> Value:
-        """The answer of a solution."""
         return getattr(solution, self.name)(*self.arguments)
 
 
 def _asked(method: Callable[Params, Value]) -> Callable[Params, Value]:
-    """A method of `Solution` as a question to the solution in charge."""
+    """A `Solution` method that passes its call to `_ask`."""
     name = method.__name__
 
     @functools.wraps(method, updated=())  # what was abstract is answered here
@@ -247,7 +245,7 @@ def _asked(method: Callable[Params, Value]) -> Callable[Params, Value]:
 
 
 class Delegate(Solution):
-    """A solution that asks another one; a subclass says which, and what it answers itself."""
+    """A solution that passes questions to another one, which a subclass chooses."""
 
     @abstractmethod
     def _ask(self, question: Question[Value]) -> Value:

@@ -12,6 +12,7 @@ from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.loopy.counting import Bethe, CountingNumbers
 from rdpgraph.engines.loopy.gradients import Gradient, Implicit
+from rdpgraph.engines.loopy.interpolation import started_from
 from rdpgraph.engines.loopy.propagation import Limits, Sweep
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule
 from rdpgraph.engines.loopy.solution import LoopySolution
@@ -111,7 +112,7 @@ class Loopy(Scheduler):
         if self.start is None:
             return solution
         assert isinstance(self.start.solution, LoopySolution)
-        return solution.started_from(self.start.solution)
+        return started_from(solution, self.start.solution)
 
     def solution(self, network: Network, allowance: Allowance | None = None) -> LoopySolution:
         """Messages in a network reduced with ``high_order=True``; a start is left out.

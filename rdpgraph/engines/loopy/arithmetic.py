@@ -1,4 +1,4 @@
-"""Log-vectors over states: rescaled, summed softly, multiplied by a matrix of every factor.
+"""Log-vectors over states: rescaling, soft sums, products with a matrix per factor.
 
 States are dim 1; factors lie in the last dim, so that for small tables each operation is one long
 vector operation.
@@ -13,29 +13,29 @@ from torch import Tensor
 
 
 def floored(logs: Tensor, lowest: float) -> Tensor:
-    """Logs not below ``lowest``, except for -inf.
+    """Logs clamped to at least ``lowest``, except for -inf.
 
-    Hard constraints around a loop may multiply a message's log with every sweep. Long before it
-    overflows, what other messages add to it would be lost to rounding.
+    Hard constraints around a loop may multiply a message's log in every sweep; long before it
+    overflows, what is added to it would be lost to rounding.
     """
     floor = max(lowest, torch.finfo(logs.dtype).min)
     return torch.where(logs > -math.inf, logs.clamp(min=floor), logs)
 
 
 def rescaled(logs: Tensor, *, vanishing: bool) -> tuple[Tensor, Tensor]:
-    """Logs whose maximum over states is 0, and what was taken off (B, 1, n)."""
+    """Logs whose maximum over states is 0, and the maxima subtracted (B, 1, n)."""
     peak = logs.amax(1, keepdim=True)
     peak = finite_peak(peak) if vanishing else peak
     return logs - peak, peak
 
 
 def finite_peak(peak: Tensor) -> Tensor:
-    """Maxima as shifts: 0 in place of -inf."""
+    """Maxima as shifts: 0 instead of -inf."""
     return torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
 
 
 def share(logs: Tensor, temperature: float) -> Tensor:
-    """Probabilities over dim 1; zero throughout where nothing is possible; maxima share at 0."""
+    """Softmax over dim 1: zero where nothing is possible, uniform over maxima at temperature 0."""
     peak = finite_peak(logs.detach().amax(1, keepdim=True))
     if temperature == 0:
         values = ((logs == peak) & (logs > -math.inf)).to(logs)
@@ -46,30 +46,26 @@ def share(logs: Tensor, temperature: float) -> Tensor:
 
 
 FAINT = 40.0
-"""Nats past the precision of float64: around loops, hard constraints may drive logs down forever,
-and below this nothing is told apart."""
+"""Nats below which log-messages count as equal in `change`: beyond the precision of float64, and
+hard constraints around loops may drive logs down forever."""
 _FEW = 16
 BOTTOM = 1e30
-"""The same where logs are bounded: -inf alone lies below."""
+"""Such a limit for bounded logs: -inf alone lies below."""
 
 
 @torch.no_grad()
 def change(new: Tensor, old: Tensor, seen: float) -> Tensor:
-    """(B, n): how much log-messages (B, K, n) differ: in nats, relatively beyond one nat.
+    """(B, n) largest change of log-messages (B, K, n), in nats, relative beyond one nat.
 
-    Not as probabilities, where what is on its way from far evidence may be too small to see.
-
-    Args:
-        new: log-messages.
-        old: the same before.
-        seen: nats below zero at which nothing is told apart any more, `FAINT` or `BOTTOM`.
+    Not as probabilities: messages that carry far evidence may be too small to see there. Values
+    below ``-seen`` (`FAINT` or `BOTTOM`) count as equal.
     """
     new, old = new.clamp(min=-seen), old.clamp(min=-seen)
     return ((new - old).abs_() / new.abs_().clamp_(min=1.0)).amax(1)
 
 
 def first_best(logs: Tensor) -> Tensor:
-    """(B, n) the first of the best states of (B, K, n); torch's own is slow where K is small."""
+    """(B, n) first argmax over K of (B, K, n); `Tensor.argmax` is slow for small K."""
     if logs.shape[1] > _FEW:
         return logs.argmax(1)
     best, states = logs[:, 0], torch.zeros_like(logs[:, 0], dtype=torch.long)
@@ -81,13 +77,13 @@ def first_best(logs: Tensor) -> Tensor:
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:
-    """(B, K, E) at some of its last places; torch selects from matrices much faster."""
+    """(B, K, n) entries of (B, K, E) at an index of the last dim; faster on a matrix."""
     batch, states, _ = values.shape
     return values.reshape(batch * states, -1).index_select(1, index).reshape(batch, states, -1)
 
 
 def neighbours(places: Tensor) -> slice | Tensor:
-    """An ascending index, as a slice if it has no gaps: that reads where the values are."""
+    """An ascending index, as a slice (a view, no copy) if it has no gaps."""
     first, last = int(places[0]), int(places[-1]) + 1
     return slice(first, last) if last - first == len(places) else places
 
@@ -99,14 +95,14 @@ Contract: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def product(table: Tensor, vector: Tensor) -> Tensor:
-    """The sum over J of products: differentiable, saves only its operands."""
+    """Sum over J of products; differentiable, saves only its operands."""
     if torch.is_grad_enabled() and (table.requires_grad or vector.requires_grad):
         return _Product.apply(table, vector)  # pyright: ignore
     return _product(table, vector)
 
 
 def maximum(table: Tensor, vector: Tensor) -> Tensor:
-    """The maximum over J of sums (logs)."""
+    """Maximum over J of sums of logs."""
     best: Tensor | None = None
     for start, stop in _chunks(table, vector):
         part = (table[:, :, start:stop] + vector[:, None, start:stop]).amax(2)
@@ -116,7 +112,7 @@ def maximum(table: Tensor, vector: Tensor) -> Tensor:
 
 
 def log_sum(table: Tensor, vector: Tensor) -> Tensor:
-    """The log of the sum over J of exponentials of sums: exact at any range, -inf included."""
+    """Log-sum-exp over J of sums of logs: exact at any range, -inf included."""
     with torch.no_grad():
         shift = finite_peak(maximum(table, vector))
     total = torch.zeros_like(shift)
@@ -145,7 +141,7 @@ class _Product(torch.autograd.Function):
 
 
 def _outer(left: Tensor, right: Tensor, shape: torch.Size) -> Tensor:
-    """(B, I, F) and (B, J, F) multiplied, summed over the dims that the table shares."""
+    """Product of (B, I, F) and (B, J, F), summed over the dims that the table broadcasts."""
     if shape[3] == 1:
         joint = torch.matmul(left, right.transpose(1, 2)).unsqueeze(3)
         return joint if shape[0] > 1 else joint.sum(0, keepdim=True)

@@ -1,7 +1,7 @@
-"""Clusters of factors, whose messages are over the variables that two clusters share."""
+"""Join graphs in message-passing form: clusters are kernels, their separators variables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,10 +9,15 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import finite_peak, neighbours
-from rdpgraph.engines.loopy.edges import Port
+from rdpgraph.engines.loopy.edges import Edges, Port, edges_of
+from rdpgraph.engines.loopy.equations import Equations
 from rdpgraph.engines.loopy.kernels import CALL, Kernel, Ports
+from rdpgraph.engines.loopy.network_equations import reach
+from rdpgraph.engines.loopy.schedules import Schedule, Sets
+from rdpgraph.engines.reduction.network import Network
 from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.plan import clock
+from rdpgraph.plan.joingraph import ClusterGraph
 
 _PASSES = 6.0
 """Operations for each entry of a table and separator."""
@@ -22,20 +27,13 @@ _DEEP = 650.0
 
 @dataclass(frozen=True, eq=False)
 class ClusterKernel(Kernel):
-    """Clusters of like shape, in float64: sums of tables as products of scaled values.
+    """Clusters of equal shape, in float64: sums are products of scaled values, or of logs."""
 
-    Those whose values and messages together might underflow are summed in logs.
-
-    Attributes:
-        sizes: of the clusters' variables.
-        separators: per port the dims that its messages are over.
-        links: per port (F,) the number of the separator, which stands for a variable here.
-        tables: per cluster the log-tables of its factors, (b, *sizes) or broadcastable to it.
-    """
-
-    sizes: tuple[int, ...]
-    separators: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]  # of the clusters' variables
+    separators: tuple[tuple[int, ...], ...]  # per port the dims that its messages are over
+    # per port (F,) number of the separator, which stands for a variable here
     links: tuple[Tensor, ...]
+    # per cluster the log-tables of its factors, (b, *sizes) or broadcastable to it
     tables: tuple[tuple[Tensor, ...], ...]
 
     @cached_property
@@ -60,7 +58,7 @@ class ClusterKernel(Kernel):
 
     @cached_property
     def _scaled(self) -> tuple[Tensor, Tensor]:
-        """(b, F, *sizes) values with a maximum of one, and (b, F) the logs taken off."""
+        """(b, F, *sizes) values with a maximum of one, and (b, F) the log-scales."""
         with torch.enable_grad():  # sweeps without gradients share it with one that records them
             pairs = [self._made(own) for own in self.tables]
             batch = max(len(values) for values, _ in pairs)
@@ -68,7 +66,7 @@ class ClusterKernel(Kernel):
             return torch.stack(values, 1), torch.stack([p.expand(batch) for _, p in pairs], 1)
 
     def prepare(self) -> None:
-        """Make the tables now."""
+        """Compute the scaled tables now."""
         _ = self._scaled
 
     def _made(self, tables: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -77,7 +75,7 @@ class ClusterKernel(Kernel):
         return (total - peak.reshape(-1, *(1,) * len(self.sizes))).exp(), peak
 
     def _total(self, tables: tuple[Tensor, ...]) -> Tensor:
-        """(b, *sizes) the log-table of a cluster."""
+        """(b, *sizes) log-table of a cluster."""
         dims = (1,) * len(self.sizes)
         total = torch.zeros(1, *dims, dtype=torch.float64, device=self.links_device)
         for table in tables:
@@ -86,12 +84,12 @@ class ClusterKernel(Kernel):
 
     @property
     def links_device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the tables."""
         return next((t.device for own in self.tables for t in own), torch.device("cpu"))
 
     @cached_property
     def _lows(self) -> Tensor:
-        """(F,) the logs of the smallest possible values, below the largest."""
+        """(F,) logs of the smallest positive scaled values; -inf if one underflowed."""
         with torch.no_grad():
             values = self._scaled[0]
             lows = torch.where(values > 0, values, 1.0).flatten(2).amin((0, 2)).log()
@@ -102,7 +100,7 @@ class ClusterKernel(Kernel):
         return lows
 
     def _deep(self, incoming: Sequence[Tensor], rows: Tensor | None) -> Tensor:
-        """Places among some rows of clusters where a product might underflow."""
+        """Places among ``rows`` of clusters for which a product might underflow."""
         low = self._lows if rows is None else self._lows[neighbours(rows)]
         for message in incoming:
             logs = message.detach()
@@ -110,13 +108,13 @@ class ClusterKernel(Kernel):
         return (low < -_DEEP).nonzero().flatten()
 
     def _spread(self, port: int, incoming: Tensor) -> Tensor:
-        """(B, F, *sizes of the separator, and 1 elsewhere) log-messages (B, K, F)."""
+        """(B, F, *sizes of the separator, 1 elsewhere) of log-messages (B, K, F)."""
         held = self.separators[port]
         shape = [size if dim in held else 1 for dim, size in enumerate(self.sizes)]
         return incoming.transpose(1, 2).reshape(len(incoming), incoming.shape[2], *shape)
 
     def _product(self, incoming: Sequence[Tensor], rows: Tensor | None) -> Tensor:
-        """(B, F, *sizes) the scaled tables times all messages."""
+        """(B, F, *sizes) scaled tables times all messages."""
         total = self._scaled[0]
         if rows is not None:
             total = total[:, neighbours(rows)]
@@ -125,7 +123,7 @@ class ClusterKernel(Kernel):
         return total
 
     def _logs(self, incoming: Sequence[Tensor], rows: Tensor | None, places: Tensor) -> Tensor:
-        """(B, n, *sizes) the log-tables at some places plus all messages."""
+        """(B, n, *sizes) log-tables at some places plus all messages."""
         chosen = places if rows is None else rows[places]
         own = [self._total(self.tables[row]) for row in chosen.tolist()]
         batch = max(len(table) for table in own)
@@ -135,7 +133,7 @@ class ClusterKernel(Kernel):
         return total
 
     def _joint(self, incoming: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """(B, F, *sizes) the tables times all messages, up to a scale (B, F) in logs."""
+        """(B, F, *sizes) tables times all messages, up to a scale (B, F) in logs."""
         total = self._product(incoming, None)
         scale = self._scaled[1].expand(total.shape[:2])
         places = self._deep(incoming, None)
@@ -150,7 +148,7 @@ class ClusterKernel(Kernel):
     def messages(
         self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
-        """The joint table summed over what the other cluster does not have, its own divided out."""
+        """Marginals of the joint table on the separators, divided by the incoming messages."""
         total = self._product(incoming, rows)
         clock.count(CALL + _PASSES * len(incoming) * total.numel())
         places = self._deep(incoming, rows)
@@ -170,7 +168,7 @@ class ClusterKernel(Kernel):
         return [dim + 2 for dim in range(len(self.sizes)) if dim not in kept]
 
     def _log_marginal(self, logs: Tensor, kept: Sequence[int]) -> Tensor:
-        """(B, n, *sizes) the logs of sums over all dims but some."""
+        """(B, n, *sizes) logs of sums over all dims except ``kept``."""
         gone = self._gone(kept)
         if not gone:
             return logs
@@ -178,7 +176,7 @@ class ClusterKernel(Kernel):
         return safe_log((logs - peak).exp().sum(gone)) + peak.squeeze(gone)
 
     def marginal(self, joint: Tensor, kept: Sequence[int]) -> Tensor:
-        """(B, F, *sizes) summed over all dims but some."""
+        """(B, F, *sizes) summed over all dims except ``kept``."""
         gone = self._gone(kept)
         return joint.sum(gone) if gone else joint
 
@@ -195,12 +193,12 @@ class ClusterKernel(Kernel):
 
     @property
     def entries(self) -> int:
-        """The numbers of all tables, if they differ between batch items."""
+        """Entries of all tables, if they differ between batch items."""
         batch = max((len(table) for own in self.tables for table in own), default=1)
         return self.count * math.prod(self.sizes) if batch > 1 else 0
 
     def items(self, chosen: slice | Tensor) -> "ClusterKernel":
-        """The kernel of some batch items, with what has been prepared of the tables."""
+        """Kernel of some batch items, with the tables prepared so far."""
         if not self.entries:
             return self
         tables = tuple(
@@ -210,3 +208,146 @@ class ClusterKernel(Kernel):
         own = replace(self, tables=tables)
         vars(own).update(_scaled=tuple(part[chosen] for part in self._scaled), _lows=self._lows)
         return own
+
+
+@dataclass(frozen=True, eq=False)
+class UpAndDown(Schedule):
+    """Messages up the order of the clusters, children first, then down, parents first."""
+
+    sets: tuple[Tensor, ...]  # messages of the clusters of one level, level by level
+    covers_all = True
+
+    def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
+        yield from self.sets
+
+
+@dataclass(frozen=True, eq=False)
+class JoinLayout:
+    """Equations of a join graph, and where its clusters and tensors are in them."""
+
+    equations: Equations  # of the messages
+    kernels: tuple[ClusterKernel, ...]  # the clusters, those of equal shape together
+    members: tuple[tuple[int, ...], ...]  # per kernel the numbers of its clusters
+    scopes: tuple[tuple[int, ...], ...]  # per tensor its variables
+    schedule: UpAndDown  # up and down
+
+
+def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
+    """Layout of a reduced network's clusters; tensor t is factor t of the groups, in order."""
+    ends: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in graph.scopes]
+    for number, link in enumerate(graph.links):
+        for end in (link.child, link.parent):
+            scope = graph.scopes[end]
+            ends[end].append((tuple(scope.index(v) for v in link.separator), number))
+    alike: dict[object, list[int]] = {}
+    for cluster, scope in enumerate(graph.scopes):
+        ends[cluster].sort()
+        sizes = tuple(graph.sizes[v] for v in scope)
+        alike.setdefault((sizes, tuple(dims for dims, _ in ends[cluster])), []).append(cluster)
+    level = _levels(graph)
+    for own in alike.values():  # what is asked for at once stands together
+        own.sort(key=lambda cluster: level[cluster])
+    tables = list(_tables(network, graph))
+    kernels = tuple(
+        ClusterKernel(
+            tuple(graph.sizes[v] for v in graph.scopes[own[0]]),
+            tuple(dims for dims, _ in ends[own[0]]),
+            tuple(
+                torch.tensor(links, device="cpu")
+                for links in zip(*_numbers(ends, own), strict=True)
+            ),
+            tuple(tables[cluster] for cluster in own),
+        )
+        for own in alike.values()
+    )
+    sizes = [math.prod(graph.sizes[v] for v in link.separator) for link in graph.links]
+    edges = edges_of(
+        [kernel.ports for kernel in kernels],
+        [kernel.count for kernel in kernels],
+        sizes,
+        torch.arange(len(sizes), device="cpu"),
+        len(sizes),
+    )
+    members = tuple(tuple(own) for own in alike.values())
+    schedule = UpAndDown(_sets(graph, edges, members, ends, level))
+    edges = edges.to(network.constant.device)
+    like = network.constant
+    equations = Equations(
+        edges=edges,
+        kernels=kernels,
+        unary=tuple(
+            like.new_zeros(1, c.size, len(c.variables), dtype=torch.float64) for c in edges.classes
+        ),
+        weights=None,
+        factor_weights=None,
+        temperature=1.0,
+        batch=network.batch,
+        vanishing=True,
+        lowest=-reach(network.groups, torch.float64),
+        in_values=True,
+    )
+    scopes = tuple(tuple(own) for group in network.groups for own in group.scopes.tolist())
+    return JoinLayout(equations, kernels, members, scopes, schedule)
+
+
+def _numbers(
+    ends: list[list[tuple[tuple[int, ...], int]]], clusters: list[int]
+) -> list[tuple[int, ...]]:
+    """Per cluster the links of its ports."""
+    return [tuple(number for _, number in ends[cluster]) for cluster in clusters]
+
+
+def _levels(graph: ClusterGraph) -> list[int]:
+    """Per cluster the length of the longest path up to it."""
+    level = [0] * len(graph.scopes)
+    for link in sorted(graph.links, key=lambda link: link.child):
+        level[link.parent] = max(level[link.parent], level[link.child] + 1)
+    return level
+
+
+def _sets(
+    graph: ClusterGraph,
+    edges: Edges,
+    members: Sequence[Sequence[int]],
+    ends: list[list[tuple[tuple[int, ...], int]]],
+    level: list[int],
+) -> tuple[Tensor, ...]:
+    """Messages to parents, the lowest clusters first, then those to children in reverse."""
+    up: dict[int, list[int]] = {}
+    down: dict[int, list[int]] = {}
+    for kernel, own in enumerate(members):
+        firsts = [edges.first_edge(edges.segments[n]) for n in edges.by_kernel[kernel]]
+        for row, cluster in enumerate(own):
+            for first, (_, number) in zip(firsts, ends[cluster], strict=True):
+                way = up if graph.links[number].child == cluster else down
+                way.setdefault(level[cluster], []).append(first + row)
+    sets = [up[number] for number in sorted(up)]
+    sets += [down[number] for number in sorted(down, reverse=True)]
+    return tuple(torch.tensor(own, device="cpu") for own in sets)
+
+
+def _tables(network: Network, graph: ClusterGraph) -> Iterator[tuple[Tensor, ...]]:
+    """Per cluster the log-tables of its factors, as views over its variables."""
+    places = [
+        (number, row)
+        for number, group in enumerate(network.groups)
+        for row in range(len(group.scopes))
+    ]
+    tables = [group.each() for group in network.groups]
+    scopes = [group.scopes.tolist() for group in network.groups]
+    for scope, members in zip(graph.scopes, graph.tensors, strict=True):
+        aligned: list[Tensor] = []
+        for tensor in members:
+            group, row = places[tensor]
+            own = tables[group][:, row if tables[group].shape[1] > 1 else 0]
+            aligned.append(_aligned(own, scopes[group][row], scope))
+        yield tuple(aligned)
+
+
+def _aligned(values: Tensor, own: Sequence[int], scope: Sequence[int]) -> Tensor:
+    """(b, *sizes of own) as a view that broadcasts over the dims of an ascending scope."""
+    ranks = sorted(range(len(own)), key=lambda i: own[i])
+    moved = values.permute(0, *(rank + 1 for rank in ranks))
+    held = set(own)
+    sizes = iter(moved.shape[1:])
+    return moved.reshape(len(values), *(next(sizes) if v in held else 1 for v in scope))

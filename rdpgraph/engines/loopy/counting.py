@@ -1,4 +1,4 @@
-"""Counting numbers: how much of each factor's entropy the approximation of log Z holds."""
+"""Counting numbers: weights of the factors' entropies in the approximation of log Z."""
 
 import heapq
 import math

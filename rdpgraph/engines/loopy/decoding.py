@@ -1,4 +1,4 @@
-"""A configuration from max-beliefs, with a check of its consistency."""
+"""Configurations decoded from max-beliefs, with a check of their consistency."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,48 +17,42 @@ from rdpgraph.engines.loopy.traceback import ascended, better, costs, scores, tr
 from rdpgraph.plan import clock
 
 _ASCENT, _PASSES = 0.3, 10
-"""The part of the sweeps that coordinate ascent may take, and its passes, at most."""
+"""Largest part of the sweeps that coordinate ascent may take, and most passes."""
 _ALL, _SETTLING = 0.8, 0.6
-"""The part of the sweeps that there is for all of it, as scores and beliefs take some time too; and
-the part of them in which messages that swing may settle, damped."""
+"""Part of the sweeps that decoding may take in all, as scores and beliefs take time too; and the
+part of them in which oscillating messages may settle, damped."""
 _EACH, _DAMPED = 4, LogDamping(0.5)
-"""Sweeps after each fixing of variables, and the damping: waiting would not end an oscillation."""
+"""Sweeps after each fixing of variables, and their damping, which ends oscillations."""
 _OF_DAMPED = 1.2
 """Cost of a damped sweep, in sweeps."""
 _DEEP = 2
-"""Layers in which factors are peeled off, in those outwards: more of them come from a core in which
-every variable has many factors, where this order promises nothing."""
+"""Most layers of the peeling order, relative to the outward order: more of them come from a core in
+which every variable has many factors, where peeling promises nothing."""
 _ORDERING = 1e-5
-"""Seconds that an order takes for each edge, rounded up."""
+"""Seconds to compute an order, per edge, rounded up."""
 _WIDE = 500
-"""Sweeps beside those for models with factors so wide that there is nothing but sweeps."""
+"""Additional sweeps for models with factors so wide that there is nothing but sweeps."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """Configurations read off max-beliefs.
+    """Configurations decoded from max-beliefs."""
 
-    Attributes:
-        states: (B, active variables).
-        consistent: (B,) whether the messages converged and every factor's best configurations
-            include this one: then it is optimal on trees, and under tree-reweighting anywhere.
-        cut: whether it was the end of the time that ended the search.
-    """
-
-    states: Tensor
+    states: Tensor  # (B, active variables)
+    # (B,) the messages converged and every factor's best configurations include this one: then it
+    # is optimal on trees, and under tree-reweighting anywhere
     consistent: Tensor
-    cut: bool = False
+    cut: bool = False  # the time limit ended the search
     crosses = True
 
 
 def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
-    """The best state of every variable; ties are broken so that neighbours agree.
+    """Decode the best state of every variable, with ties broken so that neighbours agree.
 
-    Messages that have not converged go on, damped: what swings says little of the best states.
-    Items with ties are traced back. Where that is not among the best of every factor, one variable
-    of every connected set of tied ones is fixed again and again while the messages run on, and the
-    best of all that was found is improved one variable at a time. All that takes no more sweeps
-    than the messages took before.
+    Messages that have not converged go on, damped. Items with ties are traced back. If the result
+    is not among the best of every factor, one variable of every connected set of tied ones is fixed
+    again and again while the messages run on, and the best configuration so far is improved one
+    variable at a time. All of it takes no more sweeps than the messages took before.
     """
     messages = outcome.messages
     beliefs = equations.beliefs(messages)
@@ -85,7 +79,7 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
 
 @dataclass(frozen=True, eq=False)
 class _Path:
-    """An order in which ties are decided, what that takes in sweeps, and (B,) of which items."""
+    """An order in which to decide ties, its cost in sweeps, and the (B,) items it is for."""
 
     order: Order
     cost: float
@@ -93,7 +87,7 @@ class _Path:
 
 
 class _Search:
-    """Configurations of items with ties; the best one found of each."""
+    """Search for configurations of items with ties; keeps the best one of each."""
 
     def __init__(
         self, equations: Equations, messages: Messages, sweeps: Tensor, limits: Limits, end: float,
@@ -124,11 +118,11 @@ class _Search:
             self.paths = [replace(self.paths[0], items=~peels), _Path(first, cost, peels)]
 
     def run(self, converged: Tensor, read: tuple[Tensor, ...] | None = None) -> None:
-        """Search in as many sweeps as there are for each item.
+        """Search with as many sweeps as each item has left.
 
         Args:
             converged: (B,) whether the messages have.
-            read: the best states and ties of their beliefs, if they are those to begin with.
+            read: the best states and ties of the beliefs, if they have been computed.
         """
         every, own = torch.arange(self.equations.batch, device="cpu"), self.equations
         converged = self._settle(converged)
@@ -164,7 +158,7 @@ class _Search:
             self._take(ascended(equations, start, order, passes[rows], self.end), rows)
 
     def _settle(self, converged: Tensor) -> Tensor:
-        """Let messages that have not converged run on, damped; (B,) which have by then."""
+        """Run unconverged messages on, damped; return (B,) which have converged then."""
         rows = (~converged).nonzero().flatten()
         sweeps = int(self.settling[rows].amin()) if len(rows) else 0
         if not sweeps or clock.now() > self.end:
@@ -182,7 +176,7 @@ class _Search:
         self, equations: Equations, messages: Messages, rows: Tensor, share: Tensor | float,
         read: tuple[Tensor, ...] | None = None,
     ) -> None:  # fmt: skip
-        """Decide tied variables outwards, of items for which that is a share of what is left."""
+        """Decide tied variables outwards, at most at a share of each item's remaining sweeps."""
         if self.orders is None or clock.now() > self.end:
             return
         for path in self.paths:
@@ -200,7 +194,7 @@ class _Search:
             self.left[own] -= path.cost
 
     def _take(self, states: Tensor, rows: Tensor) -> None:
-        """Keep what is better than what was found."""
+        """Keep the states of items that improve on the best ones so far."""
         equations = _some(self.equations, self.messages, rows)[0]
         rows = rows.to(states.device)
         new = scores(equations, states)
@@ -210,9 +204,9 @@ class _Search:
 
 
 def _peels(equations: Equations) -> Tensor:
-    """(B,) whether there are hard zeros that decide no variable by a single one of its neighbours.
+    """(B,) whether there are hard zeros, none of which decides a variable by one neighbour alone.
 
-    Otherwise what was decided must go on from neighbour to neighbour.
+    Otherwise decisions must propagate from neighbour to neighbour.
     """
     hard = torch.zeros(equations.batch, dtype=torch.bool, device="cpu")
     if equations.forest:
@@ -233,7 +227,7 @@ def _peels(equations: Equations) -> Tensor:
 def _rounds(
     equations: Equations, messages: Messages, sweeps: Tensor, limits: Limits, end: float
 ) -> tuple[Equations, Messages]:
-    """The equations with ties fixed again and again, and where the messages have gone."""
+    """Equations with ties fixed round by round, and the messages of the last round."""
     whole, unary = equations, [u.expand(equations.batch, -1, -1).clone() for u in equations.unary]
     ended = tuple(message.clone() for message in messages)
     items, settled = (
@@ -261,7 +255,7 @@ def _rounds(
 
 
 def _damped(limits: Limits, sweeps: int, end: float) -> Limits:
-    """Some sweeps that break swings, until the end."""
+    """Limits for a number of damped sweeps before the end."""
     schedule = limits.schedule
     if not isinstance(schedule, Flooding | Sequential):
         schedule = Sequential()
@@ -279,7 +273,7 @@ def _some(equations: Equations, messages: Messages, rows: Tensor) -> tuple[Equat
 
 
 def _states(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
-    """(B, V) the first best state of every variable."""
+    """(B, V) first best state of every variable."""
     device = equations.unary_device
     states = torch.zeros(
         equations.batch, len(equations.edges.home), dtype=torch.long, device=device
@@ -290,7 +284,7 @@ def _states(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
 
 
 def _two_largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, n) each, of (B, K, n)."""
+    """Largest and second largest (B, n) of (B, K, n)."""
     if values.shape[1] > 2:
         best, second = values.topk(2, 1).values.unbind(1)
         return best, second
@@ -303,7 +297,7 @@ def _slack(values: Tensor) -> float:
 
 
 def _tied(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
-    """(B, V) whether the best two states of a variable are as good as each other."""
+    """(B, V) whether the two best states of a variable are equally good."""
     device = equations.unary_device
     tied = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.bool, device=device)
     for c, belief in zip(equations.edges.classes, beliefs, strict=True):
@@ -335,7 +329,7 @@ def _first_of_each(edges: Edges, tied: Tensor) -> Tensor:
 
 
 def _factor_of_each_edge(edges: Edges) -> Tensor:
-    """(E,) numbers of the factors, kernel by kernel."""
+    """(E,) factor of each edge, numbered kernel by kernel."""
     parts: list[Tensor] = []
     for segment in edges.segments:
         rows = edges.ports[segment.kernel][segment.port].rows
@@ -345,7 +339,7 @@ def _factor_of_each_edge(edges: Edges) -> Tensor:
 
 
 def _fixed(equations: Equations, beliefs: tuple[Tensor, ...], chosen: Tensor) -> tuple[Tensor, ...]:
-    """Unary log-potentials that leave chosen variables (B, V) their first best state only."""
+    """Unary log-potentials that fix chosen variables (B, V) at their first best state."""
     result: list[Tensor] = []
     for c, unary, belief in zip(equations.edges.classes, equations.unary, beliefs, strict=True):
         others = torch.arange(c.size, device=unary.device).reshape(-1, 1)
@@ -357,7 +351,7 @@ def _fixed(equations: Equations, beliefs: tuple[Tensor, ...], chosen: Tensor) ->
 def _agreed(
     equations: Equations, messages: Messages, states: Tensor, known: Tensor, converged: Tensor
 ) -> Tensor:
-    """(B,) whether the messages have converged, and agree with the configuration of known score."""
+    """(B,) whether the messages have converged and agree with the configuration of known score."""
     possible = converged & (known[:, 0] == 0).cpu()
     if not bool(possible.any()):
         return possible

@@ -1,4 +1,4 @@
-"""Flat arrays of edges: which message stands where, and which messages meet at a variable.
+"""Flat arrays of edges, the index structure of messages.
 
 An edge joins a factor to one of its variables; its message is a log-vector over the variable's
 states. Edges of variables with equally many states K form a class, whose messages are one tensor
@@ -19,42 +19,35 @@ from rdpgraph._core.cache import cached_property, ordinarily
 
 
 class Boundary(ABC):
-    """Terms that other parts of a model, in other processes, add to the equations of this one.
+    """Terms that the parts of a model in other processes add to the equations of this one.
 
-    Every method but `solved` is called by all parts, in the same order. So are the gradients of
-    `joined`, for which every sum that comes of it has a part in what follows, though no factor be
-    there.
-
-    Attributes:
-        bounded: whether in no part a message can grow without bound.
-        records: whether a gradient would reach a potential of any part.
+    Every method but `solved` is a collective call: all parts make it, in the same order, also for
+    the gradients of `joined`. A part without factors must keep its sums in the graph for that
+    reason.
     """
 
-    bounded: bool
-    records: bool
+    bounded: bool  # no message of any part can grow without bound
+    records: bool  # a gradient would reach a potential of some part
 
     @abstractmethod
     def joined(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Per class (B, M, n) what all parts say of the variables, summed; differentiable.
-
-        The values given may be written to.
-        """
+        """Per class (B, M, n) values summed over all parts; differentiable; may overwrite them."""
 
     @abstractmethod
     def counted(self, number: int) -> Tensor:
-        """(n,) 1 for each variable of a class that this part counts, 0 where another one does."""
+        """(n,) 1 for each variable of a class that this part counts, 0 for those of other parts."""
 
     @abstractmethod
     def total(self, values: Tensor) -> Tensor:
-        """The sums over all parts; the gradient of each part's values is that of the sum."""
+        """Sums over all parts; every part's values get the gradient of the sum."""
 
     @abstractmethod
     def largest(self, values: Tensor) -> Tensor:
-        """The largest over all parts; no gradient."""
+        """Maxima over all parts; no gradient."""
 
     @abstractmethod
     def solved(self, values: Tensor) -> Tensor:
-        """The sums over the parts that have messages, which alone make this call; no gradient."""
+        """Sums over the parts that have messages, called by those alone; no gradient."""
 
 
 T = TypeVar("T")
@@ -64,24 +57,17 @@ _EXACT_DEGREES = 8
 
 @dataclass(frozen=True, eq=False)
 class Port:
-    """A slot of some factors that take part in message passing.
+    """A slot of a kernel's factors that takes part in message passing."""
 
-    Attributes:
-        slot: which slot.
-        rows: (n,) which factors of the kernel; None: all.
-        variables: (n,) the active variable of each.
-        size: their number of states.
-    """
-
-    slot: int
-    rows: Tensor | None
-    variables: Tensor
-    size: int
+    slot: int  # its position in the scopes
+    rows: Tensor | None  # (n,) factors of the kernel; None: all
+    variables: Tensor  # (n,) active variable of each
+    size: int  # number of states of these variables
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The edges ``start`` to ``stop`` of a class: a port of a kernel."""
+    """Edges ``start`` to ``stop`` of a class, those of one port of a kernel."""
 
     kernel: int
     port: int
@@ -92,41 +78,27 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Variables of like degree.
+    """Variables of equal (rounded) degree."""
 
-    Attributes:
-        start: local number of its first variable.
-        edges: (degree, n) the edges at each; the class's edge count stands for a missing one.
-    """
-
-    start: int
-    edges: Tensor
+    start: int  # local number of the first variable
+    edges: Tensor  # (degree, n) edges at each variable, padded with the class's edge count
 
     @property
     def stop(self) -> int:
-        """One past the local number of its last variable."""
+        """Local number after the last variable."""
         return self.start + self.edges.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
 class SizeClass:
-    """The variables with K states, and their edges.
+    """Variables with K states, and their edges."""
 
-    Attributes:
-        size: K.
-        variables: (n,) active numbers, sorted by degree.
-        variable: (E,) for every edge the local number of its variable.
-        buckets: the variables' edges, by degree.
-        padded: whether a bucket has missing edges.
-        first: the number of the class's first edge among all edges.
-    """
-
-    size: int
-    variables: Tensor
-    variable: Tensor
-    buckets: tuple[Bucket, ...]
-    padded: bool
-    first: int
+    size: int  # K
+    variables: Tensor  # (n,) active numbers, sorted by degree
+    variable: Tensor  # (E,) local number of each edge's variable
+    buckets: tuple[Bucket, ...]  # edges at the variables, by degree
+    padded: bool  # a bucket has missing edges
+    first: int  # number of the first edge among all edges
 
     @property
     def count(self) -> int:
@@ -136,35 +108,22 @@ class SizeClass:
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """All edges of a model.
+    """Edges of a model."""
 
-    Attributes:
-        classes: by number of states, ascending.
-        segments: in order of their edges.
-        by_kernel: for every kernel the segments of its ports.
-        home: (V,) the class of each active variable.
-        local: (V,) its local number there.
-        variable: (E,) the active variable of every edge.
-        ports: per kernel.
-        factors: per kernel how many.
-        numbers: the graph's number of each active variable, auxiliary ones left out.
-        num_variables: of the graph.
-    """
-
-    classes: tuple[SizeClass, ...]
-    segments: tuple[Segment, ...]
-    by_kernel: tuple[tuple[int, ...], ...]
-    home: Tensor
-    local: Tensor
-    variable: Tensor
-    ports: tuple[tuple[Port, ...], ...]
-    factors: tuple[int, ...]
-    numbers: Tensor
-    num_variables: int
+    classes: tuple[SizeClass, ...]  # by number of states, ascending
+    segments: tuple[Segment, ...]  # in order of their edges
+    by_kernel: tuple[tuple[int, ...], ...]  # per kernel the segments of its ports
+    home: Tensor  # (V,) class of each active variable
+    local: Tensor  # (V,) number of each active variable in its class
+    variable: Tensor  # (E,) active variable of each edge
+    ports: tuple[tuple[Port, ...], ...]  # per kernel
+    factors: tuple[int, ...]  # number of factors, per kernel
+    numbers: Tensor  # graph's number of each active variable, auxiliary ones left out
+    num_variables: int  # of the graph
     _memory: dict[object, object] = field(default_factory=dict[object, object], repr=False)
 
     def to(self, device: torch.device) -> "Edges":
-        """The same with the indices of full sweeps on a device."""
+        """A copy whose indices for full sweeps are on a device."""
         if device.type == "cpu":
             return self
         classes = tuple(
@@ -179,17 +138,14 @@ class Edges:
         return replace(self, classes=classes, _memory={})
 
     def remembered(self, key: object, make: "Callable[[Edges], T]") -> "T":
-        """What ``make`` gives for these edges, made once."""
+        """Result of ``make`` for these edges, computed once per key."""
         if key not in self._memory:
             self._memory[key] = ordinarily(make, self)
         return cast("T", self._memory[key])
 
     @cached_property
     def scopes(self) -> tuple[Tensor, ...]:
-        """Per kernel (F, slots) the active variables of its factors, -1 where a slot takes no part.
-
-        Slots in which no factor takes part are left out.
-        """
+        """Per kernel (F, slots) active variables of its factors, -1 where a slot takes no part."""
         scopes: list[Tensor] = []
         for ports, count in zip(self.ports, self.factors, strict=True):
             slots = sorted({port.slot for port in ports})
@@ -201,12 +157,12 @@ class Edges:
         return tuple(scopes)
 
     def listed_scopes(self) -> list[tuple[int, ...]]:
-        """The active variables of each factor, kernel by kernel."""
+        """Active variables of each factor, kernel by kernel."""
         return [tuple(v for v in row if v >= 0) for own in self.scopes for row in own.tolist()]
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """All ordered pairs of active variables that a factor joins, as two vectors."""
+        """Ordered pairs of active variables that share a factor, as two vectors."""
         empty = torch.zeros(0, dtype=torch.long, device="cpu")
         pairs = [(empty, empty)]
         for own in self.scopes:
@@ -218,11 +174,11 @@ class Edges:
 
     @property
     def count(self) -> int:
-        """The number of edges, that is of factor-to-variable messages."""
+        """Number of edges, that is of factor-to-variable messages."""
         return len(self.variable)
 
     def first_edge(self, segment: Segment) -> int:
-        """The number of a segment's first edge among all edges."""
+        """Number of a segment's first edge among all edges."""
         return self.classes[segment.size_class].first + segment.start
 
 
@@ -237,9 +193,9 @@ def edges_of(
 
     Args:
         ports: per kernel.
-        counts: per kernel the number of factors.
-        sizes: the number of states of each active variable.
-        numbers: the graph's number of each.
+        counts: number of factors, per kernel.
+        sizes: number of states of each active variable.
+        numbers: graph's number of each active variable.
         num_variables: of the graph.
     """
     states = torch.tensor(sizes, dtype=torch.long, device="cpu")
@@ -315,9 +271,9 @@ def _rounded(degrees: Tensor) -> Tensor:
 
 
 def components(left: Tensor, right: Tensor, count: int) -> Tensor:
-    """(count,) for every variable the smallest one that links ``left[i] - right[i]`` lead to.
+    """(count,) label of each variable: the smallest number in its connected component.
 
-    Every link is given both ways round.
+    Links ``left[i] - right[i]`` are given in both directions.
     """
     labels = torch.arange(count, device="cpu")
     while True:

@@ -1,4 +1,4 @@
-"""The equations of message passing on a model's edges, for any counting numbers and temperature.
+"""Message-passing equations on a model's edges, for any counting numbers and temperature.
 
 With counting numbers c_f, temperature t, unary log-potentials u and messages m from factors to
 variables:
@@ -31,29 +31,24 @@ from rdpgraph.logspace.logmatrix import soft_sum
 Messages: TypeAlias = tuple[Tensor, ...]
 """Per size class (B, K, E) log-messages whose maximum over states is 0."""
 _CACHED = 4e6
-"""Bytes that are worked on at once, of a batch."""
+"""Bytes of a batch that are worked on at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What meets at the variables of a class, hard zeros counted apart.
+    """Sums of log-messages at the variables of a class, hard zeros counted separately."""
 
-    Attributes:
-        total: (B, K, n) the finite logs summed up.
-        zeros: (B, K, n) how many are -inf; None where none can be.
-    """
-
-    total: Tensor
-    zeros: Tensor | None
+    total: Tensor  # (B, K, n) sum of the finite logs
+    zeros: Tensor | None  # (B, K, n) number of -inf; None if there can be none
 
     def logs(self) -> Tensor:
-        """(B, K, n) the sums."""
+        """(B, K, n) sums with -inf restored."""
         if self.zeros is None:
             return self.total
         return torch.where(self.zeros > 0.5, -math.inf, self.total)
 
     def less(self, message: Tensor, at: Tensor) -> Tensor:
-        """(B, K, n) the sums at variables ``at`` without a message that is part of them."""
+        """(B, K, n) sums at variables ``at`` without one message each, which is part of them."""
         if self.zeros is None:
             return take(self.total, at) - message
         dead = message == -math.inf
@@ -63,7 +58,7 @@ class Sums:
 
 
 def sums_of(unary: Tensor, arrive: Callable[[Tensor], Tensor], logs: Tensor) -> Sums:
-    """Messages ``logs``, -inf allowed, that ``arrive`` adds up, on top of the unary logs."""
+    """Sums of unary logs and of messages ``logs``, both with -inf, that ``arrive`` adds up."""
     dead, base_dead = logs == -math.inf, unary == -math.inf
     total = torch.where(base_dead, 0.0, unary) + arrive(torch.where(dead, 0.0, logs))
     return Sums(total, base_dead.to(total) + arrive(dead.to(total)))
@@ -71,39 +66,27 @@ def sums_of(unary: Tensor, arrive: Callable[[Tensor], Tensor], logs: Tensor) -> 
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """A model in message-passing form; its methods are the equations.
+    """A model in message-passing form."""
 
-    Attributes:
-        edges: which message stands where.
-        kernels: the factors.
-        unary: per size class (b, K, n) log-potentials of the variables.
-        weights: per size class (E,) the counting number of each edge's factor; None: all one.
-        factor_weights: per kernel (F,) counting numbers; None: all one.
-        temperature: 0 for max-product.
-        batch: items.
-        vanishing: whether a message may hold a hard zero. Where all batch items share their hard
-            zeros it cannot: the states that they rule out have been dropped.
-        lowest: no log-message goes below this, except for hard zeros.
-        forest: whether the factor graph is known to have no cycle.
-        boundary: where these are the equations of a part of the model; None: of all.
-        in_values: whether messages are compared as values with a maximum of one, not as logs.
-    """
-
-    edges: Edges
-    kernels: tuple[Kernel, ...]
-    unary: tuple[Tensor, ...]
+    edges: Edges  # index of the messages
+    kernels: tuple[Kernel, ...]  # the factors
+    unary: tuple[Tensor, ...]  # per size class (b, K, n) log-potentials of the variables
+    # per size class (E,) counting number of each edge's factor; None: all one
     weights: tuple[Tensor, ...] | None
-    factor_weights: tuple[Tensor, ...] | None
-    temperature: float
-    batch: int
+    factor_weights: tuple[Tensor, ...] | None  # per kernel (F,) counting numbers; None: all one
+    temperature: float  # 0 for max-product
+    batch: int  # number of items
+    # a message may hold a hard zero. If all batch items share their hard zeros none can: the states
+    # that they rule out have been dropped.
     vanishing: bool
-    lowest: float
-    forest: bool = False
+    lowest: float  # bound from below on log-messages other than -inf
+    forest: bool = False  # the factor graph is known to have no cycle
+    # terms of the other parts, if these equations are of a part of the model
     boundary: Boundary | None = None
-    in_values: bool = False
+    in_values: bool = False  # messages are compared as values with a maximum of one, not as logs
 
     def flat_messages(self) -> Messages:
-        """Messages that say nothing."""
+        """Uniform messages."""
         return tuple(
             unary.new_zeros(self.batch, c.size, c.count)
             for unary, c in zip(self.unary, self.edges.classes, strict=True)
@@ -120,16 +103,13 @@ class Equations:
             return messages
         return tuple(w * message for w, message in zip(self.weights, messages, strict=True))
 
-    def cavities(self, messages: Messages, beliefs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Per class (B, K, E): the belief at each edge's variable less the edge's own message."""
-        sums = self.sums(messages) if self.vanishing else [Sums(b, None) for b in beliefs]
-        return tuple(
-            own.less(message, c.variable)
-            for own, message, c in zip(sums, messages, self.edges.classes, strict=True)
-        )
+    def cavities(self, messages: Messages) -> tuple[Tensor, ...]:
+        """Per class (B, K, E) belief at each edge's variable less the edge's own message."""
+        parts = zip(self.sums(messages), messages, self.edges.classes, strict=True)
+        return tuple(own.less(message, c.variable) for own, message, c in parts)
 
     def sums(self, messages: Messages) -> list[Sums]:
-        """Per class what the messages and the unary log-potentials come to at the variables."""
+        """Per class the sums of messages and unary log-potentials at the variables."""
         if not self.vanishing:
             return [Sums(belief, None) for belief in self.beliefs(messages)]
         parts = zip(self.unary, self.edges.classes, self._weighted(messages), strict=True)
@@ -141,26 +121,26 @@ class Equations:
         return tuple(self.message(new) for new in self.outgoing(self._prepared(messages)[0]))
 
     def message(self, logs: Tensor) -> Tensor:
-        """What a factor answers as a message: rescaled, and floored if it might be unbounded."""
+        """A kernel's answer as a message: rescaled, and clamped if it might grow without bound."""
         logs = rescaled(logs, vanishing=self.vanishing)[0]
         return logs if self.bounded else floored(logs, self.lowest)
 
     @cached_property
     def bounded(self) -> bool:
-        """Whether no message can grow without bound."""
+        """True if no message can grow without bound."""
         if self.boundary is not None:
             return self.boundary.bounded
         return not self.vanishing and all(kernel.bounded for kernel in self.kernels)
 
     def change(self, new: Tensor, old: Tensor) -> Tensor:
-        """(B, n) how much messages (B, K, n) differ."""
+        """(B, n) change between messages (B, K, n)."""
         if self.in_values:
             with torch.no_grad():
                 return (new.exp() - old.exp()).abs_().amax(1)
         return change(new, old, BOTTOM if self.bounded or self.forest else FAINT)
 
     def outgoing(self, cavities: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the factors answer, not rescaled."""
+        """Per class (B, K, E) answers of the kernels, not rescaled."""
         edges = self.edges
         by_class: list[list[Tensor]] = [[] for _ in edges.classes]
         answers: dict[int, list[Tensor | None]] = {}
@@ -176,7 +156,7 @@ class Equations:
         )
 
     def at(self, kernel: int, values: Sequence[Tensor]) -> list[Tensor]:
-        """The parts of edge values that belong to the ports of a kernel."""
+        """Values (by class) of the edges at each port of a kernel."""
         segments = [self.edges.segments[number] for number in self.edges.by_kernel[kernel]]
         return [values[s.size_class][:, :, s.start : s.stop] for s in segments]
 
@@ -189,22 +169,19 @@ class Equations:
         return self.kernels[kernel].beliefs(self.at(kernel, self.heard(messages)))
 
     def expected_log_value(self, kernel: int, messages: Messages) -> Tensor:
-        """(B,) the expected log-values of a kernel's factors, summed."""
-        return self._in_ranges(lambda own, part: own._expected_log_value(kernel, part), messages)
+        """(B,) expected log-values of a kernel's factors, summed."""
 
-    def _expected_log_value(self, kernel: int, messages: Messages) -> Tensor:
-        incoming = self.at(kernel, self.heard(messages))
-        own = self.kernels[kernel]
-        assert isinstance(own, FactorKernel)
-        return own.expected_log_value(incoming)
+        def expected(own: Equations, part: Messages) -> Tensor:
+            factors = own.kernels[kernel]
+            assert isinstance(factors, FactorKernel)
+            return factors.expected_log_value(own.at(kernel, own.heard(part)))
+
+        return self._in_ranges(expected, messages)
 
     def factor_scores(
         self, kernel: int, heard: Sequence[Tensor], states: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(B, F) each factor's log-belief at (B, V) states, and (B, F) its largest.
-
-        From what the factors hear.
-        """
+        """(B, F) log-belief of each factor at (B, V) states, and (B, F) its maximum."""
         incoming = self.at(kernel, heard)
         own = self.kernels[kernel]
         assert isinstance(own, FactorKernel)
@@ -215,7 +192,7 @@ class Equations:
         return taken, own.log_partitions(incoming)
 
     def heard(self, messages: Messages) -> list[Tensor]:
-        """Per class (B, K, E) what the factors hear, rescaled."""
+        """Per class (B, K, E) variable-to-factor messages, rescaled."""
         return self._prepared(messages)[0]
 
     def _prepared(
@@ -229,7 +206,7 @@ class Equations:
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
     def log_partition(self, messages: Messages) -> Tensor:
-        """(B,) float64: the approximation of log Z; stationary in the messages at a fixed point.
+        """(B,) float64 approximate log Z, stationary in the messages at a fixed point.
 
         Its gradient in the potentials with the messages held fixed is therefore the whole one.
         """
@@ -258,23 +235,23 @@ class Equations:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the messages."""
+        """Floating type of the messages."""
         return self.unary[0].dtype
 
     @property
     def records(self) -> bool:
-        """Whether a gradient would reach the potentials."""
+        """True if a gradient would reach the potentials."""
         if self.boundary is not None:
             return self.boundary.records
         return any(u.requires_grad for u in self.unary) or any(k.records for k in self.kernels)
 
     @property
     def unary_device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the messages."""
         return self.unary[0].device if self.unary else torch.device("cpu")
 
     def _variable_counts(self) -> list[Tensor]:
-        """Per class (n,): one less the counting numbers of the factors at each variable."""
+        """Per class (n,) one less the counting numbers of the factors at each variable."""
         counts: list[Tensor] = []
         for number, (c, unary) in enumerate(zip(self.edges.classes, self.unary, strict=True)):
             each = unary.new_ones(c.count) if self.weights is None else self.weights[number]
@@ -283,11 +260,11 @@ class Equations:
         return counts
 
     def with_unary(self, unary: tuple[Tensor, ...]) -> "Equations":
-        """The equations with other unary log-potentials, which may hold hard zeros."""
+        """Equations with other unary log-potentials, which may hold hard zeros."""
         return replace(self, unary=unary, vanishing=True)
 
     def items(self, chosen: slice | Tensor) -> "Equations":
-        """The equations of some batch items: a range of them, or their numbers."""
+        """Equations of some batch items: a range of them, or their numbers."""
         return replace(
             self,
             kernels=tuple(kernel.items(chosen) for kernel in self.kernels),
@@ -298,7 +275,7 @@ class Equations:
     def _in_ranges(
         self, compute: Callable[["Equations", Messages], Tensor], messages: Messages
     ) -> Tensor:
-        """(B, ...) what is computed of items, of as many at once as are worked on together."""
+        """(B, ...) results of ``compute`` on the `ranges` of the batch, joined."""
         recorded = self.records or any(message.requires_grad for message in messages)
         if self.at_once >= self.batch or (recorded and torch.is_grad_enabled()):
             return compute(self, messages)
@@ -309,13 +286,13 @@ class Equations:
 
     @property
     def ranges(self) -> list[slice]:
-        """The batch in ranges of as many items as are worked on together."""
+        """Ranges of the batch, of `at_once` items each."""
         ends = range(0, self.batch, self.at_once)
         return [slice(first, min(first + self.at_once, self.batch)) for first in ends]
 
     @cached_property
     def at_once(self) -> int:
-        """How many items the processor's cache holds; all if some cost no less than all."""
+        """Number of items that fit the processor's cache; all if some cost no less than all."""
         if not self.unary or not self.divisible or self.unary_device.type != "cpu":
             return max(self.batch, 1)
         messages = sum(c.size * c.count for c in self.edges.classes)
@@ -325,24 +302,24 @@ class Equations:
 
     @cached_property
     def operations(self) -> float:
-        """What a sweep takes, of a batch item, about."""
+        """Approximate operations of a sweep, per batch item."""
         return sum(kernel.operations for kernel in self.kernels)
 
     @property
     def divisible(self) -> bool:
-        """Whether the fields of some batch items each cost no more than their share."""
+        """True if a sweep of n batch items costs about n times that of one."""
         return self.boundary is None and all(kernel.divisible for kernel in self.kernels)
 
 
 def added_rows(total: Tensor, port: Port, values: Tensor) -> Tensor:
-    """(B, F) with a port's (B, n) values added at its factors."""
+    """(B, F) values plus a port's (B, n) values at its factors."""
     if port.rows is None:
         return total + values
     return total.expand(len(values), -1).index_add(1, port.rows.to(values.device), values)
 
 
 def arriving(c: SizeClass, values: Tensor) -> Tensor:
-    """(B, K, E) summed at the variables: (B, K, n)."""
+    """(B, K, n) sums of edge values (B, K, E) at the variables."""
     if c.padded:
         values = torch.nn.functional.pad(values, (0, 1))
     parts: list[Tensor] = []
@@ -358,7 +335,7 @@ def arriving(c: SizeClass, values: Tensor) -> Tensor:
 
 
 def _joined(sums: Sequence[Sums], boundary: Boundary) -> list[Sums]:
-    """Sums with hard zeros counted apart, each with those of the other parts."""
+    """Sums with hard zeros counted separately, added up over all parts."""
     pairs = [(s.total, s.zeros) for s in sums if s.zeros is not None]
     both = boundary.joined([torch.cat(pair, 1) for pair in pairs])
     halves = (values.split(values.shape[1] // 2, 1) for values in both)

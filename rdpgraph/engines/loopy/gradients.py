@@ -1,4 +1,4 @@
-"""How gradients reach the potentials through the messages."""
+"""Gradients of potentials through the messages."""
 
 import math
 import warnings
@@ -17,7 +17,7 @@ from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.plan import clock
 
 _BREAKDOWN = 1e-12
-"""The length of a new direction of GMRES, relative to the right side, from where on it is none."""
+"""Norm of a new GMRES direction, relative to the right side, at which the space is exhausted."""
 
 
 class Gradient(ABC):
@@ -34,7 +34,7 @@ class Gradient(ABC):
 
 @dataclass(frozen=True)
 class Unrolled(Gradient):
-    """Through every sweep: the exact derivative of what was computed, of any order.
+    """Backpropagation through every sweep: the exact derivative of what was computed, of any order.
 
     Memory grows with the number of sweeps.
     """
@@ -64,10 +64,10 @@ class FromBeliefs(Gradient):
 
 @dataclass(frozen=True)
 class Implicit(Gradient):
-    """By the implicit function theorem at the fixed point; memory of one sweep.
+    """Implicit function theorem at the fixed point; memory of one sweep.
 
-    With messages m = G(m, theta), a gradient g of m becomes that of G at u with (I - J^T) u = g,
-    J = dG/dm, solved by GMRES. Right where the messages have converged. First derivatives only.
+    With messages m = G(m, theta), a gradient g of m becomes that of G at u with (I - J^T) u = g, J
+    = dG/dm, solved by GMRES. Right where the messages have converged. First derivatives only.
 
     Args:
         iterations: of the linear solve, at most; each costs a sweep backwards and a vector of
@@ -181,8 +181,8 @@ def gmres(
     """Solve operator(x) = right in a Krylov space of at most ``iterations`` dims (Saad, Schultz).
 
     Ends with the iteration in which the deadline (on `clock.now`) passes. Returns the solution and
-    the relative residual. Of vectors that lie in parts on several processes ``total`` sums up what
-    the parts say.
+    the relative residual. For vectors in parts on several processes, ``total`` sums their scalar
+    products.
     """
 
     def norm(vector: Tensor) -> float:

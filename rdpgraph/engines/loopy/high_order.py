@@ -1,4 +1,4 @@
-"""Factors whose potential answers messages itself, such as logical ones."""
+"""Kernels of factors whose potentials compute messages themselves, such as logical ones."""
 
 import math
 from collections.abc import Sequence
@@ -23,21 +23,13 @@ _OF_ENTRY = 500.0
 
 @dataclass(frozen=True, eq=False)
 class HighOrderKernel(FactorKernel):
-    """A block of factors by their potential's `messages`.
+    """A block of factors, through their potential's `messages`."""
 
-    Attributes:
-        block: its factors.
-        network: where it belongs: its variables may have lost states, or be settled.
-        weights: (F,) counting numbers, or None.
-        temperature: 0 for maxima.
-        chosen: (n,) numbers of the batch items that it is for, or None for all.
-    """
-
-    block: HighOrderBlock
-    network: Network
-    weights: Tensor | None
-    temperature: float
-    chosen: Tensor | None = None
+    block: HighOrderBlock  # its factors
+    network: Network  # the model, whose variables may have lost states, or be settled
+    weights: Tensor | None  # (F,) counting numbers; None: all one
+    temperature: float  # 0 for maxima
+    chosen: Tensor | None = None  # (n,) numbers of the batch items that it is for; None: all
 
     @property
     def count(self) -> int:
@@ -45,7 +37,7 @@ class HighOrderKernel(FactorKernel):
 
     @cached_property
     def ports(self) -> tuple[Port, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """For every slot one port for each number of states that its variables have left."""
+        """Per slot one port for each number of states that its variables have left."""
         network, ports = self.network, list[Port]()
         sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
         for slot in range(self.block.scopes.shape[1]):
@@ -80,7 +72,7 @@ class HighOrderKernel(FactorKernel):
 
     @cached_property
     def _settled(self) -> tuple[Tensor, ...]:
-        """Per slot (b, F, k) log-messages: nothing, but of settled variables their state."""
+        """Per slot (b, F, k) log-messages: uniform, or one state for settled variables."""
         like, messages = self.network.constant, list[Tensor]()
         settled = self._settled_states
         for slot, size in enumerate(self._slots):
@@ -100,9 +92,6 @@ class HighOrderKernel(FactorKernel):
     def _slots(self) -> tuple[int, ...]:
         return self.block.potential.slots(self.block.scopes.shape[1])
 
-    def weighted(self, weights: Tensor) -> "HighOrderKernel":
-        return replace(self, weights=weights)
-
     def items(self, chosen: slice | Tensor) -> "HighOrderKernel":
         before = (
             torch.arange(self.network.batch, device="cpu") if self.chosen is None else self.chosen
@@ -111,7 +100,7 @@ class HighOrderKernel(FactorKernel):
 
     @property
     def divisible(self) -> bool:
-        """Unless the potential differs between batch items: it answers for all of them at once."""
+        """False if the potential differs between batch items, which it answers all at once."""
         return not self._each
 
     @cached_property
@@ -130,7 +119,7 @@ class HighOrderKernel(FactorKernel):
         return messages
 
     def _answers(self, spread: list[Tensor]) -> list[Tensor]:
-        """Per slot (B, F, k): messages over counting numbers."""
+        """Per slot (B, F, k) messages over counting numbers."""
         if self.weights is None:
             return self._asked(spread, self.temperature)
         scale = self.weights.unsqueeze(1)
@@ -139,7 +128,7 @@ class HighOrderKernel(FactorKernel):
         return [part / scale for part in answers]
 
     def _asked(self, spread: list[Tensor], temperature: float | Tensor) -> list[Tensor]:
-        """The potential's messages, batch dims flattened: per slot (B, F, k)."""
+        """Per slot (B, F, k) messages of the potential, batch dims flattened."""
         batch = max(len(part) for part in spread)
         if isinstance(temperature, Tensor) and temperature.ndim > 1:
             temperature = self._placed(temperature)
@@ -161,7 +150,7 @@ class HighOrderKernel(FactorKernel):
         return values.expand(items, *values.shape[1:]).reshape(*shape, *values.shape[1:])
 
     def _picked(self, values: Tensor) -> Tensor:
-        """Of values of all batch items, flattened, those that this is for."""
+        """Values of the chosen batch items, from those of all, flattened."""
         if self.chosen is None or len(values) == 1:
             return values
         return values[self.chosen.to(values.device)] if self._each else values
@@ -169,7 +158,7 @@ class HighOrderKernel(FactorKernel):
     def messages(
         self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
-        """By the potential; with ``rows`` each port holds only those of its factors among them."""
+        """Messages of the potential; with ``rows`` a port holds only its factors among them."""
         if rows is not None:
             return self._of(rows, incoming)
         answers = self._answers(self._spread(incoming))
@@ -184,7 +173,7 @@ class HighOrderKernel(FactorKernel):
         return messages
 
     def _of(self, rows: Tensor, incoming: Sequence[Tensor]) -> list[Tensor | None]:
-        """The messages of some factors, of which a port may have none."""
+        """Messages of some factors, of which a port may have none."""
         block, weights = self.block, self.weights
         scopes = block.scopes[rows]
         potential = block.potential.select((self.count,), rows, scopes.shape[1])
@@ -212,13 +201,11 @@ class HighOrderKernel(FactorKernel):
         return messages
 
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
-        """From the answer to the first slot."""
         spread = self._spread(incoming)
         joint = (self._answers(spread)[0] + spread[0]).transpose(1, 2)
         return soft_sum(joint, 1, self.temperature)
 
     def log_values_at(self, states: Tensor) -> Tensor:
-        """By evaluation at the states, settled ones included."""
         settled = self._settled_states.to(states.device)
         every = settled.expand(len(states), -1, -1).clone()
         for port, left in zip(self.ports, self._states, strict=True):
@@ -233,10 +220,10 @@ class HighOrderKernel(FactorKernel):
         return values if self.weights is None else values / self.weights
 
     def check_table(self) -> None:
-        """Refuse tables that are too large.
+        """Refuse beliefs whose tables would be too large.
 
         Raises:
-            UnsupportedError: they are.
+            UnsupportedError: they would.
         """
         if math.prod(self._slots) * self.count > _MOST_ENTRIES:
             raise UnsupportedError(
@@ -245,7 +232,7 @@ class HighOrderKernel(FactorKernel):
             )
 
     def _table(self) -> Tensor:
-        """(b, F or 1, *sizes), where that is not too large."""
+        """(b, F or 1, *sizes) log-values; refused where that is too large."""
         self.check_table()
         logs = self.block.potential.table(len(self._slots))
         lead = logs.shape[: logs.ndim - len(self._slots)]
@@ -268,7 +255,7 @@ class HighOrderKernel(FactorKernel):
         return share(rows, 0.0 if self.temperature == 0 else 1.0).reshape(logs.shape)
 
     def expected_log_value(self, incoming: Sequence[Tensor]) -> Tensor:
-        """The derivative of ``log sum exp(s theta + messages)`` in s."""
+        """Derivative of ``log sum exp(s theta + messages)`` in s."""
         if self.temperature == 0:
             raise UnsupportedError(
                 f"The expected score of {type(self.block.potential).__name__} at temperature 0 is "
@@ -291,6 +278,6 @@ class HighOrderKernel(FactorKernel):
 
 
 def _times(logs: Tensor, factor: Tensor) -> Tensor:
-    """The product, with no NaN in the gradient of the factor where logs are -inf."""
+    """Product without NaN in the factor's gradient where logs are -inf."""
     alive = logs > -math.inf
     return torch.where(alive, torch.where(alive, logs, 0.0) * factor, -math.inf)

@@ -1,7 +1,7 @@
-"""Messages by block and slot of a graph, and from the few states kept of some variables to all."""
+"""Messages by block and slot of a graph, and their interpolation from kept states to all."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
-from rdpgraph.engines.loopy.build import ends
+from rdpgraph.engines.loopy.edges import Edges, Segment
 from rdpgraph.engines.loopy.equations import Messages
+from rdpgraph.engines.loopy.network_equations import message_groups
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.interface.sites import free_numbers, free_variables, site_potentials
@@ -19,16 +20,16 @@ from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.graph import FactorGraph
 
 BySlot: TypeAlias = Mapping[tuple[int, int], Tensor]
-"""For a block and a slot (B, F, k) logs over the states of the slot's variables."""
+"""Per block and slot (B, F, k) logs over the states of the slot's variables."""
 
 
-def arriving_messages(solution: LoopySolution) -> BySlot:
-    """What each factor says to the variable at each slot; 0 where no message is passed."""
-    return _with_edges(solution, _filled(solution.network, 0.0), solution.outcome.messages)
+def arriving_messages(solution: LoopySolution, missing: float = 0.0) -> BySlot:
+    """Messages of each factor to the variable at each slot; ``missing`` where none is passed."""
+    return _with_edges(solution, _filled(solution.network, missing), solution.outcome.messages)
 
 
 def cavities(solution: LoopySolution) -> BySlot:
-    """What the variable at each slot says to each factor: its belief without the factor's own part.
+    """Messages of the variable at each slot to its factor: beliefs without the factor's message.
 
     -inf at states that hard zeros have ruled out.
     """
@@ -38,20 +39,15 @@ def cavities(solution: LoopySolution) -> BySlot:
     equations, edges = solution.equations, solution.edges
     beliefs = equations.beliefs(messages)
     filled = _filled(network, -math.inf)
-    rows = torch.arange(len(network.settled), device="cpu")
+    rows = torch.arange(network.batch, device="cpu").reshape(-1, 1, 1)
     for block, origins in enumerate(network.origins):
         scopes = network.graph.blocks[block].scopes
         for members, group, slots in origins if scopes.shape[1] > 1 else ():
             for slot in range(scopes.shape[1]):
                 if slot not in slots:
                     states = network.settled[:, scopes[members, slot]].unsqueeze(-1)
-                    index = (rows.reshape(-1, 1, 1), members.reshape(-1, 1), states)
                     zeros = filled[block, slot].new_zeros(())
-                    if len(rows) == 1:
-                        index = (
-                            torch.arange(network.batch, device="cpu").reshape(-1, 1, 1),
-                            *index[1:],
-                        )
+                    index = (rows, members.reshape(-1, 1), states)
                     filled[block, slot] = _put(filled[block, slot], index, zeros)
             if len(slots) == 1:
                 # The other slots are settled, and the factor is a part of a variable's unary one.
@@ -65,16 +61,16 @@ def cavities(solution: LoopySolution) -> BySlot:
                 filled[block, slots[0]] = _at_left(
                     network, filled[block, slots[0]], block, slots[0], members, rest
                 )
-    return _with_edges(solution, filled, equations.cavities(messages, beliefs))
+    return _with_edges(solution, filled, equations.cavities(messages))
 
 
 def started(solution: LoopySolution, messages: BySlot) -> LoopySolution:
-    """The same, beginning with these messages; a slot that none is given for begins with none."""
+    """The solution with these messages as its start; slots without any start uniform."""
     network, edges = solution.network, solution.edges
     start = [
         network.constant.new_zeros(network.batch, c.size, c.count).detach() for c in edges.classes
     ]
-    for block, slot, members, segment in ends(network, edges):
+    for block, slot, members, segment in _ends(network, edges):
         given = messages.get((block, slot))
         if given is None:
             continue
@@ -91,6 +87,38 @@ def started(solution: LoopySolution, messages: BySlot) -> LoopySolution:
     return replace(solution, start=tuple(start))
 
 
+def started_from(solution: LoopySolution, other: LoopySolution) -> LoopySolution:
+    """The solution with another's messages as its start, where they share factors and states."""
+    network, before = solution.network, other.network
+    if before.batch not in (1, network.batch):
+        return started(solution, {})
+    shared: dict[tuple[int, int], Tensor] = {}
+    pairs = enumerate(zip(network.graph.blocks, before.graph.blocks, strict=False))
+    alike = {n: own.scopes == old.scopes for n, (own, old) in pairs if own.sizes == old.sizes
+             and own.scopes.shape == old.scopes.shape}  # fmt: skip
+    for (block, slot), values in arriving_messages(other, -math.inf).items():
+        if block in alike:
+            same = alike[block][:, slot, None].to(values.device)
+            shared[block, slot] = torch.where(same, values, -math.inf)
+    return started(solution, shared)
+
+
+def _ends(network: Network, edges: Edges) -> Iterator[tuple[int, int, Tensor, Segment]]:
+    """Block, slot and rows of the block's factors, of every segment of edges."""
+    tables = message_groups(network)
+    for block, origins in enumerate(network.origins):
+        for members, group, slots in origins:
+            if group in tables:
+                for port, slot in enumerate(slots):
+                    segment = edges.by_kernel[tables.index(group)][port]
+                    yield block, slot, members, edges.segments[segment]
+    for number, block in enumerate(network.high_order):
+        kernel = len(tables) + number
+        for port, segment in zip(edges.ports[kernel], edges.by_kernel[kernel], strict=True):
+            assert port.rows is not None
+            yield block.number, port.slot, port.rows, edges.segments[segment]
+
+
 def _filled(network: Network, value: float) -> dict[tuple[int, int], Tensor]:
     like = network.constant
     return {
@@ -105,7 +133,7 @@ def _with_edges(
     solution: LoopySolution, filled: dict[tuple[int, int], Tensor], values: Messages
 ) -> BySlot:
     network, edges = solution.network, solution.edges
-    for block, slot, members, segment in ends(network, edges):
+    for block, slot, members, segment in _ends(network, edges):
         own = values[segment.size_class][:, :, segment.start : segment.stop]
         filled[block, slot] = _at_left(network, filled[block, slot], block, slot, members, own)
     return filled
@@ -114,7 +142,7 @@ def _with_edges(
 def _at_left(
     network: Network, target: Tensor, block: int, slot: int, members: Tensor, values: Tensor
 ) -> Tensor:
-    """(B, F, k) with (b, left, n) values put at the states left of some factors' variables."""
+    """(B, F, k) with (b, left, n) values put at the remaining states of some factors' variables."""
     scopes = network.graph.blocks[block].scopes[members, slot]
     states = network.states_left(scopes, values.shape[1])
     batch = torch.arange(network.batch, device="cpu").reshape(-1, 1, 1)
@@ -131,35 +159,30 @@ _MOST_AT_ONCE = 1 << 22  # log-values
 
 @dataclass(frozen=True, eq=False)
 class InterpolatedMessages:
-    """What the messages of a restricted model say of all states of the whole one.
+    """Messages of a restricted model, at all states of the whole model.
 
-    A message is a sum over the states kept of the other variables, weights included, of a factor's
-    values: it is defined at every state of the variable that it goes to, and not at those kept
-    alone. That is how messages are carried from one choice of states to the next: Nystrom's
-    interpolation of an integral equation.
-
-    Attributes:
-        graph: the model; its restriction has the same factors, in parts of its blocks.
-        selected: (replicates, B, n, K) the selected states of (n,) variables with equally many.
-        few: (V,) which variables have states that were not kept, and are not observed.
-        solution: of the restricted model.
+    A message sums a factor's values over the kept states of the other variables, weights included:
+    it is defined at every state of its variable, not at the kept ones alone (Nystrom's
+    interpolation of an integral equation). So messages carry over from one choice of states to the
+    next.
     """
 
-    graph: FactorGraph
+    graph: FactorGraph  # the model; its restriction has the same factors, in parts of its blocks
+    # (replicates, B, n, K) kept states of (n,) variables with equally many
     selected: Callable[[Tensor], Tensor]
-    few: Tensor
-    solution: LoopySolution
+    few: Tensor  # (V,) variables with states that were not kept, and not observed
+    solution: LoopySolution  # of the restricted model
 
     @property
     def restricted(self) -> FactorGraph:
-        """The model on the states kept."""
+        """The model on the kept states."""
         return self.solution.network.graph
 
     @differentiable_property
     def messages(self) -> BySlot:
         """By block of the restricted model and slot, (B', F, all states of the slot's variables).
 
-        Those to observed variables say nothing.
+        Messages to observed variables are uniform.
         """
         incoming = cavities(self.solution)
         known = arriving_messages(self.solution)
@@ -179,7 +202,7 @@ class InterpolatedMessages:
         return messages
 
     def _interpolated(self, number: int, slot: int, rows: Tensor, incoming: BySlot) -> Tensor:
-        """(B', n, states) from some factors of a block to their slot's variables."""
+        """(B', n, states) messages of some factors of a block to their slot's variables."""
         block = self.restricted.blocks[number]
         block_of, origin = self._origins
         source = self.graph.blocks[int(block_of[block.declared[0]])]
@@ -212,7 +235,7 @@ class InterpolatedMessages:
 
     @cached_property
     def _origins(self) -> tuple[Tensor, Tensor]:
-        """For every factor by its place of declaration: its block, and its row there."""
+        """Block of every factor, by its place of declaration, and its row there."""
         places = torch.zeros(2, self.graph.num_factors, dtype=torch.long, device="cpu")
         for number, block in enumerate(self.graph.blocks):
             places[0, block.declared] = number
@@ -220,7 +243,7 @@ class InterpolatedMessages:
         return places[0], places[1]
 
     def at_states_of(self, other: "InterpolatedMessages") -> dict[tuple[int, int], Tensor]:
-        """The messages at the states kept in another restriction, for that to go on from."""
+        """Messages at the states kept in another restriction, as a start for it."""
         messages: dict[tuple[int, int], Tensor] = {}
         for (number, slot), values in self.messages.items():
             states = other.selected(other.restricted.blocks[number].scopes[:, slot]).flatten(0, 1)
@@ -229,7 +252,7 @@ class InterpolatedMessages:
 
     @differentiable_property
     def log_beliefs(self) -> tuple[Tensor, ...]:
-        """By `free_numbers` of the graph (B', n, states) of all states, unnormalised."""
+        """By `free_numbers` of the graph (B', n, states) unnormalised log-beliefs of all states."""
         groups = free_numbers(self.graph).items()
         return tuple(self._log_beliefs(numbers, size) for size, numbers in groups)
 

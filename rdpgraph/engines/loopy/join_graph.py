@@ -1,4 +1,4 @@
-"""Loopy belief propagation on larger pieces: the clusters of a join graph."""
+"""Join-graph propagation: loopy belief propagation between clusters of factors."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.engines.loopy.clusters import JoinLayout, laid_out
 from rdpgraph.engines.loopy.gradients import Implicit
-from rdpgraph.engines.loopy.join_layout import JoinLayout, laid_out
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, Sweep, propagate
 from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
 from rdpgraph.engines.reduction.network import Network
@@ -33,29 +33,18 @@ class JoinedSolution(Approximation):
     """Iterative join-graph propagation (Mateescu, Kask, Gogate, Dechter 2010): approximate.
 
     Computes in float64. Log Z is the join graph's free energy.
-
-    Attributes:
-        network: the reduced model.
-        graph: its clusters; tensor t of the plan is factor t of the groups, one after the other.
-        sweeps: at most, there and back.
-        tolerance: on the largest change of a message, as values scaled to a maximum of one.
-        allowance: seconds for all answers; messages take seven tenths of it at most.
-        damping: from the second sweep on; its share is raised where the residual stalls.
-        schedule: which messages are updated when; None: up and down the order of the clusters.
-        gradient: how gradients reach the potentials through the messages.
-        loopy: answers what clusters do not: modes and max-marginals.
-        progress: called after every sweep.
     """
 
-    network: Network
-    graph: ClusterGraph
-    sweeps: int
-    tolerance: float
-    allowance: Allowance
-    damping: Damping
-    schedule: Schedule | None
-    gradient: Implicit
-    loopy: Callable[[], Solution] = field(repr=False)
+    network: Network  # the reduced model
+    graph: ClusterGraph  # its clusters; tensor t of the plan is factor t of the groups, in order
+    sweeps: int  # at most, up and down
+    tolerance: float  # on the largest change of a message, as values scaled to a maximum of one
+    allowance: Allowance  # seconds for all answers; messages take seven tenths of it at most
+    damping: Damping  # from the second sweep on; its share is raised where the residual stalls
+    schedule: Schedule | None  # order of updates; None: up and down the order of the clusters
+    gradient: Implicit  # how gradients reach the potentials through the messages
+    loopy: Callable[[], Solution] = field(repr=False)  # solves for modes and max-marginals
+    # called after every sweep
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
 
     @cached_property
@@ -65,7 +54,7 @@ class JoinedSolution(Approximation):
 
     @property
     def _outcome(self) -> Outcome:
-        """Where the messages ended, with gradients where they are recorded."""
+        """Final messages, with gradients where they are recorded."""
         if torch.is_grad_enabled() and self._layout.equations.records:
             return self._recorded
         return self._plain
@@ -127,7 +116,6 @@ class JoinedSolution(Approximation):
         self.progress(replace(sweep, number=number, updates=all_updates))
 
     def status(self) -> Status:
-        """Whether the messages converged."""
         outcome = self._plain
         converged = bool(outcome.converged.all())
         if not converged:
@@ -146,7 +134,6 @@ class JoinedSolution(Approximation):
         )
 
     def log_partition(self) -> Tensor:
-        """(B,) the join graph's approximation of log Z."""
         return self._log_partition
 
     @differentiable_property
@@ -222,32 +209,26 @@ class JoinedSolution(Approximation):
         return self.loopy()
 
     def max_marginals(self) -> Tensor:
-        """(B, S) by loopy max-product."""
         return self._other.max_marginals()
 
     def mode(self) -> Tensor:
-        """(B, V) by loopy max-product."""
         return self._other.mode()
 
     def possible_mode(self) -> Tensor:
-        """(B, V) by loopy max-product and a search."""
         return self._other.possible_mode()
 
     def mode_exists(self) -> Tensor | None:
-        """(B,) bool, by loopy max-product."""
         return self._other.mode_exists()
 
     def mode_is_consistent(self) -> Tensor:
-        """(B,) that of loopy max-product."""
         return self._other.mode_is_consistent()
 
     def mode_is_optimal(self) -> Tensor:
-        """(B,) that of loopy max-product."""
         return self._other.mode_is_optimal()
 
 
 def _marginal(joint: Tensor, scope: Sequence[int], kept: Sequence[int]) -> Tensor:
-    """(B, *sizes) of some variables, in their order, from a joint over an ascending scope."""
+    """(B, *sizes of ``kept``) marginal of a joint over an ascending scope."""
     gone = [dim + 1 for dim, v in enumerate(scope) if v not in kept]
     summed = joint.sum(gone) if gone else joint
     ranks = sorted(kept)

@@ -1,4 +1,4 @@
-"""What a set of alike factors does with its messages."""
+"""Kernels: the messages and beliefs of factors of one kind and shape."""
 
 import math
 from abc import ABC, abstractmethod
@@ -24,60 +24,60 @@ from rdpgraph.engines.reduction.network import Group
 from rdpgraph.logspace.logmatrix import safe_log, soft_sum
 
 _OF_ENTRY = 5.0
-"""Operations for each entry of a message, beside those of tables."""
+"""Operations for each entry of a message, in addition to those of tables."""
 CALL = 1e5
-"""Operations that a call of a kernel takes, however little it has to do."""
+"""Overhead of a kernel call, in operations."""
 Ports: TypeAlias = Sequence[int] | None
 """Numbers of ports; None: all."""
 
 
 class Kernel(ABC):
-    """Alike factors; messages are logs (B, K, n), the n factors of a port last."""
+    """Factors of one kind and shape; messages are logs (B, K, n), the n factors of a port last."""
 
     @property
     @abstractmethod
     def ports(self) -> tuple[Port, ...]:
-        """The slots that take part, with the active variables at them."""
+        """Slots that take part, with the active variables at them."""
 
     @property
     @abstractmethod
     def count(self) -> int:
-        """The number of factors."""
+        """Number of factors."""
 
     @property
     @abstractmethod
     def bounded(self) -> bool:
-        """Whether messages cannot grow without bound, whatever comes in."""
+        """True if outgoing messages cannot grow without bound."""
 
     @property
     @abstractmethod
     def records(self) -> bool:
-        """Whether a gradient would reach the potential."""
+        """True if a gradient would reach the potential."""
 
     @abstractmethod
     def items(self, chosen: slice | Tensor) -> "Kernel":
-        """The kernel of some batch items: a range of them, or their numbers."""
+        """Kernel of some batch items: a range of them, or their numbers."""
 
     @property
     def entries(self) -> int:
-        """How many numbers of its own each batch item has."""
+        """Number of table entries that are not shared between batch items, per item."""
         return 0
 
     @property
     def operations(self) -> float:
-        """What a sweep takes, of a batch item, about; 0 if `messages` counts it."""
+        """Approximate operations of a sweep per batch item; 0 if `messages` counts them."""
         return 0.0
 
     @property
     def divisible(self) -> bool:
-        """Whether the kernel of some batch items costs no more than their share of the whole."""
+        """True if the kernel of n batch items costs about n times that of one."""
         return True
 
     @abstractmethod
     def messages(
         self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
-        """The outgoing messages.
+        """Outgoing messages.
 
         Args:
             incoming: per port (B, K, n) log-messages whose maximum over states is 0 (or -inf).
@@ -86,12 +86,12 @@ class Kernel(ABC):
 
         Returns:
             Per port (B, K, n): the soft maximum over the other slots, up to one constant per
-            factor; None where it is not asked for.
+            factor; None for ports that are not wanted.
         """
 
     @abstractmethod
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
-        """(B, F): the log of each factor's belief summed up, unlike messages with all its scale."""
+        """(B, F) log of the sum of each factor's belief; messages carry no such scale."""
 
     @abstractmethod
     def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
@@ -99,37 +99,24 @@ class Kernel(ABC):
 
 
 class FactorKernel(Kernel):
-    """Factors, whose ports are variables of the model."""
-
-    @abstractmethod
-    def weighted(self, weights: Tensor) -> "FactorKernel":
-        """The kernel with (F,) counting numbers."""
+    """Kernel whose ports are variables of the model."""
 
     @abstractmethod
     def log_values_at(self, states: Tensor) -> Tensor:
-        """(B, F) log-values over counting numbers, of (B, V) states of all active variables."""
+        """(B, F) log-values over counting numbers, at (B, V) states of all active variables."""
 
     @abstractmethod
     def expected_log_value(self, incoming: Sequence[Tensor]) -> Tensor:
-        """(B,) the summed expectations of the log-values under the factors' beliefs."""
+        """(B,) expected log-values under the factors' beliefs, summed."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableKernel(FactorKernel):
-    """Dense tables.
+    """Dense tables: sums are products of scaled values, redone in logs where they underflow."""
 
-    Sums run as products of scaled values; a factor for which they leave the range of the floating
-    type is done again in logs, exactly.
-
-    Attributes:
-        group: the factors.
-        weights: (F,) each factor's counting number, or None if all are one.
-        temperature: 0 for maxima.
-    """
-
-    group: Group
-    weights: Tensor | None
-    temperature: float
+    group: Group  # the factors
+    weights: Tensor | None  # (F,) counting numbers; None: all one
+    temperature: float  # 0 for maxima
 
     @cached_property
     def ports(self) -> tuple[Port, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -144,7 +131,6 @@ class TableKernel(FactorKernel):
 
     @property
     def operations(self) -> float:
-        """With a pass over the tables for each slot."""
         shape = self.group.log_tables.shape[2:]
         each = _OF_ENTRY * sum(shape) + len(shape) * math.prod(shape)
         return CALL + each * self.count
@@ -155,7 +141,7 @@ class TableKernel(FactorKernel):
 
     @cached_property
     def _logs(self) -> Tensor:
-        """(b, *sizes, f): log-values over counting number and temperature, factors last."""
+        """(b, *sizes, f) log-values over counting number and temperature, factors last."""
         with torch.enable_grad():  # sweeps without gradients share it with one that records them
             logs = self.group.each()
             if self.weights is not None:
@@ -167,7 +153,7 @@ class TableKernel(FactorKernel):
 
     @cached_property
     def _peak(self) -> Tensor:
-        """(b, f) the largest log-value of each factor; 0 where there is none."""
+        """(b, f) largest log-value of each factor; 0 if all are -inf."""
         return finite_peak(self._logs.detach().flatten(1, -2).amax(1))
 
     @cached_property
@@ -182,7 +168,7 @@ class TableKernel(FactorKernel):
 
     @cached_property
     def bounded(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Whether no product can leave the range of the floating type: then nothing is checked."""
+        """True if no product can leave the range of the floating type, so that none is checked."""
         tables, most = self.group.log_tables.detach(), -math.log(self._least)
         if not tables.numel():
             return True
@@ -199,7 +185,7 @@ class TableKernel(FactorKernel):
 
     @cached_property
     def _least(self) -> float:
-        """A product above this has lost nothing to underflow."""
+        """Products above this have lost nothing to underflow."""
         info = torch.finfo(self.group.log_tables.dtype)
         return info.tiny / info.eps
 
@@ -211,7 +197,6 @@ class TableKernel(FactorKernel):
         return logs[(items, *chosen.unbind(2), factors)]
 
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
-        """From the message to the first slot, and the tables' peaks."""
         first = self.messages(incoming, wanted=(0,))[0]
         assert first is not None
         total = soft_sum(first + incoming[0], 1, self.temperature)
@@ -220,7 +205,7 @@ class TableKernel(FactorKernel):
     def messages(
         self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
-        """Scaled products; sums of logs where there are no products or they lose too much."""
+        """Scaled products, repaired in logs; sums of logs at temperature 0."""
         table = self.scaled
         if rows is not None and table.shape[-1] > 1:
             table = _columns(table, rows)
@@ -238,7 +223,7 @@ class TableKernel(FactorKernel):
         self, incoming: Sequence[Tensor], rows: Tensor | None, wanted: Ports,
         products: list[Tensor | None], logs: list[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip
-        """The factors whose products underflowed, again in logs."""
+        """Log-messages with those of underflowed factors recomputed in logs."""
         low = [(part.detach() < self._least).any(1).any(0) for part in products if part is not None]
         bad = torch.stack(low).any(0).nonzero().flatten()
         if not len(bad):
@@ -256,7 +241,7 @@ class TableKernel(FactorKernel):
         ]
 
     def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
-        """Softmax of the log-values and the incoming messages; maxima share alike at 0."""
+        """Softmax of the log-values plus messages; at temperature 0, uniform over the maxima."""
         logs = self._logs
         scale = self.temperature
         for slot, part in enumerate(incoming):
@@ -271,19 +256,16 @@ class TableKernel(FactorKernel):
         logs = torch.where(belief > 0, self.group.each(), 0.0)
         return (belief * logs).flatten(1).sum(1)
 
-    def weighted(self, weights: Tensor) -> "TableKernel":
-        return replace(self, weights=weights)
-
     @property
     def entries(self) -> int:
         return self.group.log_tables[0].numel() if len(self.group.log_tables) > 1 else 0
 
     def items(self, chosen: slice | Tensor) -> "TableKernel":
-        """The kernel of some batch items.
+        """Kernel of some batch items, with their part of the tables prepared so far.
 
-        What has been prepared of the tables is theirs too. What has not is prepared for them alone,
-        and goes with them: beyond some 32 MB an allocation is new memory each time, which costs
-        more than what is done in it. Where gradients are recorded the whole is needed anyway.
+        The rest is prepared for them alone and freed with them: allocations beyond some 32 MB are
+        new memory each time, which costs more than the arithmetic. Where gradients are recorded the
+        whole is needed anyway.
         """
         tables = self.group.log_tables
         if len(tables) == 1:
@@ -298,7 +280,7 @@ class TableKernel(FactorKernel):
 
 
 def _columns(table: Tensor, rows: Tensor) -> Tensor:
-    """Some factors of a table (b, *sizes, F)."""
+    """(b, *sizes, n) tables of some factors of (b, *sizes, F)."""
     flat = table.reshape(-1, table.shape[-1]).index_select(1, rows)
     return flat.reshape(*table.shape[:-1], len(rows))
 
@@ -308,8 +290,7 @@ def _exchanged(
 ) -> list[Tensor | None]:
     """For every slot the table contracted with the vectors of all other slots.
 
-    The slots are halved again and again, so that a table is read twice however many slots it has,
-    and nothing is divided out.
+    Slots are halved recursively: a table is read twice however many slots it has, without division.
 
     Args:
         table: (b, *sizes, f).
@@ -340,14 +321,14 @@ def _exchanged(
 
 
 def _balanced(sizes: Sequence[int]) -> int:
-    """Where to halve: the sides' products as close as can be."""
+    """Position that splits the sizes into two products as equal as possible."""
     total = math.prod(sizes)
     cuts = range(1, len(sizes))
     return min(cuts, key=lambda cut: max(left := math.prod(sizes[:cut]), total // left))
 
 
 def _joint(vectors: Sequence[Tensor], contract: Contract) -> Tensor:
-    """(B, product of sizes, F): all combinations of entries."""
+    """(B, product of sizes, F) combinations of the vectors' entries."""
     joint = vectors[0]
     for vector in vectors[1:]:
         left, right = joint.unsqueeze(2), vector.unsqueeze(1)

@@ -2,8 +2,9 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,36 +13,32 @@ from rdpgraph._core.cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.reading import Steps, steps_of
 
+T = TypeVar("T")
+
 _SMALL = 50_000
-"""Edges up to which orders are kept for the next model of that shape: there they are small, and
-take a while beside the messages."""
+"""Edges up to which orders are cached for the next model of the same shape: there they are small,
+and take a while compared with the messages."""
 _WIDEST = 100
-"""Factors of more variables are too expensive to be evaluated once for each of them."""
+"""Variables of a factor up to which it is cheap enough to be evaluated once for each of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """Messages of one kernel to the variables of a layer.
+    """Messages of one kernel to the variables of a layer."""
 
-    Attributes:
-        kernel: its number.
-        rows: (f,) factors that are asked.
-        wanted: the only port asked for, or None for all.
-        incoming: per port the class and the edges (f or fewer,) that its messages come on.
-        ports: for each port that is answered to: its number, the class, which of its factors
-            that were asked, the edges of these, and which variable of the layer each leads to.
-    """
-
-    kernel: int
-    rows: Tensor
-    wanted: int | None
+    kernel: int  # number of the kernel
+    rows: Tensor  # (f,) its factors that send
+    wanted: int | None  # the only port asked for; None: all
+    # per port the class and the edges (f or fewer,) of incoming messages
     incoming: tuple[tuple[int, Tensor], ...]
+    # per answering port its number, the class, which of the sending factors answer, their edges,
+    # and the place in the layer of the variable that each leads to
     ports: tuple[tuple[int, int, Tensor | None, Tensor, Tensor], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Variables that share no factor: per class their local numbers, and what arrives at them."""
+    """Variables that share no factor: per class their local numbers, and the messages to them."""
 
     variables: tuple[Tensor, ...]
     arrivals: tuple[Arrivals, ...]
@@ -49,39 +46,29 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Every variable in one of some layers.
+    """A partition of the variables into layers, in order."""
 
-    Attributes:
-        numbers: (V,) which layer each is in.
-        layers: in their order.
-        steps: the same where all factors are tables of few variables, or None.
-    """
-
-    numbers: Tensor
-    layers: tuple[Layer, ...]
-    steps: Steps | None
+    numbers: Tensor  # (V,) layer of each variable
+    layers: tuple[Layer, ...]  # in order
+    steps: Steps | None  # the layers by rows of tables, if all factors are small tables
 
 
 def orders(edges: Edges) -> tuple[Order, Order] | None:
-    """Outwards from the first variable of every connected part, and in few layers (colours).
+    """Outward order from the first variable of every component, and an order of few layers.
 
-    None where factors are too wide.
+    None if factors are too wide.
     """
-    if edges.count > _SMALL:
-        return edges.remembered("orders", _orders)
-    return edges.remembered("orders", lambda own: _of_shape(_Shape(own, _digest(own))))
+    return _cached(edges, _orders)
 
 
 def peeled(edges: Edges) -> Order | None:
-    """Variables with few factors last: those can still give each of these what it asks for.
+    """Peeling order: variables with few factors last, as they can still satisfy each of these.
 
-    Again and again the variable with the fewest factors left is taken away with these, as codes for
-    erasures are decoded and sparse graphs coloured; that order is turned round. None where factors
-    are too wide.
+    The variable with the fewest factors left is removed with them, again and again, as erasure
+    codes are decoded and sparse graphs coloured; the order is the reverse. None if factors are too
+    wide.
     """
-    if edges.count > _SMALL:
-        return edges.remembered("peeled", _peeled)
-    return edges.remembered("peeled", lambda own: _peeled_of_shape(_Shape(own, _digest(own))))
+    return _cached(edges, _peeled)
 
 
 @dataclass(frozen=True)
@@ -104,14 +91,15 @@ def _digest(edges: Edges) -> bytes:
     return digest.digest()
 
 
-@remembered(16)
-def _of_shape(shape: _Shape) -> tuple[Order, Order] | None:
-    return _orders(shape.edges)
+@remembered(32)
+def _of_shape(make: Callable[[Edges], Any], shape: _Shape) -> Any:
+    return make(shape.edges)
 
 
-@remembered(16)
-def _peeled_of_shape(shape: _Shape) -> Order | None:
-    return _peeled(shape.edges)
+def _cached(edges: Edges, make: Callable[[Edges], T]) -> T:
+    if edges.count > _SMALL:
+        return edges.remembered(make, make)
+    return edges.remembered(make, lambda own: _of_shape(make, _Shape(own, _digest(own))))
 
 
 def _peeled(edges: Edges) -> Order | None:
@@ -150,7 +138,7 @@ def _peeled(edges: Edges) -> Order | None:
 
 
 def _factors(scopes: list[tuple[int, ...]], count: int) -> list[list[int]]:
-    """Per variable its factors."""
+    """Factors of each variable."""
     factors: list[list[int]] = [[] for _ in range(count)]
     for number, scope in enumerate(scopes):
         for variable in scope:
@@ -172,7 +160,7 @@ def _orders(edges: Edges) -> tuple[Order, Order] | None:
 
 
 def _scopes(edges: Edges) -> list[tuple[int, ...]] | None:
-    """Per factor its variables; None where factors are too wide."""
+    """Variables of each factor; None if factors are too wide."""
     wide = max((own.shape[1] for own in edges.scopes), default=0)
     return None if wide > _WIDEST else edges.listed_scopes()
 
@@ -180,7 +168,7 @@ def _scopes(edges: Edges) -> list[tuple[int, ...]] | None:
 def _breadth_first(
     scopes: list[tuple[int, ...]], factors: list[list[int]]
 ) -> tuple[list[int], list[int]]:
-    """The variables in the order that a search meets them, and how far each is from its root."""
+    """Variables in breadth-first order, and the distance of each from its root."""
     distance, met, queue = [-1] * len(factors), [False] * len(scopes), list[int]()
     start = 0
     for root in range(len(factors)):
@@ -205,7 +193,7 @@ def _breadth_first(
 def _coloured(
     scopes: list[tuple[int, ...]], factors: list[list[int]], queue: list[int], levels: list[int]
 ) -> list[int]:
-    """The layer of every variable: by level, and there by colour."""
+    """Layer of every variable: by level, and within a level by colour."""
     colour, taken, level = [0] * len(factors), [0] * len(scopes), [-1] * len(scopes)
     for variable in sorted(queue, key=levels.__getitem__):
         here, used = levels[variable], 0
@@ -251,7 +239,7 @@ def _order(edges: Edges, layers: list[int]) -> Order:
 def _of_tables(
     edges: Edges, kernel: int, numbers: Tensor, place: Tensor
 ) -> Iterable[tuple[int, Arrivals]]:
-    """Every slot on its own: a table is read once for each of its variables."""
+    """Arrivals slot by slot: a table is read once for each of its variables."""
     segments = [edges.segments[s] for s in edges.by_kernel[kernel]]
     for wanted, segment in enumerate(segments):
         variables = edges.ports[kernel][wanted].variables
@@ -269,7 +257,7 @@ def _of_tables(
 def _of_high_order(
     edges: Edges, kernel: int, numbers: Tensor, place: Tensor
 ) -> Iterable[tuple[int, Arrivals]]:
-    """All slots together, of the factors that the layer touches."""
+    """Arrivals of all slots together, of the factors at each layer."""
     ports, segments = edges.ports[kernel], [edges.segments[s] for s in edges.by_kernel[kernel]]
     factors = [
         torch.arange(edges.factors[kernel], device="cpu") if p.rows is None else p.rows

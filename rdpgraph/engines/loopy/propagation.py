@@ -1,4 +1,4 @@
-"""Sweeps of messages until they stop changing."""
+"""Sweeps of messages until they converge."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -8,38 +8,30 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.loopy.equations import Equations, Messages
-from rdpgraph.engines.loopy.partial import EdgeSubsets
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, Schedule, Sequential, sets_of
+from rdpgraph.engines.loopy.subsets import EdgeSubsets
 from rdpgraph.engines.loopy.sweepers import Sweeper, residual_of_all, sweeper_for
 from rdpgraph.plan import clock
 
 
 @dataclass(eq=False)
 class Share:
-    """Some items of a batch.
+    """Some items of a batch."""
 
-    Attributes:
-        items: (n,) their numbers in the batch.
-        places: (m,) those of them, by their number here, that have not converged.
-        equations: of the items.
-        sweeper: carries out the sweeps.
-        messages: of the items, after the last sweep.
-    """
-
-    items: Tensor
-    places: Tensor
-    equations: Equations
-    sweeper: Sweeper
-    messages: Messages
+    items: Tensor  # (n,) numbers of the items in the batch
+    places: Tensor  # (m,) those that have not converged, numbered within the share
+    equations: Equations  # of the items
+    sweeper: Sweeper  # of the items
+    messages: Messages  # of the items, after the last sweep
 
     @property
     def running(self) -> Tensor:
-        """(m,) the numbers in the batch of the items that have not converged."""
+        """(m,) numbers in the batch of the items that have not converged."""
         return self.items[self.places]
 
 
 class Shares:
-    """A batch in shares, and what has become of its items."""
+    """A batch split into shares, and the messages of items that have converged."""
 
     def __init__(
         self, equations: Equations, start: Messages, schedule: Schedule, damping: Damping,
@@ -67,7 +59,7 @@ class Shares:
         return Share(items, torch.arange(len(items), device="cpu"), equations, sweeper, messages)
 
     def sweep(self, number: int) -> Iterator[tuple[Share, Tensor]]:
-        """Every share after its sweep, and (n,) float64 the largest change of its messages."""
+        """Sweep every share; yields it and (n,) float64 the largest change of its messages."""
         edges, looks = self._edges, self._schedule.looks_at_residuals
         # Sets that look at no messages are the same for all items, though they may be random.
         blind = [] if looks else list(sets_of(self._schedule, edges, None, number))
@@ -79,7 +71,7 @@ class Shares:
             yield share, largest.cpu().double()
 
     def retire(self, share: Share, done: Tensor) -> None:
-        """Keep the messages of the items that are done, (n,) bool; sweep on the others."""
+        """Store the messages of the items that are done, (n,) bool; continue with the others."""
         ended, rest = share.places[done[share.places]], share.places[~done[share.places]]
         if not len(ended):
             return
@@ -94,7 +86,7 @@ class Shares:
             self._shares[self._shares.index(share)] = left
 
     def messages(self) -> Messages:
-        """Where the messages of every item are, or ended."""
+        """Current or final messages of every item."""
         parts = [
             (share.running, _rows(share.sweeper.finish(share.messages), share.places))
             for share in self._shares
@@ -108,7 +100,7 @@ class Shares:
 
 
 def items_at_once(equations: Equations, schedule: Schedule) -> int:
-    """How many items make a share."""
+    """Number of items in a share."""
     return 1 if schedule.looks_at_residuals else equations.at_once
 
 
@@ -126,7 +118,7 @@ def _rows(messages: Messages, rows: Tensor) -> Messages:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a progress callback sees after every sweep.
+    """Progress of propagation, as given to a callback after every sweep.
 
     Attributes:
         number: sweeps done.
@@ -143,51 +135,34 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Limits:
-    """How messages are updated, and when it ends.
+    """Schedule and damping of updates, and when to stop."""
 
-    Attributes:
-        schedule: the order of updates.
-        damping: of every update.
-        sweeps: at most.
-        tolerance: on the largest change of a log-message, relative beyond one nat.
-        seconds: at most, or None; a sweep that would end later is not begun.
-        progress: called after every sweep.
-    """
-
-    schedule: Schedule
-    damping: Damping
-    sweeps: int
-    tolerance: float
-    seconds: float | None = None
+    schedule: Schedule  # the order of updates
+    damping: Damping  # of every update
+    sweeps: int  # at most
+    tolerance: float  # on the largest change of a log-message, relative beyond one nat
+    seconds: float | None = None  # at most, or None; a sweep that would end later is not begun
+    # called after every sweep
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Where the messages ended.
+    """Messages at the end of propagation."""
 
-    Attributes:
-        messages: per size class.
-        converged: (B,) whether the residual came under the tolerance.
-        residual: (B,) in the last sweep.
-        trace: the largest residual of every sweep.
-        sweeps: (B,) how many each item took.
-        updates: messages updated, of one batch item.
-        log_partitions: (B,) float64 as `Equations.log_partition`, if the tables were at hand.
-    """
-
-    messages: Messages
-    converged: Tensor
-    residual: Tensor
-    trace: tuple[float, ...]
-    sweeps: Tensor
-    updates: int = 0
+    messages: Messages  # per size class
+    converged: Tensor  # (B,) the residual is within the tolerance
+    residual: Tensor  # (B,) of the last sweep
+    trace: tuple[float, ...]  # largest residual of every sweep
+    sweeps: Tensor  # (B,) number of sweeps of each item
+    updates: int = 0  # messages updated, of one batch item
+    # (B,) float64 `Equations.log_partition`, if the tables were at hand
     log_partitions: Tensor | None = field(default=None, kw_only=True)
     crosses = True
 
 
 def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
-    """Run sweeps until every batch item has converged; a finished item changes no more."""
+    """Run sweeps until every batch item has converged; converged items change no more."""
     begin = clock.now()
     batch, schedule = equations.batch, limits.schedule
     residual = torch.full((batch,), math.inf, dtype=torch.float64, device="cpu")
@@ -237,7 +212,7 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
 
 
 def _one_by_one(equations: Equations, start: Messages, limits: Limits) -> Outcome:
-    """A few items to their end, then the next: nothing is reported between two sweeps."""
+    """Run the `ranges` of the batch to their ends one after another."""
     outcomes, totals = list[Outcome](), list[Tensor]()
     for part in equations.ranges:
         own = equations.items(part)

@@ -1,8 +1,8 @@
-"""States decided a few variables at a time where all factors are tables of few variables.
+"""Decoding layer by layer where all factors are small tables, in NumPy.
 
-The rows of all tables are made at once; every layer of variables then takes a few calls of NumPy.
-Where there are hard zeros, rows are complex: minus their number, and the sum of the other
-log-values, as NumPy compares complex numbers in that order.
+The rows of all tables are made at once; every layer of variables then takes a few NumPy calls. With
+hard zeros, rows are complex: minus the number of zeros, and the sum of the other log-values, as
+NumPy orders complex numbers lexicographically.
 """
 
 import math
@@ -24,38 +24,31 @@ from rdpgraph.plan import clock
 Whole = NDArray[np.int64]
 Numbers = NDArray[np.float64 | np.complexfloating[Any, Any]]
 _WIDEST = 4
-"""Variables of a factor: rows are for every subset of them."""
+"""Variables of a factor, at most: rows are for every subset of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Where the rows stand that some variables hear, one for each of their factors.
+    """Index of the rows that some variables receive, one for each of their factors."""
 
-    Attributes:
-        first: (n,) the first row.
-        scopes: (n, m) the variables of the factor.
-        strides: (n, m) how many rows a state of each is further on.
-    """
-
-    first: Whole
-    scopes: Whole
-    strides: Whole
+    first: Whole  # (n,) first row
+    scopes: Whole  # (n, m) variables of the factor
+    strides: Whole  # (n, m) rows to advance per state of each variable
 
     def of(self, rows: Numbers, states: Whole) -> Numbers:
-        """(B, n, K) what (b, R, K) rows say at (B, V) states."""
+        """(B, n, K) of the rows (b, R, K) at (B, V) states."""
         at = self.first + (states[:, self.scopes] * self.strides).sum(-1)
         if len(at) == 1:
             return rows[:, at[0]]
         return rows[np.arange(len(at)).reshape(-1, 1) if len(rows) > 1 else 0, at]
 
     def at(self, chosen: Whole) -> "Reading":
-        """Some of them."""
         return Reading(self.first[chosen], self.scopes[chosen], self.strides[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class Hearers:
-    """Variables, each once, and where the rows that each hears begin among those of all."""
+    """Variables, each once, and the first of the rows that each receives."""
 
     variables: Whole
     starts: Whole
@@ -67,48 +60,33 @@ class Hearers:
         return cls(each[starts], starts)
 
     def sums(self, spoken: Numbers) -> Numbers:
-        """(B, n, K) of what (B, rows, K) say to each."""
+        """(B, n, K) sums of rows (B, rows, K) at each variable."""
         return np.add.reduceat(spoken, self.starts, axis=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A layer.
+    """A layer."""
 
-    Attributes:
-        variables: (n,) its variables.
-        hearers: those of later layers that share factors with them.
-        heard: what these have heard of the factors before.
-        hear: and what they hear when the layer is decided.
-        asked: those of the variables that have factors.
-        answers: what they hear when all others are decided.
-    """
-
-    variables: Whole
-    hearers: Hearers
-    heard: Reading
-    hear: Reading
-    asked: Hearers
-    answers: Reading
+    variables: Whole  # (n,) of the layer
+    hearers: Hearers  # variables of later layers that share factors with them
+    heard: Reading  # rows of those factors before the layer is decided
+    hear: Reading  # rows of those factors after that
+    asked: Hearers  # variables of the layer that have factors
+    answers: Reading  # rows of their factors when all others are decided
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Layers of variables, and which rows they hear.
+    """Layers of variables, and the rows they receive."""
 
-    Attributes:
-        hearers: all that have factors.
-        outset: (E,) the rows that they hear when nothing is decided.
-        steps: per layer.
-    """
-
-    hearers: Hearers
-    outset: Whole
-    steps: tuple[Step, ...]
+    hearers: Hearers  # all variables that have factors
+    outset: Whole  # (E,) the rows that they receive when nothing is decided
+    steps: tuple[Step, ...]  # per layer
 
 
 def parts(ports: Sequence[Port]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The slot that hears, and the slots that are decided, of all rows of a kernel."""
+    """Receiving slot and decided slots of all rows of a kernel."""
     for hearer in range(len(ports)):
         rest = [slot for slot in range(len(ports)) if slot != hearer]
         for size in range(len(rest) + 1):
@@ -116,7 +94,7 @@ def parts(ports: Sequence[Port]) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def steps_of(edges: Edges, layers: Whole) -> Steps | None:
-    """The rows that variables in layers (V,) hear; None where factors are no small tables."""
+    """Rows that variables in layers (V,) receive; None unless all factors are small tables."""
     wide = max(map(len, edges.ports), default=0)
     if not edges.count or wide > _WIDEST or any(p.rows is not None for o in edges.ports for p in o):
         return None
@@ -147,7 +125,7 @@ def steps_of(edges: Edges, layers: Whole) -> Steps | None:
 
 
 def _places(ports: Sequence[Port], begin: int, factors: int, wide: int) -> tuple[Whole, ...]:
-    """First row, rows a factor and strides of slots, by decided slots (as bits) and hearer."""
+    """First row, rows per factor, and strides of slots, by decided slots (as bits) and receiver."""
     first = np.zeros((1 << len(ports), len(ports)), np.int64)
     size, stride = np.zeros_like(first), np.zeros((*first.shape, wide), np.int64)
     for hearer, decided in parts(ports):
@@ -162,20 +140,15 @@ def _places(ports: Sequence[Port], begin: int, factors: int, wide: int) -> tuple
 
 
 def _sorted(rows: Sequence[tuple[Whole, ...]]) -> list[Whole]:
-    """Columns, by layer, then by hearer."""
+    """Columns, sorted by layer, then by receiver."""
     columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
     order = np.lexsort((columns[1], columns[0]))
     return [column[order] for column in columns]
 
 
-def members_of(layers: Whole) -> list[Whole]:
-    """The variables in each of the layers (V,)."""
-    members = np.argsort(layers, kind="stable")
-    return np.split(members, np.searchsorted(layers[members], np.arange(1, layers.max() + 1)))
-
-
 def _in_steps(layers: Whole, every: list[Whole], links: list[Whole]) -> Steps:
-    own = members_of(layers)
+    members = np.argsort(layers, kind="stable")
+    own = np.split(members, np.searchsorted(layers[members], np.arange(1, layers.max() + 1)))
     count = len(own)
     cuts = [np.searchsorted(part[0], np.arange(count + 1)).tolist() for part in (every, links)]
     steps: list[Step] = []
@@ -194,11 +167,11 @@ def _in_steps(layers: Whole, every: list[Whole], links: list[Whole]) -> Steps:
 _MOST = 1 << 22
 """Numbers in rows that are worth their memory."""
 LEVEL = 1e-6
-"""Relative: states no further from the best are as good, when level ground is crossed."""
+"""Relative difference of scores that counts as a tie in coordinate ascent."""
 
 
 def readable(equations: Equations) -> int:
-    """How many items can be read at once: none where the model is too large, or of another kind.
+    """Number of items whose rows fit at once; 0 if rows cannot serve this model.
 
     Factors must be tables, in memory of the processor, and counted once.
     """
@@ -221,11 +194,11 @@ def traced_rows(
 
     Args:
         equations: the model.
-        logs: per class (B, K, E) what undecided variables say, and held ones in their states.
+        logs: per class (B, K, E) messages of undecided variables, and of held ones in their states.
         states: (B, V) those of variables that are not free.
         free: (B, V) which are.
-        steps: who is decided when.
-        end: of the time.
+        steps: the layers.
+        end: on `clock.now`.
     """
     rows, sums = _numbers(equations, logs)
     values, open_ = states.numpy().copy(), free.numpy()
@@ -247,10 +220,7 @@ def traced_rows(
 def climbed(
     equations: Equations, states: Tensor, steps: Steps, passes: Tensor, end: float
 ) -> Tensor:
-    """(B, V) states that no change of one variable betters, as far as (B,) passes go.
-
-    Of several best states a variable takes any, so that level ground is crossed.
-    """
+    """Coordinate ascent: (B, V) states that no change of one variable improves, in (B,) passes."""
     generator = torch.Generator().manual_seed(0)
     rows, unary = _numbers(equations, None)
     chosen, result = np.arange(equations.batch), states.numpy().copy()
@@ -282,7 +252,7 @@ def climbed(
 
 
 def _any_best(total: Numbers, luck: Numbers) -> Whole:
-    """(B, n) of the best states (B, n, K) the luckiest (n, K)."""
+    """(B, n) argmax of (B, n, K), ties broken by the largest of ``luck`` (n, K)."""
     peak = total.max(-1, keepdims=True)
     least = peak.imag if np.iscomplexobj(total) else peak
     least = least - LEVEL * np.maximum(np.abs(least), 1.0)
@@ -294,9 +264,9 @@ def _any_best(total: Numbers, luck: Numbers) -> Whole:
 
 
 def _numbers(equations: Equations, logs: Sequence[Tensor] | None) -> tuple[Numbers, Numbers]:
-    """(b, R, K) all rows, of states decided in part as far as messages are given; (b, V, K) unary.
+    """Rows (b, R, K) of all kernels given the messages, and unary values (b, V, K).
 
-    States that a variable does not have are worse than any.
+    States that a variable does not have are -inf.
     """
     edges, most = equations.edges, max(c.size for c in equations.edges.classes)
     made = list[Tensor]()
@@ -327,7 +297,7 @@ def _complex(logs: Tensor) -> Numbers:
 
 
 def _rows(kernel: TableKernel, incoming: Sequence[Tensor] | None, most: int) -> list[Tensor]:
-    """(b, rows, K) float64, as `parts` are ordered; nothing but zeros for what needs messages."""
+    """(b, rows, K) float64 in the order of `parts`; zeros for rows that need messages not given."""
     table, ports, result = kernel.scaled.double(), kernel.ports, list[Tensor]()
     table = table.expand(*table.shape[:-1], kernel.count)
     slots = range(len(ports))

@@ -1,4 +1,4 @@
-"""Which messages are updated when, and how new ones are mixed with the old."""
+"""Schedules of message updates, and damping."""
 
 import math
 from abc import ABC, abstractmethod
@@ -24,9 +24,8 @@ class Schedule(ABC):
     A message is that of a factor to a variable; `edges.variable` holds the variable of each.
 
     Attributes:
-        looks_at_residuals: whether `sweep` calls ``residuals``; batch items are then solved one at
-            a time.
-        covers_all: whether every sweep updates every message; else all are looked at at its end.
+        looks_at_residuals: `sweep` calls ``residuals``; batch items are then solved one at a time.
+        covers_all: every sweep updates every message; else the others are examined at its end.
     """
 
     looks_at_residuals: ClassVar[bool] = False
@@ -106,8 +105,8 @@ class Residual(Schedule):
     """The messages that would change most, in blocks (Elidan, McGraw, Koller 2006).
 
     Args:
-        share: how many of the messages make a block. Small blocks need fewer updates, and more
-            time for each.
+        share: fraction of the messages in a block. Small blocks need fewer updates, and more time
+            for each.
     """
 
     share: float = 0.05
@@ -128,7 +127,7 @@ class RandomSubsets(Schedule):
     """Every message once a sweep, in random sets.
 
     Args:
-        share: how many of the messages make a set.
+        share: fraction of the messages in a set.
         generator: the randomness.
     """
 
@@ -174,7 +173,7 @@ def _colours(edges: Edges) -> Tensor:
 
 
 def _levels(edges: Edges, places: Tensor) -> Tensor:
-    """For an order, the first step at which each variable can be updated."""
+    """First step of an order at which each variable can be updated."""
     left, right = edges.pairs
     level_with = places[left] == places[right]
     group = components(left[level_with], right[level_with], len(places))
@@ -194,7 +193,7 @@ def _levels(edges: Edges, places: Tensor) -> Tensor:
 def sets_of(
     schedule: Schedule, edges: Edges, residuals: Callable[[], Tensor] | None, number: int
 ) -> Sets:
-    """What a schedule chooses in a sweep, checked; without ``residuals`` it must be blind."""
+    """Sets that a schedule yields in a sweep, checked."""
     count, some = edges.count, False
     sets: object = schedule.sweep(edges, Residuals(residuals or unasked), number)
     if isinstance(sets, Tensor) or not isinstance(sets, Iterable):
@@ -228,7 +227,7 @@ def _no_tensor(*_: object, **__: object) -> NoReturn:
 
 
 class Residuals:
-    """The function that a schedule calls for residuals; taken for their tensor, it says so."""
+    """Function that a schedule calls for residuals; any use of it as a tensor is an error."""
 
     def __init__(self, ask: Callable[[], Tensor]) -> None:
         self._ask = ask
@@ -243,15 +242,15 @@ class Residuals:
 
 
 def unasked() -> Tensor:
-    """Refuses: a schedule looks at residuals that did not say so."""
+    """Refuse residuals to a schedule that has not declared their use."""
     raise ModelError("A Schedule that calls residuals() needs looks_at_residuals = True.")
 
 
 class Damping(ABC):
-    """How an old message and a new one are mixed.
+    """A mean of an old message and a new one.
 
     Attributes:
-        share: of the old one; at 0 nothing is mixed.
+        share: weight of the old one; at 0 nothing is mixed.
     """
 
     share: float

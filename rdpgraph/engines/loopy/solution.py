@@ -1,4 +1,4 @@
-"""The answers of loopy belief propagation."""
+"""Answers of loopy belief propagation."""
 
 import math
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
-from rdpgraph.engines.loopy.build import carried, edges_in, equations_of, message_groups
 from rdpgraph.engines.loopy.counting import Bethe, CountingNumbers
 from rdpgraph.engines.loopy.decoding import Decoded, decode
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.gradients import Gradient
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
+from rdpgraph.engines.loopy.network_equations import edges_in, equations_of, message_groups
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.numbering import factor_tables, full_states, variable_table
@@ -33,45 +33,34 @@ _MAXIMA = 0.6  # of the time that is left, for the messages behind a mode
 _DECODING = 0.5  # of what these leave, for ties among them
 _REPAIRING = 0.5  # of what is left then, to make a mode possible
 _FAR = 1e10
-"""Nats from which on a finite log-value is beyond sums by counting numbers."""
+"""Nats from which on a finite log-value leaves others no digits in sums by counting numbers."""
 _REPAIR = 2.0
-"""Seconds for that, for all items, where there is no limit."""
+"""Seconds to repair the modes of all items, where there is no limit."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoopySolution(Approximation):
-    """Approximate answers by message passing; exact where the factor graph has no cycle.
+    """Approximate answers by message passing; exact where the factor graph has no cycle."""
 
-    Attributes:
-        network: the reduced model.
-        counting: its counting numbers.
-        temperature: 1 sums, 0 maximises.
-        limits: schedule, damping and when to stop.
-        gradient: how gradients pass the messages.
-        allowance: seconds for all answers, or None.
-        start: the messages to begin with, or None.
-        share: the part of what is left of the time that the messages take.
-        among: where the network is a part of more: its equations among those of the others.
-    """
-
-    network: Network
-    counting: CountingNumbers
-    temperature: float
-    limits: Limits
-    gradient: Gradient
-    allowance: Allowance | None = None
-    start: Messages | None = field(default=None, repr=False)
-    share: float = 1.0
+    network: Network  # the reduced model
+    counting: CountingNumbers  # its counting numbers
+    temperature: float  # 1 sums, 0 maximises
+    limits: Limits  # schedule, damping and when to stop
+    gradient: Gradient  # how gradients pass the messages
+    allowance: Allowance | None = None  # seconds for all answers, or None
+    start: Messages | None = field(default=None, repr=False)  # initial messages; None: uniform
+    share: float = 1.0  # part of the remaining time that the messages may take
+    # adds the other parts' terms to the equations, if the network is a part of a model
     among: Callable[[Equations], Equations] | None = field(default=None, repr=False)
 
     @cached_property
     def edges(self) -> Edges:
-        """Which message stands where."""
+        """Index of the messages."""
         return edges_in(self.network).to(self.network.constant.device)
 
     @cached_property
     def equations(self) -> Equations:
-        """The equations that messages are updated by."""
+        """Message-passing equations of the network."""
         with torch.enable_grad():  # wherever it is first asked for
             equations = equations_of(self.network, self.edges, self.counting, self.temperature)
         if self.among is not None:
@@ -80,7 +69,7 @@ class LoopySolution(Approximation):
 
     @property
     def outcome(self) -> Outcome:
-        """Where the messages ended; runs them when first asked for, with gradients or without."""
+        """Final messages, computed on first use, with gradients or without."""
         if torch.is_grad_enabled() and self.equations.records:
             return self._recorded
         return self.__dict__.get("_recorded") or self._plain
@@ -101,18 +90,13 @@ class LoopySolution(Approximation):
             return self.gradient.run(self.equations, start, self._limits_of(self.share))
 
     def _limits_of(self, share: float) -> Limits:
-        """With the seconds that are left."""
+        """Limits with a share of the seconds that are left."""
         if self.allowance is None:
             return self.limits
         return replace(self.limits, seconds=self.allowance.left(share))
 
-    def started_from(self, other: "LoopySolution") -> "LoopySolution":
-        """The same, beginning with the messages at which another ended, where they share edges."""
-        old = (other.network, other.edges, other.outcome.messages)
-        return replace(self, start=carried(old, (self.network, self.edges)))
-
     def status(self) -> Status:
-        """Whether the messages converged, in how many sweeps, and what else to try."""
+        """Convergence, number of sweeps, and what else to try."""
         outcome = self.outcome
         contradiction = bool(self._contradicted.any())
         converged = bool(outcome.converged.all()) and not contradiction and not self._outweighed
@@ -161,7 +145,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _outweighed(self) -> bool:
-        """Whether sums by counting numbers lose the digits of most values to a few finite ones."""
+        """True if a few large log-values take the digits of others in sums by counting numbers."""
         tables = [group.log_tables.detach() for group in self.network.groups]
         return not isinstance(self.counting, Bethe) and any(
             bool(((table.abs() > _FAR) & table.isfinite()).any()) for table in tables
@@ -169,7 +153,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _contradicted(self) -> Tensor:
-        """(B,) whether hard constraints have driven a variable's every state out of range."""
+        """(B,) whether hard constraints have driven every state of some variable out of range."""
         equations = self.equations
         gone = torch.zeros(equations.batch, dtype=torch.bool, device=equations.unary_device)
         if equations.bounded:
@@ -182,7 +166,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def network_is_forest(self) -> bool:
-        """Whether the factor graph has no cycle."""
+        """True if the factor graph has no cycle."""
         left, sizes = self.edges.variable, self.network.sizes
         if len(left) - sum(self.edges.factors) >= max(len(sizes), 1):
             return False  # more links than a forest has room for
@@ -191,11 +175,10 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _alive(self) -> Tensor:
-        """(B,) whether anything is possible."""
         return self.log_partition().detach() > -math.inf
 
     def log_partition(self) -> Tensor:
-        """(B,) the Bethe, or reweighted, approximation of log Z (at temperature t of t log Z)."""
+        """(B,) Bethe, or reweighted, approximation of log Z (at temperature t of t log Z)."""
         return self._log_partition
 
     @differentiable_property
@@ -231,7 +214,7 @@ class LoopySolution(Approximation):
         return variable_table(self.network, parts, empty, settled)
 
     def check_factor_marginals(self, block: int) -> None:
-        """Refuse large tables of potentials that answer messages themselves."""
+        """Refuse large tables of potentials that compute messages themselves."""
         for kernel in self.equations.kernels:
             if isinstance(kernel, HighOrderKernel) and kernel.block.number == block:
                 kernel.check_table()
@@ -310,7 +293,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def decoded(self) -> Decoded:
-        """A configuration read off the max-beliefs."""
+        """Configurations decoded from the max-beliefs."""
         other, outcome = self.maximal, self.maximal.outcome
         with torch.no_grad(), _spent(self.allowance):
             return decode(other.equations, outcome, self._limits_of(_DECODING))
@@ -327,11 +310,11 @@ class LoopySolution(Approximation):
             return possible_modes(self.network.graph, states, left).warned()
 
     def possible_mode(self) -> Tensor:
-        """(B, V) the same, and where it has probability zero what a search makes of it."""
+        """(B, V) decoded configuration, repaired by a search if its probability is zero."""
         return self._repaired.states
 
     def mode_exists(self) -> Tensor:
-        """(B,) bool, by max-product: messages that sum are not needed for modes, as a rule."""
+        """(B,) bool, by max-product, which modes need anyway; by sums only if that says no."""
         known = self.maximal.log_partition().detach().isfinite()
         known = known if bool(known.all()) else known | self.possible()
         repaired: Searched | None = self.__dict__.get("_repaired")
@@ -341,7 +324,7 @@ class LoopySolution(Approximation):
         return self.decoded.consistent
 
     def mode_is_optimal(self) -> Tensor:
-        """(B,) whether it agrees on a tree, or with tree-reweighted messages."""
+        """(B,) whether it is consistent on a tree, or with tree-reweighted messages."""
         bounding = self.counting.bounds_above and not self._outweighed
         proving = self.network_is_forest or bounding
         return self.decoded.consistent & proving

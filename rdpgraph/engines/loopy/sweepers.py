@@ -1,4 +1,4 @@
-"""Carrying out the sweeps of a schedule: which of several equal ways is fastest."""
+"""Sweepers: the fastest way to carry out a schedule's sweeps in a model."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,18 +11,18 @@ from rdpgraph.engines.loopy.arithmetic import neighbours, rescaled, take
 from rdpgraph.engines.loopy.clusters import ClusterKernel
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages, Sums
-from rdpgraph.engines.loopy.partial import (
+from rdpgraph.engines.loopy.log_odds import LogOdds
+from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule, unasked
+from rdpgraph.engines.loopy.subsets import (
     Asked,
     EdgeSubset,
     EdgeSubsets,
-    LogOdds,
     affected,
     candidates,
     edge_subset,
     refreshed,
     written,
 )
-from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule, unasked
 from rdpgraph.plan import clock
 
 
@@ -38,18 +38,18 @@ class Sweeper(ABC):
 
     @abstractmethod
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
-        """The messages after one sweep of these sets, and (B,) the largest change."""
+        """Messages after one sweep of these sets, and (B,) the largest change."""
 
     def finish(self, messages: Messages) -> Messages:
-        """The messages where `sweep` holds them in another form; sweeps may go on after it."""
+        """Messages in their common form, if `sweep` holds another; sweeps may go on after it."""
         return messages
 
     def residuals(self) -> Tensor:
-        """(E,) how much every message of the one batch item would change now, within a sweep."""
+        """(E,) changes of the only batch item's messages if updated now, within a sweep."""
         return unasked()
 
     def _mixed(self, new: Tensor, old: Tensor) -> Tensor:
-        """Damped, and rescaled again."""
+        """Damped messages, rescaled."""
         if self.damping.share == 0:
             return new
         return rescaled(self.damping.mix(new, old), vanishing=self.equations.vanishing)[0]
@@ -58,7 +58,7 @@ class Sweeper(ABC):
 def sweeper_for(
     equations: Equations, schedule: Schedule, damping: Damping, known: EdgeSubsets
 ) -> Sweeper:
-    """The fastest way for a model and a schedule."""
+    """Fastest sweeper for a model and a schedule."""
     floods = isinstance(schedule, Flooding)
     plain = floods and not (torch.is_grad_enabled() and equations.records)
     if plain and isinstance(damping, LogDamping) and LogOdds.applies(equations):
@@ -93,7 +93,7 @@ class _ByLogOdds(Sweeper):
 
 
 class _Masked(Sweeper):
-    """All messages computed, those of a set taken: for flooding, and devices."""
+    """Computes all messages and takes those of a set: for flooding, and on devices."""
 
     _current: Messages
 
@@ -144,9 +144,9 @@ class _Masked(Sweeper):
 
 
 class _Paired(Sweeper):
-    """Schedules that are blind to the messages, for clusters; each variable is between two.
+    """Sweeps of clusters, where each separator joins two, in schedules that see no residuals.
 
-    Each hears what the other has said. Messages are kept edge by edge; `finish` gives them back.
+    Each hears what the other has sent. Messages are held edge by edge until `finish`.
     """
 
     def __init__(self, equations: Equations, damping: Damping, known: EdgeSubsets) -> None:
@@ -174,7 +174,7 @@ class _Paired(Sweeper):
         return messages, largest
 
     def _new(self, subset: EdgeSubset) -> Iterator[tuple[int, slice | Tensor, Tensor]]:
-        """Per part its class, its edges there, and (B, K, n) their messages as they would be."""
+        """Per part its class, its edges there, and (B, K, n) their updated messages."""
         assert self._held is not None
         edges = self.equations.edges
         for asked in subset.asked:
@@ -189,7 +189,7 @@ class _Paired(Sweeper):
                 yield size_class, neighbours(part.places), self.equations.message(answer)
 
     def _heard(self, asked: Asked, number: int) -> Tensor:
-        """(B, K, n) what some factors hear at the port of a segment."""
+        """(B, K, n) incoming messages of some factors at the port of a segment."""
         assert self._held is not None
         edges, segment = self.equations.edges, self.equations.edges.segments[number]
         others = edges.remembered("partners", _partners)[segment.size_class]
@@ -217,7 +217,7 @@ def _partners(edges: Edges) -> list[Tensor]:
 
 
 class _InTurn(Sweeper):
-    """Schedules that are blind to the messages."""
+    """Updates set by set, in schedules that see no residuals."""
 
     def __init__(self, equations: Equations, damping: Damping, known: EdgeSubsets) -> None:
         super().__init__(equations, damping)
@@ -249,7 +249,7 @@ class _InTurn(Sweeper):
 
 
 class _ByResidual(Sweeper):
-    """Schedules that look at how much every message would change; one batch item."""
+    """Updates set by set, with the residuals of all messages kept up to date; one batch item."""
 
     _residual: Tensor
 
@@ -296,7 +296,7 @@ class _ByResidual(Sweeper):
 def _renewed(
     equations: Equations, residual: Tensor, again: Tensor, ready: Messages, messages: Messages
 ) -> Tensor:
-    """Residuals of some edges, recomputed."""
+    """Residuals with those of some edges recomputed."""
     residual = residual.clone()
     for c, new, old in zip(equations.edges.classes, ready, messages, strict=True):
         places = again[c.first : c.first + c.count].nonzero().flatten()
@@ -306,13 +306,12 @@ def _renewed(
 
 
 def _copies(messages: Messages) -> Messages:
-    """Copies that may be written to."""
     return tuple(message.clone() for message in messages)
 
 
 @torch.no_grad()
 def residual_of_all(equations: Equations, messages: Messages) -> Tensor:
-    """(B,) the largest change that any message would make now."""
+    """(B,) largest change of any message if all were updated now."""
     pairs = zip(equations.update(messages), messages, strict=True)
     return _largest([equations.change(new, old) for new, old in pairs])
 

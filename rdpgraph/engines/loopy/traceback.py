@@ -1,10 +1,10 @@
-"""States decided a few variables at a time, each given those before it.
+"""Decoding layer by layer: variables that share no factor decided together, given those before.
 
 A variable takes the best state of its belief, in which each factor's message is recomputed as the
 maximum over its other variables: undecided ones with their messages, decided ones held in their
-state. Variables that share no factor are decided together. Going outwards from one variable of
-every connected part, this is the traceback of a tree; on other graphs it is a guess, which costs as
-much as one sweep. With all variables decided it is coordinate ascent.
+state. Going outwards from one variable of every connected part, this is the traceback of a tree; on
+other graphs it is a guess, which costs as much as one sweep. With all variables decided it is
+coordinate ascent.
 """
 
 import math
@@ -24,19 +24,19 @@ from rdpgraph.engines.loopy.reading import LEVEL, climbed, readable, traced_rows
 from rdpgraph.plan import clock
 
 _BEGINS, _BEGINS_LAYER, _BEGINS_STEP, _BEGINS_WHOLE = 1e5, 4e4, 2e4, 6e5
-"""Overhead of the messages of a kernel, in numbers: of all factors; of those
-of a layer; of all rows of a layer; of potentials that answer messages themselves."""
+"""Overhead of the messages of a kernel, in multiplications: of all factors; of those of a layer; of
+all rows of a layer; of potentials that answer messages themselves."""
 _READS = 4
-"""Cost of a number read at any place, in numbers that are multiplied in a row."""
+"""Cost of a read at a random place, in multiplications of contiguous numbers."""
 _LITTLE = 7e5
-"""Numbers that take little time beside the rest of an answer."""
+"""Multiplications that take little time compared with the rest of an answer."""
 
 
 def traced(
     equations: Equations, messages: Messages, states: Tensor, free: Tensor, order: Order, end: float
 ) -> Tensor:
     """(B, V) states with the free ones (B, V) decided in order, the others held, until the end."""
-    logs = [rescaled(part, vanishing=True)[0] for part in _cavities(equations, messages)]
+    logs = [rescaled(part, vanishing=True)[0] for part in equations.cavities(messages)]
     states = states.clone()
     for number, c in enumerate(equations.edges.classes):
         open_ = free[:, c.variables[c.variable]].unsqueeze(1)
@@ -55,9 +55,9 @@ def traced(
 def ascended(
     equations: Equations, states: Tensor, order: Order, passes: Tensor, end: float
 ) -> Tensor:
-    """(B, V) states that no change of one variable betters, as far as (B,) passes go.
+    """Coordinate ascent: (B, V) states that no change of one variable improves, in (B,) passes.
 
-    Of several best states a variable takes any, so that level ground is crossed.
+    Ties among best states are broken at random, so that plateaus are crossed.
     """
     if order.steps is not None and readable(equations):
         return torch.cat([
@@ -82,7 +82,7 @@ def ascended(
 
 
 def _readable_parts(equations: Equations) -> Iterator[tuple[slice | Tensor, Equations]]:
-    """Split a batch into parts that can be read at once."""
+    """Parts of a batch that are small enough for `traced_rows` and `climbed`."""
     most = readable(equations)
     if most >= equations.batch:
         yield slice(None), equations
@@ -91,18 +91,14 @@ def _readable_parts(equations: Equations) -> Iterator[tuple[slice | Tensor, Equa
         yield part, equations.items(part)
 
 
-def _cavities(equations: Equations, messages: Messages) -> tuple[Tensor, ...]:
-    return equations.cavities(messages, () if equations.vanishing else equations.beliefs(messages))
-
-
 def _held(equations: Equations, number: int, states: Tensor) -> Tensor:
-    """(B, K, E) what the variables of a class say that are held in their states."""
+    """(B, K, E) messages from the variables of a class, each held in its state."""
     c = equations.edges.classes[number]
     return _only(states[:, c.variables[c.variable]], c.size, equations.unary[number])
 
 
 def _only(chosen: Tensor, size: int, like: Tensor) -> Tensor:
-    """(B, K, n) nothing but one state."""
+    """(B, K, n) log-messages that are 0 at one state and -inf elsewhere."""
     others = torch.arange(size, device=chosen.device).reshape(-1, 1) != chosen.unsqueeze(1)
     return torch.zeros(others.shape, dtype=like.dtype, device=like.device).masked_fill_(
         others, -math.inf
@@ -113,7 +109,7 @@ def _decide(
     equations: Equations, logs: list[Tensor], states: Tensor, free: Tensor, order: Order,
     end: float, luck: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Go through the layers; what decided variables say, and their states, are written."""
+    """Decide layers in order; writes ``states``, and decided variables' messages to ``logs``."""
     weights = [None] * len(logs) if equations.weights is None else equations.weights
     for number in order.numbers[free.any(0).cpu()].unique().tolist():
         if clock.now() > end:
@@ -148,7 +144,7 @@ def _chosen(
     equations: Equations, layer: Layer, totals: Sequence["_Total"], states: Tensor, free: Tensor,
     luck: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Write the best states of the layer's free variables; per class what they say now."""
+    """Write the best states of a layer's free variables; per class their messages from now on."""
     said: list[Tensor] = []
     for c, own, summed in zip(equations.edges.classes, layer.variables, totals, strict=True):
         variables, total = c.variables[own], summed.of_fewest()
@@ -164,15 +160,10 @@ def _chosen(
 
 @dataclass(frozen=True, eq=False)
 class _Total:
-    """Sums of messages to variables, hard zeros counted instead of added.
+    """Sums of log-messages at variables, in float64, with hard zeros counted instead of added."""
 
-    Attributes:
-        finite: (B, K, n) float64 the sum of what is not -inf.
-        zeros: (B, K, n) how often it is -inf.
-    """
-
-    finite: Tensor
-    zeros: Tensor
+    finite: Tensor  # (B, K, n) sum of the finite ones
+    zeros: Tensor  # (B, K, n) number of -inf
 
     @classmethod
     def of(cls, logs: Tensor) -> Self:
@@ -181,34 +172,26 @@ class _Total:
         return cls(logs.double().masked_fill(zeros, 0.0), zeros.long())
 
     def add(self, logs: Tensor, places: Tensor, weight: Tensor | None) -> None:
-        """Add (B, K, m) log-values, times their weights, at places (m,)."""
+        """Add log-values (B, K, m), times their weights, at places (m,)."""
         zeros = logs == -math.inf
         finite = logs.masked_fill(zeros, 0.0).double()
         self.finite.index_add_(2, places, finite if weight is None else finite * weight)
         self.zeros.index_add_(2, places, zeros.long())
 
     def of_fewest(self) -> Tensor:
-        """(B, K, n) the sums of the states with the fewest hard zeros, -inf for the others."""
+        """(B, K, n) sums of the states with the fewest hard zeros, -inf for the others."""
         return self.finite.masked_fill(self.zeros > self.zeros.amin(1, keepdim=True), -math.inf)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of one item, in sweeps.
+    """Costs of decoding one item, in sweeps."""
 
-    Attributes:
-        outwards: to go through the layers outwards.
-        reading: before that, to read all factors.
-        colours: through the colours.
-        fixing: a sweep after variables were fixed: it has hard zeros, and few come together.
-        little: what is little beside everything else that an answer takes.
-    """
-
-    outwards: float
-    reading: float
-    colours: float
-    fixing: float
-    little: float
+    outwards: float  # a pass through the outward layers
+    reading: float  # the tables' rows, made before that
+    colours: float  # a pass through the colours
+    fixing: float  # a sweep after variables were fixed, with hard zeros and few items
+    little: float  # negligible compared with the rest of an answer
 
 
 def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
@@ -238,9 +221,9 @@ def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
 
 
 def scores(equations: Equations, states: Tensor) -> Tensor:
-    """(B, 2) float64 of configurations (B, V): minus the number of hard zeros, and their score.
+    """(B, 2) float64 scores of (B, V): minus the number of hard zeros, and the sum of other logs.
 
-    The score leaves out hard zeros and the model's constant. The larger, in that order, the better.
+    The model's constant is left out. Larger is better, in lexicographic order.
     """
     result = torch.zeros(equations.batch, 2, dtype=torch.float64, device=states.device)
     for c, unary in zip(equations.edges.classes, equations.unary, strict=True):

@@ -9,7 +9,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.loopy import counting
-from rdpgraph.engines.loopy.build import edges_in
+from rdpgraph.engines.loopy.network_equations import edges_in
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import (

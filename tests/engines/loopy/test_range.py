@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rdpgraph as rg
 from rdpgraph.engines.loopy.arithmetic import log_sum, maximum, rescaled
-from rdpgraph.engines.loopy.partial import LogOdds
+from rdpgraph.engines.loopy.log_odds import LogOdds
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import (
     SCHEDULES,

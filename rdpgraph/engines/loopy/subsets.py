@@ -1,6 +1,5 @@
-"""Updates of some messages only, and flooding in binary models by log-odds."""
+"""Updates of subsets of the messages."""
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,153 +9,25 @@ from torch import Tensor
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.edges import Bucket, Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages, Sums, sums_of
-from rdpgraph.engines.loopy.kernels import TableKernel
-
-
-class LogOdds:
-    """The messages of a binary pairwise model as log-odds h = log m(1) / m(0), one per edge.
-
-    A table (a b; c d) turns cavity log-odds h into log (c + d e^h) / (a + b e^h). This is
-    `Equations.update` with half the numbers and a third of the operations. The edges at the first
-    slots of all factors come first, then those at their second slots.
-    """
-
-    def __init__(self, equations: Equations, messages: Messages) -> None:
-        c = equations.edges.classes[0]
-        slots: list[list[Tensor]] = [[], []]
-        parts: list[Tensor] = []
-        items = max((len(kernel.group.log_tables) for kernel in equations.kernels
-                     if isinstance(kernel, TableKernel)), default=1)  # fmt: skip
-        for number, kernel in enumerate(equations.kernels):
-            assert isinstance(kernel, TableKernel)
-            for slot, segment in enumerate(equations.edges.by_kernel[number]):
-                edges = equations.edges.segments[segment]
-                slots[slot].append(torch.arange(edges.start, edges.stop, device="cpu"))
-            parts.append(kernel.scaled.expand(items, -1, -1, kernel.count))
-        order = torch.cat([*slots[0], *slots[1]]).to(c.variable.device)
-        self._place = torch.empty_like(order)
-        self._place[order] = torch.arange(len(order), device=order.device)
-        tables = torch.cat(parts, 3)
-        (a, b), (x, y) = tables[:, 0].unbind(1), tables[:, 1].unbind(1)
-        # The numerator and denominator of both directions, as a line in the other end's odds.
-        self._lines = [torch.cat(pair, 1) for pair in ((x, b), (y, y), (a, a), (b, x))]
-        self._variable = c.variable[order].expand(equations.batch, -1)
-        # One more place stands for a missing edge.
-        places = torch.cat([self._place, self._place.new_tensor([len(self._place)])])
-        self._buckets = [(*b.edges.shape, places[b.edges.reshape(-1)]) for b in c.buckets]
-        self._padded = c.padded
-        self._unary = equations.unary[0][:, 1] - equations.unary[0][:, 0]
-        self._boundary = equations.boundary
-        self.odds = (messages[0][:, 1] - messages[0][:, 0])[:, order]
-        # Room for a sweep: allocated again, it would cost more than what is computed in it.
-        self._room = tuple(torch.empty_like(self.odds) for _ in range(3))
-
-    @staticmethod
-    def applies(equations: Equations) -> bool:
-        """Tell whether all is binary, pairwise, dense, and no number can leave its type's range."""
-        boundary, alike = equations.boundary, LogOdds._alike(equations)
-        if boundary is not None:  # one way for all parts
-            alike = alike and equations.edges.count > 0
-            alike = not bool(boundary.largest(torch.tensor(float(not alike), device="cpu")))
-        return alike and _largest_odds(equations) < 0.9 * math.log(torch.finfo(equations.dtype).max)
-
-    @staticmethod
-    def _alike(equations: Equations) -> bool:
-        """Tell whether all is binary, pairwise and dense."""
-        if len(equations.edges.classes) != 1 or equations.edges.classes[0].size != 2:
-            return False
-        if equations.temperature != 1 or equations.weights is not None or equations.vanishing:
-            return False
-        return all(isinstance(k, TableKernel) and len(k.ports) == 2 for k in equations.kernels)
-
-    def messages(self) -> Messages:
-        """Back to log-messages whose maximum is 0."""
-        odds = self.odds.index_select(1, self._place)
-        return (torch.stack([(-odds).clamp(max=0), odds.clamp(max=0)], 1),)
-
-    def step(self, keep: float) -> Tensor:
-        """One sweep of all messages, an old one kept with weight ``keep``; (B,) the change.
-
-        The change is that of `arithmetic.change`, except for a message that turns from one state to
-        the other: there it is up to twice as large.
-        """
-        odds, (cavity, other, new) = self.odds, self._room
-        belief = self._arriving(odds).add_(self._unary)
-        if self._boundary is not None:
-            belief = self._boundary.joined([belief.unsqueeze(1)])[0].squeeze(1)
-        torch.gather(belief, 1, self._variable, out=cavity)
-        ends = cavity.sub_(odds).exp_().reshape(len(odds), 2, -1)
-        half = ends.shape[2]
-        other[:, :half], other[:, half:] = ends[:, 1], ends[:, 0]
-        x, y, a, b = self._lines
-        torch.addcmul(a, b, other, out=cavity)
-        torch.addcmul(x, y, other, out=new).div_(cavity).log_()
-        size = torch.abs(new, out=cavity).clamp_(min=1.0)
-        change = torch.sub(new, odds, out=other).div_(size)
-        largest = torch.maximum(change.amax(1), -change.amin(1))
-        if keep:
-            new.lerp_(odds, keep)
-        self.odds, self._room = new, (cavity, other, odds)
-        return largest
-
-    def _arriving(self, values: Tensor) -> Tensor:
-        """(B, E) summed at the variables: (B, n)."""
-        if self._padded:
-            values = torch.nn.functional.pad(values, (0, 1))
-        parts = [
-            values.index_select(1, edges).reshape(len(values), degree, count).sum(1)
-            for degree, count, edges in self._buckets
-        ]
-        return torch.cat(parts, 1)
-
-
-def _largest_odds(equations: Equations) -> float:
-    """A bound on the log-odds of any cavity: those of the unaries and of the tables, added up."""
-    c = equations.edges.classes[0]
-    reach = equations.unary[0].new_zeros(c.count)
-    for number, kernel in enumerate(equations.kernels):
-        assert isinstance(kernel, TableKernel)
-        logs = kernel.scaled.detach().log()
-        first, second = (equations.edges.segments[s] for s in equations.edges.by_kernel[number])
-        reach[first.start : first.stop] = (logs[:, 1] - logs[:, 0]).abs().amax((0, 1))
-        reach[second.start : second.stop] = (logs[:, :, 1] - logs[:, :, 0]).abs().amax((0, 1))
-    unary = equations.unary[0].detach()
-    total = (unary[:, 1] - unary[:, 0]).abs().amax(0).index_add(0, c.variable, reach)
-    if equations.boundary is not None:
-        total = equations.boundary.joined([total.reshape(1, 1, -1)])[0]
-        total = equations.boundary.largest(total.amax())
-    largest = float(total.amax())
-    return math.inf if math.isnan(largest) else largest
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentEdges:
-    """Some edges of one segment.
+    """Some edges of one segment."""
 
-    Attributes:
-        segment: its number.
-        places: (n,) numbers within the class.
-        rows: (n,) the factors of the kernel.
-    """
-
-    segment: int
-    places: Tensor
-    rows: Tensor
+    segment: int  # its number
+    places: Tensor  # (n,) their numbers within the class
+    rows: Tensor  # (n,) their factors in the kernel
 
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """Factors of a kernel that are asked for their messages at once.
+    """Factors of a kernel whose messages are computed in one call."""
 
-    Attributes:
-        kernel: its number.
-        rows: (n,) the factors; None: all, by a kernel that answers for all of them at once.
-        parts: numbers of the parts that the answer is for.
-    """
-
-    kernel: int
+    kernel: int  # its number
+    # (n,) the factors; None: all, by a kernel that answers for all of them at once
     rows: Tensor | None
-    parts: tuple[int, ...]
+    parts: tuple[int, ...]  # numbers of the parts that the answer is for
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +41,7 @@ class EdgeSubset:
 
 
 def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
-    """The parts of a set of edge numbers."""
+    """Subset of the given edge numbers."""
     starts = edges.remembered("starts", _starts)
     chosen = chosen.to(starts.device).sort().values
     numbers, counts = torch.unique_consecutive(
@@ -206,7 +77,7 @@ def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
 
 
 def _starts(edges: Edges) -> Tensor:
-    """The number of every segment's first edge."""
+    """Number of every segment's first edge."""
     firsts = [edges.first_edge(segment) for segment in edges.segments]
     return torch.tensor(firsts, dtype=torch.long, device=edges.classes[0].variable.device)
 
@@ -229,14 +100,14 @@ def _asked(edges: Edges, parts: list[SegmentEdges]) -> tuple[Asked, ...]:
 
 
 class EdgeSubsets:
-    """The selections of sets of edges that come again: in later sweeps, or in other batch items."""
+    """Cache of subsets, which recur in later sweeps and in other batch items."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor | None, EdgeSubset]] = {}
         self._held = 0
 
     def of(self, edges: Edges, chosen: Tensor | None) -> EdgeSubset:
-        """The subset of a set of edge numbers, or of all."""
+        """Subset of the given edge numbers; None: of all."""
         if id(chosen) in self._known:
             return self._known[id(chosen)][1]
         everything = torch.arange(edges.count, device="cpu") if chosen is None else chosen
@@ -250,7 +121,7 @@ class EdgeSubsets:
 
 
 def affected(edges: Edges, selected: EdgeSubset) -> Tensor:
-    """The edges whose message would change when the touched variables' beliefs do."""
+    """Edges whose message changes with the touched variables' beliefs."""
     touched = torch.zeros(len(edges.home), dtype=torch.bool, device="cpu")
     for c, numbers in zip(edges.classes, selected.locals, strict=True):
         touched[c.variables[numbers]] = True
@@ -275,7 +146,7 @@ def affected(edges: Edges, selected: EdgeSubset) -> Tensor:
 def candidates(
     equations: Equations, messages: Messages, sums: list[Sums], chosen: EdgeSubset
 ) -> list[Tensor]:
-    """Per part (B, K, n): the messages as they would be now."""
+    """Per part (B, K, n) updated messages."""
     edges = equations.edges
     new: dict[int, Tensor] = {}
     for asked in chosen.asked:
@@ -296,7 +167,7 @@ def candidates(
 def _incoming(
     equations: Equations, messages: Messages, sums: list[Sums], asked: Asked
 ) -> list[Tensor]:
-    """Per port (B, K, n) what the factors hear, rescaled."""
+    """Per port (B, K, n) variable-to-factor messages, rescaled."""
     edges, incoming = equations.edges, list[Tensor]()
     for number in edges.by_kernel[asked.kernel]:
         segment = edges.segments[number]
@@ -314,7 +185,7 @@ def _incoming(
 def written(
     equations: Equations, messages: Messages, chosen: EdgeSubset, new: list[Tensor]
 ) -> Messages:
-    """Messages with some of them replaced; in place unless gradients are recorded."""
+    """Messages with those of a subset replaced; in place unless gradients are recorded."""
     result = list(messages)
     for part, values in zip(chosen.parts, new, strict=True):
         number = equations.edges.segments[part.segment].size_class
@@ -325,7 +196,7 @@ def written(
 def refreshed(
     equations: Equations, messages: Messages, sums: list[Sums], chosen: EdgeSubset
 ) -> list[Sums]:
-    """The sums at the touched variables recomputed; in place unless gradients are recorded."""
+    """Sums recomputed at the touched variables; in place unless gradients are recorded."""
     result = list(sums)
     for number, c in enumerate(equations.edges.classes):
         numbers = chosen.locals[number]
@@ -352,7 +223,7 @@ def refreshed(
 
 
 def _arriving(buckets: tuple[Bucket, ...], values: Tensor) -> Tensor:
-    """(B, K, all edges of some buckets) summed at their variables: (B, K, n)."""
+    """(B, K, n) sums at the variables of some buckets, of values (B, K, all their edges)."""
     shapes = [bucket.edges.shape for bucket in buckets]
     parts = values.split([degree * count for degree, count in shapes], 2)
     pairs = zip(parts, shapes, strict=True)

@@ -1,0 +1,125 @@
+"""Flooding in binary pairwise models by log-odds."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.equations import Equations, Messages
+from rdpgraph.engines.loopy.kernels import TableKernel
+
+
+class LogOdds:
+    """Messages of a binary pairwise model as log-odds h = log m(1) / m(0), one per edge.
+
+    A table (a b; c d) turns cavity log-odds h into log (c + d e^h) / (a + b e^h):
+    `Equations.update` with half the numbers and a third of the operations. Edges at the first slots
+    of all factors come first, then those at their second slots.
+    """
+
+    def __init__(self, equations: Equations, messages: Messages) -> None:
+        c = equations.edges.classes[0]
+        slots: list[list[Tensor]] = [[], []]
+        parts: list[Tensor] = []
+        items = max((len(kernel.group.log_tables) for kernel in equations.kernels
+                     if isinstance(kernel, TableKernel)), default=1)  # fmt: skip
+        for number, kernel in enumerate(equations.kernels):
+            assert isinstance(kernel, TableKernel)
+            for slot, segment in enumerate(equations.edges.by_kernel[number]):
+                edges = equations.edges.segments[segment]
+                slots[slot].append(torch.arange(edges.start, edges.stop, device="cpu"))
+            parts.append(kernel.scaled.expand(items, -1, -1, kernel.count))
+        order = torch.cat([*slots[0], *slots[1]]).to(c.variable.device)
+        self._place = torch.empty_like(order)
+        self._place[order] = torch.arange(len(order), device=order.device)
+        tables = torch.cat(parts, 3)
+        (a, b), (x, y) = tables[:, 0].unbind(1), tables[:, 1].unbind(1)
+        # The numerator and denominator of both directions, as a line in the other end's odds.
+        self._lines = [torch.cat(pair, 1) for pair in ((x, b), (y, y), (a, a), (b, x))]
+        self._variable = c.variable[order].expand(equations.batch, -1)
+        # One more place stands for a missing edge.
+        places = torch.cat([self._place, self._place.new_tensor([len(self._place)])])
+        self._buckets = [(*b.edges.shape, places[b.edges.reshape(-1)]) for b in c.buckets]
+        self._padded = c.padded
+        self._unary = equations.unary[0][:, 1] - equations.unary[0][:, 0]
+        self._boundary = equations.boundary
+        self.odds = (messages[0][:, 1] - messages[0][:, 0])[:, order]
+        # Room for a sweep: allocated again, it would cost more than what is computed in it.
+        self._room = tuple(torch.empty_like(self.odds) for _ in range(3))
+
+    @staticmethod
+    def applies(equations: Equations) -> bool:
+        """Return whether all is binary, pairwise, dense, and stays within its type's range."""
+        boundary, alike = equations.boundary, LogOdds._alike(equations)
+        if boundary is not None:  # one way for all parts
+            alike = alike and equations.edges.count > 0
+            alike = not bool(boundary.largest(torch.tensor(float(not alike), device="cpu")))
+        return alike and _largest_odds(equations) < 0.9 * math.log(torch.finfo(equations.dtype).max)
+
+    @staticmethod
+    def _alike(equations: Equations) -> bool:
+        """Return whether all is binary, pairwise and dense."""
+        if len(equations.edges.classes) != 1 or equations.edges.classes[0].size != 2:
+            return False
+        if equations.temperature != 1 or equations.weights is not None or equations.vanishing:
+            return False
+        return all(isinstance(k, TableKernel) and len(k.ports) == 2 for k in equations.kernels)
+
+    def messages(self) -> Messages:
+        """Log-messages whose maximum is 0."""
+        odds = self.odds.index_select(1, self._place)
+        return (torch.stack([(-odds).clamp(max=0), odds.clamp(max=0)], 1),)
+
+    def step(self, keep: float) -> Tensor:
+        """Sweep all messages, with weight ``keep`` for old ones; (B,) the largest change.
+
+        The change is that of `arithmetic.change`, except for a message that turns from one state to
+        the other: there it is up to twice as large.
+        """
+        odds, (cavity, other, new) = self.odds, self._room
+        belief = self._arriving(odds).add_(self._unary)
+        if self._boundary is not None:
+            belief = self._boundary.joined([belief.unsqueeze(1)])[0].squeeze(1)
+        torch.gather(belief, 1, self._variable, out=cavity)
+        ends = cavity.sub_(odds).exp_().reshape(len(odds), 2, -1)
+        half = ends.shape[2]
+        other[:, :half], other[:, half:] = ends[:, 1], ends[:, 0]
+        x, y, a, b = self._lines
+        torch.addcmul(a, b, other, out=cavity)
+        torch.addcmul(x, y, other, out=new).div_(cavity).log_()
+        size = torch.abs(new, out=cavity).clamp_(min=1.0)
+        change = torch.sub(new, odds, out=other).div_(size)
+        largest = torch.maximum(change.amax(1), -change.amin(1))
+        if keep:
+            new.lerp_(odds, keep)
+        self.odds, self._room = new, (cavity, other, odds)
+        return largest
+
+    def _arriving(self, values: Tensor) -> Tensor:
+        """(B, n) sums of (B, E) at the variables."""
+        if self._padded:
+            values = torch.nn.functional.pad(values, (0, 1))
+        parts = [
+            values.index_select(1, edges).reshape(len(values), degree, count).sum(1)
+            for degree, count, edges in self._buckets
+        ]
+        return torch.cat(parts, 1)
+
+
+def _largest_odds(equations: Equations) -> float:
+    """Bound on the log-odds of any cavity: the sum of those of unaries and tables."""
+    c = equations.edges.classes[0]
+    reach = equations.unary[0].new_zeros(c.count)
+    for number, kernel in enumerate(equations.kernels):
+        assert isinstance(kernel, TableKernel)
+        logs = kernel.scaled.detach().log()
+        first, second = (equations.edges.segments[s] for s in equations.edges.by_kernel[number])
+        reach[first.start : first.stop] = (logs[:, 1] - logs[:, 0]).abs().amax((0, 1))
+        reach[second.start : second.stop] = (logs[:, :, 1] - logs[:, :, 0]).abs().amax((0, 1))
+    unary = equations.unary[0].detach()
+    total = (unary[:, 1] - unary[:, 0]).abs().amax(0).index_add(0, c.variable, reach)
+    if equations.boundary is not None:
+        total = equations.boundary.joined([total.reshape(1, 1, -1)])[0]
+        total = equations.boundary.largest(total.amax())
+    largest = float(total.amax())
+    return math.inf if math.isnan(largest) else largest
