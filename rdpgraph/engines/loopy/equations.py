@@ -86,7 +86,7 @@ class Equations:
     in_values: bool = False  # messages are compared as values with a maximum of one, not as logs
 
     def flat_messages(self) -> Messages:
-        """Uniform messages."""
+        """Uniform messages on all edges."""
         return tuple(
             unary.new_zeros(self.batch, c.size, c.count)
             for unary, c in zip(self.unary, self.edges.classes, strict=True)

@@ -43,6 +43,7 @@ class Reading:
         return rows[np.arange(len(at)).reshape(-1, 1) if len(rows) > 1 else 0, at]
 
     def at(self, chosen: Whole) -> "Reading":
+        """Index of a subset of the variables."""
         return Reading(self.first[chosen], self.scopes[chosen], self.strides[chosen])
 
 
@@ -66,7 +67,7 @@ class Hearers:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A layer."""
+    """A layer of variables to decide."""
 
     variables: Whole  # (n,) of the layer
     hearers: Hearers  # variables of later layers that share factors with them
