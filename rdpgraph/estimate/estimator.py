@@ -17,8 +17,8 @@ from rdpgraph.interface.sites import Sites, by_entry, free_entries, graph_sites
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.overlay import opened
 from rdpgraph.model.restriction import Support, expanded
+from rdpgraph.model.rewrites import opened
 from rdpgraph.model.variable import Variable, VariableArray
 
 Model: TypeAlias = FactorGraph | Structure

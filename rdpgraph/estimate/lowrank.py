@@ -22,10 +22,10 @@ from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.overlay import with_joint
 from rdpgraph.model.potentials.features import RandomFeatures
 from rdpgraph.model.potentials.lowrank import Bilinear, LowRank
 from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.rewrites import with_joint
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import perturbed_graph
 

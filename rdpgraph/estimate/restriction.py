@@ -18,8 +18,8 @@ from rdpgraph.estimate.replicates import Judged, Replicates, draws_before, taken
 from rdpgraph.interface.structure import Structure
 from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.overlay import opened, with_joint
 from rdpgraph.model.restriction import expanded, observed_supports
+from rdpgraph.model.rewrites import opened, with_joint
 from rdpgraph.model.soundness import items_named
 from rdpgraph.structures.draws import perturbed_graph
 

@@ -29,9 +29,9 @@ from rdpgraph.io.text import (
     read_bytes,
     write_text_atomically,
 )
+from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.listing import CompactVariables, StateLists
 from rdpgraph.model.names import CODEC, Names
 from rdpgraph.model.variable import Variable, names_of
 

@@ -19,8 +19,8 @@ from rdpgraph.io.tables import alike, distinct_sizes
 from rdpgraph.io.text import Bytes
 from rdpgraph.io.tokens import is_number, non_negative
 from rdpgraph.model.block import Block
+from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.conditional import is_conditional
-from rdpgraph.model.listing import CompactVariables, StateLists
 from rdpgraph.model.names import CODEC
 from rdpgraph.model.potentials.table import Table
 

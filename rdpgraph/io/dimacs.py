@@ -11,9 +11,9 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.tables import refuse_several
 from rdpgraph.io.text import Bytes, fail, shown
 from rdpgraph.model.block import Block
+from rdpgraph.model.compact_variables import CompactVariables
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.listing import CompactVariables
 from rdpgraph.model.names import Decimals
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.model.potentials.table import Table

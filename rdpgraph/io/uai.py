@@ -22,9 +22,9 @@ from rdpgraph.io.tables import (
 from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
 from rdpgraph.io.tokens import Numbers
 from rdpgraph.model.block import Block
+from rdpgraph.model.compact_variables import CompactVariables
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.listing import CompactVariables
 from rdpgraph.model.names import Decimals
 from rdpgraph.model.potentials.table import Table
 

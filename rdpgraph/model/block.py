@@ -22,16 +22,15 @@ _MOST_TABULATED = 2**28
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Factors of like shape.
+    """Factors of one shape and one kind of potential.
 
     Attributes:
         scopes: (F, arity) numbers of variables.
-        potential: (*batch, *shape, sizes); if ``shape`` counts one, all factors share it.
-        shape: the potential's own block dims.
-        rows: (F,) for each factor its place in the flattened block dims; None: its own number.
+        potential: (*batch, *shape, sizes); all factors share it where ``shape`` counts one.
+        shape: the potential's block dims.
+        rows: (F,) each factor's place in the flattened block dims; None: its own number.
         declared: (F,) the place of each factor in the order of declaration.
-        copied: counters of the writes to tensors that the potential holds a copy of, and how many
-            there were then.
+        copied: version counters of the tensors that the potential copies, with their values then.
     """
 
     scopes: Scopes
@@ -64,18 +63,11 @@ class Block:
 
     @property
     def shared(self) -> bool:
-        """Whether all factors have one potential between them."""
+        """True where all factors have one potential."""
         return math.prod(self.shape) == 1
 
     def holding(self, wanted: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-        """The factors that hold the variables of each row, and the slots of these.
-
-        Args:
-            wanted: (n, k) numbers of variables; all rows are held in the same slots.
-
-        Returns:
-            (n,) numbers of factors, and k slots; None where a row is held by none.
-        """
+        """Factors (n,) that hold the variables (n, k), and their slots; None if one lacks."""
         scopes = self.scopes
         if not wanted.shape[1]:
             return (
@@ -106,11 +98,7 @@ class Block:
         return self.potential.select(self.shape, places, self.arity)
 
     def table(self, row: int | None = None) -> Tensor:
-        """The log-values of a factor, (*batch, *sizes), or of all, as `select` has them.
-
-        Raises:
-            UnsupportedError: they are too many to be written out.
-        """
+        """The log-values of a factor, (*batch, *sizes), or of all, as `select` gives them."""
         if math.prod(self.sizes) > _MOST_TABULATED:
             raise UnsupportedError(
                 f"A {type(self.potential).__name__} over {self.arity} variables would be "
@@ -136,7 +124,7 @@ class Block:
 
 
 def blocks_of(items: Sequence[Factor | FactorBlock], domain: Domain) -> tuple[Block, ...]:
-    """Group factors of like shape; one table that many factors hold is stored once."""
+    """Group factors of one shape and kind; a table that many factors share is stored once."""
     singles: dict[object, list[tuple[Factor, int]]] = {}
     blocks: list[Block] = []
     alike: dict[int, object] = {}
@@ -148,7 +136,7 @@ def blocks_of(items: Sequence[Factor | FactorBlock], domain: Domain) -> tuple[Bl
         else:
             blocks.append(_declared_block(item, domain, declared))
             declared += item.count
-    numbers = _numbers_by_name(domain)
+    numbers = _Numbers(domain)
     blocks.extend(_grouped(group, numbers) for group in singles.values())
     for block in blocks:
         _refuse_repeats(block, domain)
@@ -167,7 +155,7 @@ def _group_key(factor: Factor, alike: dict[int, object]) -> object:
 
 
 def _value_of(potential: Automaton) -> object:
-    """Equal for constraints that are alike, however often they were made, and not learned."""
+    """A key that equal small constant constraints share; any other one has its own."""
     accept = potential.log_accept
     few = accept.ndim == 1 and len(accept) <= _FEW_STATES
     if accept.requires_grad or accept.device.type != "cpu" or not few:
@@ -201,7 +189,7 @@ def _grouped(group: list[tuple[Factor, int]], numbers: "_Numbers") -> Block:
 
 @torch.no_grad()
 def _counters(kept: list[Tensor]) -> tuple[tuple[Tensor, int], ...]:
-    """Tensors that count the writes to others, and hold none of their memory."""
+    """Empty tensors that share the version counters of others, with their values."""
     counted: dict[int, tuple[Tensor, int]] = {}
     empty = kept[0].new_empty(0)
     for part in kept:
@@ -214,7 +202,7 @@ def _counters(kept: list[Tensor]) -> tuple[tuple[Tensor, int], ...]:
 
 
 def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
-    numbers, dims = _numbers_by_name(domain), block.shape
+    numbers, dims = _Numbers(domain), block.shape
     columns = [_slot_numbers(slot, domain, numbers).expand(dims) for slot in block.scopes]
     scopes = torch.stack([column.reshape(-1) for column in columns], dim=1)
     places = torch.arange(declared, declared + block.count, device="cpu")
@@ -233,7 +221,7 @@ def _slot_numbers(slot: Slot, domain: Domain, numbers: "_Numbers") -> Tensor:
 
 
 class _Numbers:
-    """The number of a variable, quickly: models in files have many single variables."""
+    """Fast lookup of the numbers of single variables."""
 
     def __init__(self, domain: Domain) -> None:
         self._domain = domain
@@ -246,10 +234,6 @@ class _Numbers:
     def __call__(self, variable: Variable) -> int:
         known = self._known.get(variable.name)
         return int(self._domain.numbers(variable)) if known is None else known
-
-
-def _numbers_by_name(domain: Domain) -> _Numbers:
-    return _Numbers(domain)
 
 
 def _refuse_repeats(block: Block, domain: Domain) -> None:

@@ -29,7 +29,7 @@ class Network:
 
     Attributes:
         slot: the place of the child in every scope: 0, or -1 for the last.
-        places: for each child the block that holds its table, and which of its factors that is.
+        places: for each child the block that holds its table, and the row there.
     """
 
     slot: int
@@ -37,13 +37,7 @@ class Network:
 
     @staticmethod
     def read(domain: Domain, blocks: Sequence[Block]) -> "Network":
-        """The network of factors P(x | parents), with x the first of every scope, or the last.
-
-        Every table is normalised over it, up to the rounding of files.
-
-        Raises:
-            UnsupportedError: neither reading holds.
-        """
+        """The network of factors P(x | parents), x first in every scope or last in every one."""
         count = sum(block.count for block in blocks)
         for slot in (0, -1):
             places: dict[int, tuple[Block, int]] = {}
@@ -80,25 +74,21 @@ class Network:
 
 
 def _holds(block: Block, slot: int) -> bool:
-    """Whether every table of a block is conditional."""
+    """Test if every table of a block is conditional."""
     # Clipped where no probability can be: a large log-value is refused, not an overflow.
     values = block.table().detach().double().clamp(max=1.0).exp().cpu().numpy()
     return is_conditional(values, -block.arity if slot == 0 else -1)
 
 
 def is_conditional(values: NDArray[np.floating[Any]], dim: int) -> bool:
-    """Whether the sums over a dim are 1 up to a file's rounding, or 0 where nothing is said."""
+    """Test if sums over a dim are 1 up to a file's rounding; all-zero rows pass."""
     with np.errstate(over="ignore"):
         sums = values.sum(axis=dim)
     return bool(((np.abs(sums - 1) <= _TOLERANCE) | (sums == 0)).all())
 
 
 def network_factors(conditionals: Iterable[Conditional], tolerance: float) -> list[Factor]:
-    """The factors of conditional tables over (child, *parents), in the order given.
-
-    Raises:
-        ModelError: as for `FactorGraph.bayesian_network`.
-    """
+    """The factors of conditional tables over (child, *parents), in the order given."""
     factors: list[Factor] = []
     parents: dict[str, list[str]] = {}
     for item in conditionals:

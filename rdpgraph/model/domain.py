@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError, UnknownVariableError, no_raw_memory_error
-from rdpgraph.model.listing import CompactVariables
+from rdpgraph.model.compact_variables import CompactVariables
 from rdpgraph.model.variable import States, Variable, VariableArray, same_states, takes_indices
 
 Entry: TypeAlias = Variable | VariableArray
@@ -27,21 +27,13 @@ _MEMBER = re.compile(r"^(?P<array>.*)\[(?P<where>\d+(?:,\s*\d+)*)\]$", re.DOTALL
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Every variable of a graph under a number; the members of an array lie next to each other.
-
-    Attributes:
-        entries: single variables and whole arrays, in order of declaration.
-    """
+    """Numbers of the variables of a graph; the members of an array are numbered in a row."""
 
     entries: Sequence[Entry]
 
     @staticmethod
     def of(items: Iterable[Entry]) -> "Domain":
-        """The domain of variables, arrays and views of arrays, each entered once.
-
-        Raises:
-            ModelError: one name stands for two different things.
-        """
+        """The domain of variables, arrays and views of arrays, each entered once."""
         entries: dict[str, Entry] = {}
         for item in items:
             entry = _entry_of(item)
@@ -81,7 +73,7 @@ class Domain:
 
     @cached_property
     def state_starts(self) -> Tensor:
-        """(V + 1,) where each variable's states begin among those of all; their number last."""
+        """(V + 1,) the offset of each variable's states among those of all, their count last."""
         return torch.nn.functional.pad(self.sizes.cumsum(0), (1, 0))
 
     @cached_property
@@ -98,7 +90,7 @@ class Domain:
 
     @cached_property
     def takes_indices(self) -> Tensor:
-        """(V,) for each variable whether a number can only be the index of a state."""
+        """(V,) True where a number can only be the index of a state."""
         if isinstance(self.entries, CompactVariables):
             return torch.from_numpy(self.entries.takes_indices())
         counts = [math.prod(entry.shape) for entry in self.entries]
@@ -122,7 +114,7 @@ class Domain:
         return self.starts[-1]
 
     def holds(self, item: object) -> bool:
-        """Whether there is a variable, an array, or one of that name."""
+        """Test if a variable, an array, or one of that name is in the domain."""
         try:
             self.numbers(item)  # pyright: ignore[reportArgumentType]
         except ModelError:
@@ -144,7 +136,7 @@ class Domain:
         return place
 
     def single(self, item: Named) -> tuple[int, Entry] | None:
-        """The number of a single variable and its entry; None for what `numbers` is to look at."""
+        """The number and entry of a single variable; None for what `numbers` has to look at."""
         if isinstance(item, str):
             place = self.by_name.get(item)
             if place is None:
@@ -174,10 +166,7 @@ class Domain:
         return self.starts[place], self.entries[place]
 
     def singles(self, items: Sequence[Named]) -> list[int | None]:
-        """The numbers of many single variables in one pass, as `single` has them one by one.
-
-        Names are resolved once; members of one array are read off their positions.
-        """
+        """The result of `single` for many items in one pass."""
         kinds = set(map(type, items))
         if kinds == {str}:
             numbers = list(map(self._known.get, items))
@@ -197,7 +186,7 @@ class Domain:
         return [None if (own := self.single(item)) is None else own[0] for item in items]
 
     def _number(self, item: Named) -> int | None:
-        """The number of a single variable that a name stands for, which is remembered."""
+        """Look up the number of a single variable and cache it."""
         own = self.single(item)
         if own is None:
             return None
@@ -205,27 +194,27 @@ class Domain:
 
     @cached_property
     def _known(self) -> dict[Named, int]:
-        """The names that were resolved."""
+        """The names looked up before."""
         return {}
 
     def numbers(self, item: Named) -> Tensor:
         """The numbers of a variable (shape ``()``) or of an array's members (the array's shape)."""
+        single = self.single(item)
+        if single is not None:
+            return torch.tensor(single[0], device="cpu")
         place = self.place(item)
         entry, start = self.entries[place], self.starts[place]
-        if isinstance(item, str):
-            if item == entry.name:
-                item = entry
-            elif isinstance(entry, VariableArray):
-                item = self._member(entry, item)
+        if isinstance(item, str) and item == entry.name:
+            item = entry
         if isinstance(item, VariableArray):
             self._require_same(item.base, entry)
             return start + item.positions
-        if isinstance(item, Variable) and isinstance(entry, VariableArray):
-            home = self._member(entry, item.name).home if item.home is None else item.home
-            assert home is not None
-            self._require_same(home[0], entry)
-            return torch.tensor(start + home[1], device="cpu")
-        return torch.tensor(start, device="cpu")
+        if isinstance(entry, Variable):
+            return torch.tensor(start, device="cpu")
+        if isinstance(item, Variable) and item.home is not None:
+            self._require_same(item.home[0], entry)
+        name = item if isinstance(item, str) else item.name
+        raise ModelError(f"{name!r} is outside array {entry.name!r} of shape {entry.shape}.")
 
     def number(self, item: Named) -> int:
         """The number of a single variable, or the `ModelError` that it is none."""
@@ -236,7 +225,7 @@ class Domain:
         return int(numbers)
 
     def state_places(self, item: Named) -> tuple[slice | Tensor, tuple[int, ...]]:
-        """Where the states of a variable or array stand among those of all, and their shape."""
+        """Places of the states of a variable or array among those of all, and their shape."""
         numbers, size = self.numbers(item), self.entries[self.place(item)].size
         shape, first = (*numbers.shape, size), numbers.reshape(-1)
         count = len(first)
@@ -266,16 +255,6 @@ class Domain:
                 f"{_brief(entry)}."
             )
 
-    def _member(self, array: VariableArray, name: str) -> Variable:
-        where = _split(name)[1]
-        if len(where) != len(array.shape) or any(
-            i >= n for i, n in zip(where, array.shape, strict=True)
-        ):
-            raise ModelError(f"{name!r} is outside array {array.name!r} of shape {array.shape}.")
-        member = array[tuple(where)]
-        assert isinstance(member, Variable)
-        return member
-
     def _unknown(self, name: str) -> str:
         names, count = list(islice(self.by_name, 20000)), len(self.entries)
         close = difflib.get_close_matches(name, names, n=3)
@@ -300,7 +279,7 @@ def _split(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _differing(known: Entry, entry: Entry) -> str:
-    """How two entries of one name are told apart, down to the first state of another name."""
+    """The difference between two entries of one name."""
     first, second = _brief(known), _brief(entry)
     if first == second and isinstance(known.states, tuple) and isinstance(entry.states, tuple):
         pairs = enumerate(zip(known.states, entry.states, strict=True))

@@ -25,22 +25,10 @@ _Given: TypeAlias = tuple[Named, int, Entry, Tensor]
 
 
 def states_given(given: Any, domain: Domain, *, ignore_unknown: bool = False) -> Tensor:
-    """The states that evidence gives, -1 where it gives none: (*batch, V) int64.
+    """The states that evidence gives, (*batch, V) int64, -1 where it gives none.
 
-    A value that is no tensor names a state, or is an index where it can be nothing else; tensors of
-    whole numbers are indices, always.
-
-    Args:
-        given: for a variable a state, or a batch of them (a tensor, an array, or a list, with None,
-            NaN or -1 where missing); for an array of variables a tensor (*batch, *shape). A list of
-            such mappings is a batch, and so is a pandas DataFrame of its rows; a Series is a row.
-        domain: the variables.
-        ignore_unknown: leave out what names no variable.
-
-    Raises:
-        EvidenceError: a state that a variable lacks, one with two readings, two states of one
-            variable, or shapes that do not fit.
-        ModelError: a variable that the graph lacks.
+    Evidence is a mapping from variables to states or batches of them, a list of mappings, or a
+    DataFrame (a batch of rows) or Series. Integer tensors hold indices; other values name states.
     """
     rows = None
     if is_frame(given):
@@ -61,7 +49,7 @@ def states_given(given: Any, domain: Domain, *, ignore_unknown: bool = False) ->
 
 
 def _columns(rows: Sequence[Any], domain: Domain) -> dict[Any, list[Any]]:
-    """The states of several mappings by variable, with gaps where one has none."""
+    """The states in several mappings by variable, None where a mapping lacks one."""
     columns: dict[Any, list[Any]] = {}
     for place, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -112,7 +100,7 @@ def _read(given: Mapping[Any, Any], domain: Domain) -> Tensor:
 
 
 def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, list[tuple[Any, Any]]]:
-    """Numbers and states of single variables whose states are whole numbers; and what is left."""
+    """Numbers and states of single variables given as ints; the pairs left to the general path."""
     items, values, rest = list(given), list(given.values()), list[tuple[Any, Any]]()
     if set(map(type, values)) != {int}:
         rest = [pair for pair in given.items() if type(pair[1]) is not int]
@@ -145,10 +133,7 @@ def _none() -> Tensor:
 
 
 def named_states(given: Mapping[Named, Any], domain: Domain) -> dict[str, Any]:
-    """What the states are called that a mapping gives, by the name of the variable.
-
-    Nested lists of the shape given; None where a state is missing, its index where it has no name.
-    """
+    """Names of the states in a mapping, in nested lists; None if missing, the index if unnamed."""
     result: dict[str, Any] = {}
     for item, value in given.items():
         numbers, states = domain.numbers(item), domain.states_of(item)
@@ -169,7 +154,7 @@ def _renamed(states: Any, names: States) -> Any:
 def _placed(
     numbers: list[Tensor], states: list[Tensor], batch: tuple[int, ...], domain: Domain
 ) -> Tensor:
-    """(*batch, V): states at the numbers of their variables, which may stand there repeatedly."""
+    """(*batch, V) states at the numbers of their variables, which may repeat."""
     with no_raw_memory_error(f"Evidence of batch shape {batch} on {domain.count:,} variables"):
         result = torch.full((*batch, domain.count), MISSING, dtype=torch.long, device="cpu")
     if not numbers:
@@ -200,13 +185,13 @@ def _all_differ(places: Tensor, count: int) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a tensor of states as they are kept, as those of answers are."""
+    """Test if a value is an int64 tensor on the CPU."""
     plain = type(value) is Tensor and value.dtype == torch.long and value.device.type == "cpu"
     return plain and value.layout == torch.strided
 
 
 def _together(group: "list[_Given]") -> Tensor:
-    """States of single variables in tensors of one shape, all at once: (*shape, members)."""
+    """States of single variables in tensors of one shape, (*shape, members)."""
     states = torch.stack([value.detach() for _, _, _, value in group], -1)
     sizes = torch.tensor([entry.size for _, _, entry, _ in group], device="cpu")
     wrong = ((states < MISSING) | (states >= sizes)).reshape(-1, len(group))
@@ -219,7 +204,7 @@ def _together(group: "list[_Given]") -> Tensor:
 
 
 def _state(name: str, value: Any, states: States) -> int:
-    """One state of one variable, or -1 where it is missing."""
+    """The index of one state, or -1 where it is missing."""
     if is_gap(value):
         return MISSING
     # A state that is called -1, or reads so, is not taken for a gap.
@@ -249,7 +234,7 @@ def _states(item: Named, value: Any, numbers: Tensor, domain: Domain) -> Tensor:
 
 
 def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
-    """States as int64 on the CPU, whatever they are given as."""
+    """Convert states of any form to int64 on the CPU."""
     if is_series(value):
         codes, kinds = codes_of(value)
         known = _tensor(name, [*kinds, None], entry)
@@ -280,14 +265,7 @@ def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
 
 
 def _indices(name: str, value: Any, entry: Entry, known: dict[tuple[type, Any], int]) -> Any:
-    """Names of states, gaps and numbers to indices, through nested lists and arrays.
-
-    Args:
-        name: the variable's.
-        value: the states.
-        entry: the variable, or the array.
-        known: values that were read, which stand there again and again.
-    """
+    """Indices of names, gaps and numbers in nested lists and arrays; ``known`` caches values."""
     if isinstance(value, list | tuple):
         return [_indices(name, part, entry, known) for part in value]
     if isinstance(value, Tensor):
@@ -303,11 +281,7 @@ def _indices(name: str, value: Any, entry: Entry, known: dict[tuple[type, Any], 
 
 
 def checked_states(given: Any, domain: Domain) -> Tensor:
-    """States by the numbers of the variables, (*lead, V) int64, -1 where there is none.
-
-    Raises:
-        EvidenceError: other types or shapes, or a state that a variable lacks.
-    """
+    """Check states by the numbers of the variables, (*lead, V) integers, -1 where there is none."""
     states = as_states("states by the numbers of the variables", given)
     whole = not (states.is_floating_point() or states.is_complex() or states.dtype == torch.bool)
     if not whole or states.shape[-1:] != (domain.count,):
@@ -344,11 +318,7 @@ def _joint_batch(item: Named, batch: tuple[int, ...], more: tuple[int, ...]) -> 
 
 
 def with_earlier(earlier: Tensor | None, states: Tensor, domain: Domain) -> Tensor:
-    """States (*batch, V) beside those that were observed before.
-
-    Raises:
-        EvidenceError: batch dims that do not broadcast, or another state of a variable.
-    """
+    """States (*batch, V) merged with those observed before."""
     if earlier is None:
         return states
     try:
@@ -368,7 +338,7 @@ def with_earlier(earlier: Tensor | None, states: Tensor, domain: Domain) -> Tens
 
 
 def observed_entries(domain: Domain, observed: Tensor) -> tuple[list[bool], list[bool]]:
-    """For each entry whether anything of it is observed, and whether all of it is, in every row."""
+    """Flags of each entry: observed anywhere, and observed throughout in every row."""
     seen = (observed != MISSING).reshape(-1, domain.count)
     starts = torch.tensor(domain.starts, device="cpu")
     some, every = (

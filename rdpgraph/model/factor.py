@@ -127,11 +127,7 @@ class FactorBlock:
 
 
 def listed(name: str, given: Any) -> tuple[Any, ...]:
-    """What a list of variables or factors holds.
-
-    Raises:
-        ModelError: something else was given.
-    """
+    """A tuple of what a list of variables or factors holds."""
     try:
         return tuple(given)
     except TypeError:

@@ -16,38 +16,29 @@ from rdpgraph.model.variable import VariableArray, names_of
 
 @dataclass(frozen=True)
 class Labels:
-    """The index and the columns of a DataFrame that was given as evidence, which answers take over.
-
-    Attributes:
-        index: of its rows.
-        columns: their names, in order.
-    """
+    """The index and the columns of a DataFrame given as evidence, which answers take over."""
 
     index: Any
     columns: tuple[Any, ...]
 
     @staticmethod
     def of(evidence: Any) -> "Labels | None":
-        """Those of a DataFrame; None of anything else."""
+        """The labels of a DataFrame; None for anything else."""
         return Labels(evidence.index, tuple(evidence.columns)) if is_frame(evidence) else None
 
 
 def is_frame(value: object) -> bool:
-    """Whether something is a pandas DataFrame."""
+    """Test for a pandas DataFrame."""
     return _kind(value) == "DataFrame"
 
 
 def is_series(value: object) -> bool:
-    """Whether something is a column or an index of pandas."""
+    """Test for a column or an index of pandas."""
     return _kind(value) in ("Series", "Index", "CategoricalIndex", "RangeIndex", "Categorical")
 
 
 def columns_of(frame: Any) -> dict[Any, Any]:
-    """The columns of a DataFrame, or the values of a Series, by name.
-
-    Raises:
-        EvidenceError: a name that two of them have.
-    """
+    """The columns of a DataFrame, or the values of a Series, by name."""
     names = frame.columns if is_frame(frame) else frame.index
     if not names.is_unique:
         kind = "two columns" if is_frame(frame) else "two values"
@@ -57,7 +48,7 @@ def columns_of(frame: Any) -> dict[Any, Any]:
 
 
 def codes_of(column: Any) -> tuple[Any, list[Any]]:
-    """For each row the place of its value among those that occur, -1 where there is none."""
+    """The place of each row's value among the distinct ones, -1 where missing; and these."""
     import pandas
 
     codes, kinds = pandas.factorize(column)
@@ -65,7 +56,7 @@ def codes_of(column: Any) -> tuple[Any, list[Any]]:
 
 
 def is_gap(value: object) -> bool:
-    """Whether a value stands for none: None, NaN, or a missing one of pandas."""
+    """Test for a missing value: None, NaN, or one of pandas."""
     if isinstance(value, float):
         return value != value
     return value is None or type(value).__name__ in ("NAType", "NaTType")
@@ -74,16 +65,9 @@ def is_gap(value: object) -> bool:
 def frame_of_states(
     states: Mapping[Entry, Tensor], domain: Domain, labels: Labels | None = None
 ) -> Any:
-    """A DataFrame with a column for each variable, of its states (*lead, *shape).
+    """A DataFrame with a column of states (*lead, *shape) for each variable.
 
-    Args:
-        states: of each variable or array.
-        domain: the variables.
-        labels: of the evidence, whose index is that of the last leading dim, and whose columns come
-            first.
-
-    Raises:
-        UnsupportedError: pandas is not installed.
+    Its index is that of ``labels`` in the last leading dim; columns of the evidence come first.
     """
     pandas = _pandas()
     columns: dict[Any, Any] = {}
@@ -104,16 +88,7 @@ def frame_of_states(
 def frame_of_values(
     values: Mapping[Entry, Tensor], domain: Domain, labels: Labels | None = None
 ) -> Any:
-    """A DataFrame with a row for each variable and state, of numbers (*lead, *shape, states).
-
-    Args:
-        values: of each variable or array.
-        domain: the variables.
-        labels: of the evidence, whose index names the columns.
-
-    Raises:
-        UnsupportedError: pandas is not installed.
-    """
+    """A DataFrame with a row for each variable and state, of numbers (*lead, *shape, states)."""
     pandas = _pandas()
     index: list[tuple[Any, ...]] = []
     parts: list[Tensor] = [torch.zeros(1, 0, device="cpu")] if not values else []
@@ -128,16 +103,7 @@ def frame_of_values(
 
 
 def frame_of_joint(values: Tensor, variables: Iterable[Entry], labels: Labels | None) -> Any:
-    """A DataFrame with a row for each joint state of some variables, of numbers (*lead, *sizes).
-
-    Args:
-        values: for each joint state.
-        variables: single ones, in order.
-        labels: of the evidence, whose index names the columns.
-
-    Raises:
-        UnsupportedError: pandas is not installed.
-    """
+    """A DataFrame of numbers (*lead, *sizes), a row for each joint state of single variables."""
     pandas, scope = _pandas(), list(variables)
     lead = tuple(values.shape[: values.ndim - len(scope)])
     levels = pandas.MultiIndex.from_product(
@@ -161,7 +127,7 @@ def _member_names(entry: Entry) -> list[str]:
 
 
 def _index(pandas: Any, lead: tuple[int, ...], labels: Labels | None) -> Any:
-    """A level for each leading dim; of the last one the evidence's own index."""
+    """An index with a level for each leading dim; the last level is the evidence's index."""
     if labels is None or lead[-1:] != (len(labels.index),):
         labels = None
     if labels is None and len(lead) < 2:

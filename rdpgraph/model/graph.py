@@ -117,7 +117,7 @@ class FactorGraph(Opaque):
         cls, domain: Domain, blocks: Iterable[Block], observed: Tensor | None = None,
         labels: Labels | None = None,
     ) -> Self:  # fmt: skip
-        """A graph of blocks that are already numbered."""
+        """A graph of numbered blocks."""
         graph = cls.__new__(cls)
         graph._set(domain, tuple(blocks), observed, labels)
         return graph
@@ -158,7 +158,7 @@ class FactorGraph(Opaque):
         return self.domain.entries
 
     def __contains__(self, item: object) -> bool:
-        """Whether the graph has a variable, an array, or one of that name."""
+        """Test if the graph has a variable, an array, or one of that name."""
         return self.domain.holds(item)
 
     def __getitem__(self, item: Named) -> Entry:
@@ -178,12 +178,12 @@ class FactorGraph(Opaque):
 
     @property
     def num_variables(self) -> int:
-        """How many variables, members of arrays counted."""
+        """The number of variables, members of arrays included."""
         return self.domain.count
 
     @property
     def num_factors(self) -> int:
-        """How many factors."""
+        """The number of factors."""
         return sum(block.count for block in self.blocks)
 
     @cached_property
@@ -197,10 +197,10 @@ class FactorGraph(Opaque):
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the potentials live.
+        """The device of the potentials.
 
         Raises:
-            ModelError: they live on different devices.
+            ModelError: they are on different devices.
         """
         devices = {block.potential.device for block in self.blocks}
         if len(devices) > 1:
@@ -302,13 +302,13 @@ class FactorGraph(Opaque):
         return self._score(states_given(assignment, self.domain, ignore_unknown=ignore_unknown))
 
     def violations(self, assignment: "Evidence") -> Tensor:
-        """Count what makes complete assignments impossible: 0 where `score` is finite.
+        """The number of violations by complete assignments: 0 where `score` is finite.
 
         Arguments, shape and errors are those of `score`.
 
         Returns:
-            (*batch,) int64: how many factors are -inf there, together with how many variables are
-            observed in another state.
+            (*batch,) int64: the number of factors that are -inf, plus that of variables observed in
+            another state.
         """
         clash, values, lead = self._read(states_given(assignment, self.domain))
         count = clash.sum(-1)
@@ -317,10 +317,10 @@ class FactorGraph(Opaque):
         return count.expand(lead)
 
     def score_states(self, states: Tensor) -> Tensor:
-        """The same of states (*lead, V) by the numbers of the variables, -1 where there is none.
+        """The score of states (*lead, V) by the numbers of the variables, -1 where there is none.
 
         Raises:
-            EvidenceError: what is no states of all variables.
+            EvidenceError: another shape or type, or a variable without a state.
         """
         return self._score(checked_states(states, self.domain))
 
@@ -338,13 +338,13 @@ class FactorGraph(Opaque):
         return clash, values, broadcast_shapes(lead, self.batch_shape)
 
     def state_names(self, assignment: Mapping[Any, Any]) -> dict[str, Any]:
-        """An assignment in names: for the name of each variable or array that of its state.
+        """The names of the states of an assignment, by the name of each variable or array.
 
         Nested lists where there are several states (draws, batch, arrays), None where one is
-        missing, and the index where states have no names. `condition` and `score` take it back.
+        missing, and the index where states have no names. `condition` and `score` accept it.
 
         Args:
-            assignment: as for `condition`; ``posterior.mode()``, for one.
+            assignment: as for `condition`, such as ``posterior.mode()``.
 
         Raises:
             EvidenceError: a state that the variable lacks.

@@ -19,13 +19,13 @@ _SHORT = 1 << 32  # up to this length places in a text take four bytes
 
 
 class Listing(Sequence[T]):
-    """A sequence that is equal to a tuple of its entries, and shown as one."""
+    """A sequence that equals, and prints as, the tuple of its entries."""
 
     __slots__ = ()
 
     @abstractmethod
     def entry(self, number: int) -> T:
-        """The entry of a number from 0 to their count less one."""
+        """The entry of a number from 0 to the length less one."""
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -54,13 +54,7 @@ class Listing(Sequence[T]):
 
 
 class Numbers(Mapping[T, int]):
-    """The number of each of some keys.
-
-    Args:
-        keys: gives all of them, in the order of their numbers.
-        count: how many there are.
-        find: the number of a key, or -1.
-    """
+    """A mapping from keys to their numbers, by a function that finds them (-1: unknown key)."""
 
     def __init__(
         self, keys: Callable[[], Iterator[T]], count: int, find: Callable[[T], int]
@@ -81,7 +75,7 @@ class Numbers(Mapping[T, int]):
 
 
 class NumberedNames(Listing[str]):
-    """Different names in an order, of which each can be found; equal to a tuple of them."""
+    """Distinct names in order, with lookup; equal to a tuple of them."""
 
     __slots__ = ()
 
@@ -101,16 +95,7 @@ class NumberedNames(Listing[str]):
 
 
 class Decimals(NumberedNames):
-    """The decimal names of different numbers >= 0, such as those of a UAI file's variables.
-
-    Args:
-        numbers: all up to a count, or an array of them.
-
-    Example:
-        >>> names = Decimals(np.array([7, 0, 12]))
-        >>> names, names.find("12"), names.find("07")
-        (('7', '0', '12'), 2, -1)
-    """
+    """The decimal names of distinct numbers >= 0, as in UAI files; a range starts at 0."""
 
     __slots__ = ("_numbers", "_order")
 
@@ -142,18 +127,10 @@ class Decimals(NumberedNames):
 
 
 class Names(NumberedNames):
-    """Different names, numbered from 0 in the order in which they came.
+    """Distinct names, numbered in the order in which they were added.
 
-    They lie end to end in one text, and a table of numbers tells where each is: beside its bytes a
-    name takes 18 to 24 bytes, and an object of its own only while it is looked at.
-
-    Args:
-        names: the first ones; what is repeated is left out.
-
-    Example:
-        >>> names = Names(["S", "NP", "S"])
-        >>> names, names.find("NP"), names.find("VP")
-        (('S', 'NP'), 1, -1)
+    Names lie end to end in one buffer, and an open-addressing hash table of numbers finds them: 18
+    to 24 bytes for each name beside its own; a string is made on access.
     """
 
     __slots__ = ("_ends", "_first", "_hashes", "_table", "_text")
@@ -168,7 +145,7 @@ class Names(NumberedNames):
             self.add(name)
 
     def add(self, name: str) -> int:
-        """The number of a name, which is added if it is new."""
+        """The number of a name, added if it is new."""
         known = self._first.get(name)
         if known is not None:
             return known
@@ -178,7 +155,7 @@ class Names(NumberedNames):
         return number
 
     def add_bytes(self, name: bytes) -> int:
-        """The same of a name in UTF-8."""
+        """The number of a name in UTF-8, added if it is new."""
         place = self._place(name)
         number = self._table[place]
         if number >= 0:
@@ -194,11 +171,11 @@ class Names(NumberedNames):
         return self._table[self._place(name.encode(*CODEC))]
 
     def find_bytes(self, name: bytes) -> int:
-        """The same of a name in UTF-8."""
+        """The number of a name in UTF-8, or -1."""
         return self._table[self._place(name)]
 
     def add_all(self, names: Sequence[bytes]) -> NDArray[np.int32]:
-        """`add_bytes` of each of some thousand names, in a fraction of the time of one by one."""
+        """The numbers of some thousand names in UTF-8, added where new; vectorised."""
         different = dict.fromkeys(names)
         listed = list(different)
         hashes = _hashes(listed)
@@ -219,7 +196,7 @@ class Names(NumberedNames):
         return np.fromiter(map(known.__getitem__, names), np.int32, len(names))
 
     def find_all(self, names: Sequence[bytes]) -> NDArray[np.int32]:
-        """`find_bytes` of each of some thousand names, in a fraction of the time of one by one."""
+        """The numbers of some thousand names in UTF-8, or -1; vectorised."""
         return self._find_all(names, _hashes(names))
 
     def _find_all(self, names: Sequence[bytes], hashes: NDArray[np.uint32]) -> NDArray[np.int32]:
@@ -246,7 +223,7 @@ class Names(NumberedNames):
         return numbers
 
     def picked(self, numbers: Sequence[int]) -> "Names":
-        """Some of the names, in another order."""
+        """A selection of the names, in another order."""
         names = Names()
         for at in range(0, len(numbers), _PIECE):
             names.add_all([self._bytes(number) for number in numbers[at : at + _PIECE]])
@@ -270,7 +247,7 @@ class Names(NumberedNames):
         return bytes(self._text[self._ends[number] : self._ends[number + 1]])
 
     def _place(self, key: bytes) -> int:
-        """Where the table has the number of a name, or room for it."""
+        """The slot of the hash table that holds a name's number, or is free for it."""
         table, text, ends = self._table, self._text, self._ends
         mask = len(table) - 1
         place, step = hash(key) & _BITS & mask, 0
@@ -282,7 +259,7 @@ class Names(NumberedNames):
         return place
 
     def _grow(self) -> bool:
-        """Make a larger table if this one is so full that it would be searched for long."""
+        """Double the hash table until it is at most two thirds full; False if it is already."""
         places = len(self._table)
         while 3 * len(self) > 2 * places:
             places *= 2
@@ -296,7 +273,7 @@ class Names(NumberedNames):
         return True
 
     def _place_all(self, hashes: NDArray[np.uint32], numbers: NDArray[np.int32]) -> None:
-        """Enter the numbers of different names, none of which is there, into the table."""
+        """Enter the numbers of distinct names that the table lacks."""
         table = np.frombuffer(self._table, np.int32)
         mask, step = np.int64(len(table) - 1), 0
         places = hashes & mask

@@ -44,7 +44,7 @@ class Support:
 
     @staticmethod
     def plain(states: Tensor, like: Tensor) -> "Support":
-        """States as they are, log-weights zero in the type of a tensor."""
+        """States with log-weights of zero, in the type of a tensor."""
         return Support(states, torch.zeros_like(states, dtype=like.dtype))
 
     @staticmethod
@@ -56,11 +56,11 @@ class Support:
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Support":
-        """The same entries, moved: what a function makes of the states and of the log-weights."""
+        """The support with a function applied to the states and to the log-weights."""
         return Support(change(self.states), change(self.log_weights))
 
     def over(self, states: int) -> "Support":
-        """The same over all of so many states: those not kept at -inf, repeats summed."""
+        """The support over all of so many states: others at -inf, repeats summed."""
         lead, rows = self.states.shape[:-1], self.states.flatten(0, -2)
         groups = rows + torch.arange(len(rows), device=rows.device).unsqueeze(1) * states
         logs = soft_scatter(self.log_weights.flatten(), groups.flatten(), len(rows) * states)
@@ -68,17 +68,13 @@ class Support:
         return Support(every, logs.reshape(every.shape))
 
     def unweighted(self) -> "Support":
-        """The same states, each counted as it is; one of -inf stays without weight."""
+        """The support with log-weights zero where they are above -inf."""
         possible = self.log_weights > -math.inf
         return Support(self.states, torch.where(possible, 0.0, -math.inf).to(self.log_weights))
 
 
 def expanded(owner: str, support: Support, shape: tuple[int, ...]) -> Support:
-    """A support with all of the dims (replicates, *batch, *shape, kept).
-
-    Raises:
-        ModelError: it does not broadcast to these.
-    """
+    """A support with all of the dims (replicates, *batch, *shape, kept)."""
     given = tuple(support.states.shape)
     if given[:-1] == shape:
         return support
@@ -93,30 +89,14 @@ def expanded(owner: str, support: Support, shape: tuple[int, ...]) -> Support:
 def gathered(
     owner: str, unary: Tensor, states: Tensor, log_weights: Tensor, *, sites: int
 ) -> Tensor:
-    """(*replicates, *batch, *sites, kept) the potentials of the states kept, weights included.
-
-    Arguments as for `check_support`.
-
-    Raises:
-        ModelError: shapes that do not fit, or a state out of range.
-    """
+    """(*replicates, *batch, *sites, kept) potentials of the kept states, weights included."""
     check_support(owner, unary, states, log_weights)
     lead, ends = states.shape[: states.ndim - sites - 1], unary.shape[unary.ndim - sites - 1 :]
     return unary.expand(*lead, *ends).gather(-1, states) + log_weights
 
 
 def check_support(owner: str, unary: Tensor, states: Tensor, log_weights: Tensor) -> None:
-    """Refuse states and weights that are not those of sites.
-
-    Args:
-        owner: whose, for the message.
-        unary: (*batch, *sites, states) log-potentials, nats.
-        states: (*replicates, *batch, *sites, kept).
-        log_weights: of that shape.
-
-    Raises:
-        ModelError: shapes that do not fit, or a state out of range.
-    """
+    """Check states and weights (*replicates, *batch, *sites, kept) of sites against ``unary``."""
     shape = tuple(unary.shape)
     if not (isinstance(states, Tensor) and isinstance(log_weights, Tensor)):
         raise ModelError(
@@ -136,12 +116,9 @@ def check_support(owner: str, unary: Tensor, states: Tensor, log_weights: Tensor
 
 
 def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct rows in lexicographic order, and for each row the place of its like.
+    """The distinct rows (n, columns) of ints >= 0 in lexicographic order, and each row's index.
 
     As `torch.unique` of dim 0, in linear time where the columns have few values between them.
-
-    Args:
-        rows: (n, columns) int64, not negative.
     """
     codes, spread = torch.zeros(len(rows), dtype=torch.long, device="cpu"), 1
     for column in rows.unbind(1):
@@ -157,7 +134,7 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ranked(codes: Tensor, spread: int) -> tuple[Tensor, int]:
-    """Codes below a number, as ranks among those that occur, and how many do."""
+    """Ranks of codes below ``spread`` among those that occur, and how many do."""
     if spread > 4 * len(codes) + 1024:
         distinct, ranks = torch.unique(codes, return_inverse=True)
         return ranks, len(distinct)
@@ -177,22 +154,7 @@ def restrict_blocks(
 ) -> tuple[Domain, list[Block]]:
     """The variables and factors of a graph on the kept states of each variable.
 
-    A variable without a support keeps all its states; a variable observed in every row keeps that
-    one. Weights become unary factors. Factors are evaluated on the chosen states only, so cost and
-    memory are those of the smaller tables; gradients flow through the potentials and not through
-    the choice.
-
-    Args:
-        domain: the variables.
-        blocks: the factors.
-        observed: the evidence, (*batch, V), if there is any.
-        supports: the states that variables keep.
-        like: of the graph's floating type, on its device.
-        batch: the graph's batch dims.
-
-    Raises:
-        ModelError: a support names a state out of range, or is of the wrong shape.
-        EvidenceError: a variable is observed in some rows only; restrict first, then condition.
+    Semantics and errors as for `FactorGraph.restrict`; ``like`` has the graph's type and device.
     """
     device = like.device
     given = _by_entry(domain, observed, supports, like, batch)
@@ -287,11 +249,7 @@ def _by_entry(
 
 
 def observed_supports(domain: Domain, observed: Tensor | None, like: Tensor) -> dict[int, Support]:
-    """States of each observed entry by its place, (*batch, *shape, 1).
-
-    Raises:
-        EvidenceError: an entry is observed in part; `opened` writes such evidence as a factor.
-    """
+    """The observed state of each entry by its place, (*batch, *shape, 1); refuses partial ones."""
     supports: dict[int, Support] = {}
     if observed is None:
         return supports
@@ -327,7 +285,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def _restricted(
     block: Block, sizes: Tensor, rows: Tensor, selected: dict[int, Tensor]
 ) -> list[Block]:
-    """A block on the kept states, split by how many each slot keeps."""
+    """Blocks on the kept states, one for each combination of numbers kept."""
     new_sizes, group = distinct_rows(sizes[block.scopes])
     result: list[Block] = []
     for number, kept in enumerate(new_sizes.tolist()):

@@ -22,7 +22,7 @@ _SHOWN = 6
 def outliving(
     blocks: Iterable[Block], observed: Tensor | None
 ) -> tuple[tuple[Block, ...], Tensor | None]:
-    """The same with numbers that gradients may pass, which those of inference mode are not."""
+    """Copies of blocks and evidence made in inference mode, through which gradients may pass."""
     copies = tuple(
         replace(
             block,
@@ -36,7 +36,7 @@ def outliving(
 
 
 def moved(potential: Potential, *args: Any) -> Potential:
-    """A potential with its tensors on another device, and floating ones of another type."""
+    """A potential on another device or of another floating type."""
     if isinstance(potential, Table):
         return Table.from_logs(potential.log_values.to(*args))
     if not is_dataclass(potential):
@@ -53,11 +53,7 @@ def moved(potential: Potential, *args: Any) -> Potential:
 
 
 def moved_blocks(blocks: Iterable[Block], *args: Any) -> list[Block]:
-    """Blocks with their potentials on another device or of another floating type.
-
-    Raises:
-        ModelError: torch has no such device, or no such type.
-    """
+    """Blocks with their potentials on another device or of another floating type."""
     try:
         torch.empty(0, device="cpu").to(*args)
     except (AssertionError, RuntimeError, TypeError) as error:
@@ -89,7 +85,7 @@ def described(
 
 
 def pictured(text: str, domain: Domain, blocks: Sequence[Block]) -> str:
-    """A description as HTML, with variables and factors where they are few."""
+    """A description as HTML, with a drawing of small graphs."""
     if not 0 < domain.count <= 24 or sum(block.count for block in blocks) > 100:
         return panel(text)
     names = [domain.variable(number).name for number in range(domain.count)]
@@ -106,7 +102,7 @@ def _described(entry: Entry) -> str:
 
 
 def _some(shown: Sequence[str], count: int) -> str:
-    """The first parts of several, and how many more there are."""
+    """The first parts of a list, and the number of others."""
     listed = "; ".join(shown) or "none"
     return listed if count == len(shown) else f"{listed}; and {count - len(shown):,} more"
 
@@ -115,14 +111,11 @@ def log_values_at(
     states: Tensor, domain: Domain, blocks: Sequence[Block], observed: Tensor | None,
     device: torch.device,
 ) -> tuple[Tensor, Iterator[Tensor], tuple[int, ...]]:  # fmt: skip
-    """Configurations (*lead, V) read off a graph, -1 where a variable has no state of its own.
+    """Log-values of a graph at configurations (*lead, V), -1 where a variable has no state.
 
     Returns:
-        (..., V or 1) bool, where a state contradicts the evidence; for each block (..., F) the
-        log-values of its factors, differentiable; the dims in front.
-
-    Raises:
-        EvidenceError: a variable has no state.
+        (..., V or 1) bool, True where a state contradicts the evidence; for each block (..., F)
+        log-values of its factors, differentiable; the leading dims.
     """
     clash = torch.zeros(1, dtype=torch.bool, device=device)
     if observed is not None:

@@ -19,15 +19,9 @@ _NAMED = 5
 
 
 def refuse_unsound(model: Any) -> None:
-    """Say which factor, or field of a structure, holds NaN or +inf, or that log-values overflow.
+    """Raise a `ModelError` where a graph or structure holds NaN, +inf, or values that overflow.
 
-    Asked only where log Z is no finite number; it reads all tables.
-
-    Args:
-        model: a `FactorGraph` or a `Structure`.
-
-    Raises:
-        ModelError: one of these.
+    Called only where log Z is not finite, as it reads all tables.
     """
     total = 0.0
     if isinstance(model, FactorGraph):
@@ -44,15 +38,7 @@ def refuse_unsound(model: Any) -> None:
 
 
 def require_possible(lacking: str, possible: Tensor) -> None:
-    """Every batch item (*batch) has a configuration that an answer can be.
-
-    Args:
-        lacking: what there is none of; begins the message.
-        possible: bool.
-
-    Raises:
-        ImpossibleEvidenceError: some have none; the message names them.
-    """
+    """Raise `ImpossibleEvidenceError` unless every batch item is possible, (*batch) bool."""
     if bool(possible.all()):
         return
     if not possible.ndim:
@@ -67,7 +53,7 @@ def require_possible(lacking: str, possible: Tensor) -> None:
 
 
 def items_named(chosen: Tensor) -> str:
-    """Which batch items (*batch) are chosen: "2 of 5 batch items (1, 4)"."""
+    """The chosen batch items (*batch) as text: "2 of 5 batch items (1, 4)"."""
     items = chosen.nonzero().tolist()
     names = [str(item[0] if len(item) == 1 else tuple(item)) for item in items[:_NAMED]]
     more = ["..."] if len(items) > _NAMED else []
@@ -75,13 +61,13 @@ def items_named(chosen: Tensor) -> str:
 
 
 def holds_numbers(model: Any) -> bool:
-    """Whether the tensors that a structure holds are below +inf and not NaN."""
+    """Test if the tensors of a structure are below +inf and not NaN."""
     held = (getattr(model, field.name) for field in fields(model))
     return all(bool(part.amax() < math.inf) for part in tensors_of(tuple(held)) if part.numel())
 
 
 def tensors_of(value: object) -> Iterator[Tensor]:
-    """The floating tensors that a potential, or anything that a structure holds, is made of."""
+    """The floating tensors of a potential, or of a field of a structure."""
     return (part.detach() for part in tensors_in(value) if part.is_floating_point())
 
 
@@ -111,7 +97,7 @@ def _largest(values: Tensor) -> float:
 
 
 def _names(graph: FactorGraph, block: Block) -> list[str]:
-    """The variables of the first factor of a block whose table holds no number, or of the first."""
+    """The variables of the first faulty factor of a block, or of its first factor."""
     row = 0
     if isinstance(block.potential, Table) and not block.shared:
         tables = block.select().table(block.arity)

@@ -140,7 +140,7 @@ class VariableArray(Opaque):
 
     @cached_property
     def positions(self) -> Tensor:
-        """Where in the flattened base each member lies: int64, of this array's shape."""
+        """The index of each member in the flattened base: int64, of this array's shape."""
         if self.view is not None:
             return self.view[1]
         with no_raw_memory_error(f"The places of the {math.prod(self.shape):,} members"):
@@ -178,11 +178,7 @@ class VariableArray(Opaque):
 
 
 def state_index(name: str, states: States, state: object) -> int:
-    """The index of a state of a variable, given by its own value, or by what can mean no other.
-
-    Raises:
-        EvidenceError: there is no such state, or there are two readings.
-    """
+    """The index of a state, given by its name, or by its index where that has no other reading."""
     state = _plain(state)
     if isinstance(state, float) and state.is_integer():
         state = int(state)
@@ -207,24 +203,24 @@ def state_index(name: str, states: States, state: object) -> int:
 
 
 def names_of(states: States) -> Sequence[State]:
-    """What the states are called: their indices where they have no names."""
+    """The names of states; their indices where they have none."""
     return range(states) if isinstance(states, int) else states
 
 
 def takes_indices(states: States) -> bool:
-    """Whether a number can only be an index: no state is named by another number than its index."""
+    """Test if a number can only be an index: no state is named by another number than its index."""
     return isinstance(states, int) or all(
         number == place for place, number in enumerate(map(_number, states)) if number is not None
     )
 
 
 def is_named(states: States, number: int) -> bool:
-    """Whether the name of a state is a number, or reads as it."""
+    """Test if a state has a name that is, or reads as, a number."""
     return isinstance(states, tuple) and number in map(_number, states)
 
 
 def same_states(first: States, second: States) -> bool:
-    """Whether states are the same, of which 0 and False are not."""
+    """Test if states are equal in value and type: 0 is not False."""
     if isinstance(first, int) or isinstance(second, int):
         return first == second
     return first == second and list(map(type, first)) == list(map(type, second))
@@ -241,7 +237,7 @@ def _number(state: State) -> float | None:
 
 
 def _either(name: str, states: States, given: int, reading: str) -> EvidenceError:
-    """What is said of a value that may name a state, and may be an index."""
+    """The error for a value that may name a state or be an index."""
     index, ways = f"the index {int(given)}", "an index"
     if isinstance(states, tuple):
         index += f", that of {states[given]!r}" if given < len(states) else ""
@@ -281,7 +277,7 @@ def _checked_states(name: str, states: States | Iterable[State]) -> States:
 
 
 def _plain(value: Any) -> Any:
-    """A truth value, a number or a text of Python's own for those of NumPy and of other types."""
+    """Convert NumPy and similar scalars to Python's bool, int or str."""
     if type(value) in (bool, int, str):
         return value
     if isinstance(value, str):
@@ -293,7 +289,7 @@ def _plain(value: Any) -> Any:
 
 
 def _whole(value: object) -> int | None:
-    """A whole number of any type, NumPy's included; None for anything else."""
+    """Convert an integer of any type; None for anything else."""
     try:
         return index(value)  # pyright: ignore[reportArgumentType]
     except TypeError:

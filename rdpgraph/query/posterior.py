@@ -14,7 +14,7 @@ from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.model.domain import Named
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.overlay import with_joint
+from rdpgraph.model.rewrites import with_joint
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import SMALL, require_room

@@ -10,7 +10,7 @@ from torch import Tensor
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.tempered import tempered
+from rdpgraph.model.rewrites import tempered
 from rdpgraph.plan.plan import require_room
 
 Pick = Callable[[Tensor], Tensor]

@@ -11,8 +11,8 @@ import torch
 import rdpgraph as rg
 from rdpgraph.errors import UnknownVariableError
 from rdpgraph.io.uai import parse_uai
+from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
-from rdpgraph.model.listing import CompactVariables, StateLists
 from rdpgraph.model.names import Decimals, Names
 
 COUNT = 1_500

@@ -24,18 +24,18 @@ from rdpgraph.model.potentials.table import checked_log_values, settle
 
 @dataclass(frozen=True, eq=False)
 class Automaton(Potential):
-    """The log-value (nats) of the state in which an automaton ends that has read the slots.
+    """A potential by a finite automaton: the log-value (nats) of the state in which it ends.
 
     It starts in state 0 and reads the slots in order, all of k states and with the same
     transitions. Memory is that of the Q k transitions and the log-values; messages cost O(Q k) per
     slot; the exact engine joins many slots by a chain of auxiliary variables of at most Q states
-    instead of forming their table. The usual constraints are `Or`, `Cardinality` and their like.
+    instead of forming their table. `Or`, `Cardinality` and similar constraints are automata.
 
     Args:
         transitions: (Q, k) integer, the next state from each state on each state of a slot.
         log_accept: (*lead, Q) floating, the log-value of ending in each state; -inf where that is
             not accepted. Gradients flow to it.
-        arity: how many slots it reads.
+        arity: the number of slots.
 
     Raises:
         ModelError: shapes that disagree, a transition out of range, or fewer than one slot.
@@ -136,7 +136,7 @@ class Automaton(Potential):
         return Decomposition(tuple(counts[1:]), tuple(parts))
 
     def _passed(self) -> list[Tensor]:
-        """For each slot the states before it that lie on the way to an accepted one."""
+        """The states before each slot that lie on the way to an accepted one."""
         transitions = self.transitions.cpu()
         count = len(transitions)
         reached = [torch.arange(count, device="cpu") == 0]
@@ -190,7 +190,7 @@ class Automaton(Potential):
 
 
 def checked_arity(name: str, arity: int) -> int:
-    """Refuse what is not a number of slots, or less than one."""
+    """Check a number of slots, at least one."""
     if isinstance(arity, bool) or not isinstance(arity, int) or arity < 1:
         raise ModelError(f"{name} needs an arity of at least 1; got {arity!r}.")
     return arity
@@ -204,10 +204,10 @@ def _states_first(values: Tensor, dims: int) -> Tensor:
 
 
 def Or(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
-    """At least one of the slots is true: log-value 0, else -inf; two automaton states.
+    """Constraint: at least one slot is true (log-value 0, else -inf); two automaton states.
 
     Args:
-        arity: how many binary slots.
+        arity: the number of binary slots.
         dtype: of the log-values; torch's default.
 
     Example:
@@ -219,10 +219,10 @@ def Or(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
 
 
 def And(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
-    """All slots are true: log-value 0, else -inf; two automaton states.
+    """Constraint: all slots are true (log-value 0, else -inf); two automaton states.
 
     Args:
-        arity: how many binary slots.
+        arity: the number of binary slots.
         dtype: of the log-values; torch's default.
 
     Example:
@@ -234,12 +234,10 @@ def And(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
 
 
 def Xor(arity: int, *, parity: int = 1, dtype: torch.dtype | None = None) -> Automaton:
-    """The number of true slots is odd (parity 1), or even (parity 0): log-value 0, else -inf.
-
-    It has two automaton states.
+    """Constraint: an odd (parity 1) or even (parity 0) number of true slots; two automaton states.
 
     Args:
-        arity: how many binary slots.
+        arity: the number of binary slots.
         parity: of the number of true slots: 1, odd; 0, even, as in the parity checks of a code.
         dtype: of the log-values; torch's default.
 
@@ -257,10 +255,10 @@ def Xor(arity: int, *, parity: int = 1, dtype: torch.dtype | None = None) -> Aut
 
 
 def AtMostOne(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
-    """No two slots are true: log-value 0, else -inf; three automaton states.
+    """Constraint: no two slots are true (log-value 0, else -inf); three automaton states.
 
     Args:
-        arity: how many binary slots.
+        arity: the number of binary slots.
         dtype: of the log-values; torch's default.
 
     Example:
@@ -271,10 +269,10 @@ def AtMostOne(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
 
 
 def ExactlyOne(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
-    """One slot is true and no other: log-value 0, else -inf; three automaton states.
+    """Constraint: exactly one slot is true (log-value 0, else -inf); three automaton states.
 
     Args:
-        arity: how many binary slots.
+        arity: the number of binary slots.
         dtype: of the log-values; torch's default.
 
     Example:
@@ -291,15 +289,15 @@ def Cardinality(
     at_most: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Automaton:
-    """The number of true slots lies between two bounds: log-value 0, else -inf.
+    """Constraint: the number of true slots lies between two bounds (log-value 0, else -inf).
 
     It has ``at_most + 2`` automaton states, ``at_least + 1`` without an upper bound; messages cost
     O(arity) times that.
 
     Args:
-        arity: how many binary slots.
+        arity: the number of binary slots.
         at_least: the smallest number allowed.
-        at_most: the largest number allowed; None, or the arity and more: no bound.
+        at_most: the largest number allowed; None, or at least the arity: no bound.
         dtype: of the log-values; torch's default.
 
     Raises:

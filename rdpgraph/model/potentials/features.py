@@ -19,13 +19,13 @@ _TRIED = 256  # the same for the warning
 
 @dataclass(frozen=True)
 class FeatureError:
-    """How far exp(x . y) from random features is from itself, predicted.
+    """Predicted errors of exp(x . y) from random features.
 
     Attributes:
-        log_relative: log of the mean squared error relative to the squared value, mean over pairs.
-        log_absolute: log of the mean squared error, mean over pairs.
-        log_weighted: log of that mean over the mean squared value: of the pairs that weigh most.
-        norm: the root mean square of |x + y|, which decides over all of them.
+        log_relative: log of the mean over pairs of the squared error over the squared value.
+        log_absolute: log of the mean squared error over pairs.
+        log_weighted: log of that mean over the mean squared value: the pairs that weigh most.
+        norm: the root mean square of |x + y|, which determines all errors.
         heavy_norm: the same with each pair weighted by its squared value.
     """
 
@@ -189,7 +189,7 @@ class RandomFeatures:
         )
 
     def _warn(self, left: Tensor, right: Tensor, *, centred: bool) -> None:
-        """Judged by some of the states, and by the first of many items or factors."""
+        """Warn by the errors on some of the states, of the first batch item or factor."""
         sides = (left.detach().double(), right.detach().double())
         first, second = (_some(side.reshape(-1, *side.shape[-2:])[0], _TRIED) for side in sides)
         error = self._predicted(first, second, centred=centred)
@@ -206,7 +206,7 @@ class RandomFeatures:
 
 
 def centred_sides(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sides of mean zero and one scale, and the logs (*lead, n, 1) that each side then lacks."""
+    """Sides of mean zero and one scale, and the logs (*lead, n, 1) to add to each again."""
     middle, other = (side.detach().mean(-2, keepdim=True) for side in (left, right))
     first, second = left - middle, right - other
     before = (left * other).sum(-1, keepdim=True)

@@ -18,11 +18,11 @@ from rdpgraph.model.potentials.table import as_values, checked_log_values, settl
 
 @dataclass(frozen=True, eq=False)
 class Bilinear(Potential):
-    """The log-value of a pair of states is the inner product of their embeddings (nats).
+    """A pairwise potential: the inner product of the embeddings of two states (nats).
 
-    ``log value(i, j) = left[i] . right[j]``: Fu, Cunningham and Lapata 2022, eq. 31. On a few
-    states, m of one slot and n of the other, it costs O(m n d) and forms no table of all states,
-    neither forwards nor backwards; so it serves estimators that keep a few of a million states.
+    ``log value(i, j) = left[i] . right[j]``: Fu, Cunningham and Lapata 2022, eq. 31. On m states
+    of one slot and n of the other it costs O(m n d), without a table of all states in either
+    direction; so it serves estimators that keep a few of a million states.
 
     Args:
         left: (*lead, N, d) embeddings of the first slot's states; leading dims are batch dims or
@@ -124,12 +124,12 @@ _MOST = 2**30  # entries of a table that is written out
 
 @dataclass(frozen=True, eq=False)
 class LowRank(Potential):
-    """The value of a pair of states is the inner product of their non-negative factors.
+    """A pairwise potential: the inner product of non-negative factors of two states.
 
     ``value(i, j) = sum_k exp(log_left[i, k] + log_right[j, k])``. Sum-product messages cost
-    O((N + M) r), and a `Chain` with such a transition O(T N r); `LowRankFactors` makes a variable
-    of k, for contraction on any graph. Maxima over states have no such shortcut: they are taken
-    over the N M values, which are formed in blocks.
+    O((N + M) r), and a `Chain` with such a transition O(T N r); `LowRankFactors` makes k a
+    variable, for contraction on any graph. Maxima over states are taken over all N M values,
+    formed in blocks.
 
     Args:
         log_left: (*lead, N, r) logs of the factors of the first slot's states (nats); -inf is a
@@ -219,11 +219,11 @@ class LowRank(Potential):
 
     @property
     def device(self) -> torch.device:
-        """Where the log-factors live."""
+        """The device of the log-factors."""
         return self.log_left.device
 
     def table(self, arity: int) -> Tensor:
-        """All log-values, (*lead, N, M), in O(N M r).
+        """The log-values (*lead, N, M), in O(N M r).
 
         Raises:
             BudgetError: more than 2^30 of them.
@@ -256,10 +256,10 @@ class LowRank(Potential):
     def messages(
         self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
     ) -> tuple[Tensor, ...]:
-        """As `Potential.messages`; at temperature 1.0 in O((N + M) r) and exact.
+        """Log-messages to both slots; at temperature 1.0 in O((N + M) r) and exact.
 
-        At any other temperature, the maximum included, values are no sum of products: all N M of
-        them are formed, in blocks that the gradient forms again.
+        At any other temperature, 0 included, all N M values are formed, in blocks that the
+        gradient recomputes. Arguments, result and errors as for `Potential.messages`.
         """
         lead = message_lead(self, incoming, temperature)
         first, second = incoming
@@ -275,7 +275,7 @@ class LowRank(Potential):
 
 
 def _through(source: Tensor, target: Tensor, message: Tensor) -> Tensor:
-    """From (*lead, M) to (*lead, N), by way of the rank."""
+    """(*lead, N) messages from (*lead, M), by way of the rank."""
     ranks = LogMatrix.of(source.mT).times(message.unsqueeze(-2))
     return LogMatrix.of(target).times(ranks).squeeze(-2)
 

@@ -20,9 +20,9 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def checked_log_values(name: str, log_values: Tensor) -> float:
-    """The largest of log-values; refuses what cannot be such: not a floating tensor, NaN, +inf.
+    """The largest log-value; refuses other types, NaN and +inf.
 
-    Inside `torch.compile` the values themselves are not looked at: that would break the graph.
+    Values are not read inside `torch.compile`, which would break the graph.
     """
     if not isinstance(log_values, Tensor):
         raise ModelError(f"{name} needs a floating tensor of log-values; got {log_values!r:.80}.")
@@ -39,7 +39,7 @@ def checked_log_values(name: str, log_values: Tensor) -> float:
 
 
 def refuse_hollow(name: str, values: Tensor) -> None:
-    """Refuse a tensor without values (meta), or without all of them (sparse, or on many ranks)."""
+    """Refuse a tensor without its values: on meta, sparse, or on several ranks."""
     if type(values).__name__ == "DTensor":  # imported by those alone who have one
         raise ModelError(
             f"{name} needs values that are all here; got a DTensor: take its full_tensor(), or "
@@ -53,11 +53,10 @@ def refuse_hollow(name: str, values: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """One small table of a `Decomposition`.
+    """A small table of a `Decomposition`.
 
     Attributes:
-        variables: what its dims stand for: the slots are 0 to n - 1, then come the auxiliary
-            variables.
+        variables: the variable of each dim: slots are 0 to n - 1, then auxiliary variables.
         log_values: (*lead, the sizes of the variables).
     """
 
@@ -113,7 +112,7 @@ class Potential(ABC):
         """
 
     def table(self, arity: int) -> Tensor:
-        """All log-values: (*lead, k_1, ..., k_n)."""
+        """The table of all log-values, (*lead, k_1, ..., k_n)."""
         return self.evaluate([torch.arange(k, device=self.device) for k in self.slots(arity)])
 
     def slots(self, arity: int) -> tuple[int, ...]:
@@ -131,7 +130,7 @@ class Potential(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the log-values live."""
+        """The device of the log-values."""
         return torch.device("cpu")
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Potential":
@@ -206,7 +205,7 @@ class Potential(ABC):
 
 
 def _held(method: Callable[..., object], fitted: Callable[..., object]) -> Callable[..., object]:
-    """A method of a potential, whose answer must fit."""
+    """A method of a potential with a check of its result."""
 
     @wraps(method)
     def checked(self: Potential, *asked: Any, **options: Any) -> object:
@@ -272,7 +271,7 @@ def _numbers(
     potential: Potential, what: str, values: object, sizes: tuple[int, ...], arity: int,
     leads: Sequence[Sequence[int]] = (),
 ) -> Tensor:  # fmt: skip
-    """Log-values (*lead, *sizes) that a method gives; whole numbers become floating ones."""
+    """Check the log-values (*lead, *sizes) of a method; integers become floating."""
     name, got = type(potential), values
     if isinstance(values, Tensor):
         split = max(0, values.ndim - len(sizes))
@@ -299,7 +298,7 @@ _FITTED: dict[str, Callable[..., object]] = {
 
 
 def checked_shape(potential: Potential) -> tuple[int, ...]:
-    """The shape of a potential, which is a tuple of whole numbers."""
+    """The shape of a potential, checked to be a tuple of integers."""
     shape: object = potential.shape
     if not isinstance(shape, tuple) or not all(is_whole(size) for size in shape):
         raise ModelError(
@@ -312,10 +311,9 @@ def checked_shape(potential: Potential) -> tuple[int, ...]:
 def select_lead(
     values: Tensor, *, trailing: int, block: tuple[int, ...], rows: Tensor | None
 ) -> Tensor:
-    """Flatten the block dims of a tensor and pick rows of them.
+    """Rows of the flattened block dims of a tensor (*batch, *block or broadcast, *trailing).
 
-    ``values`` is (*batch, *block or broadcastable to it, *trailing); the result is
-    (*batch, F, *trailing), or (*batch, 1, *trailing) if every factor shares one entry.
+    Returns (*batch, F, *trailing), or (*batch, 1, *trailing) where all factors share one entry.
     """
     ends = values.shape[values.ndim - trailing :]
     lead = values.shape[: values.ndim - trailing]
@@ -334,12 +332,7 @@ def select_lead(
 def message_lead(
     potential: Potential, incoming: Sequence[Tensor], temperature: float | Tensor
 ) -> tuple[int, ...]:
-    """The lead of the messages that a potential sends; refuses what does not fit it.
-
-    Raises:
-        ModelError: messages of other sizes than the slots, leads that do not broadcast, or a
-            negative temperature.
-    """
+    """The lead of the messages that a potential sends; refuses sizes and leads that do not fit."""
     name, arity = type(potential).__name__, len(incoming)
     sizes = [message.shape[-1] for message in incoming]
     if arity > len(potential.shape) or potential.slots(arity) != tuple(sizes):

@@ -134,7 +134,7 @@ class Sparse(Potential):
         return Sparse(self.configurations, values, self.sizes)
 
     def decompose(self) -> Decomposition | None:
-        """One auxiliary state per configuration, where that is smaller than the table."""
+        """A decomposition with an auxiliary state per configuration, if smaller than the table."""
         count = len(self.configurations)
         dense, linked = math.prod(self.sizes), count * (sum(self.sizes) + 1)
         if dense <= max(4096, linked) or not count:

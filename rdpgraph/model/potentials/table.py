@@ -24,14 +24,7 @@ from rdpgraph.model.potentials.potential import (
 def as_values(name: str, given: Any) -> Tensor:
     """A floating tensor, itself if it is one already; gradients flow to tensors inside lists.
 
-    Lists and NumPy arrays are copied; numbers that are not floating become torch's default type.
-
-    Args:
-        name: whose values, for the message.
-        given: a floating tensor, a number, a NumPy array, or nested lists.
-
-    Raises:
-        ModelError: anything else, or a tensor that holds no values (meta) or not all (sparse).
+    Lists and arrays are copied; numbers that are not floating take torch's default type.
     """
     values = given if isinstance(given, Tensor) else _converted(name, given, "floating values")
     if not isinstance(given, Tensor) and values.dtype in (*WHOLE, torch.bool):
@@ -43,16 +36,12 @@ def as_values(name: str, given: Any) -> Tensor:
 
 
 def taken(name: str, given: Any) -> Any:
-    """A potential or a tensor as it is; else what `as_values` makes of it."""
+    """A potential or tensor as it is; anything else by `as_values`."""
     return given if isinstance(given, Tensor | Potential) else as_values(name, given)
 
 
-def spread(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Values that `as_values` makes of something, broadcast; numbers take another tensor's type.
-
-    Raises:
-        ModelError: no values, or such as do not broadcast to the shape.
-    """
+def broadcast_values(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Values by `as_values`, broadcast to a shape; numbers take the type of ``like``."""
     values = as_values(name, given)
     if not isinstance(given, Tensor):
         values = values.to(like)
@@ -65,13 +54,7 @@ def spread(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> Tenso
 
 
 def settle(owner: Any, *fields: str, whole: tuple[str, ...] = ()) -> None:
-    """Make tensors of array-likes among the fields of a frozen dataclass, as it is built.
-
-    Args:
-        owner: the dataclass.
-        fields: those of floating values; a tensor, a `Potential` or None stays as it is.
-        whole: those of integers.
-    """
+    """Convert array-like fields of a frozen dataclass to tensors, of integers for ``whole``."""
     for field in (*fields, *whole):
         given = getattr(owner, field)
         if given is None or isinstance(given, Tensor | Potential):
@@ -82,11 +65,7 @@ def settle(owner: Any, *fields: str, whole: tuple[str, ...] = ()) -> None:
 
 
 def as_whole(name: str, given: Any) -> Tensor:
-    """An integer tensor, itself if it is one already, from what `as_values` takes.
-
-    Raises:
-        ModelError: other numbers than whole ones, or a tensor that holds no values.
-    """
+    """An integer tensor, itself if it is one already, from what `as_values` takes."""
     values = given if isinstance(given, Tensor) else _converted(name, given, "integers")
     if not isinstance(given, Tensor) and not values.numel():
         values = values.long()
@@ -97,11 +76,7 @@ def as_whole(name: str, given: Any) -> Tensor:
 
 
 def as_states(name: str, given: Any) -> Tensor:
-    """States to be scored: a tensor as it is, array-likes of whole numbers as int64.
-
-    Raises:
-        EvidenceError: anything else.
-    """
+    """States to score: a tensor as it is, integers of array-likes as int64."""
     if isinstance(given, Tensor):
         return given
     try:
@@ -111,12 +86,12 @@ def as_states(name: str, given: Any) -> Tensor:
 
 
 def is_array(value: object) -> bool:
-    """Return whether something is an array of another library than torch, such as NumPy."""
+    """Test for an array of another library than torch, such as NumPy."""
     return hasattr(value, "__array__") and not isinstance(value, Tensor)
 
 
 def array_of(value: Any) -> Any:
-    """A NumPy array of its own, contiguous, in the machine's byte order."""
+    """A contiguous NumPy copy in the machine's byte order."""
     import numpy
 
     array = numpy.array(value)
@@ -157,12 +132,7 @@ _FEW = 4096
 
 
 def looked_up(values: Tensor, index: Sequence[Tensor]) -> Tensor:
-    """``values[tuple(index)]`` by the numbers of the entries, several times as fast for many.
-
-    Args:
-        values: of any shape.
-        index: int64, 0 to the size less 1, for each dim; they broadcast.
-    """
+    """``values[tuple(index)]`` by flat indices, several times as fast for many entries."""
     few = math.prod(own.numel() for own in index) <= _FEW
     if few or not values.is_contiguous():  # its numbers would need a copy of it
         return values[tuple(index)]
@@ -216,7 +186,7 @@ class Table(Potential):
 
     @classmethod
     def from_logs(cls, values: ArrayLike) -> "Table":
-        """The table of log-values, which are not taken for probabilities whatever they are."""
+        """The table of log-values, without the warning about probabilities."""
         values = as_values("Table.from_logs", values)
         checked_log_values("Table.from_logs", values)
         return cls.checked(values)
@@ -238,7 +208,7 @@ class Table(Potential):
 
     @classmethod
     def checked(cls, log_values: Tensor) -> "Table":
-        """The table of log-values that have been checked, which are not looked at again."""
+        """The table of log-values that are known to be valid."""
         table = object.__new__(Table)
         object.__setattr__(table, "log_values", log_values)
         return table
@@ -256,7 +226,6 @@ class Table(Potential):
         return self.log_values.device
 
     def table(self, arity: int) -> Tensor:
-        """The log-values themselves."""
         return self.log_values
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
@@ -278,7 +247,7 @@ class Table(Potential):
 
 
 def _add_up(values: Tensor) -> bool:
-    """Return whether values up to 1 sum to one over a dim or in all; not if all are 0 and 1."""
+    """Test for values that look like probabilities: a sum of one over a dim or in all."""
     values = values.detach()
     if bool((values < 0).any()) or not bool(((values > 0) & (values < 1)).any()):
         return False

@@ -10,7 +10,12 @@ from torch.nn.functional import pad
 
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.model.potentials.table import as_values, as_whole, checked_log_values, spread
+from rdpgraph.model.potentials.table import (
+    as_values,
+    as_whole,
+    broadcast_values,
+    checked_log_values,
+)
 
 Move = tuple[int, int]
 MATCH, DELETION, INSERTION = (1, 1), (1, 0), (0, 1)
@@ -101,7 +106,7 @@ def pairwise_unary(match: Tensor, deletion: Tensor, insertion: Tensor) -> Tensor
     parts: list[Tensor] = []
     for (name, part), shape in zip(given.items(), shapes, strict=True):
         before = (second + 1 - shape[1], 0, first + 1 - shape[0], 0)
-        wide = spread(f"Alignment.pairwise's {name}", part, (*batch, *shape), match)
+        wide = broadcast_values(f"Alignment.pairwise's {name}", part, (*batch, *shape), match)
         parts.append(pad(wide, before, value=-math.inf))
     return torch.stack(parts, -1)
 

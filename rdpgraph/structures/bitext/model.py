@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._core.cache import remembered
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.masks import Masks
-from rdpgraph.model.potentials.table import as_values, checked_log_values, settle, spread
+from rdpgraph.model.potentials.table import as_values, broadcast_values, checked_log_values, settle
 from rdpgraph.structures.bitext.masks import BitextMasks
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.grammar.trees import middle, parts_of
@@ -38,8 +38,8 @@ def words_unary(
     *batch, p, q = pairs.shape
     shape = (*batch, p + 1, p + 1, q + 1, q + 1)
     leaf = pairs.new_full(shape, -math.inf)
-    source_null = spread("Bitext.words' source_null", source_null, (*batch, p), pairs)
-    target_null = spread("Bitext.words' target_null", target_null, (*batch, q), pairs)
+    source_null = broadcast_values("Bitext.words' source_null", source_null, (*batch, p), pairs)
+    target_null = broadcast_values("Bitext.words' target_null", target_null, (*batch, q), pairs)
     both = (leaf if phrases is None else phrases.expand(shape)).clone()
     alone, other = leaf.clone(), leaf.clone()
     both.diagonal(1, -4, -3).diagonal(1, -3, -2).copy_(pairs)

@@ -20,9 +20,9 @@ _MANY_NAMES = 1 << 5  # of one variable, which it takes longer to make
 
 
 class StateLists:
-    """Lists of names of states, numbered in the order in which they came; equal ones may share one.
+    """Numbered lists of state names; equal ones may share a number.
 
-    The names of a list lie end to end in one text, so that a name takes its bytes and one more.
+    The names lie end to end in one buffer: a name takes its bytes and one more.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class StateLists:
         self._places: dict[int, dict[bytes, int]] = {}
 
     def add(self, names: bytes) -> int:
-        """The number of a list, which is given as its names in UTF-8 with newlines between them."""
+        """The number of a list, given as its names in UTF-8 joined by newlines."""
         known = self._numbers.get(names)
         if known is not None:
             return known
@@ -75,12 +75,12 @@ class StateLists:
 class CompactVariables(Listing[Variable]):
     """Single variables of different names; equal to a tuple of them.
 
-    Beside its name a variable takes 12 bytes, and an object of its own only while it is looked at.
+    A variable takes 12 bytes beside its name; its object is made on first access.
 
     Args:
         names: their names.
-        sizes: (V,) int64 how many states each has.
-        lists: where states have names: these, and (V,) the number of each variable's list.
+        sizes: (V,) int64 numbers of states.
+        lists: for named states the lists, and (V,) the number of each variable's list.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class CompactVariables(Listing[Variable]):
         self._made: dict[int, Variable] = {}
 
     def made(self) -> Sequence[Variable]:
-        """These, or a tuple of them where they are few."""
+        """A tuple of the variables if they are few, else this object."""
         named = 0 if self._lists is None else int(self.sizes.sum())
         return tuple(self) if len(self) <= _FEW and named <= _FEW_NAMED else self
 
@@ -108,12 +108,12 @@ class CompactVariables(Listing[Variable]):
         return self._lists[1][number]
 
     def lists_of(self, numbers: NDArray[np.integer[Any]]) -> list[int]:
-        """The same of several variables."""
+        """The numbers of the lists of several variables."""
         assert self._lists is not None
         return np.frombuffer(self._lists[1], dtype=np.int32)[numbers].tolist()
 
     def takes_indices(self) -> NDArray[np.bool_]:
-        """(V,) for each variable whether a number can only be the index of a state."""
+        """(V,) True where a number can only be the index of a state."""
         if self._lists is None:
             return np.ones(len(self), np.bool_)
         lists, own = self._lists
@@ -121,7 +121,7 @@ class CompactVariables(Listing[Variable]):
         return np.array(flags, np.bool_)[np.frombuffer(own, np.int32)]
 
     def entry(self, number: int) -> Variable:
-        """The variable of a number; it is made when it is first asked for."""
+        """The variable of a number, made on first access."""
         made = self._made.get(number)
         if made is None:
             size = int(self.sizes[number])

@@ -1,5 +1,6 @@
-"""Graphs at a temperature: every log-value divided by it."""
+"""Rewrites of graphs: factors over joint variables, factors for evidence, a temperature."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -7,19 +8,56 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.block import Block
+from rdpgraph.model.domain import Entry
+from rdpgraph.model.evidence import MISSING, observed_entries
+from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Decomposition, Part, Potential
 from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.variable import VariableArray
+
+
+def with_joint(graph: FactorGraph, numbers: Tensor, declared: int) -> FactorGraph:
+    """The same distribution, with a last block: one factor of zeros over the variables (n,)."""
+    # One zero stands for all of them: the table is not written out here.
+    zero = torch.zeros((), dtype=graph.dtype, device=graph.device)
+    table = Table(zero.expand(graph.domain.sizes[numbers].tolist()))
+    block = Block(numbers.unsqueeze(0), table, (), None, torch.tensor([declared], device="cpu"))
+    return FactorGraph.from_blocks(graph.domain, (*graph.blocks, block), graph.observed)
+
+
+def opened(graph: FactorGraph) -> FactorGraph:
+    """The same distribution, with each entry observed as a whole or not at all.
+
+    Partial evidence becomes a unary factor of zeros and -inf, so that states can be chosen for the
+    whole array.
+    """
+    if graph.observed is None:
+        return graph
+    observed = observed_entries(graph.domain, graph.observed)
+    partly = [
+        entry
+        for entry, some, every in zip(graph.variables, *observed, strict=True)
+        if some and not every
+    ]
+    if not partly:
+        return graph
+    evidence = [_as_factor(graph, entry, graph.observed) for entry in partly]
+    return graph.retract(*partly).with_factors(*evidence)
+
+
+def _as_factor(graph: FactorGraph, entry: Entry, observed: Tensor) -> Factor | FactorBlock:
+    states = observed[..., graph.domain.numbers(entry)].to(graph.device).unsqueeze(-1)
+    every = torch.arange(entry.size, device=graph.device)
+    allowed = (states == MISSING) | (states == every)
+    table = Table(torch.where(allowed, 0.0, -math.inf).to(graph.dtype))
+    single = not isinstance(entry, VariableArray)
+    return Factor((entry,), table) if single else FactorBlock((entry,), table)
 
 
 @dataclass(frozen=True, eq=False)
 class Tempered(Potential):
-    """The log-values of another potential, divided by a temperature.
-
-    Args:
-        potential: the other one.
-        temperature: above 0.
-    """
+    """The log-values of another potential, divided by a temperature above 0."""
 
     potential: Potential
     temperature: float
@@ -58,20 +96,14 @@ class Tempered(Potential):
     def messages(
         self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
     ) -> tuple[Tensor, ...]:
-        """Those of the other potential, from messages in its own units."""
+        """Messages of the other potential, rescaled to its units and back."""
         own = [message * self.temperature for message in incoming]
         answers = self.potential.messages(own, temperature=temperature * self.temperature)
         return tuple(message / self.temperature for message in answers)
 
 
 def tempered(graph: FactorGraph, temperature: float, added: Tensor) -> FactorGraph:
-    """The graph at a temperature, with log-values of each state of each variable added before.
-
-    Args:
-        graph: the model, evidence included.
-        temperature: above 0.
-        added: (*batch, S) nats, the states of variable 0 first.
-    """
+    """The graph at a temperature, after adding (*batch, S) nats to all states of its variables."""
     blocks = [replace(block, potential=_cooled(block, temperature)) for block in graph.blocks]
     declared, sizes = graph.num_factors, graph.domain.sizes
     starts = sizes.cumsum(0) - sizes
