@@ -43,7 +43,10 @@ def draw(axes: tuple[Axes, Axes], states: int, seeds: int, repeats: int) -> None
         errors: list[float] = []
         times: list[float] = []
         for size in sizes:
-            found = [repeated(one, truth, make(one, size), repeats) for one, truth, _ in several]
+            found = [
+                repeated(one, truth, make(one, size), repeats, name=f"{name} {size}")
+                for one, truth, _ in several
+            ]
             errors.append(mean([f.mse for f in found]))
             times.append(mean([f.milliseconds for f in found]))
         row(name, [f"{error:.2g}, {ms:.0f} ms" for error, ms in zip(errors, times, strict=True)])

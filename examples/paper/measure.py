@@ -1,13 +1,18 @@
-"""Repeated runs of an estimator, and what they are worth."""
+"""Repeated runs of an estimator, and what they are worth.
+
+With --store FILE what has been found is kept there, a line for each estimator on each chain, and a
+run that was ended goes on from there, to the same figures.
+"""
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from potentials import KINDS, Case, case, tabulated
+from potentials import KINDS, NATS, Case, case, scale_of, scaled, tabulated
 from torch import Tensor
 
 import rdpgraph as rg
@@ -49,6 +54,35 @@ def piloted(_: Case, keep: int) -> rg.Randomized:
     return rg.Randomized.piloted(keep=keep)
 
 
+@dataclass
+class Store:
+    """Numbers by name, in a file of one JSON line each, or in memory alone."""
+
+    file: Path | None = None
+    known: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    def read(self, file: Path) -> None:
+        """Keep to a file, and know what is in it."""
+        self.file = file
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        whole = self.file.read_text().split("\n") if self.file.exists() else [""]
+        for line in whole[:-1]:
+            self.known.update(json.loads(line))
+        if whole[-1]:  # the run was ended within a line
+            self.file.write_text("".join(f"{line}\n" for line in whole[:-1]))
+
+    def found(self, name: str, make: Callable[[], list[float]]) -> list[float]:
+        """What is known by that name, or made now."""
+        if name not in self.known:
+            self.known[name] = make()
+            if self.file is not None:
+                with self.file.open("a") as file:
+                    file.write(json.dumps({name: self.known[name]}) + "\n")
+        return self.known[name]
+
+
+STORE = Store()
+
 Make = Callable[[Case, int], rg.Randomized]
 Ask = Callable[[rg.StructuredPosterior], Tensor]
 
@@ -87,27 +121,35 @@ class Found:
 
 
 def repeated(
-    one: Case, truth: float, estimator: rg.Randomized, repeats: int, *, ask: Ask = log_z
+    one: Case, truth: float, estimator: rg.Randomized, repeats: int, *, name: str, ask: Ask = log_z
 ) -> Found:
-    """What an estimator answers over and over again; one without chance, once."""
-    generator = torch.Generator().manual_seed(1)
+    """What an estimator of some name answers over and over again; one without chance, once."""
     repeats = 1 if isinstance(estimator.selection, rg.randomized.Top) else repeats
-    answers: list[Tensor] = []
-    start = time.perf_counter()
-    for _ in range(repeats):
-        posterior = rg.infer(one.chain, estimator=estimator, generator=generator)
-        assert isinstance(posterior, rg.StructuredPosterior)
-        answers.append(ask(posterior).detach().double())
-    spent = (time.perf_counter() - start) * 1e3 / repeats
-    return Found(torch.stack(answers) - truth, spent)
+
+    def answers() -> list[float]:
+        generator, values = torch.Generator().manual_seed(1), list[float]()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            posterior = rg.infer(one.chain, estimator=estimator, generator=generator)
+            assert isinstance(posterior, rg.StructuredPosterior)
+            values.append(float(ask(posterior).detach()))
+        return [*values, (time.perf_counter() - start) * 1e3 / repeats]
+
+    *values, spent = STORE.found(f"{one.name}, {ask.__name__}, {name}, {repeats}", answers)
+    return Found(torch.tensor(values, dtype=torch.float64) - truth, spent)
 
 
 def truth_of(one: Case, ask: Ask = log_z) -> tuple[float, float]:
     """The exact answer, and the milliseconds it took, with the table at hand."""
-    exact = tabulated(one.chain)
-    start = time.perf_counter()
-    value = exact.entropy() if ask is entropy else exact.log_partition()
-    return float(value), (time.perf_counter() - start) * 1e3
+
+    def answer() -> list[float]:
+        exact = tabulated(one.chain)
+        start = time.perf_counter()
+        value = exact.entropy() if ask is entropy else exact.log_partition()
+        return [float(value), (time.perf_counter() - start) * 1e3]
+
+    value, spent = STORE.found(f"{one.name}, {ask.__name__}, exact", answer)
+    return value, spent
 
 
 def mean(values: Sequence[float]) -> float:
@@ -122,16 +164,36 @@ def arguments(about: str) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=100, help="runs on each")
     parser.add_argument("--states", type=int, nargs="*", default=[2000, 10_000])
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--set", action="store_true", help=f"entropies of {NATS} nats")
+    parser.add_argument("--store", type=Path, help="a file to keep results in, and to go on from")
     parser.add_argument("--questions", nargs="*", default=["log Z", "entropy"], help="of table 2")
     parser.add_argument("--output", type=Path, default=Path(), help="where pictures go")
     chosen = parser.parse_args()
     if chosen.small:
         chosen.seeds, chosen.repeats, chosen.states = 2, 4, [200]
+    if chosen.store is not None:
+        STORE.read(chosen.store)
     return chosen
 
 
-def cases(kind: str, states: int, seeds: int) -> list[Case]:
-    return [case(kind, states=states, seed=seed) for seed in range(seeds)]
+def cases(kind: str, states: int, seeds: int, *, nats: float | None = None) -> list[Case]:
+    """Chains as the released code has them, or of that entropy."""
+    found = [case(kind, states=states, seed=seed) for seed in range(seeds)]
+    if nats is None:
+        return found
+    scales = [
+        STORE.found(f"{one.name}, scale to {nats:g}", lambda one=one: [scale_of(one, nats)])[0]
+        for one in found
+    ]
+    return [
+        replace(scaled(one, by), name=f"{one.name}, {nats:g} nats")
+        for one, by in zip(found, scales, strict=True)
+    ]
+
+
+def chosen_cases(chosen: argparse.Namespace, kind: str, states: int) -> list[Case]:
+    """The chains that the options name."""
+    return cases(kind, states, chosen.seeds, nats=NATS[kind] if chosen.set else None)
 
 
 def row(name: str, values: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from measure import Embedded, arguments, cases, mean, row, truth_of
@@ -94,7 +94,8 @@ def scaled(one: Case, by: float) -> Case:
     """The case with its transition multiplied."""
     pairs = one.chain.transition
     assert isinstance(pairs, rg.Bilinear)
-    return Case(rg.Chain(one.chain.unary, rg.Bilinear(by * pairs.left, pairs.right)), one.norms)
+    chain = rg.Chain(one.chain.unary, rg.Bilinear(by * pairs.left, pairs.right))
+    return replace(one, chain=chain, name=f"{one.name}, transition x {by}")
 
 
 def timed(contender: Contender, one: Case, size: int) -> float:

@@ -1,18 +1,21 @@
 """Table 2 of the paper, chains: the squared error of log Z and of the entropy.
 
     python examples/paper/table2.py [--small] [--states 10000] [--seeds 5] [--repeats 100]
+        [--set] [--store FILE]
 
 Each cell is our mean over the seeds and, after the slash, the paper's. "Top" rows of the paper are
 of 500 and 1,000 states whatever the number of all; both are here, and the true shares too. At 2,000
 states the paper's potentials came from a trained network and are not public: those figures are of
-other potentials than its own.
+other potentials than its own. With --set ours have the entropies that its kinds have, about.
 """
+
+import argparse
 
 from measure import (
     Ask,
     Make,
     arguments,
-    cases,
+    chosen_cases,
     default,
     entropy,
     kept,
@@ -74,7 +77,8 @@ def rows_of(states: int) -> list[tuple[str, Make, int]]:
     return rows
 
 
-def block(question: str, ask: Ask, states: int, kinds: list[str], seeds: int, repeats: int) -> None:
+def block(question: str, ask: Ask, states: int, chosen: argparse.Namespace) -> None:
+    kinds, seeds, repeats = chosen.kinds, chosen.seeds, chosen.repeats
     print(f"\n{question}, {states:,} states, {seeds} seeds, {repeats} runs; ours / the paper's")
     row("", kinds)
     printed = PRINTED.get((question, states), {})
@@ -82,10 +86,10 @@ def block(question: str, ask: Ask, states: int, kinds: list[str], seeds: int, re
     errors: dict[tuple[str, str], list[float]] = {}
     times: dict[str, list[float]] = {name: [] for name, _, _ in rows}
     for kind in kinds:
-        for one in cases(kind, states, seeds):
+        for one in chosen_cases(chosen, kind, states):
             truth, _ = truth_of(one, ask)
             for name, make, keep in rows:
-                found = repeated(one, truth, make(one, keep), repeats, ask=ask)
+                found = repeated(one, truth, make(one, keep), repeats, name=name, ask=ask)
                 errors.setdefault((name, kind), []).append(found.mse)
                 times[name].append(found.milliseconds)
     for name, _, _ in rows:
@@ -106,4 +110,4 @@ if __name__ == "__main__":
     for states in chosen.states:
         for question in chosen.questions:
             ask = {"log Z": log_z, "entropy": entropy}[question]
-            block(question, ask, states, chosen.kinds, chosen.seeds, chosen.repeats)
+            block(question, ask, states, chosen)

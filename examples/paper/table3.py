@@ -1,16 +1,19 @@
 """Table 3 of the paper: bias and variance of log Z on chains.
 
     python examples/paper/table3.py [--small] [--states 2000] [--seeds 5] [--repeats 100]
+        [--set] [--store FILE]
 
 Each cell is our bias and variance over the runs, averaged over the seeds, and after the slash the
 paper's. The paper's are of 2,000 states and potentials that are not public; its "Top 20%" and "50%"
 are 500 and 1,000 states.
 """
 
+import argparse
+
 from measure import (
     Make,
     arguments,
-    cases,
+    chosen_cases,
     default,
     kept,
     mean,
@@ -42,15 +45,18 @@ def rows_of(states: int) -> list[tuple[str, Make, int]]:
     return rows
 
 
-def block(states: int, seeds: int, repeats: int) -> None:
+def block(states: int, chosen: argparse.Namespace) -> None:
+    seeds, repeats = chosen.seeds, chosen.repeats
     print(f"\n{states:,} states, {seeds} seeds, {repeats} runs: bias, variance; ours / the paper's")
     row("", KINDS)
     rows = rows_of(states)
     cells: dict[str, list[str]] = {name: [] for name, _, _ in rows}
     for column, kind in enumerate(KINDS):
-        several = [(one, truth_of(one)[0]) for one in cases(kind, states, seeds)]
+        several = [(one, truth_of(one)[0]) for one in chosen_cases(chosen, kind, states)]
         for name, make, keep in rows:
-            found = [repeated(one, truth, make(one, keep), repeats) for one, truth in several]
+            found = [
+                repeated(one, truth, make(one, keep), repeats, name=name) for one, truth in several
+            ]
             bias, variance = mean([f.bias for f in found]), mean([f.variance for f in found])
             text = f"{bias:+.3f} {variance:.2g}"
             if name in PRINTED and states == 2000:
@@ -64,4 +70,4 @@ def block(states: int, seeds: int, repeats: int) -> None:
 if __name__ == "__main__":
     chosen = arguments("Table 3 of Fu, Cunningham and Lapata 2022.")
     for states in chosen.states:
-        block(states, chosen.seeds, chosen.repeats)
+        block(states, chosen)

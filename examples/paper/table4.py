@@ -1,13 +1,16 @@
 """Table 4 of the paper: what the proposal does for the squared error of log Z.
 
     python examples/paper/table4.py [--small] [--states 2000] [--seeds 5] [--repeats 100]
+        [--set] [--store FILE]
 
 The paper does not say how many of how many states were kept; here it is 10%. First the paper's
 selection, K - 1 likeliest states and one draw, with its own figures after the slash; then ours,
 half the likeliest and half a systematic sample, for the same proposals and for others.
 """
 
-from measure import Embedded, arguments, cases, kept, mean, repeated, row, truth_of
+import argparse
+
+from measure import Embedded, arguments, chosen_cases, kept, mean, repeated, row, truth_of
 from potentials import Case
 
 import rdpgraph as rg
@@ -42,10 +45,11 @@ def selections(keep: int) -> dict[str, rg.randomized.Selection]:
     }
 
 
-def block(states: int, kinds: list[str], seeds: int, repeats: int) -> None:
-    keep = kept(0.1, states)
+def block(states: int, chosen: argparse.Namespace) -> None:
+    kinds, seeds, repeats, keep = chosen.kinds, chosen.seeds, chosen.repeats, kept(0.1, states)
     several = {
-        kind: [(one, truth_of(one)[0]) for one in cases(kind, states, seeds)] for kind in kinds
+        kind: [(one, truth_of(one)[0]) for one in chosen_cases(chosen, kind, states)]
+        for kind in kinds
     }
     for title, selection in selections(keep).items():
         print(f"\n{title}: {keep} of {states:,} states, {seeds} seeds, {repeats} runs")
@@ -58,7 +62,7 @@ def block(states: int, kinds: list[str], seeds: int, repeats: int) -> None:
                     for one, _ in several[kind]
                 )
                 errors = [
-                    repeated(one, truth, estimator, repeats).mse
+                    repeated(one, truth, estimator, repeats, name=f"{title}, {name}").mse
                     for (one, truth), estimator in zip(several[kind], estimators, strict=True)
                 ]
                 printed = name in PRINTED and title.startswith("the paper")
@@ -70,4 +74,4 @@ def block(states: int, kinds: list[str], seeds: int, repeats: int) -> None:
 if __name__ == "__main__":
     chosen = arguments("Table 4 of Fu, Cunningham and Lapata 2022.")
     for states in chosen.states:
-        block(states, chosen.kinds, chosen.seeds, chosen.repeats)
+        block(states, chosen)
