@@ -26,7 +26,7 @@ SENTENCES = (
 def modules(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield lambda name: runpy.run_path(str(FOLDER / f"{name}.py"), run_name=name)
-    for module in ("beam", "figure4", "model1", "shown", "tictactoe"):
+    for module in ("beam", "bitext", "figure4", "model1", "shown", "tictactoe"):
         sys.modules.pop(module, None)
 
 
@@ -52,6 +52,22 @@ def test_the_experiment_runs_in_small(corpus, modules, monkeypatch, capsys, more
     assert "tic-tac-toe" in shown
     assert "one sweep over 2 pairs" in shown
     assert "nan" not in shown
+
+
+@pytest.mark.long
+def test_regimes_run_in_small_and_go_on(corpus, modules, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["regimes", str(corpus), "--small", "--output", str(corpus)])
+    threads, shown = torch.get_num_threads(), []
+    try:
+        for _ in range(2):
+            modules("regimes")["main"]()
+            shown.append(capsys.readouterr().out.split("least squared")[1])
+    finally:
+        torch.set_num_threads(threads)
+    assert shown[0] == shown[1]
+    assert "shuffled" in shown[0]
+    assert "nan" not in shown[0]
+    assert (corpus / "regimes.png").exists()
 
 
 def test_model_1_is_a_fixed_point_of_its_likelihood(corpus, modules):

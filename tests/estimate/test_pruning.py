@@ -326,3 +326,15 @@ def test_small_models_have_their_one_answer(model):
     assert_close(posterior.marginals(), model.marginals())
     drawn = model.site_states(posterior.sample(3))
     assert drawn.shape == (3, *model.unary.shape[:-1])
+
+
+def test_no_sweep_is_wide_before_the_warm_up_has_found_what_that_costs():
+    model = rg.Chain(3 * draw(9, 4), torch.zeros(4, 4, dtype=torch.float64))
+    none = torch.zeros(1, 9, 4, dtype=torch.bool)
+    whole = masks_of(model, rg.infer).masked(none, none).work
+    likely, generator, posterior = Given(model.marginals() > 0.5), seeded(0), None
+    for sweep in range(12):
+        before = sweeps_of(posterior).run.work if sweep else 0
+        estimator = rg.RandomizedPruning(1, warm_up=0, likely=likely, resume=posterior)
+        posterior = rg.infer(model, estimator=estimator, generator=generator)
+        assert sweeps_of(posterior).run.work - before < 0.8 * whole

@@ -103,22 +103,23 @@ class State:
         selected: (chains, *batch, *questions) what the last selection was.
         known: (n, *batch, *questions) the answers of configurations that the chains had before
             their averages began: a wide sweep holds nothing that a few of these say yes to.
-        share: the share of the selection that wide sweeps hold; +inf: there are none.
-        tried: the one that is tried next, while the averages have not begun.
+        share: the share of the selection that wide sweeps hold; +inf: there are none, as before
+            one has been tried.
+        tried: the one that is tried next, while the averages have not begun; +inf: none.
         work: of the last sweep that was not wide.
     """
 
     draw: Draw
     selected: Tensor
     known: Tensor
-    share: float = 1.0
+    share: float = math.inf
     tried: float = 0.25
     work: float = math.inf
 
     def judged(self, work: int) -> "State":
         """With another share to try next, after a wide sweep by the one tried."""
         if work > _MOST_WORK * max(self.work, _LITTLE):
-            return replace(self, tried=self.share)
+            return replace(self, tried=min(self.share, 1.0))
         return replace(self, share=self.tried, tried=self.tried / 4 if self.tried > 0.1 else 0.0)
 
 
@@ -193,10 +194,10 @@ class Sampler:
         selection = selection.reshape(state.selected.shape)
         wide = float(uniform((), likely.device, generator)) < (2 * _WIDE if warming else _WIDE)
         state = replace(state, selected=selection)
-        if not wide or state.share == math.inf:
+        share = state.tried if warming else state.share
+        if not wide or share == math.inf:
             sweep = self.within(selection, state.draw, generator)
             return replace(sweep, state=replace(state, draw=sweep.state.draw, work=sweep.work))
-        share = state.tried if warming else state.share
         part = _part(selection, share, generator) & ~self._between(state.known, generator)
         # Of an item of which nothing is left out everything is asked to be held.
         moves = (likely & ~self._flat(selection)).any(-1)
@@ -206,7 +207,9 @@ class Sampler:
             sweep = self.within(part, state.draw, generator)
         except ModelError:  # too wide for exact answers
             sweep = self.within(selection, state.draw, generator)
-            return replace(sweep, state=replace(state, draw=sweep.state.draw, share=math.inf))
+            return replace(
+                sweep, state=replace(state, draw=sweep.state.draw, share=math.inf, tried=math.inf)
+            )
         if warming:
             state = state.judged(sweep.work)
         return replace(sweep, state=replace(state, draw=sweep.state.draw))
