@@ -187,6 +187,9 @@ class LogMatrix:
 
     def _repaired(self, result: Tensor, low: Tensor, rows: Tensor, exact: Exact) -> Tensor:
         """Sum the entries that are low and possible again, in logs."""
+        low = low & (rows > -math.inf).any(-1, keepdim=True)  # before a look at the whole matrix
+        if not bool(low.any()):
+            return result
         possible = (rows > -math.inf).to(result) @ (self.logs > -math.inf).to(result).mT
         places = (low & (possible > 0)).reshape(-1, *low.shape[-2:]).nonzero()
         if not len(places):

@@ -2,9 +2,11 @@
 
 Here belong layers that hold parameters and take padded batches: `CRF` instead of
 pytorch-crf's, with constraints on its tags, `SemiCRF` for segments, `HMM` as a language model,
-`StructuredVAE`, and `FeatureMap`.
+`StructuredVAE`, and `FeatureMap`. Beside them is what leads language models: `Pattern` of words,
+and `ConstrainedHMM`.
 """
 
+from rdpgraph.model.potentials.patterns import Pattern
 from rdpgraph.nn.crf import CRF, Constraints, bio_constraints, bioes_constraints
 from rdpgraph.nn.hmm import HMM, FeatureMap
 from rdpgraph.nn.semicrf import SemiCRF
@@ -16,8 +18,10 @@ from rdpgraph.nn.vae import (
     Objective,
     StructuredVAE,
 )
+from rdpgraph.structures.chain.constrained import ConstrainedHMM, Prefix
 
 __all__ = [
-    "CRF", "HMM", "Constraints", "Decoder", "FeatureMap", "ImportanceEstimate", "Joint",
-    "LSTMDecoder", "Objective", "SemiCRF", "StructuredVAE", "bio_constraints", "bioes_constraints",
+    "CRF", "HMM", "ConstrainedHMM", "Constraints", "Decoder", "FeatureMap", "ImportanceEstimate",
+    "Joint", "LSTMDecoder", "Objective", "Pattern", "Prefix", "SemiCRF", "StructuredVAE",
+    "bio_constraints", "bioes_constraints",
 ]  # fmt: skip

@@ -1,0 +1,356 @@
+"""Patterns of words: regular languages, which become automata."""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph._core.numbers import is_whole
+from rdpgraph.errors import ModelError
+from rdpgraph.model.potentials.automaton import Automaton
+from rdpgraph.model.potentials.expressions import Tree, by_letters, by_words
+
+State = TypeVar("State", bound=Hashable)
+Inside = frozenset[int]
+Joined = tuple[int, Inside]
+Repeated = tuple[Inside, bool]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pattern:
+    """A set of sequences of words 0 to V - 1, as the smallest automaton that accepts them.
+
+    ``one + other`` is one after the other, ``one | other`` either, ``one & other`` both at once,
+    ``~one`` all other sequences, and ``one.repeated(least, most)`` copies in a row. In each state
+    of the automaton, words that are not named share one arc: time and memory follow the words that
+    are. Patterns are made by `parse`, `spelled`, `one_of` and `containing`.
+
+    Attributes:
+        vocabulary: how many words there are, V.
+        arcs: for each state, the first of which is 0, the next one by words that are named.
+        others: for each state the next one by all other words.
+        accepted: for each state, True where a sequence may end.
+
+    Example:
+        >>> pattern = Pattern.parse("the old* dog .", ["the", "old", "dog", "barks"])
+        >>> pattern.automaton(4).table(4).exp().sum()  # "the old dog" and any of four
+        tensor(4.)
+    """
+
+    vocabulary: int
+    arcs: Sequence[dict[int, int]]
+    others: Sequence[int]
+    accepted: Sequence[bool]
+
+    def __repr__(self) -> str:
+        return f"Pattern({len(self.arcs)} states, {self.vocabulary} words)"
+
+    @classmethod
+    def parse(cls, expression: str, words: Sequence[str] | int) -> "Pattern":
+        r"""The sequences of words that match a regular expression.
+
+        It has words with spaces between them, ``.`` for any word, ``|``, parentheses, and after
+        each of these ``*``, ``+``, ``?`` or ``{2,5}``. These signs are meant as they are, as parts
+        of words, after a backslash.
+
+        Args:
+            expression: such as ``"the (big | small)? .{2,4} dog"``.
+            words: of the vocabulary, in its order; or how many, and words are written as numbers.
+
+        Raises:
+            ModelError: a word that is not in the vocabulary, or no such expression.
+        """
+        spelled = map(str, range(words)) if isinstance(words, int) else words
+        known = {word: number for number, word in enumerate(spelled)}
+
+        def meant(atom: str) -> Iterable[int]:
+            word = re.sub(r"\\(.)", r"\1", atom)
+            if word not in known:
+                raise ModelError(
+                    f"Pattern got the word {word!r:.80}, which is not in the vocabulary of "
+                    f"{len(known)} words."
+                )
+            return (known[word],)
+
+        return cls._of(by_words(expression), len(known), meant)
+
+    @classmethod
+    def spelled(cls, expression: str, tokens: Sequence[str]) -> "Pattern":
+        """The sequences of tokens whose text, joined, matches a regular expression of characters.
+
+        They are all ways to cut the text into tokens; empty tokens are in none of them. The
+        expression has characters, classes and escapes as in Python's `re`, which it has to match in
+        full, and the operators of `parse`.
+
+        Args:
+            expression: such as ``"[A-Z][a-z]+( [a-z]+){3}"``.
+            tokens: the text of each, spaces included, in the order of the vocabulary.
+
+        Raises:
+            ModelError: no such expression.
+        """
+        letters = sorted(set(expression).union(*tokens))
+        numbers = {letter: number for number, letter in enumerate(letters)}
+
+        def meant(atom: str) -> Iterable[int]:
+            try:
+                fits = re.compile(atom, re.DOTALL).fullmatch
+            except re.error as error:
+                raise ModelError(f"Pattern cannot read {atom!r:.80}: {error}.") from None
+            if fits(""):
+                raise ModelError(f"Pattern matches whole texts; leave out {atom!r:.80}.")
+            return [number for letter, number in numbers.items() if fits(letter)]
+
+        by_letter = cls._of(by_letters(expression), len(letters), meant)
+        dead = len(by_letter.arcs)
+        # A column that stays where it is, for what is beyond the end of a token.
+        stay = torch.arange(dead + 1).unsqueeze(1)
+        rows = torch.cat([by_letter.table(), torch.full((1, len(letters)), dead)])
+        rows = torch.cat([rows, stay], 1)
+        codes = [torch.tensor([numbers[letter] for letter in token]).long() for token in tokens]
+        place = stay.repeat(1, len(tokens))
+        for column in torch.nn.utils.rnn.pad_sequence(codes, padding_value=len(letters)):
+            place = rows[place, column]
+        place[:, [number for number, token in enumerate(tokens) if not token]] = dead
+        common = place.mode(1).values.tolist()
+
+        def step(state: int) -> tuple[dict[int, int], int]:
+            named = (place[state] != common[state]).nonzero().flatten()
+            follow = place[state, named].tolist()
+            return dict(zip(named.tolist(), follow, strict=True)), common[state]
+
+        accepted = [*by_letter.accepted, False]
+        return _explored(len(tokens), 0, step, lambda state: accepted[state])
+
+    @classmethod
+    def _of(cls, tree: Tree, vocabulary: int, meant: Callable[[str], Iterable[int]]) -> "Pattern":
+        """An expression that was read."""
+        parts = [cls._of(part, vocabulary, meant) for part in tree.parts]
+        if tree.atom:
+            return _words(vocabulary, None if tree.atom == "." else meant(tree.atom))
+        if tree.copies is not None:
+            return parts[0].repeated(*tree.copies)
+        if tree.either:
+            return reduce(operator.or_, parts)
+        empty = cls.one_of([()], vocabulary)
+        return reduce(lambda rest, part: part + rest, reversed(parts), empty)
+
+    @classmethod
+    def one_of(cls, sequences: Iterable[Sequence[int]], vocabulary: int) -> "Pattern":
+        """Some sequences of words and no other, by their trie.
+
+        Raises:
+            ModelError: a word out of range.
+        """
+        trie: list[dict[int, int]] = [{}, {}]  # state 1 is that of no return
+        ends: set[int] = set()
+        for sequence in sequences:
+            place = 0
+            for word in map(int, sequence):
+                if not 0 <= word < vocabulary:
+                    raise ModelError(
+                        f"Pattern of {vocabulary} words needs words 0 to {vocabulary - 1}; got "
+                        f"{word}."
+                    )
+                if word not in trie[place]:
+                    trie[place][word] = len(trie)
+                    trie.append({})
+                place = trie[place][word]
+            ends.add(place)
+        return _explored(vocabulary, 0, lambda place: (trie[place], 1), ends.__contains__)
+
+    @classmethod
+    def containing(cls, phrases: Iterable[Sequence[int]], vocabulary: int) -> "Pattern":
+        """The sequences in which at least one of some phrases occurs; ``~`` is: none of them.
+
+        For all of them, take ``&`` of one pattern each.
+
+        Raises:
+            ModelError: a word out of range.
+        """
+        anything = _words(vocabulary, None).repeated()
+        return anything + cls.one_of(phrases, vocabulary) + anything
+
+    def automaton(self, length: int, *, dtype: torch.dtype | None = None) -> Automaton:
+        """The sequences of so many words, as a potential: log-value 0, else -inf.
+
+        Raises:
+            ModelError: a length below 1.
+        """
+        log_accept = torch.where(torch.tensor(self.accepted), 0.0, -math.inf)
+        log_accept = log_accept.to(dtype or torch.get_default_dtype())
+        return Automaton(self.table(), log_accept, length)
+
+    def table(self) -> Tensor:
+        """(Q, V) the next state from each state, by each word."""
+        rows = torch.tensor(self.others).unsqueeze(1).repeat(1, self.vocabulary)
+        for row, named in zip(rows, self.arcs, strict=True):
+            row[list(named)] = torch.tensor(list(named.values()), dtype=torch.long)
+        return rows
+
+    def ended(self, end: int) -> "Pattern":
+        """These sequences, less those with a word ``end`` in them, and then that word alone.
+
+        Sequences of up to so many words then are those of one length.
+        """
+        word = _words(self.vocabulary, (end,))
+        return (self & ~type(self).containing([[end]], self.vocabulary)) + word.repeated(1)
+
+    def repeated(self, least: int = 0, most: int | None = None) -> "Pattern":
+        """From ``least`` to ``most`` of these sequences in a row; None: any number of them.
+
+        Raises:
+            ModelError: no such numbers.
+        """
+        if not is_whole(least) or not (most is None or is_whole(most, max(1, least))):
+            raise ModelError(f"Pattern needs 0 <= least <= most; got {least!r} and {most!r}.")
+        empty = type(self).one_of([()], self.vocabulary)
+        result = self._star() if most is None else empty
+        for copy in range(least if most is None else most, 0, -1):
+            result = self + result
+            result = result if copy <= least else result | empty
+        return result
+
+    def __add__(self, other: "Pattern") -> "Pattern":
+        self._alike(other)
+
+        def entered(place: int, inside: Inside) -> Joined:
+            """State of the first, and those of the second, which is begun where the first ends."""
+            return place, inside | {0} if self.accepted[place] else inside
+
+        def step(state: Joined) -> tuple[dict[int, Joined], Joined]:
+            place, inside = state
+            words = self.arcs[place].keys() | other._named(inside)
+            by_word = {
+                word: entered(self._next(place, word), other._moved(inside, word)) for word in words
+            }
+            return by_word, entered(self.others[place], other._moved(inside, None))
+
+        def accepted(state: Joined) -> bool:
+            return any(other.accepted[place] for place in state[1])
+
+        return _explored(self.vocabulary, entered(0, frozenset()), step, accepted)
+
+    def __and__(self, other: "Pattern") -> "Pattern":
+        return self._beside(other, operator.and_)
+
+    def __or__(self, other: "Pattern") -> "Pattern":
+        return self._beside(other, operator.or_)
+
+    def __invert__(self) -> "Pattern":
+        return replace(self, accepted=tuple(not accepted for accepted in self.accepted))
+
+    def _beside(self, other: "Pattern", decided: Callable[[bool, bool], bool]) -> "Pattern":
+        self._alike(other)
+
+        def step(state: tuple[int, int]) -> tuple[dict[int, tuple[int, int]], tuple[int, int]]:
+            one, two = state
+            words = self.arcs[one].keys() | other.arcs[two].keys()
+            by_word = {word: (self._next(one, word), other._next(two, word)) for word in words}
+            return by_word, (self.others[one], other.others[two])
+
+        def accepted(state: tuple[int, int]) -> bool:
+            return decided(self.accepted[state[0]], other.accepted[state[1]])
+
+        return _explored(self.vocabulary, (0, 0), step, accepted)
+
+    def _star(self) -> "Pattern":
+        """States are those inside of a copy, and True where nothing was read."""
+
+        def entered(inside: Inside) -> Repeated:
+            ended = any(self.accepted[place] for place in inside)
+            return (inside | {0} if ended else inside), False
+
+        def step(state: Repeated) -> tuple[dict[int, Repeated], Repeated]:
+            words = self._named(state[0])
+            by_word = {word: entered(self._moved(state[0], word)) for word in words}
+            return by_word, entered(self._moved(state[0], None))
+
+        def accepted(state: Repeated) -> bool:
+            return state[1] or any(self.accepted[place] for place in state[0])
+
+        return _explored(self.vocabulary, (frozenset({0}), True), step, accepted)
+
+    def _alike(self, other: "Pattern") -> None:
+        if self.vocabulary != other.vocabulary:
+            raise ModelError(
+                "Patterns are joined over one vocabulary; got those of "
+                f"{self.vocabulary} and {other.vocabulary} words."
+            )
+
+    def _next(self, place: int, word: int | None) -> int:
+        """After a word, or after one that is named nowhere."""
+        other = self.others[place]
+        return other if word is None else self.arcs[place].get(word, other)
+
+    def _named(self, places: Iterable[int]) -> set[int]:
+        return {word for place in places for word in self.arcs[place]}
+
+    def _moved(self, places: Iterable[int], word: int | None) -> frozenset[int]:
+        """Without the state of no return, which would tell equal sets apart."""
+        return frozenset(self._next(place, word) for place in places) - self._lost
+
+    @cached_property
+    def _lost(self) -> set[int]:
+        """The state of no return; there is one at most."""
+        each = enumerate(zip(self.arcs, self.others, self.accepted, strict=True))
+        return {at for at, (arcs, other, end) in each if other == at and not arcs and not end}
+
+
+def _explored(
+    vocabulary: int, start: State, step: Callable[[State], tuple[dict[int, State], State]],
+    accepted: Callable[[State], bool],
+) -> Pattern:  # fmt: skip
+    """The smallest automaton of the states that are reached, by words and by all others."""
+    numbers, order = {start: 0}, [start]
+    arcs: list[dict[int, int]] = []
+    others: list[int] = []
+
+    def number(state: State) -> int:
+        if state not in numbers:
+            numbers[state] = len(order)
+            order.append(state)
+        return numbers[state]
+
+    for state in order:  # which grows
+        by_word, other = step(state)
+        named = {word: number(after) for word, after in by_word.items()}
+        others.append(number(other) if len(named) < vocabulary else next(iter(named.values())))
+        arcs.append(named)
+    # States are told apart by what follows, one word further in each round.
+    kinds, count = [int(accepted(state)) for state in order], 0
+    while True:
+        seen: dict[Any, int] = {}
+        following: list[int] = []
+        for kind, named, other in zip(kinds, arcs, others, strict=True):
+            own = {w: kinds[after] for w, after in named.items() if kinds[after] != kinds[other]}
+            key = kind, kinds[other], frozenset(own.items())
+            following.append(seen.setdefault(key, len(seen)))
+        if len(seen) == count:
+            break
+        kinds, count = following, len(seen)
+    first = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
+    kept = [first[kind] for kind in range(count)]
+    return Pattern(
+        vocabulary,
+        [
+            {w: kinds[a] for w, a in arcs[at].items() if kinds[a] != kinds[others[at]]}
+            for at in kept
+        ],
+        [kinds[others[at]] for at in kept],
+        [accepted(order[at]) for at in kept],
+    )
+
+
+def _words(vocabulary: int, words: Iterable[int] | None) -> Pattern:
+    """One word of some; None: any."""
+    arcs = {} if words is None else dict.fromkeys(words, 1)
+    steps = [(arcs, 1 if words is None else 2), ({}, 2), ({}, 2)]
+    return _explored(vocabulary, 0, steps.__getitem__, (1).__eq__)

@@ -1,0 +1,321 @@
+"""Hidden Markov models of words that an automaton accepts: look-ahead that is exact."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.interface.structure import summary
+from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.model.potentials.automaton import Automaton
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.table import as_states, settle
+from rdpgraph.structures.chain.constructors import hmm_unary
+from rdpgraph.structures.chain.look_ahead import LookAhead
+
+_CELLS = 2**24  # values of states and words that are drawn from at a time
+
+
+class Prefix(NamedTuple):
+    """Words so far of some sequences, (B,), as all that the next ones depend on.
+
+    Attributes:
+        states: (B, N) log-probabilities of the next hidden state, given the words.
+        place: (B,) states of the automaton.
+        left: (B,) how many words are to come.
+        score: (B,) log-probabilities of the words (nats), the prompt's aside.
+    """
+
+    states: Tensor
+    place: Tensor
+    left: Tensor
+    score: Tensor
+
+    def of(self, items: Tensor | slice) -> "Prefix":
+        """Some of the sequences, in any order."""
+        return Prefix(*(part[items] for part in self))
+
+
+@dataclass(frozen=True, eq=False)
+class ConstrainedHMM:
+    """A hidden Markov model of sequences of words, given that an automaton accepts them.
+
+    All answers are exact: `log_words` of the next word, `log_met` of the constraint after each next
+    word (by which a language model is led, see `processor`), `sample` and `best`. Sequences have
+    the `arity` of the automaton as their length; log-values that it ends with, other than 0 and
+    -inf, weight the sequences.
+
+    Words on which all states of the automaton agree are a class, and only sums over classes are
+    looked ahead by. Ahead of all words, with E pairs of neighbouring automaton states, each of T
+    steps costs O(N (Q r + E)), once, and keeps Q r numbers (Q N without ranks). A word then costs
+    O(N r S + N k S + V k), for emissions of rank k and S next automaton states. No gradients.
+
+    Args:
+        start: (N,) log-probabilities of the first hidden state.
+        transition: (N, N) log-probabilities, [from, to], or `LowRank.normalised` ones.
+        emission: (N, V) log-probabilities of the words in each state, or a `LowRank` of them.
+        automaton: over V words, such as `Pattern.automaton(length)`.
+
+    Raises:
+        ModelError: rows that do not sum to one, or shapes that do not fit.
+
+    Source: Zhang et al. 2023 (arXiv:2304.07438); Zhang et al. 2024 (arXiv:2406.13892).
+
+    Example:
+        >>> import rdpgraph as rg
+        >>> start, follows = torch.tensor([0.5, 0.5]), torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+        >>> shows = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
+        >>> ending = rg.nn.Pattern.parse(".* c", ["a", "b", "c"]).automaton(4)
+        >>> model = ConstrainedHMM(start.log(), follows.log(), shows.log(), ending)
+        >>> model.log_partition().exp()  # the probability that the fourth word is c
+        tensor(0.2952)
+        >>> model.sample(3, torch.Generator().manual_seed(0))[:, 3]
+        tensor([2, 2, 2])
+    """
+
+    start: Tensor
+    transition: Tensor | LowRank
+    emission: Tensor | LowRank
+    automaton: Automaton
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self, start: ArrayLike, transition: ArrayLike | LowRank,
+            emission: ArrayLike | LowRank, automaton: Automaton,
+        ) -> None: ...  # fmt: skip
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    def __post_init__(self) -> None:
+        settle(self, "start", "transition", "emission")
+        hmm_unary(self.start, self.transition, self.emission, torch.zeros(0, dtype=torch.long))
+        given, words = self.automaton, tuple(self.emission.shape)[1]
+        if not isinstance(cast(object, given), Automaton) or given.log_accept.ndim != 1:
+            raise ModelError(
+                "ConstrainedHMM needs one Automaton, as Pattern.automaton(length); got "
+                f"{type(given).__name__}."
+            )
+        if given.transitions.shape[1] != words:
+            raise ModelError(
+                f"ConstrainedHMM of {words} words needs an automaton over them; got one over "
+                f"{given.transitions.shape[1]}."
+            )
+
+    @property
+    def words(self) -> int:
+        """How many there are, V."""
+        return self.emission.shape[1]
+
+    @torch.no_grad()
+    def begin(self, count: int = 1, *, prompt: Tensor | None = None) -> Prefix:
+        """Sequences of no word yet.
+
+        Args:
+            count: how many, alike.
+            prompt: (P,), or (B, P) in place of a count: words that come before, which the hidden
+                states have seen and the automaton has not.
+
+        Raises:
+            EvidenceError: a word that is out of range.
+        """
+        prompt = torch.zeros(0).long() if prompt is None else prompt
+        seen = self._checked(as_states("ConstrainedHMM's prompt", prompt))
+        seen = seen.expand(count, -1) if seen.ndim < 2 else seen
+        states = self.start.detach().to(self._ahead.dtype).expand(len(seen), -1)
+        for word in seen.mT:
+            states, _ = self._ahead.seen(states, word)
+        place = seen.new_zeros(len(seen))
+        return Prefix(states, place, place + self.automaton.arity, states.new_zeros(len(seen)))
+
+    @torch.no_grad()
+    def advance(self, prefix: Prefix, words: Tensor) -> Prefix:
+        """The sequences with one more word each, (B,).
+
+        Raises:
+            EvidenceError: a word that is out of range, or one more than the automaton reads.
+        """
+        words = self._checked(as_states("ConstrainedHMM's words", words))
+        if bool((prefix.left < 1).any()):
+            raise EvidenceError(
+                f"ConstrainedHMM of {self.automaton.arity} words got one more than that."
+            )
+        states, chance = self._ahead.seen(prefix.states, words)
+        place = self.automaton.transitions[prefix.place, words]
+        return Prefix(states, place, prefix.left - 1, prefix.score + chance)
+
+    @torch.no_grad()
+    def log_partition(self, prompt: Tensor | None = None) -> Tensor:
+        """(B,), or () of one, log of the probability that the automaton accepts (nats).
+
+        Args:
+            prompt: as for `begin`.
+        """
+        values = soft_sum(self._joint(self.begin(prompt=prompt)), 1)
+        return values[0] if prompt is None or prompt.ndim < 2 else values
+
+    @torch.no_grad()
+    def log_words(self, prefix: Prefix) -> Tensor:
+        """(B, V) log-probabilities of the next word, given those so far and the constraint.
+
+        -inf throughout where no sequence goes on.
+        """
+        joint = self._joint(prefix)
+        total = soft_sum(joint, 1).unsqueeze(1)
+        return torch.where(total > -math.inf, joint - total, -math.inf)
+
+    @torch.no_grad()
+    def log_met(self, prefix: Prefix) -> Tensor:
+        """(B, V) log-probabilities of the constraint, given the words so far and each next one."""
+        joint, plain = self._ahead.joint(prefix.states, prefix.place, prefix.left)
+        return torch.where(joint > -math.inf, joint - plain, -math.inf)
+
+    @torch.no_grad()
+    def sample(
+        self, count: int, generator: torch.Generator | None = None, *, prompt: Tensor | None = None
+    ) -> Tensor:
+        """(count, T) independent exact draws of the words.
+
+        Args:
+            count: how many.
+            generator: the randomness.
+            prompt: (P,) as for `begin`.
+
+        Raises:
+            ImpossibleEvidenceError: no sequence is accepted.
+        """
+        drawn: list[Tensor] = []
+        start = self.begin(prompt=prompt)
+        self._require(start)
+        width = max(1, _CELLS // (self.words + len(self.start)))
+        for rows in torch.zeros(count, dtype=torch.long).split(width):
+            prefix, words = start.of(rows.to(start.place.device)), list[Tensor]()
+            for _ in range(self.automaton.arity):
+                chances = self.log_words(prefix).exp()
+                words.append(chances.multinomial(1, generator=generator).squeeze(1))
+                prefix = self.advance(prefix, words[-1])
+            drawn.append(torch.stack(words, 1))
+        return torch.cat(drawn) if drawn else start.place.new_zeros(0, self.automaton.arity)
+
+    @torch.no_grad()
+    def best(
+        self, k: int, *, width: int = 4096, prompt: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The k most probable sequences of words, all hidden states summed out, best first.
+
+        By beams of words, each twice as wide as the one before, until none of the beginnings that
+        were left out has more probability, with all that may follow, than the k-th sequence.
+
+        Args:
+            k: how many.
+            width: of the widest beam.
+            prompt: (P,) as for `begin`.
+
+        Returns:
+            Words (k or fewer, T), and their log-probabilities given the constraint (nats).
+
+        Raises:
+            ImpossibleEvidenceError: no sequence is accepted.
+            BudgetError: the widest beam does not tell.
+        """
+        if not is_whole(k, 1):
+            raise ModelError(f"best needs a number of sequences, at least 1; got {k!r:.80}.")
+        start = self.begin(prompt=prompt)
+        total, tried = self._require(start), 2 * k
+        while tried <= max(width, 2 * k):
+            prefix, words, lost = start, start.place.new_zeros(1, 0), -math.inf
+            for _ in range(self.automaton.arity):
+                masses = (prefix.score.unsqueeze(1) + self._joint(prefix)).flatten()
+                kept = masses.topk(min(tried + 1, len(masses)))
+                lost = max(lost, float(kept.values[tried])) if len(kept.values) > tried else lost
+                # What is impossible is no beginning.
+                cells = kept.indices[:tried][kept.values[:tried] > -math.inf]
+                item, word = cells // self.words, cells % self.words
+                words = torch.cat([words[item], word.unsqueeze(1)], 1)
+                prefix = self.advance(prefix.of(item), word)
+            values = prefix.score + self.automaton.log_accept.detach()[prefix.place]
+            values, order = values.sort(descending=True, stable=True)
+            if lost <= (float(values[k - 1]) if len(values) >= k else -math.inf):
+                return words[order[:k]], values[:k] - total
+            tried *= 2
+        raise BudgetError(
+            f"best finds the {k} most probable sequences of words in no beam of up to {width}; "
+            "give a larger width, or take the best of many samples."
+        )
+
+    def processor(self, prompt: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
+        """A function that leads a language model: it adds `log_met` to the scores of next words.
+
+        It is called as a ``LogitsProcessor`` of transformers is, with the words so far (B, n), the
+        prompt included, and scores (B, V or more); the answer has the scores of words that make
+        the constraint impossible at -inf. Rows to which no word may be added, finished ones among
+        them, are left as they are. Sequences that go on from those of the last call, in any order,
+        as beams do, take one step.
+
+        Args:
+            prompt: how many of the words are the prompt, as for `begin`.
+        """
+        known: dict[tuple[int, ...], int] = {}
+        last = self.begin(0)
+
+        @torch.no_grad()
+        def steered(input_ids: Tensor, scores: Tensor) -> Tensor:
+            nonlocal known, last
+            ids = input_ids.to(self.start.device)
+            rows = [tuple(row) for row in ids.tolist()]
+            if ids.shape[1] > prompt and all(row[:-1] in known for row in rows):
+                items = torch.tensor([known[row[:-1]] for row in rows], device=ids.device)
+                prefix = self._onward(last.of(items), ids[:, -1:])
+            else:
+                prefix = self._onward(self.begin(prompt=ids[:, :prompt]), ids[:, prompt:])
+            known, last = {row: number for number, row in enumerate(rows)}, prefix
+            met = self.log_met(prefix)
+            beyond = met.new_full((len(rows), scores.shape[1] - self.words), -math.inf)
+            met = torch.cat([met, beyond], 1).to(scores)
+            over = (met == -math.inf).all(1, keepdim=True)
+            return torch.where(over, scores, scores + met)
+
+        return steered
+
+    def _onward(self, prefix: Prefix, words: Tensor) -> Prefix:
+        """`advance` by words (B, n), of which those beyond the end change nothing."""
+        for word in words.mT:
+            more = self.advance(prefix._replace(left=prefix.left.clamp(min=1)), word)
+            prefix = more._replace(left=(prefix.left - 1).clamp(min=0))
+        return prefix
+
+    def _require(self, prefix: Prefix) -> Tensor:
+        """() log Z of a sequence that has not begun."""
+        total = soft_sum(self._joint(prefix), 1)[0]
+        if float(total) == -math.inf:
+            raise ImpossibleEvidenceError(
+                f"The automaton accepts no sequence of {self.automaton.arity} words that the "
+                "hidden Markov model allows: give another length, or look for words it lacks."
+            )
+        return total
+
+    def _checked(self, words: Tensor) -> Tensor:
+        wrong = words[(words < 0) | (words >= self.words)]
+        if len(wrong):
+            raise EvidenceError(
+                f"ConstrainedHMM of {self.words} words got {int(wrong[0])}; use 0 to "
+                f"{self.words - 1}."
+            )
+        return words.long().to(self.start.device)
+
+    def _joint(self, prefix: Prefix) -> Tensor:
+        return self._ahead.joint(prefix.states, prefix.place, prefix.left)[0]
+
+    @cached_property
+    def _ahead(self) -> LookAhead:
+        dtype = torch.promote_types(self.start.dtype, self.transition.dtype)
+        dtype = torch.promote_types(dtype, self.emission.dtype)
+        return LookAhead(self.transition, self.emission, self.automaton, dtype)
