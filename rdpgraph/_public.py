@@ -61,7 +61,7 @@ from rdpgraph.schedulers import (
     MiniBuckets,
     Search,
 )
-from rdpgraph.structures.alignment.model import Alignment
+from rdpgraph.structures.alignment import Alignment
 from rdpgraph.structures.bitext.mixed import MixedBitext
 from rdpgraph.structures.bitext.model import Bitext
 from rdpgraph.structures.chain.model import Chain

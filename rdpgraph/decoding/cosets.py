@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.parity.cosets import checked_syndrome
 from rdpgraph.structures.parity.model import ParityModel
+from rdpgraph.structures.parity.sweeps import checked_syndrome
 
 _AT_ONCE = 1 << 14
 """Syndromes that are swept in one call, so that memory does not grow with the shots."""

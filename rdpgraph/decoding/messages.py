@@ -9,8 +9,8 @@ from torch import Tensor
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.table import as_values
-from rdpgraph.structures.parity.cosets import checked_syndrome
 from rdpgraph.structures.parity.parities import Parities
+from rdpgraph.structures.parity.sweeps import checked_syndrome
 from rdpgraph.structures.recursion import library
 
 _SHARED_WORK = 2**14

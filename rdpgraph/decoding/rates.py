@@ -11,8 +11,8 @@ from torch.nn import functional
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.parity import sweeps
-from rdpgraph.structures.parity.cosets import checked_syndrome
 from rdpgraph.structures.parity.model import ParityModel
+from rdpgraph.structures.parity.sweeps import checked_syndrome
 
 _AT_ONCE = 1 << 13
 """Distinct syndromes of one gradient, so that memory does not grow with the shots."""

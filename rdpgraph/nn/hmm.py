@@ -11,7 +11,7 @@ from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potentials.features import RandomFeatures
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.table import as_states
-from rdpgraph.structures.chain import lowrank_ranks
+from rdpgraph.structures.chain import rank_chains
 from rdpgraph.structures.chain.checks import checked_lengths
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
@@ -169,13 +169,13 @@ class HMM(nn.Module):
         transition = self._transition(active)
         if isinstance(transition, LowRank) and tokens.shape[1]:
             symbols, rows = tokens.unique(return_inverse=True)
-            quick = lowrank_ranks.symbols_worthwhile(
+            quick = rank_chains.symbols_worthwhile(
                 len(symbols), (tokens.shape[0], tokens.shape[1]), transition.shape[0],
                 transition.rank, device=tokens.device,
             )  # fmt: skip
             if quick:
                 emission = self._emission(symbols, active)
-                made = lowrank_ranks.Symbols.of(self._start(active), transition, emission)
+                made = rank_chains.Symbols.of(self._start(active), transition, emission)
                 return made.log_score(rows, lengths)
         return self._chain(tokens, lengths, active, transition).log_partition()
 

@@ -8,7 +8,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.nn import HMM
 from rdpgraph.nn import hmm as module
-from rdpgraph.structures.chain import lowrank_ranks
+from rdpgraph.structures.chain import rank_chains
 
 
 def model(rank, dropout=0.0):
@@ -28,7 +28,7 @@ def text():
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("cells", [2**24, 1])
 def test_the_likelihood_is_that_of_the_tables(monkeypatch, rank, quick, cells):
-    monkeypatch.setattr(lowrank_ranks, "symbols_worthwhile", lambda *_, **__: quick)
+    monkeypatch.setattr(rank_chains, "symbols_worthwhile", lambda *_, **__: quick)
     monkeypatch.setattr(module, "_CELLS", cells)
     made, (tokens, lengths) = model(rank), text()
     transition = made.transition()

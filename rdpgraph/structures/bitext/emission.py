@@ -1,4 +1,4 @@
-"""Layouts of rules on bispans, and scores of the words that a rule has itself."""
+"""Layouts of rules on bispans, and scores of the words in a rule."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Boxes:
     """Bispans of some items.
 
     Attributes:
-        item: (P,) whose.
+        item: (P,) the item of each.
         ends: (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target.
         longest: the words of the longest sentence.
     """
@@ -36,30 +36,30 @@ class Boxes:
         return len(self.item)
 
     def turned(self) -> "Boxes":
-        """With the target read backwards, so that inverted is straight."""
+        """The bispans with the target reversed, so that inverted joins are straight."""
         back = torch.cat([self.ends[:2], self.longest - self.ends[[3, 2]]])
         return Boxes(self.item, back, self.longest)
 
     def at(self, sides: Sequence[int]) -> Tensor:
-        """(P,) a number for the item and some of the ends."""
+        """(P,) a key for the item and some of the ends."""
         number = self.item
         for side in sides:
             number = number * (self.longest + 1) + self.ends[side]
         return number
 
     def some(self, index: Tensor) -> "Boxes":
-        """Some of them."""
+        """The bispans at an index."""
         return Boxes(self.item[index], self.ends[:, index], self.longest)
 
     def distinct(self) -> tuple["Boxes", Tensor]:
-        """Each once, and the place of each of these among them."""
+        """The distinct bispans, and the index of each of these among them."""
         keys, place = self.at(range(4)).unique(return_inverse=True)
         first = torch.empty_like(keys)
         first[place] = torch.arange(len(place), device=place.device)
         return self.some(first), place
 
     def nested(self) -> Pairs:
-        """All pairs of one and another one within it."""
+        """All pairs of a bispan and another one within it."""
         order = self.item.argsort(stable=True)
         sizes = torch.bincount(self.item).tolist() if len(self.item) else []
         nested: list[Pairs] = [(order[:0], order[:0])]
@@ -84,8 +84,8 @@ class Emission:
 
     Attributes:
         pairs: (B, p, q) log-scores of pairs of words (nats).
-        source: (B or 1, p) of source words of a rule that has no target words.
-        target: (B or 1, q) the other way round.
+        source: (B or 1, p) of source words in a rule without target words.
+        target: (B or 1, q) likewise.
     """
 
     pairs: Tensor
@@ -94,16 +94,13 @@ class Emission:
 
     @cached_property
     def sums(self) -> tuple["Sums", "Sums", "Sums"]:
-        """Of pairs, and of the words of either side."""
+        """Running sums of pairs, and of the words of either side."""
         return Sums.of(self.pairs), Sums.of(self.source), Sums.of(self.target)
 
     def scores(self, item: Tensor | None, source: Tensor, target: Tensor) -> Tensor:
-        """(n,) for words of items (n,), or (B, n) of all items.
+        """Scores (n,) for words of items (n,), or (B, n) for all items.
 
-        Args:
-            item: whose words; None: of every item.
-            source: (n, S, 2) where the stretches of source words begin and end.
-            target: (n, S, 2) and those of the target.
+        ``source`` and ``target`` (n, S, 2): where the stretches of words begin and end.
         """
         pairs, own, other = self.sums
         rows, columns = source[..., 1] > source[..., 0], target[..., 1] > target[..., 0]
@@ -121,16 +118,10 @@ class Emission:
         return torch.where(some & more, sum(each, zero), either)
 
     def around(self, item: Tensor, ends: Tensor, whole: Tensor, part: Tensor) -> Tensor:
-        """(E,) for the words of some bispans that are not in others within them.
+        """(E,) scores of the words of bispans ``whole`` outside of bispans ``part`` within them.
 
-        Words of both sides are those of both bispans, each with its own, less those of either with
-        the other's.
-
-        Args:
-            item: (P,) whose the bispans are.
-            ends: (4, P) of the bispans.
-            whole: (E,) the larger ones.
-            part: (E,) those within.
+        By inclusion and exclusion: the pairs of words of each, less those of one side of either
+        with the other side of the other. ``item`` (P,) and ``ends`` (4, P) describe the bispans.
         """
         pairs, own, other = self.sums
         source, target = ends.T.unflatten(1, (2, 2)).unbind(1)
@@ -157,12 +148,11 @@ class Emission:
         return logs
 
 
-_FAR = 1e5
-"""Nats from which on a number is summed apart: others would lose their digits to it."""
+_FAR = 1e5  # nats above which numbers are summed separately, so that others keep their digits
 
 
 def _joined(sums: Sequence[Tensor]) -> Tensor:
-    """Those of numbers near zero, of the others, and how many of these and of -inf there are."""
+    """Recombine the sums of near numbers, of far ones, and the counts of these and of -inf."""
     total, *apart = sums
     if not apart:
         return total
@@ -173,12 +163,12 @@ def _joined(sums: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Running sums of numbers, of which those that are far from zero, and -inf, are summed apart.
+    """Running sums of numbers, with numbers far from zero and -inf summed separately.
 
     Finite scores that stand for absence, as -1e30, would leave no digits of the others.
 
     Attributes:
-        parts: (B, p + 1) or (B, p + 1, q + 1) as `_joined` takes them; the first alone where all
+        parts: (B, p + 1) or (B, p + 1, q + 1), as `_joined` takes them; the first alone if all
             numbers are near.
     """
 
@@ -186,7 +176,7 @@ class Sums:
 
     @classmethod
     def of(cls, values: Tensor) -> "Sums":
-        """Of (B, p) or (B, p, q)."""
+        """Sum (B, p) or (B, p, q)."""
         values, absent = values.double(), values == -math.inf
         far = (values.abs() > _FAR) & ~absent
         parts = [torch.where(absent | far, 0.0, values)]
@@ -197,11 +187,11 @@ class Sums:
         return cls(tuple([pad(own, (1, 0) * (values.ndim - 1)) for own in parts]))
 
     def over(self, item: Tensor | None, *spans: Tensor) -> Tensor:
-        """(n,) of items (n,), or (B, n) of all: over stretches (n, 2) of each dim."""
+        """Sums (n,) over stretches (n, 2) of each dim for items (n,), or (B, n) for all."""
         return _joined(self.counted(item, *spans))
 
     def counted(self, item: Tensor | None, *spans: Tensor) -> list[Tensor]:
-        """The parts over stretches."""
+        """The separate parts of sums over stretches."""
         whole = self.parts[0].shape
         steps = [math.prod(whole[dim + 1 :]) for dim in range(1, len(whole))]
         ends = [span * step for span, step in zip(spans, steps, strict=True)]
@@ -222,21 +212,18 @@ class Sums:
 
 
 ORDERS = tuple(order for count in range(4) for order in permutations(range(count)))
-"""Of every kind of rule the place in the target of each of its parts, in the order of the source.
-
-Of none, of one, of two straight and inverted, and of three in all orders.
-"""
+"""Kinds of rules: the place in the target of each part, in source order, for 0 to 3 parts."""
 MOST_STRETCHES = (1, 2, 1, 0)
-"""How many stretches of words a rule of 0, 1, 2 and 3 parts has at most on either side."""
+"""The most stretches of words on a side of a rule of 0, 1, 2 and 3 parts."""
 _SIDES = (("w",), ("p", "wp", "pw", "wpw"), ("pp", "wpp", "pwp", "ppw"), ("ppp",))
 
 
 @cache
 def shapes(words: int, parts: int) -> tuple[Tensor, Tensor]:
-    """The ways to lay out a number of parts and stretches of words, three at most, over one side.
+    """Layouts of a number of parts and at most three pieces in all over the words of one side.
 
-    (M, parts, 2) where each part begins and ends; (M, S, 2) and each stretch, (0, 0) where there
-    are fewer than S = `MOST_STRETCHES[parts]`.
+    (M, parts, 2) the ends of the parts and (M, S, 2) of the stretches of words, padded with (0, 0)
+    to S = `MOST_STRETCHES[parts]`.
     """
     splits: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = []
     for side in _SIDES[parts]:
@@ -259,10 +246,9 @@ def shapes(words: int, parts: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def layouts(source: int, target: int, kind: int) -> tuple[Tensor, Tensor, Tensor]:
-    """All rules of a kind over so many words of both sides.
+    """Layouts of a kind of rule over numbers of words on both sides; one part never covers all.
 
-    (M, parts, 4) the ends of the parts, as offsets; (M, S, 2) the stretches of the source, and of
-    the target. A rule of one part has words too.
+    (M, parts, 4) the ends of the parts, as offsets; (M, S, 2) the stretches of either side.
     """
     order = ORDERS[kind]
     (own, words), (other, others) = (shapes(size, len(order)) for size in (source, target))

@@ -1,4 +1,4 @@
-"""Bitexts within masks of the pairs of words that one leaf has."""
+"""Bitexts within masks of the pairs of words in one leaf."""
 
 import math
 from dataclasses import dataclass
@@ -16,16 +16,9 @@ from rdpgraph.structures.recursion.rules import Rules
 
 @dataclass(frozen=True, eq=False)
 class BitextMasks(LinkMasks):
-    """The question of a source and a target word is whether one leaf has both.
+    """Questions whether one leaf has a source and a target word.
 
-    A yes leaves the bispans that have both words or neither; a no leaves no leaf that has both.
-    Their number falls with every yes.
-
-    Args:
-        model: the bitext.
-        source_lengths: its own.
-        target_lengths: its own.
-        straight: its own, and so are the other rules, and what is allowed.
+    A yes leaves the bispans that have both words or neither; a no leaves the leaves that lack one.
     """
 
     straight: Rules
@@ -35,7 +28,7 @@ class BitextMasks(LinkMasks):
     allowed: Tensor | None
 
     def gains(self) -> Tensor:
-        """How much better the best leaf of the two words is than those of either word alone."""
+        """The score of the best leaf of both words less those of the best leaves of one alone."""
         leaves = self.model.unary[..., -self.leaves :].detach().amax(-1).double()
         pairs = leaves.diagonal(1, -4, -3).diagonal(1, -3, -2)
         source = leaves.diagonal(1, -4, -3).diagonal(0, -3, -2).amax(-1)
@@ -44,7 +37,7 @@ class BitextMasks(LinkMasks):
 
     @cached_property
     def rules(self) -> Binary:
-        """Of both orders."""
+        """The rules of both orders."""
         states, device = self.sites[-1], self.model.unary.device
         tables: list[Tensor] = []
         for rules in (self.straight, self.inverted):
@@ -105,11 +98,11 @@ class MaskedBitext(ForestMasked):
         return (k > i) & (m > j)
 
     def answering(self, place: Tensor, used: Tensor, ended: Tensor) -> Tensor:
-        """Leaves with words on both sides."""
+        """Count leaves with words on both sides."""
         return torch.where(self.both[place], ended, 0.0)
 
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
-        """All pairs of their words, by the corners of their rectangles."""
+        """Answer all pairs of words of a leaf, by the corners of its rectangle."""
         some = (weights > 0).nonzero().squeeze(1)
         item, weights, place = item[some], weights[some], place[some]
         i, k, j, m = self.ends[:, place]
@@ -124,5 +117,5 @@ class MaskedBitext(ForestMasked):
         return linked[:, :p, :q].reshape(*self.lead, p, q)
 
     def counts(self, rules: Tensor) -> dict[str, Tensor]:
-        """``"orders"``: how many constituents are straight, and how many inverted."""
+        """``"orders"``: the numbers of straight and of inverted constituents."""
         return {"orders": rules.sum((1, 3, 4))}

@@ -1,5 +1,6 @@
 """Bitexts of rules that mix words and up to three parts."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,18 +8,148 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
-from rdpgraph.interface.masks import Masks
+from rdpgraph.interface.masks import Draw, Expected, Masks
 from rdpgraph.interface.structure import is_tracked
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.table import checked_log_values, settle, taken
-from rdpgraph.structures.bitext.emission import ORDERS, Emission, layouts
-from rdpgraph.structures.bitext.mixed_masks import MixedMasks
+from rdpgraph.structures.bitext.emission import ORDERS, Boxes, Emission, layouts
+from rdpgraph.structures.bitext.mixed_rules import AROUND, PARTIAL, Listed, Nodes
 from rdpgraph.structures.checks import settle_lengths
+from rdpgraph.structures.compact.bispans import Bispans
+from rdpgraph.structures.compact.inside import LOWEST
+from rdpgraph.structures.compact.masked import LinkMasks, RuleMasked
 from rdpgraph.structures.grammar.trees import middle, parts_of
 from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape, Way
 from rdpgraph.structures.recursion.values import Value
+
+
+@dataclass(frozen=True, eq=False)
+class MixedMasks(LinkMasks):
+    """Questions whether one rule has a source and a target word.
+
+    A yes leaves the bispans that have both words or neither; a no leaves the rules that lack one.
+    """
+
+    pairs: Tensor
+    source: Tensor
+    target: Tensor
+    rules: Tensor | None
+
+    def open(self) -> Tensor:
+        return super().open() & (self.pairs.detach() > -math.inf)
+
+    def gains(self) -> Tensor:
+        alone = self.source.detach().unsqueeze(-1) + self.target.detach().unsqueeze(-2)
+        return self.pairs.detach().double() - alone.double().clamp(min=LOWEST)
+
+    def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedMixed":
+        """The bispans and rules that a mask leaves."""
+        lead, (p, q) = tuple(required.shape[:-2]), self.questions
+        batch, chains = self.items, self.chains(lead)
+        lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
+        items = len(lengths[0])
+        spans = Bispans.of(lengths, required.reshape(items, p, q).nonzero(), None)
+        i, k, j, m = spans.ends
+        own = self.potentials[spans.item % max(batch, 1), i, k, j, m, 0].double()
+        some = ((k > i) & (m > j) & (own > -math.inf)).nonzero().squeeze(1)
+        kept, own = Boxes(spans.item[some], spans.ends[:, some], max(p, q)), own[some]
+        pairs = self.pairs.detach().reshape(batch, p, q).repeat(chains, 1, 1)
+        emission = Emission(
+            pairs.masked_fill(forbidden.reshape(items, p, q), -math.inf),
+            self.source.detach().reshape(batch, p),
+            self.target.detach().reshape(batch, q),
+        )
+        weights = own.new_zeros(len(ORDERS)) if self.rules is None else self.rules.detach()
+        top = (kept.ends[0] == 0) & (kept.ends[2] == 0)
+        top &= kept.ends[1] == lengths[0][kept.item]
+        top &= kept.ends[3] == lengths[1][kept.item]
+        tops = torch.full((items,), -1, device=own.device)
+        tops[kept.item[top]] = top.nonzero().squeeze(1)
+        listed = Listed.of(Nodes.of(kept, emission), own, weights, tops, p + q)
+        empty = (lengths[0] == 0) & (lengths[1] == 0)
+        return MaskedMixed(lead, listed.forest, listed.item, empty, self, kept, listed)
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedMixed(RuleMasked):
+    """A bitext of mixed rules within a mask.
+
+    Attributes:
+        masks: of the bitext.
+        kept: the bispans.
+        listed: their ways.
+    """
+
+    masks: MixedMasks
+    kept: Boxes
+    listed: Listed
+
+    @cached_property
+    def places(self) -> Tensor:
+        """(P,) the site of each bispan."""
+        rows, _, columns, _, _ = self.masks.sites
+        i, k, j, m = self.kept.ends
+        return (((self.kept.item * rows + i) * rows + k) * columns + j) * columns + m
+
+    def averages(self, chances: Tensor, used: Tensor, score: Tensor) -> Expected:
+        """Aligned words, and bispans; ``"orders"``: the expected uses of each kind of rule."""
+        chances, item = chances[self.listed.place], self.owner[self.forest.whole]
+        seen = chances > 0
+        counts = used.new_zeros(len(self.empty) * (PARTIAL + 1))
+        counts.index_add_(0, item * (PARTIAL + 1) + self.listed.kind, used)
+        counts = counts.reshape(*self.lead, PARTIAL + 1)[..., :PARTIAL]
+        rules = (used > 0).nonzero().squeeze(1)
+        return Expected(
+            self._aligned(rules, used[rules]), score, self.places[seen], chances[seen],
+            {"orders": counts},
+        )  # fmt: skip
+
+    def configuration(self, rules: Tensor) -> Draw:
+        """Aligned words, and bispans."""
+        ones = torch.ones(len(rules), dtype=torch.float64, device=rules.device)
+        made = self.forest.whole[rules[self.listed.kind[rules] < PARTIAL]]
+        return Draw(self._aligned(rules, ones) > 0.5, self.places[self.number[made]])
+
+    @cached_property
+    def number(self) -> Tensor:
+        """(nodes,) the bispan of each node; -1: none."""
+        number = torch.full((len(self.owner),), -1, device=self.owner.device)
+        number[self.listed.place] = torch.arange(len(self.kept), device=number.device)
+        return number
+
+    def _aligned(self, ways: Tensor, weights: Tensor) -> Tensor:
+        """(*lead, p, q) the summed weights of the ways with both words, by corners."""
+        p, q = self.masks.questions
+        counts = weights.new_zeros(len(self.empty) * (p + 1) * (q + 1))
+
+        def add(rows: Tensor, columns: Tensor, own: Tensor, sign: int = 1) -> None:
+            for a in (0, 1):
+                for b in (0, 1):
+                    at = rows[:, a] * (q + 1) + columns[:, b]
+                    counts.index_add_(0, at, own, alpha=sign if a == b else -sign)
+
+        whole, kept, listed = self.forest.whole[ways], self.kept, self.listed
+        around = listed.kind[ways] == AROUND
+        some = (~around).nonzero().squeeze(1)
+        words = listed.words[ways[some]]
+        both = (words[:, 1] > 0).all(1).nonzero().squeeze(1)
+        some, words = some[both], words[both].long()
+        first = (self.owner[whole[some]] * (p + 1)).unsqueeze(1)
+        add(words[:, :, 0] + first, words[:, :, 1], weights[some])
+        # Words around a part, by inclusion and exclusion of both bispans.
+        some = around.nonzero().squeeze(1)
+        outer, inner = self.number[whole[some]], self.number[self.forest.parts[0, ways[some]]]
+        rows = (kept.item * (p + 1)).unsqueeze(1) + kept.ends[:2].T
+        columns, weights = kept.ends[2:].T, weights[some]
+        both = weights.new_zeros(len(kept)).index_add_(0, outer, weights)
+        add(rows, columns, both.index_add_(0, inner, weights))
+        add(rows[outer], columns[inner], weights, -1)
+        add(rows[inner], columns[outer], weights, -1)
+        sums = counts.reshape(-1, p + 1, q + 1).cumsum(1).cumsum(2).clamp_(0.0, 1.0)
+        return sums[:, :p, :q].reshape(*self.lead, p, q)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,25 +160,25 @@ class MixedBitext(Recursion):
     the source and j..l-1 of the target, at least one of each. Its rule lays out either side as
     parts, which are constituents, and stretches of words, at most three of both together: no part;
     one part and words before or after it; two parts, and words before, between or after them;
-    three parts. Words of one rule are aligned with each other, many to many, and with nothing
-    where the rule has none of the other side. The score of a tree is the sum of `unary` over its
-    constituents, of `rules`, and of the words of rules: `pairs` over the pairs that are aligned,
-    `source` and `target` over words that are aligned with none.
+    three parts. Words of one rule are aligned with each other, many to many, or with nothing
+    if the rule has none of the other side. The score of a tree is the sum of `unary` over its
+    constituents, of `rules`, and of the words of rules: `pairs` over aligned pairs, `source` and
+    `target` over unaligned words.
 
-    O(p^4 q^4) time, all constituents of one size at once. A bispan of few words stands in many
-    trees: two that have the same alignments count as two. Sites are bispans, of one state; two
-    sentences without words have one tree, of score 0, and one without the other has none.
+    O(p^4 q^4) time, all constituents of one size at once. Trees with equal alignments count
+    separately. Sites are bispans, of one state; two sentences without words have one tree, of score
+    0, and one without the other has none.
 
     Args:
         unary: (*batch, p + 1, p + 1, q + 1, q + 1, 1) log-potentials (nats), [i, k, j, l, 0];
-            -inf forbids. What lacks words on a side is ignored.
-        pairs: (*batch, p, q) of words that one rule has, nats.
-        source: (*batch, p) of source words of a rule that has no target words.
-        target: (*batch, q) of target words of a rule that has no source words.
+            -inf forbids. Bispans that lack words on a side are ignored.
+        pairs: (*batch, p, q) of words in one rule, nats.
+        source: (*batch, p) of source words in a rule without target words.
+        target: (*batch, q) of target words in a rule without source words.
         rules: (10,) of the rules of no part, of one, of two straight and inverted, and of three
             in the orders 123, 132, 213, 231, 312 and 321: place in the target of the first,
-            second and third of the source. Default: zeros. Batch dims that pairs, source or target
-            lack, or that are 1, broadcast.
+            second and third of the source. Default: zeros. Missing batch dims of pairs, source and
+            target broadcast.
         source_lengths: (*batch,) integers in 0..p; default: all p.
         target_lengths: (*batch,) integers in 0..q; default: all q.
 
@@ -97,7 +228,7 @@ class MixedBitext(Recursion):
 
     @classmethod
     def words(cls, pairs: Tensor, source: Tensor, target: Tensor, **rest: Any) -> "MixedBitext":
-        """The trees that only words and rules score: `unary` is zero. The rest are other fields."""
+        """Trees scored by words and rules alone: `unary` is zero. The rest are other fields."""
         pairs = taken("MixedBitext's pairs", pairs)
         if pairs.ndim < 2:
             raise ModelError(
@@ -125,14 +256,14 @@ class MixedBitext(Recursion):
         return self.marginals().squeeze(-1)
 
     def masks(self) -> Masks:
-        """Whether one rule has two words, for each pair of them."""
+        """Questions whether one rule has two words, for each pair of them."""
         return MixedMasks(
             self, self.source_lengths, self.target_lengths,
             self.pairs, self.source, self.target, self.rules,
         )  # fmt: skip
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        """The middle of a bispan in the grid of both sentences."""
+        """The centre of a bispan in the grid of both sentences."""
         return middle(site)
 
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:

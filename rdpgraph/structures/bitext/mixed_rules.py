@@ -1,9 +1,9 @@
-"""The ways to make bispans by rules, two nodes at a time.
+"""Binarised ways to make bispans by mixed rules.
 
-A rule of two parts and a stretch of words lays out three blocks, and so does one of three parts. Of
-three blocks two are side by side, so either is made by way of a node of these two: O(p^3 q^3) ways
-of each sort, where the rules are O(p^4 q^4). Rules of one part and words around it are ways of
-their own, for how words before it and after it are aligned with each other parts no further.
+A rule of two parts and a stretch of words, or of three parts, lays out three blocks, of which two
+are adjacent: it is split at a node of these two. O(p^3 q^3) ways of each sort instead of
+O(p^4 q^4) rules. Rules of one part with words around it are ways themselves, as the alignments of
+words before and after it do not factorise.
 """
 
 import math
@@ -16,18 +16,15 @@ from torch import Tensor
 
 from rdpgraph.structures.bitext.emission import ORDERS, Boxes, Emission, Pairs
 from rdpgraph.structures.compact.bispans import matched
-from rdpgraph.structures.compact.ruled import RuleForest
+from rdpgraph.structures.compact.masked import RuleForest
 
-PARTIAL = len(ORDERS)
-"""The kind of a way that makes no constituent yet."""
-AROUND = 1
-"""The kind of rules of one part, with words before it and after it."""
-NONE = -1
-"""The number of no part."""
+PARTIAL = len(ORDERS)  # the kind of a way to an intermediate node
+AROUND = 1  # the kind of rules of one part, with words around it
+NONE = -1  # no part
 
 
 class Where(IntEnum):
-    """Where on one side words stand, beside what is within: the ends of it that are shared."""
+    """The side of a part that words stand on; `_SHARED` has the ends that part and whole share."""
 
     NOWHERE = 0
     BEFORE = 1
@@ -39,13 +36,13 @@ _LATE = (
     (Where.BEFORE, Where.AFTER), (Where.AFTER, Where.BEFORE), (Where.AFTER, Where.AFTER),
     (Where.AFTER, Where.NOWHERE), (Where.NOWHERE, Where.AFTER),
 )  # fmt: skip
-"""Words of the source and of the target beside the second of two straight parts, as the words of
-their rule; and those beside the first one, with these:"""
+"""Positions in source and target of the words joined to the second of two straight parts; those
+joined to the first are `_EARLY`."""
 _EARLY = (
     (Where.BEFORE, Where.BEFORE), (Where.BEFORE, Where.NOWHERE), (Where.NOWHERE, Where.BEFORE),
 )  # fmt: skip
 _BOTH = (Where.BEFORE, Where.AFTER), (Where.AFTER, Where.BEFORE)
-"""Words beside both: all others that may stand beside one part have another place."""
+"""Positions of words joined to two straight parts; elsewhere they are joined to one part."""
 _THREE = {
     (0, 1, 2): (False, False, True),
     (1, 0, 2): (True, False, True),
@@ -54,8 +51,8 @@ _THREE = {
     (0, 2, 1): (True, False, False),
     (2, 0, 1): (False, True, False),
 }
-"""For each order of three parts whether two side by side are inverted; whether the third is, beside
-them; and whether that is the last one in the source."""
+"""For each order of three parts: whether the adjacent two are inverted, whether the third is
+inverted to them, and whether it is the last in the source."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,13 +60,13 @@ class Ways:
     """Ways of one sort to make nodes.
 
     Attributes:
-        kind: of the rule that each ends, as in `ORDERS`; `PARTIAL`: of none.
+        kind: of the rule that each completes, as in `ORDERS`; `PARTIAL`: of none.
         made: (E,) the node that each makes.
         first: (E,) a part, or `NONE`.
         second: (E,) likewise.
-        logs: (E,) the score of the words of each, nats; None: it has none.
-        words: (E, 2, 2) where they begin, on either side, and where they end; None: there are none,
-            or they are around a part.
+        logs: (E,) the score of the words of each, nats; None: no words.
+        words: (E, 2, 2) where they begin, on either side, and where they end; None: no words, or
+            words around a part.
     """
 
     kind: int
@@ -82,19 +79,19 @@ class Ways:
 
 @dataclass(frozen=True, eq=False)
 class Halves:
-    """What stands between kept bispans and their rules, straight or inverted.
+    """Intermediate nodes between kept bispans and their rules, straight or inverted.
 
-    All bispans are read forwards if straight, and with the target backwards if inverted.
+    Bispans are read forwards if straight, with the target reversed if inverted.
 
     Attributes:
         kept: the bispans.
-        inverted: how they are read.
-        pairs: what two of them side by side make.
-        joined: (E,) which of those, and the first part and the second one.
-        late: what is left of a bispan beside one in its first corner, or in its last corner.
-        begins: (E,) the whole, the part in its first corner, and which of `late` is left.
-        stops: (E,) the whole, the part in its last corner, and which of `early` is left.
-        early: (A,) those of `late` that are left beside one in the last corner.
+        inverted: the orientation.
+        pairs: joins of two adjacent bispans.
+        joined: (E,) the pair, its first part and its second.
+        late: remainders of a bispan beside a part in its first or last corner.
+        begins: (E,) the whole, the part in its first corner, and the remainder in `late`.
+        stops: (E,) the whole, the part in its last corner, and the remainder in `early`.
+        early: (A,) the remainders of `late` beside a part in the last corner.
     """
 
     kept: Boxes
@@ -108,7 +105,7 @@ class Halves:
 
     @classmethod
     def of(cls, kept: Boxes, nested: Pairs, *, inverted: bool) -> "Halves":
-        """Of kept bispans, of which some are nested."""
+        """Find the intermediate nodes of kept bispans, given nested pairs of them."""
         own = kept.turned() if inverted else kept
         ends, longest = own.ends, own.longest
         first, second = matched(own.at((1, 3)), own.at((0, 2)))
@@ -135,19 +132,19 @@ class Halves:
                    (*corners[1], at_last), early)  # fmt: skip
 
     def true(self, boxes: Boxes) -> Boxes:
-        """The bispans as they are read forwards."""
+        """Bispans in forward order."""
         return boxes.turned() if self.inverted else boxes
 
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """All nodes: kept bispans, then for either orientation pairs, late and early ones.
+    """All nodes: kept bispans, then for either orientation pairs, late and early remainders.
 
     Attributes:
         kept: the bispans.
-        emission: what words score.
+        emission: scores of words.
         nested: pairs of a kept bispan and another one within it.
-        halves: what stands between them and their rules, straight and inverted.
+        halves: intermediate nodes, straight and inverted.
     """
 
     kept: Boxes
@@ -157,14 +154,14 @@ class Nodes:
 
     @classmethod
     def of(cls, kept: Boxes, emission: Emission) -> "Nodes":
-        """Of kept bispans."""
+        """Find all nodes of kept bispans."""
         nested = kept.nested()
         straight, inverted = (Halves.of(kept, nested, inverted=side) for side in (False, True))
         return cls(kept, emission, nested, (straight, inverted))
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where each sort begins, and how many there are."""
+        """The first node of each sort, and the number of nodes."""
         starts = [0, len(self.kept)]
         for half in self.halves:
             for count in (len(half.pairs), len(half.late), len(half.early)):
@@ -173,7 +170,7 @@ class Nodes:
 
     @property
     def boxes(self) -> tuple[Tensor, Tensor]:
-        """(nodes,) the item of each, and its rank: parts are of lower ranks."""
+        """(nodes,) the item of each, and its rank: parts have lower ranks."""
         item, rank = [self.kept.item], [_size(self.kept) * 2 + 1]
         for half in self.halves:
             for boxes, more in ((half.pairs, 0), (half.late, 0), (half.late.some(half.early), 1)):
@@ -182,7 +179,7 @@ class Nodes:
         return torch.cat(item), torch.cat(rank)
 
     def ways(self) -> Iterator[Ways]:
-        """All of them, sort by sort."""
+        """All ways, sort by sort."""
         every = torch.arange(len(self.kept), device=self.kept.item.device)
         none, (i, k, j, m) = torch.full_like(every, NONE), self.kept.ends
         source, target = torch.stack([i, k], 1), torch.stack([j, m], 1)
@@ -224,7 +221,7 @@ class Nodes:
         yield Ways(kind, whole[on], starts[2] + rest[on], part[on])
 
     def _of_three(self, number: int) -> Iterator[Ways]:
-        """Two side by side, and a third on either hand of both."""
+        """Ways of rules of three parts: an adjacent pair, and a third before or after it."""
         half, start = self.halves[number], self.starts[1 + 3 * number]
         pairs = half.true(half.pairs).at(range(4))
         for order, (inner, outer, late) in _THREE.items():
@@ -233,7 +230,7 @@ class Nodes:
             other = self.halves[outer]
             whole, third, rest = other.stops if late else other.begins
             boxes = other.late.some(other.early) if late else other.late
-            # What is left is a pair.
+            # The remainder is a pair.
             at, pair = matched(other.true(boxes).at(range(4)), pairs)
             place = torch.full((len(boxes),), NONE, device=pair.device)
             place[at] = pair
@@ -245,7 +242,7 @@ class Nodes:
         self, half: Halves, kind: int, outer: tuple[Boxes, int], inner: tuple[Boxes, int],
         sides: tuple[Where, Where],
     ) -> Ways:  # fmt: skip
-        """What is within the one and shares some ends, and words beside it."""
+        """Ways that add words before or after ``inner`` nodes to make ``outer`` ones."""
         (boxes, start), (own, begin) = outer, inner
         shared = [2 * side + end for side, where in enumerate(sides) for end in _SHARED[where]]
         row, column = matched(boxes.at(shared), own.at(shared))
@@ -276,14 +273,14 @@ class Nodes:
     def _scored(
         self, kind: int, made: Tensor, part: Tensor, item: Tensor, source: Tensor, target: Tensor
     ) -> Ways:
-        """Those of words that may be."""
+        """Score words, and keep the possible ways."""
         logs = self.emission.scores(item, source.unsqueeze(1), target.unsqueeze(1))
         words = torch.stack([source, target], 2)
         return _possible(Ways(kind, made, part, torch.full_like(part, NONE), logs, words))
 
 
 def _possible(ways: Ways) -> Ways:
-    """Those of words that may be."""
+    """Ways of finite score."""
     assert ways.logs is not None
     some = (ways.logs > -torch.inf).nonzero().squeeze(1)
     if len(some) == len(ways.made):
@@ -299,15 +296,15 @@ def _size(boxes: Boxes) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """A forest of kept bispans and of what stands between them and their rules.
+    """The forest of kept bispans and intermediate nodes.
 
     Attributes:
         forest: the ways, by the nodes that they make.
-        item: (nodes,) whose each node is.
+        item: (nodes,) the item of each.
         place: (P,) the node of each kept bispan.
-        kind: (E,) of the rule that each way ends; `PARTIAL`: of none.
+        kind: (E,) of the rule that each way completes; `PARTIAL`: of none.
         words: (E, 2, 2) where the words of each begin, on either side, and where they end; zeros
-            for those that have none, or that have them around a part.
+            for no words, or words around a part.
     """
 
     forest: RuleForest
@@ -318,14 +315,10 @@ class Listed:
 
     @classmethod
     def of(cls, nodes: Nodes, scores: Tensor, rules: Tensor, tops: Tensor, most: int) -> "Listed":
-        """From the ways of nodes, of which those that cannot be are left out.
+        """List the possible ways of nodes by rank.
 
-        Args:
-            nodes: the kept bispans, and what stands between.
-            scores: (P,) of the kept bispans, nats.
-            rules: of kinds of rules, nats.
-            tops: (I,) which of them is each item's whole; -1: none.
-            most: the largest size of a bispan, in words of both sides.
+        Scores (P,) of kept bispans and of kinds of rules, nats; ``tops`` (I,) the whole of each
+        item, -1 for none; ``most`` the largest size of a bispan, in words of both sides.
         """
         item, rank = nodes.boxes
         rank, order = rank.sort(stable=True)
@@ -342,7 +335,12 @@ class Listed:
         )
         ends = kind < PARTIAL
         logs[ends] += scores[made[ends]] + rules[kind[ends]].double()
-        words = torch.cat([_stretches(way) for way in ways])
+        words = torch.cat([
+            torch.zeros(len(way.made), 2, 2, dtype=torch.int16, device=place.device)
+            if way.words is None
+            else way.words.to(torch.int16)
+            for way in ways
+        ])  # fmt: skip
         real = (logs > -math.inf).nonzero().squeeze(1)
         made, by_rank = place[made[real]].sort(stable=True)
         real = real[by_rank]
@@ -350,10 +348,3 @@ class Listed:
         tops = torch.where(tops < 0, -1, place[tops])
         forest = RuleForest(rows, made, parts, logs[real], tops)
         return cls(forest, item[order], place[: len(scores)], kind[real], words[real])
-
-
-def _stretches(ways: Ways) -> Tensor:
-    """(E, 2, 2) where the words of either side begin, and where they end."""
-    if ways.words is None:
-        return torch.zeros(len(ways.made), 2, 2, dtype=torch.int16, device=ways.made.device)
-    return ways.words.to(torch.int16)

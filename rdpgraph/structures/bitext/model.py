@@ -30,7 +30,7 @@ def words_unary(
 ) -> Tensor:
     """(*batch, p + 1, p + 1, q + 1, q + 1, inner + 3) potentials, for `Bitext.words`.
 
-    The last three states are those of pairs and phrases, and of words of either side alone.
+    The last three states are pairs and phrases, source words alone, and target words alone.
     """
     pairs = as_values("Bitext.words' pairs", pairs)
     if pairs.ndim < 2:
@@ -53,10 +53,9 @@ def grammar_rules(
 ) -> tuple[DenseRules, DenseRules]:
     """Straight and inverted rules over the states of `words_unary`.
 
-    In the normal form a word pair takes the words alone that follow it, first those of the source,
-    then those of the target; what precedes all pairs goes to the whole, likewise; and of parts in
-    one order the left one comes first, so that no straight part is the right one of a straight
-    whole, nor an inverted one of an inverted. So every alignment has one tree.
+    In the normal form every alignment has one tree: a word pair takes the unaligned words that
+    follow it, source words first; unaligned words before all pairs go to the whole, likewise; and
+    parts in one order are joined from the left, so that no right part has the order of its whole.
     """
     if not normal_form:
         one, none = straight.new_zeros(1, 4, 4), straight.new_full((3, 4, 4), -math.inf)
@@ -83,25 +82,25 @@ def grammar_rules(
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The bispans in the order of their sizes, and their splits into smaller ones.
+    """Bispans in order of size, and their splits into smaller ones.
 
     Attributes:
-        stand: (p + 1, p + 1, q + 1, q + 1) where each bispan [i, k, j, l] stands among those done
-            so far; -1: nowhere.
+        stand: (p + 1, p + 1, q + 1, q + 1) the index of each bispan [i, k, j, l] among those done
+            so far; -1: none.
     """
 
     stand: Tensor
 
     @classmethod
     def of(cls, shape: Sequence[int], device: torch.device) -> "Splits":
-        """None done yet."""
+        """Start with no bispan done."""
         return cls(torch.full(tuple(shape), -1, device=device))
 
     def by_size(self, allowed: Tensor | None) -> Iterator[tuple[Cells, Parts, Parts]]:
-        """The bispans of one size, (places,) four times; their straight splits, and inverted ones.
+        """Bispans of each size, (places,) four times, with their straight and inverted splits.
 
-        Of splits the two parts, (splits, places) each, as they stand; those with no part allowed
-        are left out.
+        A split is the indices of its two parts, (splits, places) each; splits without an allowed
+        part are left out.
         """
         p, q = self.stand.shape[0] - 1, self.stand.shape[2] - 1
         device, count = self.stand.device, 0
@@ -127,7 +126,7 @@ class Splits:
 
 @remembered(8, where=lambda shape, device: math.prod(shape) <= 2**14)  # noqa: ARG005
 def _of_all(shape: tuple[int, ...], device: torch.device) -> tuple[Sized, Tensor]:
-    """The bispans of all sizes and their splits where all are allowed, and where they stand."""
+    """The splits of all bispans by size, and the indices of the bispans."""
     splits = Splits.of(shape, device)
     return list(splits.by_size(None)), splits.stand
 
@@ -144,26 +143,26 @@ def _possible(left: Tensor, right: Tensor) -> Parts:
 
 @dataclass(frozen=True, eq=False)
 class Bitext(Recursion):
-    """The trees of an inversion transduction grammar over p source and q target words (Wu 1997).
+    """Trees of an inversion transduction grammar over p source and q target words (Wu 1997).
 
     A constituent covers words i..k-1 of the source and j..l-1 of the target, a bispan, and has a
-    state. It is a leaf, in one of the last states, or has two parts in turn on both sides
-    (straight), or in turn in the source and the other way round in the target (inverted); an
-    inverted one has parts with words on both sides. The score of a tree is the sum of `unary` over
-    its constituents, of the rules at those with parts, and of `root` at the whole. Sites are
-    bispans; two sentences without words have one tree, of score 0.
+    state. It is a leaf, in one of the last states, or has two parts, in the same order on both
+    sides (straight) or in reverse order in the target (inverted); inverted parts have words on both
+    sides. The score of a tree is the sum of `unary` over its constituents, of the rules at those
+    with parts, and of `root` at the whole. Sites are bispans; two sentences without words have one
+    tree, of score 0.
 
     O(p^3 q^3 N^2 + p^2 q^2 N^3) time, all bispans of one size at once; O(p^2 q^2 N) numbers.
 
     Args:
         unary: (*batch, p + 1, p + 1, q + 1, q + 1, N) log-potentials (nats), [i, k, j, l, state];
-            -inf forbids. What covers no words is ignored.
+            -inf forbids. Bispans without words are ignored.
         straight: log-weights of a state given those of its two parts: N parents, N children.
         inverted: likewise.
-        leaves: how many of the states, the last ones, are for leaves alone; others are for none.
+        leaves: the number of states, the last ones, for leaves; other states have parts.
         root: (*batch, N) log-potentials of the state of the whole; default: zeros.
-        allowed: (p + 1, p + 1, q + 1, q + 1) bool: the bispans that may be constituents; time
-            falls with them. Default: all.
+        allowed: (p + 1, p + 1, q + 1, q + 1) bool: bispans that may be constituents, which saves
+            time. Default: all.
         source_lengths: (*batch,) integers in 0..p; default: all p.
         target_lengths: (*batch,) integers in 0..q; default: all q.
 
@@ -218,13 +217,13 @@ class Bitext(Recursion):
         normal_form: bool = False,
         **rest: Any,
     ) -> "Bitext":
-        """The alignments of words: of one another, or of a word with none.
+        """Alignments of words with each other, or with none.
 
-        Scores `pairs` (*batch, p, q), `source_null` (*batch, p) and `target_null` (*batch, q), in
-        nats; those of every straight and inverted constituent; and those of bispans that are
-        leaves, `phrases` (*batch, p + 1, p + 1, q + 1, q + 1). In `normal_form` every alignment
-        has one tree, rather than one for each way to bracket it: 9 states instead of 4. The rest
-        are other fields.
+        Scores, in nats: `pairs` (*batch, p, q), `source_null` (*batch, p) and `target_null`
+        (*batch, q); `straight` and `inverted`, of every such constituent; and `phrases`
+        (*batch, p + 1, p + 1, q + 1, q + 1), of bispans as leaves. In `normal_form` every alignment
+        has one tree, rather than one for each bracketing: 9 states instead of 4. The rest are other
+        fields.
         """
         unary = words_unary(pairs, source_null, target_null, phrases, 6 if normal_form else 1)
         weights = ((unary.new_zeros(()) + own).to(unary) for own in (straight, inverted))
@@ -241,12 +240,12 @@ class Bitext(Recursion):
         return self.marginals().sum(-1)
 
     def masks(self) -> Masks:
-        """Whether one leaf has two words, for each pair of them."""
+        """Questions whether one leaf has two words, for each pair of them."""
         rest = self.straight, self.inverted, self.leaves, self.root, self.allowed
         return BitextMasks(self, self.source_lengths, self.target_lengths, *rest)
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        """The middle of a bispan in the grid of both sentences."""
+        """The centre of a bispan in the grid of both sentences."""
         return middle(site)
 
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
@@ -254,7 +253,7 @@ class Bitext(Recursion):
         return parts_of(used)
 
     def recursion(self, tape: Tape) -> Value:
-        """By size: from all splits of a bispan on both sides."""
+        """By size, from all splits of a bispan."""
         leaf = torch.arange(self.unary.shape[-1], device=tape.device).flip(0) < self.leaves
         leaf, whole = (torch.where(own, 0.0, -torch.inf) for own in (leaf, ~leaf))
         done = list[Value]()

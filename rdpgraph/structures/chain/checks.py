@@ -1,4 +1,4 @@
-"""What a chain's fields must be; errors in one line."""
+"""Checks of the fields of chains, with errors in one line."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from rdpgraph.structures.chain.factors import inside
 
 
 def checked_unary(unary: Tensor) -> None:
-    """Log-potentials (*batch, T, N)."""
+    """Check log-potentials (*batch, T, N)."""
     checked_log_values("Chain's unary", unary)
     checked_steps(unary)
 
 
 def checked_steps(unary: Tensor) -> None:
-    """The shape alone."""
+    """Check the shape of unary potentials."""
     if unary.ndim < 2 or not unary.shape[-1]:
         raise ModelError(
             f"Chain needs unary potentials of shape (*batch, T, N), N >= 1; got {_shape(unary)}."
@@ -30,7 +30,7 @@ def checked_steps(unary: Tensor) -> None:
 
 
 def checked_ends(name: str, values: Tensor, unary: Tensor) -> None:
-    """The shape of scores of the first or the last state, (N,) or (*batch, N)."""
+    """Check scores of the first or last state, (N,) or (*batch, N)."""
     *batch, _, states = unary.shape
     shape = tuple(values.shape)
     if shape[-1:] != (states,) or not broadcasts(shape[:-1], batch):
@@ -41,7 +41,7 @@ def checked_ends(name: str, values: Tensor, unary: Tensor) -> None:
 def checked_transition(
     transition: Tensor | Potential, unary: Tensor, *, owner: str = "Chain"
 ) -> None:
-    """(N, N), or (*batch, T - 1, N, N) whose batch dims broadcast to those of unary."""
+    """Check (N, N), or (*batch, T - 1, N, N) with batch dims that broadcast."""
     if not isinstance(transition, Potential):
         checked_log_values(f"{owner}'s transition", transition)
     *batch, total, states = unary.shape
@@ -85,7 +85,7 @@ def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Ten
 
 
 def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
-    """States (*lead, *batch, T) as (R, B, T) int64, in range or -1 (beyond the length)."""
+    """States (*lead, *batch, T) as (R, B, T) int64, in range, or -1 beyond the length."""
     *batch, total, size = unary.shape
     shape = (*batch, total)
     whole = states.dtype in _INTEGERS
@@ -111,7 +111,7 @@ def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
 
 @torch.no_grad()
 def checked_rows(what: str, log_probabilities: Tensor | LowRank) -> None:
-    """Refuse log-probabilities whose last dim does not sum to one."""
+    """Check log-probabilities whose last dim sums to one."""
     if isinstance(log_probabilities, LowRank):
         columns = log_probabilities.log_right.logsumexp(-2).unsqueeze(-2)
         totals = (log_probabilities.log_left + columns).logsumexp(-1)
@@ -119,7 +119,7 @@ def checked_rows(what: str, log_probabilities: Tensor | LowRank) -> None:
         checked_log_values(what, log_probabilities)
         totals = log_probabilities.logsumexp(-1)
     off = totals.abs()
-    # Tables that were rounded to a narrower type before are welcome.
+    # Tables may have been rounded to a narrower dtype.
     allowed = max(1e-4, math.sqrt(torch.finfo(off.dtype).eps))
     if off.numel() and not bool((off <= allowed).all()):
         total = float(totals.flatten()[off.argmax()].exp())
@@ -130,13 +130,13 @@ def checked_rows(what: str, log_probabilities: Tensor | LowRank) -> None:
 
 
 def require_path(states: Tensor, lengths: Tensor, what: str, batch: Sequence[int]) -> None:
-    """States (draws, B, T) are all -1 where there is no possible sequence."""
+    """Require a possible sequence for every item; states (draws, B, T) of others are -1."""
     lost = (states[..., :1] < 0).any(-1).any(0) & (lengths > 0)
     require_possible(f"A chain has no {what}", ~lost.reshape(tuple(batch)))
 
 
 def require_alike(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:
-    """Refuse to compare chains whose unary potentials' shapes, or whose lengths, differ."""
+    """Require two chains with equal shapes of unary potentials and equal lengths."""
     (unary, lengths), (unary_too, lengths_too) = one, other
     if unary.shape != unary_too.shape or not torch.equal(lengths, lengths_too):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""The unary potentials of hidden Markov models and conditional random fields."""
+"""Unary potentials of hidden Markov models and conditional random fields."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def hmm_unary(
     start: Tensor, transition: Tensor | LowRank, emission: Tensor | LowRank,
     observations: Tensor | None, lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """(*batch, T, N) from log-probabilities, checked, except for what stands beyond the lengths."""
+    """(*batch, T, N) from log-probabilities, checked except beyond the lengths."""
     start = taken("Chain.hmm's start", start)
     transition = taken("Chain.hmm's transition", transition)
     emission = taken("Chain.hmm's emission", emission)
@@ -60,15 +60,9 @@ def crf_unary(
     emissions: Tensor, start: Tensor | None, end: Tensor | None,
     lengths: Tensor | Sequence[int] | int | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """(*batch, T, N) from scores, and the lengths.
+    """(*batch, T, N) from scores, 0 beyond the lengths, and the lengths.
 
-    What stands beyond the lengths may be anything, and is 0.
-
-    Args:
-        emissions: (*batch, T, N).
-        start: (N,) or (*batch, N) scores of the first state.
-        end: of the last one.
-        lengths: (*batch,).
+    Emissions (*batch, T, N); scores of the first and last state, (N,) or (*batch, N).
     """
     emissions = taken("Chain.crf's emissions", emissions)
     if emissions.dtype not in FLOATING:
@@ -91,7 +85,7 @@ def crf_unary(
 def with_ends(
     unary: Tensor, start: Tensor | None, end: Tensor | None, lengths: Tensor | None
 ) -> Tensor:
-    """Values over states added at the first step, and at the last one."""
+    """Unary potentials with values over states added at the first and the last step."""
     *batch, total, states = unary.shape
     count = math.prod(batch)
     if not total or not count:
@@ -110,7 +104,7 @@ def with_ends(
 def _emitted(
     emission: Tensor | LowRank, observations: Tensor, lengths: Tensor | Sequence[int] | None
 ) -> Tensor:
-    """(*batch, T, N) log-probabilities of the symbols seen, 0 where none was."""
+    """(*batch, T, N) log-probabilities of the symbols seen, 0 where missing."""
     seen = checked_symbols("Chain.hmm", observations, lengths, emission)
     rows = shown(emission, seen.clamp(min=0))
     return torch.where((seen != MISSING).unsqueeze(-1), rows, 0.0)
@@ -120,7 +114,7 @@ def checked_symbols(
     owner: str, observations: Tensor, lengths: Tensor | Sequence[int] | None,
     emission: Tensor | LowRank,
 ) -> Tensor:  # fmt: skip
-    """(*batch, T) int64 symbols, on the device of emissions (N, V); -1: missing, or beyond."""
+    """(*batch, T) int64 symbols on the device of emissions (N, V); -1: missing, or beyond."""
     if not isinstance(observations, Tensor) or observations.is_floating_point():
         raise EvidenceError(f"{owner} needs observations as a tensor of integer symbols.")
     if observations.ndim < 1:
@@ -139,7 +133,7 @@ def checked_symbols(
 
 
 def shown(emission: Tensor | LowRank, symbols: Tensor) -> Tensor:
-    """(*symbols.shape, N) the log-values (N, V) of symbols in each state."""
+    """(*symbols.shape, N) log-values of symbols in each state, from (N, V)."""
     if isinstance(emission, Tensor):
         return emission.mT[symbols]
     left, right = emission.log_left, emission.log_right

@@ -1,8 +1,8 @@
 """Best sequences of chains: the best one, the k best, and the best through every state.
 
-Messages are maxima, shifted at each step so that their largest is 0: in float32 they tell
-sequences of 10,000 steps apart as well as short ones. Scores are summed again along the sequences
-found (Viterbi 1967; the k best by lists, Seshadri and Sundberg 1994).
+Messages are maxima, shifted so that the largest of a step is 0, which keeps sequences of 10,000
+steps distinct in float32. Scores are summed again along the sequences found (Viterbi 1967; the k
+best by lists, Seshadri and Sundberg 1994). Arguments are as for `recursion.log_partition`.
 """
 
 import math
@@ -22,8 +22,8 @@ from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
 
 _CELLS = 1 << 20  # elements of a block of sums
-_LEVELLED = 8  # steps whose scores add up before the largest is taken off
-_SMALL = 2**13  # sums of a step that NumPy makes sooner than torch
+_LEVELLED = 8  # steps between shifts
+_SMALL = 2**13  # sums of a step below which NumPy is faster than torch
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,9 @@ class KBest:
 def viterbi(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> tuple[Paths, LogZ]:
     """The best sequence of each item, (B, T), and its score in nats, (B,).
 
-    States are -1 beyond the length. An item without a possible sequence has states -1 and score
-    -inf; an empty one has score 0. The gradient of a score is the sequence's one-hots. Costs
-    O(T N^2) time; O(T N) is stored, and the N x N sums of a step are formed in blocks.
-
-    Args:
-        unary: (B, T, N) in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed; or `Steps`.
-        lengths: (B,) int64.
+    States are -1 beyond the length, and throughout an item without a possible sequence, whose score
+    is -inf; an empty one has score 0. The gradient of a score is the sequence's one-hots. O(T N^2)
+    time; O(T N) is stored, and the sums of a step are formed in blocks.
     """
     states = best_states(unary, transition, lengths)
     return states, score(unary, transition, lengths, states)
@@ -58,7 +53,7 @@ def viterbi(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> t
 
 @torch.no_grad()
 def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Paths:
-    """The states of `viterbi` alone, (B, T), which cost less than the score where they are few."""
+    """The states of `viterbi` alone, (B, T)."""
     if isinstance(transition, Tensor) and _is_small(unary, transition):
         return _small_best(unary, transition, lengths)
     messages = prefixes(unary, transition, lengths)
@@ -66,7 +61,7 @@ def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) 
 
 
 def _is_small(unary: Tensor, transition: Tensor) -> bool:
-    """Tell whether a call of torch would take longer than the sums of a step, and no kernel is."""
+    """Return whether NumPy is faster, and the compiled kernel does not apply."""
     return (
         transition.ndim == 2
         and unary.is_cpu
@@ -79,7 +74,7 @@ def _is_small(unary: Tensor, transition: Tensor) -> bool:
 
 
 def _small_best(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
-    """`best_states` by NumPy, whose calls are shorter: the same sums in the same order."""
+    """`best_states` by NumPy, with the same sums in the same order."""
     batch, total, states = unary.shape
     values = np.array(unary.detach().numpy().swapaxes(0, 1), order="C")
     padded = np.pad(transition.detach().numpy().T, ((0, 1), (0, 0)))
@@ -96,7 +91,7 @@ def _small_best(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
             logs = values[step]
             if step + 1 < total:
                 after = result[step + 1]
-                # The state after the last one is one more: anything leads to it.
+                # The state after the last step is N, to which anything leads.
                 after = np.where(ends == step + 1, states, after) if step + 1 in last else after
                 logs = logs + padded[after]
             result[step] = logs.argmax(-1)
@@ -106,14 +101,14 @@ def _small_best(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _level(values: Any) -> None:
-    """Take the largest off each row in place, unless it is -inf."""
+    """Subtract the largest of each row in place, unless it is -inf."""
     top = values.max(-1, keepdims=True)
     values -= np.where(top > -math.inf, top, 0)
 
 
 @torch.no_grad()
 def prefixes(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
-    """(B, T, N) the best score of what ends in each state, less a constant for each step."""
+    """(B, T, N) the best score of prefixes that end in each state, up to a shift by step."""
     if isinstance(transition, Tensor) and native.applies(unary, transition):
         return native.prefixes(unary, transition, lengths)
     values = _levelled(unary, lengths)
@@ -125,21 +120,14 @@ def k_best(
 ) -> tuple[Paths, Tensor]:
     """The k best sequences of each item, (k, B, T), and their scores in nats, (k, B).
 
-    Distinct, the best first. Where there are fewer than k possible ones, the rest have states -1
-    and score -inf; the one sequence of an empty item has score 0. The gradient of a score is the
-    sequence's one-hots. Costs O(T N (N + k)) time on a CPU where there is one transition for all
-    steps, and O(T N (N log k + k^2)) at most elsewhere, with O(T N k) numbers stored.
+    Distinct, the best first. If there are fewer than k possible ones, the rest have states -1 and
+    score -inf; the one sequence of an empty item has score 0. The gradient of a score is the
+    sequence's one-hots. O(T N (N + k)) time on a CPU with one transition for all steps, else
+    O(T N (N log k + k^2)) at most, with O(T N k) numbers stored.
 
-    On a CPU lists of prefixes are found for the states that are asked about (Huang and Chiang 2005,
-    algorithm 3). Elsewhere a list of k best prefixes is kept for each state. The list of a next
-    state draws on the k sources whose best prefix continues best, for each of those outdoes every
-    prefix of the others.
-
-    Args:
-        unary: (B, T, N) in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed; or `Steps`.
-        lengths: (B,) int64.
-        k: at least 1.
+    On a CPU by lazy lists of prefixes (Huang and Chiang 2005, algorithm 3), elsewhere by a list of
+    k best prefixes for each state. The list of a next state draws on the k sources whose best
+    prefix continues best, for each of those outdoes every prefix of the others.
     """
     with torch.no_grad():
         states = _k_best_states(unary, transition, lengths, k)
@@ -151,7 +139,7 @@ def k_best(
 
 
 def _k_best_states(unary: Tensor, transition: Tensor | Steps, lengths: Tensor, k: int) -> Tensor:
-    """(k, B, T) their states; -1 beyond the length, and where there are fewer."""
+    """(k, B, T) states; -1 beyond the length, and where there are fewer."""
     if isinstance(transition, Tensor):
         values, table = unary.double(), transition.double()
         if native.applies(values, table):
@@ -164,12 +152,7 @@ def max_marginals(unary: Unary, transition: Transition | Steps, lengths: Lengths
 
     Not normalised: the largest of each step is the score of `viterbi`. The gradient of an entry
     is the one-hots of one best sequence through it, and zero where the entry is -inf; ranks have
-    none. Costs two passes of O(T N^2) time, O(T N) stored.
-
-    Args:
-        unary: (B, T, N) in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed; or `Steps`.
-        lengths: (B,) int64.
+    none. Two passes of O(T N^2) time, O(T N) stored.
     """
     tabulated = isinstance(transition, Tensor)
     watched = tabulated and (unary.requires_grad or transition.requires_grad)
@@ -192,11 +175,11 @@ def _levelled(unary: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) -> Tensor:
-    """(B, T, N) the best score of what leads to each state, less a constant in each row.
+    """(B, T, N) the best score of prefixes before each state, up to a constant in each row.
 
-    Or, backwards, of what follows it. Where nothing does, it is 0. The gradient goes to one best
-    sequence. The values of transitions are looked up once, for all steps: each look-up has a
-    gradient of their size.
+    Or, backwards, of suffixes after it; 0 where there are none. The gradient goes to one best
+    sequence. Transitions are looked up once for all steps: each look-up has a gradient of their
+    size.
     """
     total = unary.shape[1]
     if not total:
@@ -274,7 +257,7 @@ def _best_lists(unary: Unary, steps: Steps, lengths: Lengths, k: int) -> Tensor:
 
 
 def _extended(best: Tensor, steps: Steps, step: int) -> tuple[Tensor, Tensor]:
-    """The k best ways into each state, (B, N, k), and which entry of ``best`` each goes on from."""
+    """The k best ways into each state, (B, N, k), and the entry of ``best`` each extends."""
     batch, states, k = best.shape
     width = min(k, states)
     items = torch.arange(batch, device=best.device).reshape(-1, 1, 1)

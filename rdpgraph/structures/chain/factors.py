@@ -1,4 +1,4 @@
-"""Potentials as scaled factors: what the recursion multiplies."""
+"""Potentials as scaled factors, which the recursion multiplies."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,18 +10,17 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.logspace.logmatrix import finite
-from rdpgraph.structures.chain.ranges import state_limit, step_limit
 
 
 @dataclass(frozen=True, eq=False)
 class StepFactors(ABC):
-    """Potentials divided by their maxima, as probabilities: what a sweep asks of them.
+    """Potentials as probabilities, divided by their maxima.
 
     Attributes:
         unary: (B, T, N) in nats, as given.
-        offset: (B, T) in nats: what was taken off the unary of a step and the transition into it.
+        offset: (B, T) nats taken off the unary of a step and the transition into it.
         lengths: (B,) int64.
-        starts: (B,) int64: the steps at which items begin, whose lengths then count from step 0.
+        starts: (B,) int64: the steps at which items begin; lengths then count from step 0.
     """
 
     unary: Tensor
@@ -32,32 +31,32 @@ class StepFactors(ABC):
     @property
     @abstractmethod
     def made(self) -> tuple[Tensor, ...]:
-        """The last fields, beyond the potentials: what the pass back needs of the sweep."""
+        """The last fields, beyond the potentials, which the backward pass needs."""
 
     @abstractmethod
     def emitted(self, first: int, out: Tensor) -> None:
-        """Write the probabilities of states at the steps from one on, (T - first, B, N)."""
+        """Write the probabilities of states at the steps from ``first`` on, (T - first, B, N)."""
 
     @abstractmethod
     def ahead(self, step: int, state: Tensor, out: Tensor) -> None:
-        """Write states (B, N), times the transition from a step, to (B, N)."""
+        """Write states (B, N) times the transition from a step to (B, N)."""
 
     @abstractmethod
     def back(self, step: int, state: Tensor, out: Tensor) -> None:
-        """Write states (B, N) after a step, times its transition turned, to (B, N)."""
+        """Write states (B, N) after a step times its transition transposed to (B, N)."""
 
     @abstractmethod
     def doubtful(self, states: Tensor, scales: Tensor) -> Tensor:
         """(B,) bool: items that may have lost something to underflow.
 
         Args:
-            states: (B, T, N) that a sweep made.
-            scales: (B, T) the sums of those before they were normalised.
+            states: (B, T, N) of a sweep.
+            scales: (B, T) their sums before they were normalised.
         """
 
     @abstractmethod
     def edges(self, states: Tensor, ahead: Tensor) -> tuple[Tensor, ...]:
-        """Sums of edge marginals in the shapes of what transitions are made of.
+        """Sums of edge marginals in the shapes of the transition's tensors.
 
         Args:
             states: (B, T, N) of a sweep.
@@ -72,7 +71,7 @@ class StepFactors(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Factors(StepFactors):
-    """Those of tables.
+    """Scaled factors of tables.
 
     Attributes:
         transition: (N, N) or (1 or B, T-1, N, N) in nats, as given.
@@ -94,23 +93,18 @@ class Factors(StepFactors):
 
     @property
     def made(self) -> tuple[Tensor, ...]:
-        """The emission and the matrix."""
         return self.emission, self.matrix
 
     def emitted(self, first: int, out: Tensor) -> None:
-        """They are there already."""
         out.copy_(self.emission.transpose(0, 1)[first:])
 
     def ahead(self, step: int, state: Tensor, out: Tensor) -> None:
-        """One product of matrices."""
         multiply(state, self._each[0][step], out=out)
 
     def back(self, step: int, state: Tensor, out: Tensor) -> None:
-        """One product of matrices."""
         multiply(state, self._each[1][step], out=out)
 
     def doubtful(self, states: Tensor, scales: Tensor) -> Tensor:
-        """By the least of what was multiplied: see `ranges`."""
         smallest = torch.where(states > 0, states, 1.0).amin(2)
         step = torch.where(self.unary > -math.inf, self.emission, 1.0).amin(2)
         step[:, 1:] *= torch.where(self.transition > -math.inf, self.matrix, 1.0).amin((-2, -1))
@@ -118,7 +112,6 @@ class Factors(StepFactors):
         return (low & self.inside()).any(1)
 
     def edges(self, states: Tensor, ahead: Tensor) -> tuple[Tensor, ...]:
-        """One product, in the shape of the transition."""
         return (edge_gradient(self.matrix, states, ahead),)
 
     @cached_property
@@ -127,7 +120,7 @@ class Factors(StepFactors):
         return steps_of(self.matrix, count), steps_of(self.matrix.mT, count)
 
     def reversed(self) -> "Factors":
-        """The same chains from their last step to their first; offsets are left as they are."""
+        """The chains from their last step to their first, with unchanged offsets."""
         total = self.unary.shape[1]
         pairs = (self.transition, self.matrix)
         return replace(
@@ -141,7 +134,7 @@ class Factors(StepFactors):
         )
 
     def squeezed(self, floor: float, *, upward: bool) -> "Factors":
-        """Entries below a floor made it, except for hard zeros; or made zero."""
+        """Entries below a floor raised to it, except for hard zeros; or set to zero."""
         if upward:
             emission = torch.where(self.unary > -math.inf, self.emission.clamp(min=floor), 0.0)
             matrix = torch.where(self.transition > -math.inf, self.matrix.clamp(min=floor), 0.0)
@@ -151,13 +144,23 @@ class Factors(StepFactors):
         return replace(self, emission=emission, matrix=matrix)
 
 
+def state_limit(dtype: torch.dtype) -> float:
+    """The least safe positive entry of a normalised state; see `scaled`."""
+    return math.exp(-45.0) if dtype == torch.float32 else math.exp(-370.0)
+
+
+def step_limit(dtype: torch.dtype) -> float:
+    """The least safe product of the two other factors."""
+    return math.exp(-42.0) if dtype == torch.float32 else math.exp(-330.0)
+
+
 def inside(lengths: Tensor, total: int) -> Tensor:
     """(*batch, T): whether a step is within the length."""
     return torch.arange(total, device=lengths.device) < lengths.unsqueeze(-1)
 
 
 def flat_lengths(lengths: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
-    """(B,) lengths (*batch,) of items of shape (*batch, T); all T if there are none."""
+    """(B,) lengths from (*batch,), for shape (*batch, T); default: all T."""
     if lengths is not None:
         return lengths.reshape(-1)
     return torch.full((math.prod(shape[:-1]),), shape[-1], device=like.device)
@@ -169,7 +172,7 @@ def masked(unary: Tensor, lengths: Tensor) -> Tensor:
 
 
 def held(values: Tensor, lengths: Tensor, *, best: bool) -> Tensor:
-    """Marginals or max-marginals (*batch, T, states), state 0 the only one beyond the lengths."""
+    """Marginals or max-marginals (*batch, T, states), with state 0 certain beyond the lengths."""
     if not values.shape[-2]:
         return values
     sure = torch.ones_like(lengths, dtype=values.dtype)
@@ -186,14 +189,14 @@ def peak(logs: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def joined(rows: Tensor, top: Tensor) -> Tensor:
-    """(B, T): the peak of each unary (B, T, 1), and that of the transition before it."""
+    """(B, T): the peak of each unary (B, T, 1) plus that of the transition before it."""
     offset = rows.squeeze(2).clone()
     offset[:, 1:] += top.squeeze(-1).squeeze(-1)
     return offset
 
 
 def product(state: Tensor, matrix: Tensor) -> Tensor:
-    """(..., N) times (N, N), or each row times its own of (..., N, N), of which a lead may be 1."""
+    """(..., N) times (N, N), or rows times matrices (..., N, N), whose lead may be 1."""
     if matrix.ndim == 2:
         return state @ matrix
     if matrix.ndim == 3 and len(matrix) == 1:
@@ -202,12 +205,9 @@ def product(state: Tensor, matrix: Tensor) -> Tensor:
 
 
 def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
-    """Sums over steps of two sides of edges, (B, T, n) and (B, T, k), times a matrix, in its shape.
+    """Sums over steps of both sides of edges, (B, T, n) and (B, T, k), times a matrix.
 
-    Args:
-        matrix: (n, k), or (1 or B, T-1, n, k).
-        states: at each step.
-        ahead: of the edge from each step; 0 at the last one.
+    In the shape of the matrix, (n, k) or (1 or B, T-1, n, k); ``ahead`` is 0 at the last step.
     """
     if matrix.ndim == 2:
         if not states.is_contiguous():  # in the order of steps, as sweeps in torch make them
@@ -220,7 +220,7 @@ def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
 
 
 def multiply(state: Tensor, matrix: Tensor, *, out: Tensor) -> None:
-    """`product` into a tensor that is there; no gradient."""
+    """`product` into an existing tensor; no gradient."""
     if matrix.ndim == 2 or matrix.shape[0] == 1:
         torch.mm(state, matrix if matrix.ndim == 2 else matrix[0], out=out)
     else:
@@ -233,5 +233,5 @@ def step_of(matrix: Tensor, step: int) -> Tensor:
 
 
 def steps_of(matrix: Tensor, count: int) -> Sequence[Tensor]:
-    """`step_of` of all steps. Their gradients are gathered once: a slice's is as large as all."""
+    """`step_of` for all steps, by one unbinding: the gradient of a slice is as large as all."""
     return [matrix] * count if matrix.ndim == 2 else matrix.unbind(1)

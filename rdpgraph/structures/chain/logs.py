@@ -1,4 +1,7 @@
-"""The recursion in log-space: exact whatever the range of the potentials, and differentiable."""
+"""The recursion in log-space: exact at any range of potentials, and differentiable.
+
+Arguments are as for `recursion.log_partition`.
+"""
 
 import math
 from collections.abc import Iterator
@@ -16,12 +19,7 @@ def log_partition(unary: Unary, transition: Transition | Steps, lengths: Lengths
     """Log Z of each item, (B,), in nats; differentiable any number of times.
 
     O(T N^2) exponentials per item with a table, of which O(T N) are kept for the gradient and the
-    rest is computed again, in blocks of columns of the transition; O(T (N + r)) with ranks.
-
-    Args:
-        unary: (B, T, N) in nats, T > 0; -inf allowed; anything beyond the lengths.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `Steps`.
-        lengths: (B,) int64.
+    rest is recomputed in blocks of columns; O(T (N + r)) with ranks.
     """
     steps = TableSteps(transition, slow=True) if isinstance(transition, Tensor) else transition
     wide = unary.dtype if unary.device.type == "mps" else torch.float64
@@ -36,15 +34,8 @@ def log_partition(unary: Unary, transition: Transition | Steps, lengths: Lengths
 def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
     """(B, T, N) log-probability of the state given the prefix that ends there; differentiable.
 
-    Up to a constant in each row, to which no gradient goes: their softmax over states is the
-    filtered distribution, with its gradient. -inf beyond the length, and where a state cannot be
-    reached, the gradient there zero. Costs O(T N^2) with a table, whose exponentials and O(T N)
-    are kept for the gradient, or O(T N r) with ranks.
-
-    Args:
-        unary: (B, T, N) in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed; or `Steps`.
-        lengths: (B,) int64.
+    Up to a constant in each row, without gradient: their softmax over states is the filtered
+    distribution. -inf, with zero gradient, beyond the length and where a state cannot be reached.
     """
     if not unary.shape[1]:
         return unary
@@ -53,10 +44,7 @@ def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> U
 
 
 def filtered(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
-    """(B, T, N) the probabilities of the state given the prefix; differentiable; 0 where none is.
-
-    Arguments and cost as for `forward`.
-    """
+    """(B, T, N) probabilities of the state given the prefix; differentiable; 0 if impossible."""
     messages = forward(unary, transition, lengths)
     alive = (messages.detach() > -math.inf).any(-1, keepdim=True)
     return torch.where(alive, torch.where(alive, messages, 0.0).softmax(-1), 0.0)
@@ -65,7 +53,7 @@ def filtered(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> 
 def backward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
     """(B, T, N) log of the sum over suffixes after each step, its maximum 0; -inf beyond.
 
-    Differentiable, as `forward`, and of the same cost.
+    Differentiable, at the cost of `forward`.
     """
     if not unary.shape[1]:
         return unary
@@ -79,7 +67,7 @@ def backward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> 
 
 
 def _swept(unary: Tensor, steps: Steps) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each step's log alpha, its maximum 0, and what was taken off for that, (B, 1)."""
+    """Log alpha of each step, its maximum 0, and the shift, (B, 1)."""
     state = unary
     for step, own in enumerate(unary.unbind(1)):  # the gradient of a slice is as large as unary
         state = steps.advance(step - 1, state) + own if step else own

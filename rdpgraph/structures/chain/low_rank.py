@@ -1,4 +1,4 @@
-"""Scaled factors of chains of low rank: tall and thin, on both sides of the ranks."""
+"""Scaled factors of chains of low rank."""
 
 import math
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ from rdpgraph.structures.chain.sweeps import swept
 from rdpgraph.structures.chain.tensors import of_items
 
 _LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
-"""The smallest mass of a rank for which underflow elsewhere is nothing; see `doubtful`."""
+"""The smallest mass of a rank for which underflow elsewhere is negligible; see `doubtful`."""
 _PANEL = 1024
 _MOST_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
 class ThinFactors(StepFactors):
-    """Those of ``logsumexp_k(log_left_ik + log_right_jk)``: a step goes by way of the ranks.
+    """Scaled factors of ``logsumexp_k(log_left_ik + log_right_jk)``, multiplied through the ranks.
 
     Attributes:
         log_left: (N, r) or (1 or B, T-1, N, r) in nats, as given.
         log_right: of the same shape.
-        left: probabilities, the largest of each rank 1; what was taken off is in ``right``.
+        left: probabilities, the largest of each rank 1; the scale is moved to ``right``.
         right: probabilities, the largest of each state 1.
-        rows: (N,) or (1 or B, T-1, N) in nats: what was taken off each state on the right.
-        masses: (T, B, r): the ranks after each step, which a sweep writes; 0 after the last.
+        rows: (N,) or (1 or B, T-1, N) nats taken off each state on the right.
+        masses: (T, B, r): the ranks after each step, written by a sweep; 0 after the last.
     """
 
     log_left: Tensor
@@ -58,7 +58,7 @@ class ThinFactors(StepFactors):
         rows, tops = rows.squeeze(-1), unary.new_empty(*unary.shape[:2], 1)
         linked = [rows] * len(masses) if rows.ndim == 1 else rows.unbind(1)
         for step, level in enumerate(unary.unbind(1)):
-            # In place: small tensors between those of a step would cut up memory.
+            # In place: small tensors between those of a step would fragment memory.
             logs = level + linked[step - 1] if step else level
             torch.amax(logs, 1, keepdim=True, out=tops[:, step])
         offset = finite(tops.squeeze(2))
@@ -66,39 +66,36 @@ class ThinFactors(StepFactors):
 
     @property
     def made(self) -> tuple[Tensor, ...]:
-        """What is kept beside the potentials; emissions are made again."""
         return self.left, self.right, self.rows, self.masses
 
     def emitted(self, first: int, out: Tensor) -> None:
-        """Of the unary potentials, and what was taken off the right of the step before."""
         out.copy_(self.unary.transpose(0, 1)[first:])
         linked = out if first else out[1:]
         linked += self.rows if self.rows.ndim == 1 else self.rows.transpose(0, 1)
         out.sub_(self.offset.mT[first:, :, None]).exp_()
 
     def ahead(self, step: int, state: Tensor, out: Tensor) -> None:
-        """Two products; the masses of the ranks between them are kept."""
+        """Two products; the masses of the ranks between them are stored."""
         self.masses[step] = to_ranks(state, self._lefts[step])
         to_states(self.masses[step], self._rights[step], out)
 
     def back(self, step: int, state: Tensor, out: Tensor) -> None:
-        """Two products; the masses between them are kept likewise."""
+        """Two products; the masses between them are stored."""
         self._backs[step] = to_ranks(state, self._rights[step])
         to_states(self._backs[step], self._lefts[step], out)
 
     def edges(self, states: Tensor, ahead: Tensor) -> tuple[Tensor, ...]:
-        """Those of a state and the rank after it, and of a rank and the state after it."""
-        # What has died has no mass.
+        # Impossible items have no mass.
         backs, masses = (p.nan_to_num().transpose(0, 1) for p in (self._backs, self.masses))
         return edge_gradient(self.left, states, backs), edge_gradient(self.right, ahead, masses)
 
     def doubtful(self, states: Tensor, scales: Tensor) -> Tensor:
-        """By the masses of the ranks, w.
+        """Items in which a rank that can be reached has a small mass.
 
-        Factors are at most 1 on the left. So with v the messages back to the ranks, the future of
-        any state, sum_k L_ik v_k, is at most 1 / min_k w_k times that of the whole, sum_k w_k v_k:
-        a loss of N tiny numbers is nothing while no w is small. The same holds on the right, whose
-        factors have a maximum of 1 in each state. Ranks that nothing can reach do not count.
+        Factors are at most 1 on the left. With v the messages back to the ranks, the future of any
+        state, sum_k L_ik v_k, is at most 1 / min_k w_k times that of the whole, sum_k w_k v_k,
+        where w are the masses of the ranks: a loss of N tiny numbers is negligible while no w is
+        small. The same holds on the right, whose factors have a maximum of 1 in each state.
         """
         least = _LEAST[states.dtype]
         within = inside(self.lengths, states.shape[1])
@@ -113,7 +110,7 @@ class ThinFactors(StepFactors):
         return doubtful
 
     def _reached(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Ranks (B, T, r) before each step that some prefix of items reaches, and steps (B, T)."""
+        """Ranks (B, T, r) before each step that a prefix of the items reaches, and steps (B, T)."""
         given = self.unary, self.log_left, self.log_right
         possible = [torch.where(part > -math.inf, 0.0, part) for part in given]
         own = ThinFactors.of(*of_items((*possible, self.lengths), rows))
@@ -159,6 +156,6 @@ def to_states(rank: Tensor, factor: Tensor, out: Tensor) -> None:
 
 
 def _panels(rows: Tensor, factor: Tensor) -> int:
-    """How many, 0 where one product of all is as quick."""
+    """The number of panels; 0 where one product is as fast."""
     tall = factor.ndim == 2 and rows.device.type == "cpu" and len(rows) <= _MOST_ROWS
     return len(factor) // _PANEL if tall and len(factor) >= 8 * _PANEL else 0

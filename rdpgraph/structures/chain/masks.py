@@ -1,6 +1,7 @@
-"""Chains within masks of the states of their steps."""
+"""Chains within masks of the states of their steps: fixed steps, and runs of free ones between."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,91 @@ from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.tensors import flattened, table_of
 from rdpgraph.structures.compact.bispans import each
-from rdpgraph.structures.compact.runs import Runs
+from rdpgraph.structures.compact.inside import LOWEST, weighted
+from rdpgraph.structures.draws import column
+
+Values = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Transitions (n, A, B) of steps (n,), by item and number, given states (n, A) and next (n, B)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """The free steps of some chains, item by item, and their runs, the longest first.
+
+    Attributes:
+        item: (F,) of each free step.
+        step: (F,) its number.
+        start: (R,) the first free step of each run.
+        length: (R,) its number of steps, descending.
+        states: (F, K) the states left of each free step, padded.
+        unary: (F, K) their log-potentials, transitions from and to fixed steps included; -inf for
+            padding.
+        values: of transitions.
+    """
+
+    item: Tensor
+    step: Tensor
+    start: Tensor
+    length: Tensor
+    states: Tensor
+    unary: Tensor
+    values: Values
+
+    @cached_property
+    def places(self) -> list[Tensor]:
+        """The free steps at each place of a run but the first."""
+        counts = torch.bincount(self.length) if len(self.length) else self.length
+        alive = (len(self.length) - counts.cumsum(0))[1:-1].tolist()
+        return [self.start[:many] + place for place, many in enumerate(alive, 1)]
+
+    @cached_property
+    def sums(self) -> tuple[Tensor, list[Tensor]]:
+        """(F, K) log-sums up to each state, and for each place the transitions into it."""
+        sums, steps = self.unary.clone(), list[Tensor]()
+        for at in self.places:
+            before = at - 1
+            ends = self.states[before], self.states[at]
+            steps.append(self.values(self.item[before], self.step[before], *ends))
+            sums[at] += (sums[before].unsqueeze(2) + steps[-1]).logsumexp(1)
+        return sums, steps
+
+    @cached_property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """(R,) the last step of each run, and (R, K) the log-sums of the run by its last state."""
+        last = self.start + self.length - 1
+        return last, self.sums[0][last]
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(R,) log-sums of the runs."""
+        return self.ends[1].logsumexp(1)
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """(F, K) marginals, and (F,) the expected scores of steps and transitions into them."""
+        last, whole = self.ends
+        chances = torch.zeros_like(self.unary)
+        chances[last] = whole.softmax(1)
+        score = chances.new_zeros(len(chances))
+        for at, values in zip(self.places[::-1], self.sums[1][::-1], strict=True):
+            pairs = self._back(at, values) * chances[at].unsqueeze(1)
+            chances[at - 1] += pairs.sum(2)
+            score[at] = weighted(pairs, values).sum((1, 2))
+        return chances, score + weighted(chances, self.unary).sum(1)
+
+    def draw(self, generator: torch.Generator | None) -> Tensor:
+        """(F,) the index, among the states left, of a draw of each free step."""
+        last, whole = self.ends
+        chosen = torch.zeros_like(self.item)
+        chosen[last] = column(whole.softmax(1), generator)
+        for at, values in zip(self.places[::-1], self.sums[1][::-1], strict=True):
+            into = chosen[at].reshape(-1, 1, 1).expand(-1, self.states.shape[1], 1)
+            chosen[at - 1] = column(self._back(at, values).gather(2, into).squeeze(2), generator)
+        return chosen
+
+    def _back(self, at: Tensor, values: Tensor) -> Tensor:
+        """(n, K, K) probabilities of the states before, given each state of some steps."""
+        into = self.sums[0][at - 1].unsqueeze(2) + values
+        return (into - into.logsumexp(1, keepdim=True).clamp(min=LOWEST)).exp()
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +118,7 @@ class Transitions:
 
     @cached_property
     def table(self) -> Potential | Tensor:
-        """A potential that all steps share, or (1 or B, T - 1, N, N) log-values."""
+        """A potential shared by all steps, or (1 or B, T - 1, N, N) log-values."""
         given = self.given
         if isinstance(given, Potential) and len(given.shape) == 2:
             return given
@@ -52,13 +137,7 @@ class Transitions:
 
 @dataclass(frozen=True, eq=False)
 class LabelMasks(StructureMasks):
-    """Questions of the steps of a sequence and the labels that they may have.
-
-    Args:
-        model: of the sequence.
-        transition: its own.
-        lengths: its own.
-    """
+    """Questions about the labels of the steps of a sequence."""
 
     model: Structure
     transition: Tensor | Potential
@@ -66,7 +145,7 @@ class LabelMasks(StructureMasks):
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """(T, N): whether each step has each label."""
+        """(T, N), [step, label]."""
         return self.sites[0], self.sites[-1]
 
     @cached_property
@@ -80,11 +159,11 @@ class LabelMasks(StructureMasks):
         return Transitions(self.transition, self.batch_shape)
 
     def left(self, possible: Tensor, required: Tensor, forbidden: Tensor) -> Tensor:
-        """(I, T, N) bool: of the labels that are possible, (B, T, N), those that a mask leaves."""
+        """(I, T, N) bool: the labels that a mask leaves of the possible ones, (B, T, N)."""
         lead = tuple(required.shape[:-2])
         shape = math.prod(lead), *self.questions
         required = required.reshape(shape)
-        # A step has one label: of two that are required none is left.
+        # A step has one label: two required ones leave none.
         held = required.sum(2, keepdim=True)
         kept = possible.repeat(self.chains(lead), 1, 1) & ~forbidden.reshape(shape)
         return kept & ((required & (held == 1)) | (held == 0))
@@ -92,9 +171,9 @@ class LabelMasks(StructureMasks):
 
 @dataclass(frozen=True, eq=False)
 class ChainMasks(LabelMasks):
-    """The question of a step and a state is whether the step is in it.
+    """Questions whether a step is in a state.
 
-    A yes fixes the step, and parts the chain there; a no takes the state away.
+    A yes fixes the step, and splits the chain there; a no removes the state.
     """
 
     site_dims = 2
@@ -115,13 +194,12 @@ class ChainMasks(LabelMasks):
         return asked.reshape(*self.batch_shape, *self.sites)
 
     def guess(self, likely: Tensor) -> Tensor:
-        """The likely state of largest potential, of each step."""
+        """The likely state of largest potential, for each step."""
         values = self.model.unary.detach().masked_fill(~likely, -math.inf)
         states = torch.arange(self.sites[1], device=values.device)
         return (states == values.argmax(-1, keepdim=True)) & likely
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedChain":
-        """The states that are left."""
         lead, kept = tuple(required.shape[:-2]), self.left(self.possible, required, forbidden)
         inside, count = self.inside.repeat(self.chains(lead), 1), kept.sum(2)
         state = torch.where(inside & (count == 1), kept.long().argmax(2), -1)
@@ -139,7 +217,7 @@ class ChainMasks(LabelMasks):
         edge = pad(free, (1, 1))
         start = (~edge[item, step]).nonzero().squeeze(1)
         stop = (~edge[item, step + 2]).nonzero().squeeze(1)
-        # The transitions between the ends of runs and the fixed steps beside them.
+        # Transitions between the ends of runs and adjacent fixed steps.
         for row, ahead in ((start, 0), (stop, 1)):
             fixed = pad(state, (1, 1), value=-1)[item[row], step[row] + 2 * ahead]
             there = (fixed >= 0).nonzero().squeeze(1)
@@ -157,7 +235,7 @@ class MaskedChain(Masked):
     Attributes:
         masks: of the chain.
         lead: chains and batch dims.
-        state: (I, T) that of a step that is fixed, else -1.
+        state: (I, T) the state of a fixed step, else -1.
         runs: of the other steps.
     """
 
@@ -168,13 +246,13 @@ class MaskedChain(Masked):
 
     @cached_property
     def held(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(n,) the items, the numbers and the states of the steps that are fixed."""
+        """(n,) the items, the numbers and the states of the fixed steps."""
         item, step = (self.state >= 0).nonzero().T
         return item, step, self.state[item, step]
 
     @cached_property
     def fixed(self) -> Tensor:
-        """(I,) the log-potentials of what is fixed."""
+        """(I,) the log-potentials of fixed steps and the transitions between them."""
         unary, (item, step, state) = self.masks.potentials, self.held
         score = unary.new_zeros(len(self.state), dtype=torch.float64)
         score.index_add_(0, item, unary[item % max(len(unary), 1), step, state].double())
@@ -186,18 +264,15 @@ class MaskedChain(Masked):
 
     @property
     def log_partition(self) -> Tensor:
-        """(*lead,) log Z of what the mask allows, nats."""
         item = self.runs.item[self.runs.start]
         return self.fixed.index_add(0, item, self.runs.log_partition).reshape(self.lead)
 
     @property
     def work(self) -> int:
-        """States and pairs of states."""
         steps, most = self.runs.states.shape
         return len(self.held[0]) + steps * most + (steps - len(self.runs.start)) * most**2
 
     def expected(self) -> Expected:
-        """Run by run."""
         runs, (chances, scores) = self.runs, self.runs.expected()
         answers = chances.new_zeros(*self.state.shape, self.masks.sites[1])
         answers[self.held] = 1.0
@@ -209,7 +284,6 @@ class MaskedChain(Masked):
         return Expected(answers.reshape(shape), score, places, answers.flatten()[places])
 
     def draw(self, generator: torch.Generator | None) -> Draw:
-        """Run by run, from the last step."""
         require_possible(NOTHING, self.log_partition > -math.inf)
         runs = self.runs
         chosen = runs.states.gather(1, runs.draw(generator).unsqueeze(1)).squeeze(1)

@@ -22,9 +22,9 @@ from rdpgraph.model.potentials.table import as_states, settle
 from rdpgraph.structures.chain import (
     decode,
     logs,
-    lowrank_ranks,
     moments,
     paths,
+    rank_chains,
     recursion,
     restriction,
     sampling,
@@ -55,18 +55,18 @@ class Chain(Structure):
     Beyond the length, marginals are zero and states -1. A chain without a possible sequence has
     log Z -inf, and marginals, gradients and entropy zero.
 
-    Every answer but states is differentiable in the potentials. log Z costs O(T N^2) matrix
-    products, and O(T N) memory for its gradient; nothing of size T N^2 is made where the
-    transition is shared, except for `edge_marginals`.
+    Every answer but states is differentiable in the potentials. log Z costs O(T N^2) in matrix
+    products, and O(T N) memory for its gradient; with a shared transition nothing of size T N^2 is
+    made, except for `edge_marginals`.
 
     Args:
         unary: (*batch, T, N) log-potentials (nats); -inf is a hard zero.
         transition: (N, N), shared by all steps, or (*batch, T - 1, N, N) for each, [from, to];
             batch dims that are absent or 1 broadcast. A `Potential` of such a shape is written
-            out as a table where the recursion needs one; `restrict` and `score` evaluate it on
-            the states they are given. With a `LowRank` of rank r, log Z and its gradient,
-            marginals, filtered states and samples cost O(T N r) and no table is made; the entropy
-            and what maximises have no such shortcut, and form the N^2 values, in blocks.
+            out where the recursion needs a table; `restrict` and `score` evaluate it on the
+            states they are given. With a `LowRank` of rank r, log Z and its gradient, marginals,
+            filtered states and samples cost O(T N r) without a table; entropy and maxima form the
+            N^2 values, in blocks.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Raises:
@@ -85,7 +85,7 @@ class Chain(Structure):
     transition: Tensor | Potential = field(metadata={"dims": 3})
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(
             self, unary: ArrayLike, transition: ArrayLike | Potential, *,
@@ -109,7 +109,7 @@ class Chain(Structure):
         *,
         lengths: Tensor | Sequence[int] | None = None,
     ) -> Self:
-        """The hidden states of a hidden Markov model, given what was observed.
+        """The hidden states of a hidden Markov model, given observations.
 
         log Z is the log-likelihood of the observations, `marginals` are the smoothed states,
         `filtered` those given the past alone, `mode` is the Viterbi path.
@@ -118,8 +118,8 @@ class Chain(Structure):
             start: (N,) log-probabilities of the first state.
             transition: (N, N) log-probabilities, [from, to]; or `LowRank.normalised` ones.
             emission: (N, symbols) log-probabilities of the symbols in each state, likewise; or,
-                without observations, (*batch, T, N) log-likelihoods of what was seen, of any
-                density. `LowRankHMM` is of the symbols, for many sequences.
+                without observations, (*batch, T, N) log-likelihoods under any density.
+                `LowRankHMM` is a model of the symbols, for many sequences.
             observations: (*batch, T) symbols; -1 where one is missing.
             lengths: (*batch,) of the sequences; default: all T.
 
@@ -157,9 +157,9 @@ class Chain(Structure):
         Its negative log-likelihood, to train with, is ``-crf.log_prob(tags)``.
 
         Args:
-            emissions: (*batch, T, N) scores of the tags at each position, any real numbers.
+            emissions: (*batch, T, N) scores of the tags at each position.
             transition: as for `Chain`: scores of a tag after another.
-            start: (N,) scores of the first tag; or (*batch, N), each item's own.
+            start: (N,) or (*batch, N) scores of the first tag.
             end: (N,) or (*batch, N) scores of the last tag, that at the length.
             lengths: (*batch,) of the sentences; default: all T.
 
@@ -179,18 +179,15 @@ class Chain(Structure):
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats."""
         given = self._given()
-        quick = lowrank_ranks.worthwhile(given)
-        solve: Callable[..., Tensor] = (lowrank_ranks if quick else recursion).log_partition
+        quick = rank_chains.worthwhile(given)
+        solve: Callable[..., Tensor] = (rank_chains if quick else recursion).log_partition
         return possible_alone(self._shaped(solve(*given)))
 
     def score(self, states: Tensor) -> Tensor:
-        """The summed log-potentials (nats) of sequences, unnormalised; O(T) for each.
+        """(*lead, *batch) the summed log-potentials (nats) of sequences, unnormalised; O(T) each.
 
         Args:
-            states: (*lead, *batch, T) state indices; what stands beyond the length is ignored.
-
-        Returns:
-            (*lead, *batch).
+            states: (*lead, *batch, T) state indices, ignored beyond the length.
 
         Raises:
             EvidenceError: a state out of range, or a shape that does not fit.
@@ -208,7 +205,7 @@ class Chain(Structure):
 
     @by_autograd
     def edge_marginals(self) -> Tensor:
-        """(*batch, T - 1, N, N) joint probabilities of neighbours; as large as that."""
+        """(*batch, T - 1, N, N) joint probabilities of neighbours."""
         return self._shaped(moments.edge_marginals(self._parts()))
 
     @by_autograd
@@ -224,15 +221,15 @@ class Chain(Structure):
         return self._shaped(moments.entropy(self._given()))
 
     def entropy_over(self, log_base: Tensor) -> Tensor:
-        """(*batch,) by the same pass as the entropy."""
+        """(*batch,) the entropy relative to a base measure, nats, in one pass."""
         return self._shaped(moments.entropy(self._given(), log_base))
 
     def cross_entropy(self, other: "Chain") -> Tensor:
         """(*batch,) the expectation under this chain of minus the other's log-probability.
 
         Nats. +inf, with no gradient, where the other forbids what this chain allows; 0 where this
-        one allows nothing. Differentiable once, in both. Costs what `log_partition` does, a few
-        times.
+        one allows nothing. Differentiable once, in both, at a few times the cost of
+        `log_partition`.
 
         Raises:
             ModelError: the chains differ in shape or in lengths.
@@ -256,9 +253,8 @@ class Chain(Structure):
     def mode(self) -> Tensor:
         """(*batch, T) one most probable sequence, by Viterbi's algorithm; O(T N^2).
 
-        A maximum over states is not a sum over ranks, so low rank is not a shortcut here.
-        Its N^2 values are written out, or, beyond 2^28 of them, formed in blocks at every step,
-        in O(T N^2 r).
+        A maximum over states is not a sum over ranks: the N^2 values of low rank are written out,
+        or, beyond 2^28 of them, formed in blocks at every step, in O(T N^2 r).
 
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
@@ -270,8 +266,8 @@ class Chain(Structure):
     def k_best(self, k: int) -> KBest:
         """The k most probable sequences of each item, best first.
 
-        O(T (N^2 + N k)) on a CPU, with one transition for all steps, where that is quicker than
-        O(T (N^2 + N k) k), which it takes elsewhere.
+        O(T (N^2 + N k)) on a CPU with one transition for all steps, if that is faster than
+        O(T (N^2 + N k) k), the cost elsewhere.
 
         Raises:
             ModelError: k below 1.
@@ -300,7 +296,7 @@ class Chain(Structure):
         Zeros beyond the length. `straight_through` makes them one-hot.
 
         Args:
-            count: how many.
+            count: the number of draws.
             temperature: above 0; towards 0 they become one-hot.
             generator: the randomness.
 
@@ -313,17 +309,17 @@ class Chain(Structure):
     def filtered(self) -> Tensor:
         """(*batch, T, N) the probabilities of each state given the potentials up to its step.
 
-        For a hidden Markov model, given the observations so far. Zero beyond the length, and from
-        where on no sequence is possible.
+        For a hidden Markov model, given the observations so far. Zero beyond the length, and after
+        the point from which no sequence is possible.
         """
         return self._shaped(logs.filtered(*self._given()))
 
     def masks(self) -> Masks:
-        """Whether a step is in a state, for each of both."""
+        """Questions whether each step is in each state."""
         return ChainMasks(self, self.transition, self.lengths)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "Chain":
-        """The chain on some states of each step, with weights; what randomized estimators solve.
+        """The chain on some states of each step, with weights, as randomized estimators solve it.
 
         The transition is evaluated on those states alone: time and memory are O(T K^2), or
         O(T K r) for a `LowRank` one of rank r up to K / 2, which stays one.
@@ -343,7 +339,7 @@ class Chain(Structure):
         return Chain(unary, transition, lengths=lengths)
 
     def sites(self) -> Sites:
-        """The steps; proposals read the graph with every item of full length: one transition."""
+        """The steps; proposals read the graph with all items of full length, and one transition."""
         graph = partial(chain_graph, self.unary, self.transition, None)
         return Sites(self.unary, restrict=self.restrict, graph=graph, masses=self._log_masses)
 
@@ -353,15 +349,15 @@ class Chain(Structure):
         return restriction.log_masses(self.unary, self.transition, states, few._parts())
 
     def factor_graph(self) -> FactorGraph:
-        """The same model as a graph over ``site``, (T,); sites beyond the length are in state 0."""
+        """The chain as a graph over ``site``, (T,); sites beyond the length are in state 0."""
         return chain_graph(self.unary, self.transition, self.lengths)
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> Match | None:
         """A chain, or many, of which the longest has three variables or more.
 
-        All variables have equally many states; every factor holds one variable or two neighbours,
-        in either order, and any number of factors may hold the same ones. Linear in the factors.
+        All variables have equally many states; every factor is over one variable or two neighbours,
+        in either order, any number of them. Linear in the factors.
         """
         chains = recognised(graph)
         if chains is None:
@@ -379,7 +375,7 @@ class Chain(Structure):
         return Parts.of(self.unary, self.transition, self._flat_lengths())
 
     def _given(self, *, most: int = 0) -> ChainTensors | RankTensors:
-        """With a transition of low rank as such, if a table has more than so many entries."""
+        """The tensors, with low rank kept as ranks if a table has over ``most`` entries."""
         low = self.transition
         if isinstance(low, LowRank) and math.prod(low.shape) > most:
             return Parts.of_ranks(self.unary, low, self._flat_lengths())

@@ -21,17 +21,14 @@ _CELLS = 2**24  # values of ranks that are formed at a time
 def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -> Tensor:
     """(B,) nats; 0 for an impossible item. Differentiable once.
 
-    A sum of small terms, as the `cross_entropy` with itself. The log of a sum of ranks has no form
-    of low rank: those cost O(T N^2) products too, and O(N^2 r) for the values, in blocks.
-
-    Args:
-        parts: the chains.
-        log_base: (*batch, T, N) without gradient, whose expectation is added.
+    The `cross_entropy` with itself, a sum of small terms. The log of a sum of ranks has no form of
+    low rank: those cost O(T N^2) products too, and O(N^2 r) for the values, in blocks. The
+    expectation of ``log_base`` (*batch, T, N), without gradient, is added.
     """
     sent, scored = _messages(parts), parts.unary.detach()
     if log_base is not None:
         scored = scored - finite(log_base).reshape(scored.shape)
-    # The gradient in q is zero where q is p.
+    # The gradient in the second argument is zero where both are equal.
     with torch.no_grad():
         ratios = _log_ratios(parts, sent)
     return _nats(parts, sent, ratios, scored, None)
@@ -40,14 +37,9 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
 def cross_entropy(parts: ChainTensors, other: ChainTensors) -> Tensor:
     """(B,) nats: the expectation under one chain of minus the log-probability in another.
 
-    A sum of small terms, one for each step, and not a difference of log Z and an expected score,
-    both of which are large. +inf, with no gradient, where the other forbids what the first allows;
-    0 for an impossible item. Differentiable once. O(B T N^2) in matrix products; the memory of the
-    inputs.
-
-    Args:
-        parts: the first chains.
-        other: the other ones, of the same lengths.
+    A sum of small terms, one for each step, not a difference of log Z and an expected score. +inf,
+    without gradient, where the other forbids what the first allows; 0 for an impossible item.
+    Differentiable once. O(B T N^2) in matrix products; the memory of the inputs.
     """
     sent, ratios = _messages(parts), _log_ratios(other, _messages(other))
     values = _nats(parts, sent, ratios, other.unary, other.transition)
@@ -77,14 +69,14 @@ def _nats(
         first, later = terms.split((1, total - 1), 1)
         terms = torch.cat([first, later - _pair_means(parts, sent, chances, link)], 1)
     counted = inside(parts.lengths, total) & _possible(parts, sent).unsqueeze(1)
-    # What is forbidden has a mean of no number, and no gradient.
+    # Forbidden terms are not finite, and have no gradient.
     counted = counted & (terms.detach().abs() < math.inf)
     values = torch.where(counted, terms, 0.0).double().sum(1).to(terms.dtype)
     return once(values, ONCE)
 
 
 def _messages(parts: ChainTensors | RankTensors) -> Messages:
-    """By the fastest route; or in logs, where they are differentiated or those of ranks."""
+    """Messages by the fastest route, or in logs for gradients and ranks."""
     unary, link, lengths = parts
     sides = link.sides if isinstance(link, RankSteps) else (link,)
     watched = torch.is_grad_enabled() and any(part.requires_grad for part in (unary, *sides))
@@ -96,10 +88,10 @@ def _messages(parts: ChainTensors | RankTensors) -> Messages:
 
 
 def edge_counts(parts: ChainTensors) -> Tensor:
-    """(B, N, N): for each item the expected number of steps with each pair of neighbours.
+    """(B, N, N) the expected number of steps with each pair of neighbours.
 
-    O(B T N^2) and (B, N, N) memory for shared transitions. Differentiable; where a gradient is
-    asked for, or products in float64 may have lost something, items are solved one by one.
+    O(B T N^2) and (B, N, N) memory for shared transitions. Differentiable; for gradients, and where
+    float64 products may underflow, items are solved one by one.
     """
     unary, transition, lengths = parts
     if unary.shape[1] < 2 or not len(unary):
@@ -112,7 +104,7 @@ def edge_counts(parts: ChainTensors) -> Tensor:
 
 
 def _counts(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """By one sweep forward and one back; and (B,) whether they are in doubt."""
+    """The counts by one sweep forward and one back; and (B,) whether they are in doubt."""
     factors = scaled.factors(unary, transition, lengths)
     swept = scaled.forward(factors)
     _, ahead = scaled.backward(factors, swept, torch.ones_like(swept.values))
@@ -125,7 +117,7 @@ def _counts(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor,
 
 
 def _counts_one_by_one(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of each item's log Z in transitions that all steps share; not in doubt."""
+    """The gradient of each item's log Z in shared transitions; never in doubt."""
     each = list[Tensor]()
     for row in torch.arange(len(unary), device=unary.device).split(1):
         own, table, length = of_items((unary, transition, lengths), row)
@@ -144,7 +136,7 @@ def _log_ratios(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
     alive = (sent.log_forward > -math.inf).any(-1, keepdim=True)
     forward = torch.where(alive, sent.log_forward, 0.0)
     first = soft_sum(unary[:, 0], 1).unsqueeze(1)
-    # p(x_t | prefix) = exp(unary + log of what arrives - ratio): one state with mass will do.
+    # p(x_t | prefix) = exp(unary + arriving - ratio): solve for the ratio at one likely state.
     best = forward[:, 1:].argmax(-1, keepdim=True)
     columns = as_steps(link).columns(best.squeeze(2)[None], first=0)[0]
     arriving = soft_sum(forward[:, :-1] + columns, 2)
@@ -207,7 +199,7 @@ def _possible(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
 
 
 def edge_marginals(parts: ChainTensors) -> Tensor:
-    """(B, T - 1, N, N) probabilities of neighbours' states, as large as that; differentiable."""
+    """(B, T - 1, N, N) joint probabilities of neighbours; differentiable."""
     unary, transition, lengths = parts
     batch, total, states = unary.shape
     shape = (batch, max(total - 1, 0), states, states)

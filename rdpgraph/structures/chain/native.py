@@ -1,28 +1,25 @@
-"""What the compiled kernel computes: sweeps of the scaled recursion, best sequences and draws."""
+"""Chains on the compiled kernel: sweeps of the scaled recursion, best sequences and draws."""
 
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.chain import ranges
-from rdpgraph.structures.chain.factors import Factors
+from rdpgraph.structures.chain.factors import Factors, state_limit, step_limit
 from rdpgraph.structures.chain.sweeps import Forward
 from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.library import function
 
-_SHARED_WORK = 2**18
-"""Products of one step below which a second thread costs more than it brings."""
-_SMALL = 2**17
-"""Potentials up to which one thread levels them sooner than torch does."""
+_SHARED_WORK = 2**18  # products of a step for each thread
+_SMALL = 2**17  # potentials up to which the kernel scales them faster than torch
 
 
 def serves(factors: Factors) -> bool:
-    """Whether the kernel is there for these factors."""
+    """Return whether the kernel applies to factors."""
     return applies(factors.emission, factors.matrix)
 
 
 def applies(unary: Tensor, transition: Tensor) -> bool:
-    """Whether it is there for one transition for all steps, on the CPU."""
+    """Return whether the kernel applies: one transition for all steps, on the CPU."""
     return (
         transition.ndim == 2
         and unary.device.type == "cpu"
@@ -44,7 +41,7 @@ def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
 
 
 def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
-    """The states and scales of all steps, forward, as `sweeps.forward` defines them."""
+    """The forward sweep, as `sweeps.forward`."""
     unary, emission = _dense(factors.unary), _dense(factors.emission)
     transition, matrix = _dense(factors.transition), _dense(factors.matrix)
     offset, lengths = _dense(factors.offset), _dense(factors.lengths)
@@ -53,7 +50,7 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
     states, scales = torch.empty_like(emission), torch.empty_like(offset)
     values = offset.new_empty(batch)
     doubtful = values.new_empty(batch, dtype=torch.bool)
-    limits = ranges.state_limit(emission.dtype), ranges.step_limit(emission.dtype)
+    limits = state_limit(emission.dtype), step_limit(emission.dtype)
     parts = states, scales, values, doubtful, _room(matrix), batch, steps, count
     threads = _threads(batch * count * count)
     _call(
@@ -64,7 +61,7 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
 
 
 def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Marginals times the gradient, and the other side of each edge, as in `sweeps.backward`."""
+    """Marginals times the gradient, and the other side of each edge, as `sweeps.backward`."""
     emission, matrix = _dense(factors.emission), _dense(factors.matrix)
     lengths, gradient = _dense(factors.lengths), _dense(gradient)
     states, scales = _dense(swept.states), _dense(swept.scales)
@@ -76,7 +73,7 @@ def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor
 
 
 def prefixes(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
-    """(B, T, N) the best score of what ends in each state, less a constant for each step."""
+    """(B, T, N) the best score of prefixes that end in each state, up to a shift by step."""
     unary, transition, lengths = _dense(unary), _dense(transition), _dense(lengths)
     batch, steps, count = unary.shape
     best_scores, room = torch.empty_like(unary), _room(transition)
@@ -89,14 +86,14 @@ def trace(
     messages: Tensor, turned: Tensor, lengths: Tensor, states: Tensor, noise: Tensor | None,
     last: int,
 ) -> None:  # fmt: skip
-    """Decide as many steps as there is noise for, from the last on backwards, as `paths.traceback`.
+    """Decide steps from ``last`` backwards, as `paths.traceback`, as far as there is noise.
 
     Args:
         messages: (B, T, N), dense.
         turned: (N, N) the transition, [to, from], dense.
         lengths: (B,) dense.
         states: (count, B, T), written to; those after the last step are read.
-        noise: (steps, count, B, N), dense, of the last step first; or None: no noise, all steps.
+        noise: (steps, count, B, N), dense, the last step first; None: no noise, all steps.
         last: the step to begin with.
     """
     count, batch, total = states.shape
@@ -108,7 +105,7 @@ def trace(
 
 
 def k_best(messages: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor:
-    """(k, B, T) the states of the k best sequences by the scores of prefixes; -1: there is none."""
+    """(k, B, T) the states of the k best sequences by the scores of prefixes; -1: none."""
     messages, turned, lengths = _dense(messages), _dense(transition.mT), _dense(lengths)
     batch, steps, count = messages.shape
     paths = lengths.new_empty(k, batch, steps)
@@ -118,7 +115,7 @@ def k_best(messages: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Ten
 
 
 def _call(name: str, first: Tensor, *others: Tensor | float | None) -> None:
-    """One of the library's functions, in the type of the first tensor; tensors by address."""
+    """Call a library function in the dtype of the first tensor; tensors by address."""
     function(name, first.dtype)(
         *(_address(part) if isinstance(part, Tensor) else part for part in (first, *others))
     )
@@ -138,11 +135,7 @@ def _threads(work: int) -> int:
 
 
 def _address(part: Tensor) -> int:
-    """Where its numbers lie in the memory of this machine.
-
-    Raises:
-        ModelError: they lie on another device.
-    """
+    """The address of a tensor's data; `ModelError` for another device."""
     if not part.is_cpu:
         raise ModelError(
             f"A chain on the CPU was given lengths or places on {part.device}: leave torch's "

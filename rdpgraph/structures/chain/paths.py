@@ -21,18 +21,18 @@ def traceback(
 ) -> Paths:  # fmt: skip
     """(count, B, T) states decided from the last step backwards, -1 beyond the length.
 
-    At each step the state is the argmax of `conditionals` given the state after it, plus noise.
-    With maxima for messages and no noise that is the best sequence; with sums and Gumbel noise it
-    is an exact draw. (count, B, N) memory at a time, or 2^20 numbers. An item whose last message
-    is -inf throughout has no possible sequence: its states are -1. Not differentiable.
+    The state at each step is the argmax of `conditionals` given the state after it, plus noise:
+    with maxima for messages and no noise the best sequence, with sums and Gumbel noise an exact
+    draw. (count, B, N) memory at a time, or 2^20 numbers. An item whose last message is -inf has no
+    possible sequence: its states are -1. Not differentiable.
 
     Args:
-        messages: (B, T, N) logs of what the prefixes up to each step amount to, in nats.
+        messages: (B, T, N) logs of the maxima or sums over prefixes up to each step, in nats.
         transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `Steps`.
         lengths: (B,) int64.
-        count: how many sequences for each item.
-        noise: from a step and a number of steps, which that one is the last of, to
-            (steps, count, B, N), the last first; asked once for each step, the last first.
+        count: the number of sequences for each item.
+        noise: a function of the last step and a number of steps that gives (steps, count, B, N),
+            the last first; called once for each step, the last first.
     """
     batch, total, width = messages.shape
     many = max(1, _CELLS // max(1, count * batch * width))
@@ -52,7 +52,7 @@ def traceback(
 def _traced(
     messages: Tensor, steps: Steps, lengths: Tensor, count: int, noise: Noise | None, many: int
 ) -> Tensor:
-    """`traceback` step by step in torch, with the noise of so many steps at a time."""
+    """`traceback` step by step in torch, with the noise of ``many`` steps at a time."""
     batch, total, width = messages.shape
     if not total:
         return torch.empty(count, batch, 0, dtype=torch.long, device=messages.device)
@@ -62,7 +62,7 @@ def _traced(
         logs = rows[step].expand(count, -1, -1)
         if decided:
             following = decided[-1]
-            if step + 1 in ends:  # the state after the last one is one more: anything leads to it
+            if step + 1 in ends:  # the state after the last step is N, to which anything leads
                 following = following.masked_fill(lengths == step + 1, width)
             logs = rows[step] + steps.column(step, following)
         if noise is not None:
@@ -77,20 +77,17 @@ def _traced(
 def conditionals(
     messages: Tensor, transition: Tensor | Steps, lengths: Tensor, following: Tensor, *, first: int
 ) -> Tensor:
-    """Logs of p(state at a step | the state after it), up to a constant in each row.
+    """(count, B, S, N) logs of p(state | the state after it), up to a constant in each row.
 
     ``messages_t(i) + transition_t(i, z_(t+1))`` within an item, ``messages_t`` at its last step.
     Differentiable in messages and transition.
 
     Args:
-        messages: (B, S, N) of the S steps from ``first`` on, of which each has a step after it.
+        messages: (B, S, N) of the S steps from ``first`` on, each of which has a next step.
         transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `Steps`.
         lengths: (B,) int64.
-        following: (count, B, S) the state after each of those steps; -1 where there is none.
+        following: (count, B, S) the state after each of those steps; -1: none.
         first: the number of the first of those steps.
-
-    Returns:
-        (count, B, S, N).
     """
     steps = torch.arange(first, first + messages.shape[1], device=messages.device)
     columns = as_steps(transition).columns(following.clamp(min=0), first=first)
@@ -100,10 +97,9 @@ def conditionals(
 
 
 def score(unary: Unary, transition: Transition | Steps, lengths: Lengths, states: Paths) -> Tensor:
-    """(*lead, B) log-potentials (nats) of sequences (*lead, B, T), summed; O(T) for each.
+    """(*lead, B) summed log-potentials (nats) of sequences (*lead, B, T); O(T) each.
 
-    A sequence with -1 within its length scores -inf. The gradient is the sequence's one-hots;
-    it is zero where the score is -inf.
+    -inf, with zero gradient, for a sequence with -1 within its length.
     """
     known = states.clamp(min=0)
     links = between(transition, known[..., :-1], known[..., 1:])
@@ -111,7 +107,7 @@ def score(unary: Unary, transition: Transition | Steps, lengths: Lengths, states
 
 
 def along(unary: Unary, links: Tensor, lengths: Lengths, states: Paths) -> Tensor:
-    """`score`, of the log-values (*lead, B, T - 1) of neighbouring states."""
+    """`score`, given the log-values (*lead, B, T - 1) of neighbouring states."""
     batch, total, _ = unary.shape
     within, known = inside(lengths, total), states.clamp(min=0)
     steps = torch.arange(total, device=unary.device)
@@ -123,13 +119,9 @@ def along(unary: Unary, links: Tensor, lengths: Lengths, states: Paths) -> Tenso
 
 
 def between(transition: Transition | Steps | Potential, before: Tensor, after: Tensor) -> Tensor:
-    """(*lead, B, T - 1) the log-values (nats) of states and those that follow; differentiable.
+    """(*lead, B, T - 1) the log-values (nats) of states and the next ones; differentiable.
 
-    Args:
-        transition: (N, N), or (1 or B, T - 1, N, N) per step, or `Steps`; or a potential, of
-            which the dims of the states are (*lead, *batch, T - 1).
-        before: states.
-        after: those at the next step.
+    A potential's states have dims (*lead, *batch, T - 1).
     """
     if not before.shape[-1]:
         return torch.zeros(before.shape, device=before.device)

@@ -1,4 +1,4 @@
-"""Hidden Markov models whose transitions, and emissions if one likes, are of low rank."""
+"""Hidden Markov models with transitions, and optionally emissions, of low rank."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -15,23 +15,23 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.table import checked_log_values, settle
 from rdpgraph.structures.chain.checks import checked_lengths
 from rdpgraph.structures.chain.constructors import checked_symbols, shown, with_ends
-from rdpgraph.structures.chain.lowrank_ranks import Symbols, rank_matrices, symbols_worthwhile
 from rdpgraph.structures.chain.model import Chain
+from rdpgraph.structures.chain.rank_chains import Symbols, rank_matrices, symbols_worthwhile
 
 _CELLS = 2**24  # terms of the matrices of some symbols that are summed at a time
 
 
 @dataclass(frozen=True, eq=False)
 class LowRankHMM:
-    """Symbols shown by hidden states: value(x, z) = s(z_1) prod_t f(z_t, z_t+1) prod_t e(z_t, x_t).
+    """Hidden Markov models: value(x, z) = s(z_1) prod_t f(z_t, z_t+1) prod_t e(z_t, x_t).
 
-    With log-probabilities, as `LowRank.normalised` makes them, a hidden Markov model whose
-    normaliser is 1. With any other scores it is normalised over all sequences of a length at once.
+    With log-probabilities, as `LowRank.normalised` makes them, the normaliser is 1. Other scores
+    are normalised over all sequences of a length.
 
     The states are summed out of each symbol: ``M_x = sum_z right(z) e(z, x) left(z)^T``, r x r,
     made once for every symbol, O(V N r^2), or O(N k r^2 + V k r^2) for emissions of rank k. A
-    sequence then costs O(T r^2), whatever N is, in O(log T) calls where that is faster. Where the
-    symbols are too many for it to pay, sequences are solved over states, O(T N r): see `chain`.
+    sequence then costs O(T r^2) for any N, in O(log T) calls where that is faster. For too many
+    symbols sequences are solved over states, O(T N r): see `chain`.
 
     Args:
         start: (N,) logs.
@@ -42,7 +42,7 @@ class LowRankHMM:
         ModelError: shapes that do not fit.
 
     Source: Chiu 2021, "Random Fourier features for scaling MRFs": eq. 6 with one rank, 5 with two,
-    10 and 11 where normalised globally; derived again, the printed indices having slips.
+    10 and 11 where normalised globally; derived again, as the printed indices have slips.
 
     Example:
         >>> factors = torch.randn(2, 9, 3, generator=torch.Generator().manual_seed(0))
@@ -57,7 +57,7 @@ class LowRankHMM:
     transition: LowRank
     emission: Tensor | LowRank
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(
             self, start: ArrayLike, transition: LowRank, emission: ArrayLike | LowRank
@@ -87,7 +87,7 @@ class LowRankHMM:
 
     @property
     def symbols(self) -> int:
-        """How many there are, V."""
+        """V, the number of symbols."""
         return self.emission.shape[1]
 
     def log_prob(self, observations: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -101,7 +101,7 @@ class LowRankHMM:
             EvidenceError: a symbol out of range.
             ModelError: lengths that do not fit.
         """
-        # Both at once: the matrices of the symbols are made once.
+        # Both at once, so that the symbols' matrices are made once.
         both = torch.stack([observations, torch.full_like(observations, -1)])
         if lengths is not None:
             lengths = torch.as_tensor(lengths).expand(2, *observations.shape[:-1])
@@ -109,10 +109,7 @@ class LowRankHMM:
         return seen - every
 
     def log_score(self, observations: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(*batch,) log of the summed values.
-
-        A log-probability if rows are probabilities, which `log_prob` takes care of.
-        """
+        """(*batch,) log of the summed values; a log-probability if rows are probabilities."""
         flat, own = self._checked(observations, lengths)
         batch, total = flat.shape
         shape = observations.shape[:-1]
@@ -139,17 +136,17 @@ class LowRankHMM:
 
     @property
     def _any(self) -> Tensor:
-        """(N,) the symbols of each state summed: zeros in an ordinary hidden Markov model."""
+        """(N,) the summed symbols of each state: zeros in an ordinary hidden Markov model."""
         if isinstance(self.emission, Tensor):
             return soft_sum(self.emission, 1)
         return soft_sum(self.emission.log_left + soft_sum(self.emission.log_right, 0), 1)
 
     @property
     def _matrices(self) -> Symbols:
-        """Those of every symbol, and of any symbol as the last."""
+        """Matrices of every symbol, the last for any symbol."""
         if isinstance(self.emission, Tensor):
             return self._summed_out(torch.cat([self.emission.mT, self._any.unsqueeze(0)]))
-        # The ranks of the emission as if they were symbols, which are mixtures of them.
+        # Symbols are mixtures of the emission's ranks, for which the matrices are made.
         summed = self._summed_out(self.emission.log_left.mT)
         every = soft_sum(self.emission.log_right, 0).unsqueeze(0)
         shares = torch.cat([self.emission.log_right, every])
@@ -161,7 +158,7 @@ class LowRankHMM:
         return Symbols(*map(mixed, (summed.alone, summed.first, summed.between, summed.last)))
 
     def _summed_out(self, rows: Tensor) -> Symbols:
-        """The states summed out of rows (U, N) of emissions."""
+        """Sum the states out of rows (U, N) of emissions."""
         return Symbols.of(self.start, self.transition, rows, _in_blocks)
 
     def _checked(self, observations: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -174,7 +171,7 @@ class LowRankHMM:
 
 
 def _in_blocks(rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """`rank_matrices` of some rows at a time, which are made again for the gradient."""
+    """`rank_matrices` in blocks of rows, recomputed for the gradient."""
     parts = rows.split(max(1, _CELLS // left.numel()))
     made = [checkpoint(rank_matrices, part, left, right, use_reentrant=False) for part in parts]
     return torch.cat(made)  # pyright: ignore

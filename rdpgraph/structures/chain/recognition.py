@@ -1,4 +1,4 @@
-"""Chains as general graphs, and general graphs that are chains."""
+"""Chains as factor graphs, and factor graphs that are chains."""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.factors import inside
 
-_FEWEST = 3  # variables in a chain: what is smaller is as quick by contraction
-_MOST_SPREAD = 2**22  # entries of tables that are shared in the graph and would not be any more
-_MOST_PADDED = 2  # times as many sites as variables
+_FEWEST = 3  # variables of a chain; contraction is as fast for fewer
+_MOST_SPREAD = 2**22  # entries of shared tables when copied for each edge
+_MOST_PADDED = 2  # sites for each variable
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +27,8 @@ class Recognised:
 
     Attributes:
         unary: (*batch, T, N), or (*batch, C, T, N) for C chains.
-        transition: (N, N), or per step with dims before that broadcast; of low rank where one
-            `LowRank` of few ranks stands between all neighbours.
+        transition: (N, N), or per step with leading dims that broadcast; of low rank if all
+            neighbours share one `LowRank` of few ranks.
         numbers: (T,) or (C, T): the graph's number of the variable at each site; -1: none.
         lengths: (*batch, C), or None where all are T.
     """
@@ -94,7 +94,7 @@ def recognised(graph: FactorGraph) -> Recognised | None:
 
 
 def unary_sum(graph: FactorGraph, place: Tensor, count: int) -> Tensor:
-    """(*batch, sites, N): the unary potentials of each variable summed, at its site."""
+    """(*batch, sites, N): the summed unary potentials of each variable, at its site."""
     size = int(graph.domain.sizes[0])
     total = torch.zeros(count, size, dtype=graph.dtype, device=graph.device)
     for block in graph.blocks:
@@ -109,7 +109,7 @@ def unary_sum(graph: FactorGraph, place: Tensor, count: int) -> Tensor:
 def _transition(
     graph: FactorGraph, pairs: list[Block], place: Tensor, numbers: Tensor
 ) -> Tensor | LowRank | None:
-    """(N, N), or (*batch, C, T - 1, N, N); None where that is much larger than the tables are."""
+    """(N, N), or (*batch, C, T - 1, N, N); None where that is much larger than the tables."""
     chains, total = numbers.shape
     edges, states = chains * (total - 1), int(graph.domain.sizes[0])
     joined = graph.num_variables - chains
@@ -148,7 +148,7 @@ class _Placed:
 
     Attributes:
         block: as the graph has it.
-        where: (F,) the edge that each factor is on.
+        where: (F,) the edge of each factor.
         forwards: (F,) whether its first slot comes first.
         once: each edge between variables has one of the factors.
         all_edges: there are no others.
@@ -162,10 +162,10 @@ class _Placed:
 
     @staticmethod
     def of(block: Block, place: Tensor, total: int, edges: int, joined: int) -> "_Placed":
-        """Where the factors of a block are, in chains of ``total`` sites, ``joined`` in pairs."""
+        """Place the factors of a block in chains of ``total`` sites with ``joined`` pairs."""
         first, second = place[block.scopes[:, 0]], place[block.scopes[:, 1]]
         left = torch.minimum(first, second)
-        # Chains lie one after the other; each has one edge less than sites.
+        # Chains are concatenated, each with one edge less than sites.
         where = left - left // total
         once = len(where) == joined and int(torch.bincount(where, minlength=edges).amax()) == 1
         return _Placed(block, where, first < second, once, edges == joined)
@@ -177,7 +177,7 @@ class _Placed:
 
     @property
     def alike(self) -> bool:
-        """Whether one table stands on every edge."""
+        """Whether one table is on every edge."""
         return self.block.shared and self.once and self.one_way
 
     def low_rank(self, dtype: torch.dtype) -> LowRank | None:
@@ -205,12 +205,12 @@ class _Placed:
 
 
 def _once(where: Tensor, edges: int) -> bool:
-    """Whether each edge occurs exactly once."""
+    """Return whether each edge occurs exactly once."""
     return len(where) == edges and bool((torch.bincount(where, minlength=edges) == 1).all())
 
 
 def _spread(values: Tensor, where: Tensor, rows: int, dims: int, *, once: bool) -> Tensor:
-    """Tables (*batch, F or 1, ...) added up at their places: (*batch, rows, ...), or 1 for all."""
+    """Tables (*batch, F or 1, ...) summed by place: (*batch, rows, ...), or 1 for all."""
     axis = values.ndim - dims - 1
     if once and values.shape[axis] == 1:
         return values
@@ -223,17 +223,17 @@ def _spread(values: Tensor, where: Tensor, rows: int, dims: int, *, once: bool) 
 
 
 def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | None:
-    """The variables along paths, (paths, length), if that is what pairs make up; -1 beyond ends.
+    """The variables along paths, (paths, length), if pairs make up paths; -1 beyond ends.
 
     Linear in the pairs, and O(V log length) for the order. A variable with three neighbours, a
-    cycle, or paths of which most are much shorter than the longest give None; one variable without
-    a neighbour is a path. A path runs in the direction of its first pair, if its ends agree on
-    one, else from the smaller number; paths are ordered by their first variables' numbers.
+    cycle, or paths of which most are much shorter than the longest give None; a variable without
+    neighbours is a path. A path runs in the direction of its first pair if its ends agree on one,
+    else from the smaller number; paths are ordered by their first variables' numbers.
 
     Args:
         scopes: (F, 2) pairs of different variables, in any order and with repeats.
         count: V, the number of variables.
-        fewest: variables in the longest path; shorter ones give None.
+        fewest: variables of the longest path; shorter ones give None.
     """
     ends = torch.cat([*scopes, *(scope.flip(1) for scope in scopes)])
     near, far = ends[:, 0], ends[:, 1]
@@ -248,7 +248,7 @@ def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | N
     outer, paths = (single & ~alone).nonzero().flatten(), int(single.sum() + alone.sum()) // 2
     if not len(outer):
         return None
-    # The others have two variables at least, or one.
+    # Other paths have two variables at least, or one.
     joined = count - int(alone.sum())
     longest = joined - len(outer) + 2
     last, hops = _walked(lowest, highest, single, 2 * joined // len(outer), longest)
@@ -276,11 +276,11 @@ def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | N
 def _walked(
     lowest: Tensor, highest: Tensor, single: Tensor, mean: int, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Where the walks from each variable end, and after how many steps, each (2, V).
+    """The ends of the walks from each variable, and their numbers of steps, each (2, V).
 
-    Walk 0 sets out for the smaller neighbour, walk 1 for the larger; walk 1 of an end stays there.
-    By doubling: after r rounds a walk has made 2^r steps or stands at an end. The longest path has
-    ``mean`` variables at least, and ``longest`` at most.
+    Walk 0 starts to the smaller neighbour, walk 1 to the larger; walk 1 of an end stays there. By
+    doubling: after r rounds a walk has made 2^r steps or reached an end. The longest path has at
+    least ``mean`` variables, and at most ``longest``.
     """
     count = len(lowest)
     variables = torch.arange(count, device="cpu")

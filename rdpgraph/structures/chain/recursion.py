@@ -16,15 +16,13 @@ from rdpgraph.structures.chain.tensors import of_items
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Forward and backward messages of chains, in nats.
+    """Forward and backward messages of chains, in nats; -inf beyond the length.
 
     Attributes:
         log_forward: (B, T, N): log-probability of the state given the prefix that ends there, its
-            own unary included; -inf throughout where that prefix is impossible.
-        log_backward: (B, T, N): log of the sum over suffixes after the step, shifted per item and
-            step so that its maximum is 0; -inf throughout where no suffix is possible.
-
-    Both are -inf beyond the length.
+            own unary included; -inf where that prefix is impossible.
+        log_backward: (B, T, N): log of the sum over suffixes after the step, shifted so that its
+            maximum is 0; -inf where no suffix is possible.
     """
 
     log_forward: Tensor
@@ -34,13 +32,13 @@ class Messages:
 def log_partition(unary: Unary, transition: Transition | RankSteps, lengths: Lengths) -> LogZ:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
-    O(T N^2) per item, as scaled products of matrices, or O(T N r) by way of ranks; what is kept
-    for the gradient is O(T N), or O(T (N + r)). Where these may have lost something to underflow,
-    once more in float64, and where that may too, in log-space: see `ranges`. Differentiable twice
-    (in log-space, without end); the gradient is the marginals, and zero in what is impossible.
+    O(T N^2) per item, as scaled products of matrices, or O(T N r) by way of ranks; O(T N), or
+    O(T (N + r)), is kept for the gradient. Items that may lose something to underflow are solved
+    again in float64, and those that may there too in log-space: see `scaled`. Differentiable twice
+    (in log-space any number of times); the gradient is the marginals, zero in impossible items.
 
     Args:
-        unary: (B, T, N) in nats; -inf allowed; anything at all beyond the lengths.
+        unary: (B, T, N) in nats; -inf allowed; anything beyond the lengths.
         transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `RankSteps`.
         lengths: (B,) int64, 0 to T.
 
@@ -52,7 +50,7 @@ def log_partition(unary: Unary, transition: Transition | RankSteps, lengths: Len
     low = isinstance(transition, RankSteps)
     sides = torch.broadcast_tensors(*transition.sides) if low else (transition,)
     dtype = torch.promote_types(unary.dtype, sides[0].dtype)
-    # Bounds that certify are those of tables, and need doubles, which not every device has.
+    # Certified bounds are for tables, and need float64, which MPS lacks.
     certified = () if low or unary.device.type == "mps" else (scaled.certified,)
     attempts = stages(dtype, unary.device, scaled.log_partition, *certified, _in_logs)
     if not low and scan.worthwhile(unary, compiled=native.applies(unary, transition)):
@@ -61,19 +59,16 @@ def log_partition(unary: Unary, transition: Transition | RankSteps, lengths: Len
 
 
 Attempt = Callable[..., tuple[Tensor, Tensor]]
-"""From potentials and lengths to values of each item, and (B,) whether they are in doubt."""
+"""A route from potentials and lengths to values of items, and (B,) whether they are in doubt."""
 
 
 def stages(
     dtype: torch.dtype, device: torch.device, quick: Attempt, *slow: Attempt
 ) -> list[tuple[torch.dtype, Attempt]]:
-    """Routes to try in turn, and the types they work in: the last one is never in doubt.
+    """Routes to try in turn, and their dtypes; the last one is never in doubt.
 
-    Args:
-        dtype: of the potentials.
-        device: theirs.
-        quick: in single precision, unless the potentials are in double, and then in double.
-        slow: in double, where the device has it.
+    ``quick`` is tried in the dtype of the potentials, at least float32, then in float64 where the
+    device has it; ``slow`` ones in float64.
     """
     work = dtype if dtype == torch.float64 else torch.float32
     wide = work if device.type == "mps" else torch.float64
@@ -82,11 +77,11 @@ def stages(
 
 
 def first_safe(attempts: Sequence[tuple[torch.dtype, Attempt]], *parts: Tensor) -> Tensor:
-    """By the first route; items it is in doubt about by the next ones.
+    """Values by the first route, with items in doubt by the next ones.
 
     Args:
-        attempts: routes to try in turn, and the types they work in.
-        parts: what a route takes: as for `log_partition`, or low-rank factors in place of the
+        attempts: routes to try in turn, and their dtypes.
+        parts: arguments of a route: as for `log_partition`, or low-rank factors instead of the
             transition.
     """
     (dtype, route), *others = attempts
@@ -101,7 +96,7 @@ def first_safe(attempts: Sequence[tuple[torch.dtype, Attempt]], *parts: Tensor) 
         return result
     kept = values[sure]
     if kept.requires_grad:
-        # Again, or what underflowed in the others, times no gradient, might be no number.
+        # Repeat without the others, whose underflow times a zero gradient may be NaN.
         kept, _ = route(*of_items(typed, sure))
     return result.index_copy(0, sure, kept)
 
@@ -114,11 +109,11 @@ def _in_logs(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
 
 @torch.no_grad()
 def messages(unary: Unary, transition: Transition, lengths: Lengths) -> Messages:
-    """Forward and backward messages; arguments and attempts as for `log_partition`, no gradient."""
+    """Forward and backward messages, without gradient; arguments as for `log_partition`."""
     dtype = torch.promote_types(unary.dtype, transition.dtype)
     if unary.shape[1] == 0:
         return Messages(unary.detach().to(dtype), unary.detach().to(dtype))
-    # They are asked for entry by entry, so no bound on log Z could vouch for them.
+    # A bound on log Z certifies no single entry.
     attempts = stages(dtype, unary.device, _both_scaled, _both_in_logs)
     both = first_safe(attempts, unary, transition, lengths)
     return Messages(*both.to(dtype).unbind(1))
@@ -126,7 +121,7 @@ def messages(unary: Unary, transition: Transition, lengths: Lengths) -> Messages
 
 @torch.no_grad()
 def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
-    """(B, T, N) the forward messages of `messages` alone, without gradient."""
+    """(B, T, N) the forward messages alone, without gradient."""
     if unary.shape[1] == 0:
         return unary
     attempts = [(unary.dtype, route) for route in (_scaled, _forward_in_logs)]
@@ -147,7 +142,7 @@ def _both_scaled(unary: Unary, transition: Transition, lengths: Lengths) -> tupl
 
 
 def _before(reversed_factors: Factors, states: Tensor, lengths: Tensor) -> Tensor:
-    """Backward messages, from those that include the step's own unary, of the reversed chain."""
+    """Backward messages from those of the reversed chain, which include the step's unary."""
     before = torch.zeros_like(states)
     before[:, 1:] = product(states[:, :-1], reversed_factors.matrix)
     total = states.shape[1]

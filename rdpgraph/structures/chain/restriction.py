@@ -12,19 +12,16 @@ from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.chain.recursion import messages
 from rdpgraph.structures.chain.tensors import ChainTensors
 
-_AT_ONCE = 2**22  # pairs of states that are looked at together
+_AT_ONCE = 2**22  # pairs of states that are evaluated at a time
 
 
 def kept(
     unary: Tensor, transition: Tensor | Potential, states: Tensor, log_weights: Tensor
 ) -> tuple[Tensor, Tensor | LowRank]:
-    """The potentials of a chain on some states of each step, with weights, for `Chain.restrict`.
+    """Potentials of a chain on some states of each step, with weights, for `Chain.restrict`.
 
-    A transition of low rank stays one where that is cheaper than its values on those states.
-
-    Returns:
-        Unary potentials (*replicates, *batch, T, K), weights included, and a transition
-        (*replicates, *batch, T - 1, K, K), as a table or of low rank.
+    Unary (*replicates, *batch, T, K), and a transition (*replicates, *batch, T - 1, K, K), of low
+    rank if it is and that is cheaper.
     """
     few = gathered("Chain", unary, states, log_weights, sites=1)
     potential = transition if isinstance(transition, Potential) else Table.from_logs(transition)
@@ -41,9 +38,9 @@ def log_masses(
     states: Tensor,
     few: ChainTensors,
 ) -> Tensor:
-    """(*lead, T, N): the log of alpha^ beta^ of every state, up to a constant for each step.
+    """(*lead, T, N): the log of alpha beta of every state, up to a constant for each step.
 
-    The messages between the kept states are taken one step further, to all states: O(T N K) time,
+    The messages between the kept states are extended by one step to all states: O(T N K) time,
     O(T N) memory. -inf where nothing leads from or to the states kept, and beyond the length.
 
     Args:
@@ -59,7 +56,7 @@ def log_masses(
     ahead, behind = (part.reshape(states.shape) for part in (sent.log_forward, sent.log_backward))
     if total > 1:
         after = (behind + few.unary.reshape(states.shape))[..., 1:, :]
-        # What follows a last step is nothing, which is possible.
+        # Nothing follows a last step, which is possible.
         ended = _dead(after) & ~_dead(behind[..., :-1, :])
         width = max(1, _AT_ONCE // max(1, states[..., 1:, :].numel()))
         for some in torch.arange(unary.shape[-1], device=unary.device).split(width):

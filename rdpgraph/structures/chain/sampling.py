@@ -14,8 +14,8 @@ from rdpgraph.structures.chain.paths import conditionals, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise, checked_temperature, gumbel
 
-_CELLS = 2**20  # weights of a part of the steps
-_MOST_PARTS = 8  # where they have a gradient
+_CELLS = 2**20  # weights of a block of steps
+_MOST_PARTS = 8  # blocks with gradients
 
 
 @torch.no_grad()
@@ -23,18 +23,11 @@ def draw(
     unary: Unary, transition: Transition | Steps, lengths: Lengths, count: int,
     generator: torch.Generator | None,
 ) -> Paths:  # fmt: skip
-    """Independent exact draws of sequences, (count, B, T); -1 beyond the length.
+    """Independent exact draws of sequences, (count, B, T); -1 beyond the length. No gradient.
 
-    An item without a possible sequence has states -1; the caller says so. Costs the forward
-    messages, O(T N^2), and O(N) for a step of a draw; with ranks O(T N r), and O(N r).
-    (count, B, N) memory at a time. No gradient.
-
-    Args:
-        unary: (B, T, N) in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed; or `Steps`.
-        lengths: (B,) int64.
-        count: how many draws of each item.
-        generator: of the noise; None for torch's default one.
+    An item without a possible sequence has states -1. O(T N^2) for the forward messages, and O(N)
+    for a step of a draw; with ranks O(T N r), and O(N r). (count, B, N) memory at a time. Arguments
+    as for `recursion.log_partition`.
     """
     if isinstance(transition, Tensor):
         messages = recursion.forward(unary, transition, lengths)
@@ -53,23 +46,12 @@ def relaxed(
 ) -> Tensor:  # fmt: skip
     """Independent relaxed draws, (count, B, T, N): at each step weights over states that sum to 1.
 
-    Their argmaxes are exact draws, those that `draw` gives with the same generator, and each step
-    is conditioned on the argmax of the one after it. As the temperature falls to 0 the weights
-    become one-hot. Differentiable in unary and transition, the noise and the argmaxes held fixed;
-    exactly zero, as is the gradient, for impossible states, beyond the length, and throughout an
-    item without a possible sequence. Costs O(T N^2) and O(T N) for each draw, in time, or with
-    ranks O(T N r) and again for each draw; what is kept is O(T N) for each draw.
-
-    Args:
-        unary: (B, T, N) in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed; or `Steps`.
-        lengths: (B,) int64.
-        count: how many draws of each item.
-        temperature: above 0.
-        generator: of the noise; None for torch's default one.
-
-    Raises:
-        ModelError: the temperature is not above 0.
+    Their argmaxes are the draws of `draw` with the same generator, and each step is conditioned on
+    the argmax of the next. As the temperature falls to 0 the weights become one-hot. Differentiable
+    in unary and transition, with noise and argmaxes fixed; exactly zero, as is the gradient, for
+    impossible states, beyond the length, and in an item without a possible sequence. O(T N^2) time
+    and O(T N) for each draw, or with ranks O(T N r) and again for each draw; O(T N) is kept for
+    each draw. A temperature that is not above 0 raises `ModelError`.
     """
     checked_temperature(temperature)
     batch, total, states = unary.shape
@@ -113,12 +95,12 @@ def _weights(
     messages: Tensor, steps: Steps, lengths: Tensor, states: Tensor, temperature: float,
     noise: Tensor, here: slice,
 ) -> Tensor:  # fmt: skip
-    """(count, B, S, N) of some of the steps."""
+    """(count, B, S, N) for some of the steps."""
     following = states[..., here.start + 1 : here.stop + 1]
     many = following.shape[2]  # nothing follows the last step
     last = messages[:, here][:, many:].expand(len(states), -1, -1, -1)
     logits = conditionals(messages[:, here][:, :many], steps, lengths, following, first=here.start)
-    # One name for all of them: they are as large as the answer.
+    # Reuse one name to free intermediate results, which are as large as the answer.
     logits = torch.cat([logits, last], 2) if last.shape[2] else logits
     logits = logits + noise[:, :, here]
     told = (states[..., here] >= 0).unsqueeze(-1)
@@ -131,7 +113,7 @@ def _weights(
 
 
 def held(noise: Tensor) -> Noise:
-    """Noise that is there already, (count, B, T, N), as `traceback` asks for it."""
+    """Given noise (count, B, T, N) as `traceback` asks for it."""
 
     def block(last: int, steps: int) -> Tensor:
         return noise[:, :, last + 1 - steps : last + 1].flip(2).permute(2, 0, 1, 3)

@@ -1,4 +1,14 @@
-"""Log Z by scaled products, with a backward pass written by hand."""
+"""Log Z by scaled products, with a backward pass written by hand.
+
+Every product of the recursion is alpha_{t-1}(i) P_ij e_t(j), each factor at most 1. If the positive
+entries of alpha_{t-1} are at least `state_limit`, and the least positive P_ij times the least
+positive e_t(j) at least `step_limit`, no product underflows, and alpha_t is right to rounding. By
+induction this check of minima suffices, but it is not necessary: a left-to-right chain leaves its
+early states behind at a geometric rate. Otherwise log Z is bounded in float64: from below with
+factors below a floor set to zero, and from above with those raised to the floor, except for hard
+zeros. Where the bounds agree, all lost paths together have a share in Z as small as the gap, which
+holds for the marginals as well. Where they differ, log-space is left.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,11 +19,17 @@ from torch import Tensor
 
 from rdpgraph._core.types import Doubt, LogZ, Unary
 from rdpgraph.logspace.gradients import regradient
-from rdpgraph.structures.chain import logs, native, ranges, sweeps
+from rdpgraph.structures.chain import logs, native, sweeps
 from rdpgraph.structures.chain.factors import Factors, StepFactors, masked
 from rdpgraph.structures.chain.low_rank import ThinFactors
 from rdpgraph.structures.chain.steps import RankSteps, stepping
 from rdpgraph.structures.chain.sweeps import Forward
+
+FLOOR = 1e-140  # of states in float64, between which the bounds are squeezed
+FACTOR_FLOOR = 1e-80  # of factors: a floored state times two of them is a normal number
+_LEAST_SCALE = 1e-150  # of a step: the backward pass divides by it
+_GAP = 1e-9  # nats between the bounds, beyond rounding
+_ROUNDING = 1e-13  # relative, of the sums
 
 
 def log_partition(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
@@ -32,12 +48,12 @@ def log_partition(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
 
 
 def certified(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
-    """Log Z of tables, in float64; in doubt only where underflow may matter."""
-    return _Scaled.apply(ranges.FLOOR, unary, *parts)  # pyright: ignore
+    """Log Z of tables by bounds in float64; in doubt only where underflow may matter."""
+    return _Scaled.apply(FLOOR, unary, *parts)  # pyright: ignore
 
 
 class _Scaled(torch.autograd.Function):
-    """The scaled recursion; with a floor, if it is to be certified."""
+    """The scaled recursion; with a floor for certified bounds."""
 
     @staticmethod
     def forward(ctx: Any, floor: float, unary: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,28 +96,28 @@ class _Scaled(torch.autograd.Function):
 
 
 def _autocast(device: str) -> torch.autocast:
-    """What is asked for now, for the products of the gradient: in bfloat16 within autocast."""
+    """The current autocast mode, for the products of the gradient."""
     return torch.autocast(
         device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device)
     )
 
 
 def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
-    """Scaled factors of log-potentials, by the compiled kernel if it serves, or in torch."""
+    """Scaled factors of log-potentials, by the compiled kernel or in torch."""
     if native.applies(unary, transition):
         return native.factors(unary, transition, lengths)
     return Factors.of(unary, transition, lengths)
 
 
 def forward(factors: StepFactors, *, floor: float = 0.0, upward: bool = False) -> Forward:
-    """A forward sweep: by the compiled kernel, or in torch."""
+    """A forward sweep by the compiled kernel or in torch."""
     if isinstance(factors, Factors) and native.serves(factors):
         return native.forward(factors, floor=floor, upward=upward)
     return sweeps.forward(factors, floor=floor, upward=upward)
 
 
 def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """A backward sweep, likewise: marginals, and the other side of each edge."""
+    """A backward sweep likewise: marginals, and the other side of each edge."""
     if isinstance(factors, Factors) and native.serves(factors):
         return native.backward(factors, swept, gradient)
     return sweeps.backward(factors, swept, gradient)
@@ -109,11 +125,11 @@ def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Te
 
 def _certified(factors: Factors, floor: float) -> tuple[Factors, Forward]:
     """The sweep that bounds Z from below, in doubt where the upper bound is too far from it."""
-    below = factors.squeezed(ranges.FACTOR_FLOOR, upward=False)
+    below = factors.squeezed(FACTOR_FLOOR, upward=False)
     swept = forward(below, floor=floor, upward=False)
-    above = factors.squeezed(ranges.FACTOR_FLOOR, upward=True)
+    above = factors.squeezed(FACTOR_FLOOR, upward=True)
     other = forward(above, floor=floor, upward=True)
-    most = ranges.GAP + ranges.ROUNDING * other.values.abs()
+    most = _GAP + _ROUNDING * other.values.abs()
     same = (other.values == swept.values) | (other.values - swept.values <= most)
-    tiny = (swept.scales > 0) & (swept.scales < ranges.LEAST_SCALE) & factors.inside()
+    tiny = (swept.scales > 0) & (swept.scales < _LEAST_SCALE) & factors.inside()
     return below, replace(swept, doubtful=~same | tiny.any(1))

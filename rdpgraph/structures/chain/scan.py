@@ -1,8 +1,7 @@
 """Log Z by an associative scan: pairs of steps multiplied in a tree, for few states and many steps.
 
-A step of the recursion is a handful of calls, however small the matrices; the tree makes as many
-calls per level, and has log2 T levels. It pays for that with N times the arithmetic and O(T N^2)
-memory, so it is for small N only, where the calls are what takes the time.
+It needs a few calls for each of log2 T levels instead of each step, but N times the arithmetic and
+O(T N^2) memory: it is faster for small N, where calls dominate.
 """
 
 import math
@@ -13,23 +12,16 @@ from torch import Tensor
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.structures.chain.factors import inside, masked, peak
 
+# Seconds on a CPU: a level of the tree, each of its matrices; a step in torch, a compiled one.
 _LEVEL, _MATRIX = 165e-6, 1.2e-6
-"""Seconds of a level of the tree and each of its matrices, on a CPU."""
 _STEP, _COMPILED = 11e-6, 1e-6
-"""The same of the calls of a step of the recursion, in torch and in the compiled kernel."""
+# Seconds of a launch on a GPU, and launches of a step and of a level.
 _LAUNCH, _STEP_LAUNCHES, _LEVEL_LAUNCHES = 5e-6, 7, 22
-"""The same on a GPU, and that of a step, where launches are what takes the time."""
-_MEMORY = 2**28
-"""Bytes of matrices."""
+_MEMORY = 2**28  # bytes of matrices
 
 
 def worthwhile(unary: Tensor, *, compiled: bool) -> bool:
-    """Whether a scan is expected to be faster than the recursion.
-
-    Args:
-        unary: (B, T, N).
-        compiled: whether the recursion would be that of the kernel.
-    """
+    """Return whether a scan is expected to be faster than the recursion, compiled or in torch."""
     batch, steps, states = unary.shape
     if steps < 8 or 4 * batch * steps * states**2 * unary.element_size() > _MEMORY:
         return False
@@ -42,7 +34,7 @@ def worthwhile(unary: Tensor, *, compiled: bool) -> bool:
         work = 6 * batch * steps * states**2 / 1e12
         recursion = steps * _LAUNCH * _STEP_LAUNCHES
         scan = levels * _LAUNCH * _LEVEL_LAUNCHES
-    # Small matrices do not reach the rate of large ones.
+    # Small matrices run below the rate of large ones.
     return scan + 4 * work * states < recursion + work
 
 
@@ -65,7 +57,7 @@ def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tup
         paired = left @ right
         scale = paired.detach().amax((-2, -1), keepdim=True)
         scale = torch.where(scale > 0, scale, 1.0)
-        # A product that is zero has no bound on its gradient, and no part in any other.
+        # A zero product has an unbounded gradient, and adds nothing.
         paired = torch.where(paired > 0, paired / scale, 0.0)
         doubtful = doubtful | _low(paired.detach(), paired.detach() > 0, None)
         shifts = offset[:, :-1:2] + offset[:, 1::2] + scale.log()
@@ -87,7 +79,7 @@ def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tup
 
 
 def _low(factors: Tensor, possible: Tensor, within: Tensor | None) -> Tensor:
-    """(B,) bool: items with an entry so small that its product with another could be lost."""
+    """(B,) bool: items with an entry so small that its product with another may underflow."""
     limit = math.exp(-40.0) if factors.dtype == torch.float32 else math.exp(-300.0)
     low = possible & (factors < limit)
     if within is not None:

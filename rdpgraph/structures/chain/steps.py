@@ -1,7 +1,4 @@
-"""What lies between neighbouring steps of chains: tables of pairs of states, or ranks.
-
-A recursion asks this alone, so that it is written once for both.
-"""
+"""Transitions between neighbouring steps of chains: tables of pairs of states, or ranks."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,10 +14,9 @@ from rdpgraph.logspace.gradients import regradient
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, soft_sum
 from rdpgraph.structures.chain.factors import product, step_of
 
-_CELLS = 2**20  # values from all states that are made at a time
+_CELLS = 2**20  # values from all states that are formed at a time
+# Terms at a time, in one buffer for all steps: reallocation at each step would fragment memory.
 _BLOCK = 2**18
-"""Terms at a time. They have one room for all steps: a block allocated again at each would leave
-holes too large for what is kept and, once that is in them, too small for the next block."""
 
 
 class Steps(ABC):
@@ -31,7 +27,7 @@ class Steps(ABC):
 
     @abstractmethod
     def turned(self) -> "Steps":
-        """The same with the states before and after exchanged; the steps keep their numbers."""
+        """The same with the states before and after exchanged."""
 
     @abstractmethod
     def advance(self, step: int, state: Tensor) -> Tensor:
@@ -39,20 +35,15 @@ class Steps(ABC):
 
     @abstractmethod
     def blocks(self, step: int, width: int) -> Iterable[Tensor]:
-        """In blocks of so many states after the step: (N, width) or (1 or B, N, width)."""
+        """Values in blocks of ``width`` states after the step: (N, width) or (1 or B, N, width)."""
 
     @abstractmethod
     def values(self, before: Tensor, after: Tensor) -> Tensor:
-        """(*lead, B, T - 1) those of one pair of states at each step; differentiable.
-
-        Args:
-            before: (*lead, B, T - 1) states.
-            after: those at the next step.
-        """
+        """(*lead, B, T - 1) the value of one pair of states at each step; differentiable."""
 
     @abstractmethod
     def columns(self, after: Tensor, *, first: int) -> Tensor:
-        """(count, B, S, N) those from every state to one at the next step; differentiable.
+        """(count, B, S, N) values from every state to one at the next step; differentiable.
 
         Args:
             after: (count, B, S) states after each of S steps.
@@ -61,7 +52,7 @@ class Steps(ABC):
 
     @abstractmethod
     def column(self, step: int, after: Tensor) -> Tensor:
-        """(count, B, N) the same at one step, without gradient; zero where the state is N."""
+        """(count, B, N) `columns` of one step, without gradient; zero where the state is N."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,11 +69,9 @@ class TableSteps(Steps):
     _room: list[Tensor] = field(default_factory=list[Tensor], init=False)
 
     def turned(self) -> "TableSteps":
-        """With the tables transposed."""
         return TableSteps(self.table.mT, self.slow)
 
     def advance(self, step: int, state: Tensor) -> Tensor:
-        """By a product of probabilities, O(N^2); in logs where that would underflow."""
         matrix = self._at(step)
         if self.slow:
             self._room[:] = self._room or [room_for(state.unsqueeze(1))]
@@ -91,7 +80,7 @@ class TableSteps(Steps):
         logs = state + scale
         top = finite(logs.detach().amax(1, keepdim=True))
         total = product((logs - top).exp(), weights)
-        # What underflowed is at most `tiny` for each of N terms.
+        # Each of N terms may have lost `tiny` to underflow.
         limits = torch.finfo(total.dtype)
         low = total.detach() < limits.tiny / limits.eps * total.shape[-1]
         if bool(low.any()) and bool((low & _reached(state, matrix)).any()):
@@ -100,25 +89,21 @@ class TableSteps(Steps):
         return torch.where(positive, torch.where(positive, total, 1.0).log() + top, -math.inf)
 
     def blocks(self, step: int, width: int) -> Iterable[Tensor]:
-        """Views of the table."""
         matrix = self._at(step)
         return matrix.split(width, -1) if width < matrix.shape[-1] else (matrix,)
 
     def values(self, before: Tensor, after: Tensor) -> Tensor:
-        """Looked up in the table."""
         if self.table.ndim == 2:
             return self.table[before, after]
         return self.table[*_places(self.table, before), before, after]
 
     def columns(self, after: Tensor, *, first: int) -> Tensor:
-        """Looked up in the table."""
         if self.table.ndim == 2:
             rows = self.table.mT.index_select(0, after.reshape(-1))
             return rows.reshape(*after.shape, len(self.table))
         return self.table.mT[*_places(self.table, after, first), after]
 
     def column(self, step: int, after: Tensor) -> Tensor:
-        """Looked up; a state N is one more, of zeros."""
         if self.table.ndim == 2:
             return torch.embedding(self._padded, after)
         return self._padded[self._items, step, after]
@@ -128,7 +113,7 @@ class TableSteps(Steps):
 
     @differentiable_property
     def _each(self) -> tuple[Tensor, ...]:
-        # One unbinding: its gradient is one tensor, that of an index is one for each step.
+        # One unbinding has one gradient tensor; indices would have one for each step.
         return self.table.unbind(1)
 
     @differentiable_property
@@ -164,15 +149,13 @@ class RankSteps(Steps):
 
     @property
     def shared(self) -> bool:
-        """Whether all steps have the same."""
+        """Whether all steps have the same factors."""
         return self.left.ndim == self.right.ndim == 2
 
     def turned(self) -> "RankSteps":
-        """With the sides exchanged."""
         return RankSteps(self.right, self.left)
 
     def advance(self, step: int, state: Tensor) -> Tensor:
-        """By way of the ranks, O(N r)."""
         return self.to_states(step, self.to_ranks(step, state))
 
     def between(self, states: Tensor) -> Tensor:
@@ -182,25 +165,22 @@ class RankSteps(Steps):
         return states
 
     def to_ranks(self, step: int, state: Tensor) -> Tensor:
-        """(B, r) the sums over the states before a step, (B, N)."""
+        """(B, r) sums over the states before a step, (B, N)."""
         return self._gathering.times(step, state)
 
     def to_states(self, step: int, ranks: Tensor) -> Tensor:
-        """(B, N) the sums over the ranks, (B, r), for the states after a step."""
+        """(B, N) sums over the ranks, (B, r), for the states after a step."""
         return self._spreading.times(step, ranks)
 
     def blocks(self, step: int, width: int) -> Iterable[Tensor]:
-        """Made when they are asked for, O(N r width) each."""
         left = self._columns.at(step)
         for block in step_of(self.right, step).split(width, -2):
             yield left.times(block).mT
 
     def values(self, before: Tensor, after: Tensor) -> Tensor:
-        """Sums over the ranks, O(r) for each."""
         return soft_sum(_rows(self.left, before) + _rows(self.right, after), -1)
 
     def columns(self, after: Tensor, *, first: int) -> Tensor:
-        """By products of matrices, O(N r) for each, some steps at a time."""
         count, batch, steps = after.shape
         width = max(1, _CELLS // max(1, count * batch * self.left.shape[-2]))
         if width < steps:
@@ -215,7 +195,6 @@ class RankSteps(Steps):
         return left.times(rows.movedim(0, 2)).movedim(2, 0)
 
     def column(self, step: int, after: Tensor) -> Tensor:
-        """O(N r) for each."""
         states = self.left.shape[-2]
         right, known = step_of(self.right, step), after.clamp(max=states - 1)
         items = torch.arange(after.shape[1], device=after.device)
@@ -238,7 +217,7 @@ class RankSteps(Steps):
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """One side's log-matrices; the one that all steps share is made once.
+    """One side's log-matrices; a shared one is prepared once.
 
     Attributes:
         shared: (n, k).
@@ -250,7 +229,7 @@ class _Factors:
 
     @staticmethod
     def of(side: Tensor) -> "_Factors":
-        """(n, k), or (1 or B, T - 1, n, k)."""
+        """From (n, k), or (1 or B, T - 1, n, k)."""
         return (
             _Factors(LogMatrix.of(side), ()) if side.ndim == 2 else _Factors(None, side.unbind(1))
         )
@@ -259,14 +238,14 @@ class _Factors:
         return self.shared or LogMatrix.of(self.each[step])
 
     def all_times(self, rows: Tensor) -> Tensor:
-        """(B, T - 1, k) through the matrix of each step, as (B, T - 1, n)."""
+        """(B, T - 1, k) times the matrix of each step, as (B, T - 1, n)."""
         if self.shared is not None:
             return self.shared.times(rows)
         matrices = LogMatrix.of(torch.stack(self.each, 1))
         return matrices.times(rows.unsqueeze(2)).squeeze(2)
 
     def times(self, step: int, rows: Tensor) -> Tensor:
-        """(B, k) through the matrix of a step, as (B, n); or (count, B, k) as (count, B, n)."""
+        """(B, k) times the matrix of a step, as (B, n); or (count, B, k) as (count, B, n)."""
         if self.shared is not None:
             return self.shared.times(rows)
         if rows.ndim == 2:
@@ -285,19 +264,19 @@ def stepping(first: Tensor, *others: Tensor) -> Tensor | RankSteps:
 
 
 def _scaled(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities whose rows have maximum 1, and the log of what they were divided by."""
+    """Probabilities whose rows have maximum 1, and the logs of the scales."""
     peak = finite(matrix.detach().amax(-1))
     return (matrix - peak.unsqueeze(-1)).exp(), peak
 
 
 @torch.no_grad()
 def _reached(state: Tensor, matrix: Tensor) -> Tensor:
-    """(B, N) which states any possible one leads to."""
+    """(B, N) the states that any possible one leads to."""
     return product((state > -math.inf).to(state), (matrix > -math.inf).to(state)) > 0
 
 
 def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor | int, Tensor]:
-    """The items and steps of states (..., B, S) in a table or factors per step."""
+    """Items and steps of states (..., B, S), to index a table or factors per step."""
     batch, steps = states.shape[-2:]
     items = torch.arange(batch, device=states.device).unsqueeze(1) if len(side) != 1 else 0
     return items, torch.arange(first, first + steps, device=states.device)
@@ -309,7 +288,7 @@ def _rows(side: Tensor, states: Tensor, first: int = 0) -> Tensor:
 
 
 def room_for(unary: Tensor) -> Tensor:
-    """Memory for the terms of `advance`, for states (B, N) of unary potentials (B, T, N)."""
+    """A buffer for the terms of `advance`, for states (B, N) of unary potentials (B, T, N)."""
     size = unary.shape[0] * unary.shape[2]
     return torch.empty(size * _width(size), dtype=unary.dtype, device=unary.device)
 
@@ -317,7 +296,7 @@ def room_for(unary: Tensor) -> Tensor:
 def advance(state: Tensor, transition: Tensor, room: Tensor | None = None) -> Tensor:
     """``logsumexp_i(state_i + transition_ij)``: (B, N), with (N, N) or (1 or B, N, N).
 
-    One step of the recursion in log-space: exact whatever the range, and slow.
+    One step of the recursion in log-space: exact at any range, and slow.
     """
     room = room_for(state.unsqueeze(1)) if room is None else room
     return _Advance.apply(state, transition, room)  # pyright: ignore
@@ -328,7 +307,7 @@ def _summed(state: Tensor, transition: Tensor) -> Tensor:
 
 
 class _Advance(torch.autograd.Function):
-    """A step of the recursion in blocks of columns; keeps its arguments and its result alone."""
+    """A step of the recursion in blocks of columns; only arguments and result are kept."""
 
     @staticmethod
     def forward(ctx: Any, state: Tensor, transition: Tensor, room: Tensor) -> Tensor:
@@ -363,12 +342,12 @@ class _Advance(torch.autograd.Function):
 
 
 def _width(size: int) -> int:
-    """Columns of a block, for states of some size altogether."""
+    """The columns of a block, for states of ``size`` elements."""
     return max(1, _BLOCK // max(1, size))
 
 
 def _terms(state: Tensor, block: Tensor, room: Tensor) -> Tensor:
-    """(B, N, columns): a state and a transition out of it, summed in the room for that."""
+    """(B, N, columns): a state plus transitions out of it, in the buffer."""
     batch, states = state.shape
     shape = (batch, states, block.shape[-1])
     return torch.add(state.unsqueeze(2), block, out=room[: math.prod(shape)].view(shape))

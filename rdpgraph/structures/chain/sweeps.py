@@ -12,13 +12,13 @@ from rdpgraph.structures.chain.factors import StepFactors, inside, joined, peak,
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What a forward sweep found.
+    """Results of a forward sweep.
 
     Attributes:
         states: (B, T, N): alpha, each row summing to 1, or to 0 where nothing is possible.
         scales: (B, T): the sum of each row before it was normalised.
         values: (B,): log Z in nats.
-        doubtful: (B,) bool: whether underflow may have taken something, as `ranges` has it.
+        doubtful: (B,) bool: whether underflow may have taken something.
     """
 
     states: Tensor
@@ -34,12 +34,12 @@ def forward(factors: StepFactors, *, floor: float = 0.0, upward: bool = False) -
 
 
 def swept(factors: StepFactors, *, floor: float, upward: bool) -> tuple[Tensor, Tensor]:
-    """States (T, B, N) and their sums (T, B), before they were normalised, of `forward`.
+    """States (T, B, N) of `forward`, and their sums (T, B) before normalisation.
 
-    What takes the time of small chains is the number of calls: four for each step.
+    Four calls for each step, which dominate the time of small chains.
     """
     batch, steps, count = factors.unary.shape
-    # In order of the steps, and in place of the emissions.
+    # In order of the steps; states overwrite the emissions.
     states, scales = (
         factors.offset.new_empty(steps, batch, count),
         factors.offset.new_empty(steps, batch, 1),
@@ -55,17 +55,16 @@ def swept(factors: StepFactors, *, floor: float, upward: bool) -> tuple[Tensor, 
                 room.masked_fill_(begins[step], 1.0)
             state.mul_(room)
         torch.mm(state, ones, out=scale)
-        torch.div(state, scale, out=state)  # no number where nothing is possible: see below
+        torch.div(state, scale, out=state)  # NaN where nothing is possible: see below
         if floor:
             state.copy_(squeezed(state, floor, upward=upward))
-    # What has died stays dead.
     states.masked_fill_(states.isnan(), 0.0)
     scales.masked_fill_(scales.isnan(), 0.0)
     return states, scales.squeeze(2)
 
 
 def finished(factors: StepFactors, states: Tensor, scales: Tensor) -> Forward:
-    """What comes of the states and scales of all steps; states beyond the lengths become 0."""
+    """The results, from the states and scales of all steps; states beyond the lengths become 0."""
     within = factors.inside()
     states.masked_fill_(~within.unsqueeze(2), 0.0)
     terms = torch.where(within, scales.log() + factors.offset, 0.0)
@@ -76,8 +75,8 @@ def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Te
     """Marginals times the gradient of log Z, and the other side of each edge, both (B, T, N).
 
     With beta_t = P (e_{t+1} beta_{t+1} / c_{t+1}) the marginals are alpha_t beta_t, and those of
-    the edge from t are alpha_t(i) P_ij ahead_t(j); ahead is zero at the last step. A state that
-    no prefix reaches has no bound on its beta, and no part in any other: it is left out.
+    the edge from t are alpha_t(i) P_ij ahead_t(j); ahead is zero at the last step. States that no
+    prefix reaches have an unbounded beta, and are left out.
     """
     states, (batch, steps, count) = swept.states, swept.states.shape
     # In order of the steps; what is ahead of one begins as the next one's share.
@@ -98,7 +97,7 @@ def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Te
 
 
 def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor, floor: float) -> Tensor:
-    """Log Z, (B,), by operations that autograd can differentiate again; keeps O(T N)."""
+    """(B,) log Z by operations that autograd can differentiate again; keeps O(T N)."""
     rows, top = peak(unary.detach(), (2,)), peak(transition.detach(), (-2, -1))
     emission, matrix = (unary - rows).exp(), (transition - top).exp()
     totals: list[Tensor] = []
@@ -117,13 +116,13 @@ def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor, floor: float) -
 
 
 def squeezed(state: Tensor, floor: float, *, upward: bool) -> Tensor:
-    """States below a floor made it, except for hard zeros; or made zero."""
+    """States below a floor raised to it, except for hard zeros; or set to zero."""
     if upward:
         return torch.where(state > 0, state.clamp(min=floor), 0.0)
     return torch.where(state < floor, 0.0, state)
 
 
 def _steps_equal(starts: Tensor, steps: int) -> Sequence[Tensor]:
-    """For each step (B, 1) bool: which items begin at it."""
+    """For each step (B, 1) bool: the items that begin at it."""
     numbers = torch.arange(steps, device=starts.device).reshape(-1, 1, 1)
     return (numbers == starts.unsqueeze(1)).unbind(0)

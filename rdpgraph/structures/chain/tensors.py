@@ -1,4 +1,4 @@
-"""The form in which every function of this folder takes chains."""
+"""Chains as tensors with one batch dim."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,7 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.chain.steps import RankSteps
 
-MOST_TABULATED = 2**28
-"""Entries of the transitions that a `Potential` is written out to, where a table is needed."""
+MOST_TABULATED = 2**28  # the most entries of a table that a `Potential` is written out to
 
 
 Link = TypeVar("Link", bound=Tensor | RankSteps)
@@ -24,9 +23,8 @@ class Parts(NamedTuple, Generic[Link]):
 
     Attributes:
         unary: (B, T, N) log-potentials in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T - 1, N, N) per step; [from, to]; or of low rank, as it is.
-        lengths: (B,) int64, 0 to T; an item uses the unary of so many steps, and the transitions
-            between them.
+        transition: (N, N), or (1 or B, T - 1, N, N) per step; [from, to]; or ranks.
+        lengths: (B,) int64, 0 to T.
     """
 
     unary: Tensor
@@ -35,7 +33,7 @@ class Parts(NamedTuple, Generic[Link]):
 
     @staticmethod
     def of(unary: Tensor, given: Tensor | Potential, lengths: Tensor) -> "ChainTensors":
-        """From (*batch, T, N), (N, N) or dims that broadcast to (*batch, T - 1, N, N), and (B,)."""
+        """Flatten (*batch, T, N), a transition that broadcasts to that batch, and lengths (B,)."""
         *batch, total, states = unary.shape
         transition = flattened(table_of(given), batch)
         dtype = torch.promote_types(unary.dtype, transition.dtype)
@@ -45,7 +43,7 @@ class Parts(NamedTuple, Generic[Link]):
 
     @staticmethod
     def of_ranks(unary: Tensor, low: LowRank, lengths: Tensor) -> "RankTensors":
-        """From (*batch, T, N), factors of leads that broadcast to (*batch, T - 1), and (B,)."""
+        """Flatten (*batch, T, N), factors of leads that broadcast to (*batch, T - 1), and (B,)."""
         *batch, total, states = unary.shape
         dtype = torch.promote_types(unary.dtype, low.dtype)
 
@@ -74,17 +72,13 @@ def flattened(transition: Tensor, batch: Sequence[int]) -> Tensor:
 
 
 def of_items(parts: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
-    """The tensors of some items of the batch: the unary, tables or factors, and lengths."""
+    """The tensors of some items: the unary, tables or factors, and lengths."""
     shared = (part.ndim == 2 or (part.ndim > 3 and len(part) == 1) for part in parts)
     return [part if alone else part[rows] for part, alone in zip(parts, shared, strict=True)]
 
 
 def table_of(transition: Tensor | Potential, *, of: str = "Chain") -> Tensor:
-    """A transition as a tensor.
-
-    Raises:
-        BudgetError: a potential with more than `MOST_TABULATED` entries.
-    """
+    """A transition as a tensor; `BudgetError` above `MOST_TABULATED` entries."""
     if isinstance(transition, Tensor):
         return transition
     entries = math.prod(transition.shape)

@@ -1,1 +1,1 @@
-"""Compact charts: recursions that visit only what a mask keeps."""
+"""Recursions over trees and bitexts that visit only the places a mask keeps."""

@@ -1,4 +1,4 @@
-"""Spans and bispans that required pairs leave, as lists, and the ways to join them."""
+"""Spans and bispans that required pairs leave, and the ways to join them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,19 +8,16 @@ from torch import Tensor
 
 
 def each(many: Tensor) -> tuple[Tensor, Tensor]:
-    """Each number as often as `many` (n,) says: which, and how many of it come before."""
+    """Repeat each index as often as ``many`` (n,) says; the indices, and a count within each."""
     index = torch.repeat_interleave(torch.arange(len(many), device=many.device), many)
     within = torch.arange(len(index), device=many.device)
     return index, within - (many.cumsum(0) - many)[index]
 
 
 def matched(left: Tensor, right: Tensor, *, among: int | None = None) -> tuple[Tensor, Tensor]:
-    """All pairs of places in which two lists of numbers are equal, by those of the left one.
+    """All pairs of equal numbers of two lists (n,) and (m,), as indices, ordered by the left.
 
-    Args:
-        left: (n,).
-        right: (m,).
-        among: that all numbers are below, where they are few and none is negative.
+    ``among`` bounds the numbers if they are few and non-negative.
     """
     values, order = right.sort(stable=True)
     if among is None:
@@ -35,13 +32,13 @@ def matched(left: Tensor, right: Tensor, *, among: int | None = None) -> tuple[T
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """The spans of some sentences that a mask leaves.
+    """Spans of sentences that a mask leaves.
 
     Attributes:
-        item: (P,) which sentence, by width.
+        item: (P,) the sentence of each, by width.
         ends: (2, P) the first and the last word.
-        rows: where each width begins among them, and P.
-        number: (B, T, T) the number of each span; -1: left out.
+        rows: the first index of each width, and P.
+        number: (B, T, T) the index of each span; -1: left out.
     """
 
     item: Tensor
@@ -51,13 +48,7 @@ class Spans:
 
     @classmethod
     def of(cls, lengths: Tensor, required: Tensor, forbidden: Tensor) -> "Spans":
-        """Spans that cross no required span and are not forbidden; words are always there.
-
-        Args:
-            lengths: (B,).
-            required: (B, T, T) bool, [first, last].
-            forbidden: likewise.
-        """
+        """Spans that cross no required span (B, T, T) and are not forbidden; words are kept."""
         total = required.shape[1]
         place = torch.arange(total, device=required.device)
         first, last = place.unsqueeze(1), place
@@ -79,7 +70,7 @@ class Spans:
         return cls(item, torch.stack([left, right]), rows, number)
 
     def joins(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The whole, the left part and the right one of every way; the whole may be -1."""
+        """The whole, left part and right part of every way; a whole left out is -1."""
         total = self.number.shape[1]
         first, last = self.ends
         own = self.item * (total + 1) + first
@@ -95,18 +86,18 @@ _BITS = 62  # of a number that holds a set of links
 
 @dataclass(frozen=True, eq=False)
 class Bispans:
-    """The bispans of some sentence pairs that have both or none of the words of every link.
+    """Bispans of sentence pairs that have both or neither of the words of every link.
 
-    They are found by their sets of links, of which those of the source span and of the target span
-    must be the same: in time and memory O(p^2 + q^2) and that of those found.
+    They are the pairs of a source and a target span with equal sets of links: found in time and
+    memory O(p^2 + q^2) and their number.
 
     Attributes:
-        item: (P,) which sentence pair, by size.
+        item: (P,) the sentence pair, by size.
         ends: (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target.
-        rows: where each size begins among them, and P.
+        rows: the first index of each size, and P.
         shape: p and q, of the longest.
         index: (S,) for each source span where its bispans begin; (T,) the place of each target
-            span among them; (all,) the number of each, -1 if it is left out.
+            span among them; (all,) the index of each, -1 if it is left out.
     """
 
     item: Tensor
@@ -117,17 +108,17 @@ class Bispans:
 
     @classmethod
     def of(cls, lengths: tuple[Tensor, Tensor], links: Tensor, allowed: Tensor | None) -> "Bispans":
-        """Those of B sentence pairs.
+        """Find the bispans of B sentence pairs.
 
         Args:
             lengths: (B,) of the sources and of the targets.
             links: (n, 3) item, source word and target word.
-            allowed: (B or 1, p + 1, p + 1, q + 1, q + 1) bool: others are left out.
+            allowed: (B or 1, p + 1, p + 1, q + 1, q + 1) bool; None: all.
         """
         p, q = (int(own.max()) if len(own) else 0 for own in lengths)
         batch, device = len(lengths[0]), links.device
         spans = [_spans(batch, most, device) for most in (p, q)]
-        # Spans beyond an item's length are of a group of their own, which has no other side.
+        # Spans beyond an item's length get a key that no span of the other side has.
         keys = [
             torch.where(last > own[item], batch + side, item)
             for side, (own, (item, _, last)) in enumerate(zip(lengths, spans, strict=True))
@@ -175,9 +166,9 @@ class Bispans:
         return cls(owner[chosen], ends[:, chosen], rows, shape, index)
 
     def numbers(self, item: Tensor, ends: Tensor) -> Tensor:
-        """(n,) the numbers of bispans (4, n) that have both or none of all links; -1: left out.
+        """(n,) the indices of bispans (4, n) that agree with all links; -1: left out.
 
-        Of one that is no join of kept ones the answer means nothing.
+        Undefined for a bispan that does not agree with them.
         """
         p, q = self.shape
         row, column, number = self.index
@@ -187,7 +178,7 @@ class Bispans:
         return number[row[source] + column[target]]
 
     def joins(self) -> tuple[Triple, Triple]:
-        """Straight and inverted: the whole, the left part and the right one of every way."""
+        """The whole, left part and right part of every straight way, and of every inverted one."""
         i, k, j, m = self.ends
         straight = self._matched((k, m), (i, j), (0, 1, 0, 1))
         both = (k > i) & (m > j)
@@ -198,7 +189,7 @@ class Bispans:
         self, corner: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor],
         sides: tuple[int, int, int, int], some: Tensor | None = None,
     ) -> Triple:  # fmt: skip
-        """All pairs of which a corner of the left part is another one of the right part."""
+        """All pairs where a corner of the left part equals another corner of the right part."""
         p, q = self.shape
         left = right = torch.arange(len(self.item), device=self.item.device)
         if some is not None:
@@ -214,19 +205,19 @@ class Bispans:
 
 
 def _triangle(first: Tensor, last: Tensor) -> Tensor:
-    """The number of a span, first <= last, in the order of its end."""
+    """The index of a span, first <= last, in order of its end."""
     return last * (last + 1) // 2 + first
 
 
 def _spans(batch: int, most: int, device: torch.device) -> Triple:
-    """(S,) item, first and last of all spans of `most` words, in the order of their numbers."""
+    """(S,) item, first and last of all spans of ``most`` words, in order of index."""
     last, first = torch.tril_indices(most + 1, most + 1, device=device)
     item = torch.arange(batch, device=device).repeat_interleave(len(first))
     return item, first.repeat(batch), last.repeat(batch)
 
 
 def _bits(item: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some links at a time, as many of an item as a number has bits, and a bit for each."""
+    """Groups of links, as many of an item as a number has bits, and a bit for each."""
     count = torch.bincount(item, minlength=batch)
     order = item.argsort(stable=True)
     rank = torch.empty_like(order)
@@ -238,7 +229,7 @@ def _bits(item: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _refined(keys: list[Tensor], codes: list[Tensor]) -> list[Tensor]:
-    """Numbers that are equal where both keys and codes are."""
+    """Keys that are equal where both keys and codes are."""
     _, code = torch.cat(codes).unique(return_inverse=True)
     _, key = (torch.cat(keys) * (int(code.max()) + 1) + code).unique(return_inverse=True)
     return list(key.split([len(own) for own in keys]))

@@ -1,7 +1,4 @@
-"""Sums over the derivations of a forest, size by size, and what they expect of it.
-
-Per place and class of labels, in log-space throughout, so that no range of potentials is lost.
-"""
+"""The inside-outside recursion over a forest, size by size, in log-space throughout."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +12,7 @@ from rdpgraph._core.cache import cached_property
 
 @dataclass(frozen=True, eq=False)
 class Binary:
-    """Rules of one or more kinds, over classes of labels that no rule tells apart.
+    """Rules of one or more kinds, over classes of labels that no rule distinguishes.
 
     Attributes:
         table: (B or 1, K, G * L * R) log-weights of a label given the kind and the classes of its
@@ -32,7 +29,7 @@ class Binary:
 
     @staticmethod
     def of(tables: Sequence[Tensor]) -> "Binary":
-        """From tables (B or 1, K, K, K), one for each kind, in doubles."""
+        """Rules from tables (B or 1, K, K, K), one for each kind, in doubles."""
         many = max(len(table) for table in tables)
         stack = torch.stack([table.double().expand(many, -1, -1, -1) for table in tables], 2)
         sides: list[Tensor] = []
@@ -63,21 +60,21 @@ class Binary:
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """The kept places of some items, by size; and the ways to make one of two smaller ones.
+    """The kept places of some items, by size, and the ways to make one of two smaller ones.
 
-    A place stands in a derivation once at most, with one label. Time and memory of all that is
-    done with a forest are in proportion to its places and ways.
+    A derivation uses a place once at most, with one label. Time and memory are in proportion to
+    places and ways.
 
     Attributes:
-        item: (P,) which item each place belongs to.
+        item: (P,) the item of each place.
         ends: (P, K) log-potentials of a place without parts; -inf if it must have some.
-        joined: (P, K) of a place with parts, beside what the rules say.
-        rows: where each size begins among the places, and P.
+        joined: (P, K) of a place with parts, without its rule.
+        rows: the first place of each size, and P.
         left: (E,) the left part of each way, ordered by the whole and the kind of rule.
         right: (E,) the right part.
-        ways: (P * G,) how many there are for each whole and kind.
-        rules: what joins them.
-        tops: (B,) the place of each item's whole; -1: it has none, and Z is 0.
+        ways: (P * G,) the number of ways for each whole and kind.
+        rules: the rules.
+        tops: (B,) the place of each item's whole; -1: none, and Z is 0.
         root: (B or 1, K) log-potentials of its label.
     """
 
@@ -94,13 +91,13 @@ class Forest:
 
     @cached_property
     def whole(self) -> Tensor:
-        """(E,) for each way the number of its whole and kind, place * G + kind."""
+        """(E,) the whole and kind of each way, as place * G + kind."""
         every = torch.arange(len(self.ways), device=self.ways.device)
         return torch.repeat_interleave(every, self.ways, output_size=len(self.left))
 
     @cached_property
     def before(self) -> Tensor:
-        """(P * G + 1,) how many ways stand before those of each whole and kind."""
+        """(P * G + 1,) the first way of each whole and kind."""
         return torch.nn.functional.pad(self.ways.cumsum(0), (1, 0))
 
     @cached_property
@@ -119,16 +116,13 @@ def joined_forest(
     places: int,
     triples: Sequence[tuple[Tensor, Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Left and right parts, ordered by whole and kind, and how many each has.
+    """Left and right parts ordered by whole and kind, and the number of ways of each of them.
 
-    Args:
-        places: P.
-        triples: for each kind (whole, left, right), of which those with a whole below 0 are none.
+    ``triples`` has (whole, left, right) for each kind; a whole below 0 is left out.
     """
     kinds = len(triples)
     whole = torch.cat([own * kinds + kind for kind, (own, _, _) in enumerate(triples)])
     left, right = (torch.cat([own[side] for own in triples]) for side in (1, 2))
-    # Numbers of 16 bits at a time would be sorted in linear time; these are few.
     whole, order = whole.sort()
     gone = int((whole < 0).sum())
     whole, order = whole[gone:], order[gone:]
@@ -137,7 +131,7 @@ def joined_forest(
 
 
 LOWEST = -torch.finfo(torch.float64).max
-"""What is taken off logs that are all -inf: they stay so, where -inf off -inf is NaN."""
+"""A finite stand-in for a shift of -inf, which would make NaN of -inf."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +140,8 @@ class Expected:
 
     Attributes:
         places: (P, K) the probability of each label at each place.
-        ended: (P, K) and without parts.
-        rules: (B, K, G, L, R) the expected number of uses of each rule.
+        ended: (P, K) that, without parts.
+        rules: (B, K, G, L, R) the expected uses of each rule.
     """
 
     places: Tensor
@@ -160,7 +154,7 @@ class Inside:
     """Log-sums over the derivations below each place.
 
     Attributes:
-        forest: whose.
+        forest: the places and ways.
         labels: (P, K) of each label.
         lefts: (P, L) of each class of labels as a left part.
         rights: (P, R) as a right part.
@@ -180,7 +174,7 @@ class Inside:
 
     @cached_property
     def tops(self) -> Tensor:
-        """(B, K) of the whole, with the potentials of its label."""
+        """(B, K) log-sums of the whole, with the potentials of its label."""
         tops = self.forest.tops
         if not len(self.labels):
             return self.forest.root.new_full((len(tops), self.forest.root.shape[1]), -math.inf)
@@ -189,11 +183,10 @@ class Inside:
 
     @cached_property
     def choices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Probabilities of the ways of a place, given its label.
+        """Probabilities of the ways of a place given its label, and of labels given classes.
 
-        (P, K) that it ends; (P, K, G L R) that it is joined by a kind of rule of parts of some
-        classes. And given the class of a part, of its label: (P, K) as a left one, (P, K) as a
-        right one.
+        (P, K) that it has no parts; (P, K, G L R) that it has parts of a kind and of classes; (P,
+        K) of the label given its class as a left part, and (P, K) as a right part.
         """
         forest, rules = self.forest, self.forest.rules
         alive = self.labels.clamp(min=LOWEST)
@@ -211,7 +204,7 @@ class Inside:
         return logs.sub_(self.sums.clamp(min=LOWEST)[forest.whole]).exp_()
 
     def expected(self) -> Expected:
-        """From the wholes downwards."""
+        """Averages by the outside recursion."""
         forest, rules = self.forest, self.forest.rules
         ends, joined, left, right = self.choices
         shares, (lefts, rights) = self.shares, rules.counts
@@ -245,12 +238,12 @@ class Inside:
         return Expected(places, places * ends, counts.unflatten(2, shape))
 
     def _ruled(self, place: slice) -> Tensor:
-        """(n, K, G L R) of some places: sums and rules."""
+        """(n, K, G L R) sums and rules of some places."""
         return _ruled(self.forest, self.sums, place)
 
 
 def inside(forest: Forest) -> Inside:
-    """The log-sums of a forest, from the smallest places up."""
+    """The inside recursion over a forest."""
     rules = forest.rules
     lefts, rights = rules.counts
     labels = forest.ends.clone()
@@ -278,7 +271,7 @@ def _ruled(forest: Forest, sums: Tensor, place: slice) -> Tensor:
 
 
 def _pairs(lefts: Tensor, rights: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """(E, L * R) the logs of products of both parts."""
+    """(E, L * R) log-products of both parts."""
     first, second = lefts.index_select(0, left), rights.index_select(0, right)
     if first.shape[1] == second.shape[1] == 1:
         return first.add_(second)
@@ -286,7 +279,7 @@ def _pairs(lefts: Tensor, rights: Tensor, left: Tensor, right: Tensor) -> Tensor
 
 
 def segments(logs: Tensor, counts: Tensor, segment: Tensor) -> Tensor:
-    """(n, C) the log-sums of rows (E, C) that stand together."""
+    """(n, C) log-sums of consecutive rows (E, C)."""
     peak = torch.segment_reduce(logs, "max", lengths=counts, unsafe=True).clamp_(min=LOWEST)
     terms = logs.sub_(peak.index_select(0, segment)).exp_()
     total = torch.segment_reduce(terms, "sum", lengths=counts, unsafe=True, initial=0.0)
@@ -294,5 +287,5 @@ def segments(logs: Tensor, counts: Tensor, segment: Tensor) -> Tensor:
 
 
 def weighted(chances: Tensor, logs: Tensor) -> Tensor:
-    """Terms of expectations: 0 of what has no chance, whose logs may be -inf."""
+    """Terms of expectations, 0 where the probability is, whose logs may be -inf."""
     return torch.where(chances > 0, chances * logs, 0.0)

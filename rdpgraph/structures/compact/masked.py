@@ -1,4 +1,4 @@
-"""A structure within a mask as a forest: draws of derivations, and links between two sentences."""
+"""Structures within masks as forests of places, or of single rules."""
 
 import math
 from abc import abstractmethod
@@ -11,19 +11,13 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.interface.masks import NOTHING, Draw, Expected, Masked, StructureMasks
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.soundness import require_possible
-from rdpgraph.structures.compact.inside import Forest, Inside, inside, weighted
+from rdpgraph.structures.compact.inside import LOWEST, Forest, Inside, inside, segments, weighted
 from rdpgraph.structures.draws import column, drawn_between
 
 
 @dataclass(frozen=True, eq=False)
 class LinkMasks(StructureMasks):
-    """Questions of a source and a target word, (p, q).
-
-    Args:
-        model: of the two sentences.
-        source_lengths: (*batch,) its own, or None.
-        target_lengths: likewise.
-    """
+    """Questions about pairs (p, q) of a source and a target word of a model."""
 
     model: Structure
     source_lengths: Tensor | None
@@ -33,7 +27,7 @@ class LinkMasks(StructureMasks):
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """(p, q): whether each source word is linked to each target word."""
+        """(p, q), [source word, target word]."""
         _, rows, _, columns, _ = self.sites
         return rows - 1, columns - 1
 
@@ -45,7 +39,7 @@ class LinkMasks(StructureMasks):
         return source, target
 
     def open(self) -> Tensor:
-        """The pairs of words within the lengths."""
+        """Pairs of words within the lengths."""
         inside = [
             torch.arange(most, device=own.device) < own.unsqueeze(1)
             for own, most in zip(self.lengths, self.questions, strict=True)
@@ -54,7 +48,7 @@ class LinkMasks(StructureMasks):
         return within.reshape(*self.batch_shape, *self.questions)
 
     def guess(self, likely: Tensor) -> Tensor:
-        """The pairs that gain most of both words, one of a word at most."""
+        """The pairs that gain most for both words, at most one for each."""
         if not likely.numel():
             return likely
         gains = self.gains().masked_fill(~likely, -math.inf)
@@ -73,7 +67,7 @@ class Drawn:
     """The places that derivations use.
 
     Attributes:
-        item: (n,) whose derivation.
+        item: (n,) the item of the derivation.
         place: (n,) the place.
         label: (n,) its label.
         ended: (n,) whether it has no parts.
@@ -86,7 +80,7 @@ class Drawn:
 
 
 def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> Drawn:
-    """An exact draw of each of some items, which may be named more than once.
+    """Draw a derivation of each of some items, which may be repeated.
 
     Raises:
         ImpossibleEvidenceError: an item has no derivation.
@@ -98,7 +92,7 @@ def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> 
     ends, joined, left, right = inside.choices
     options = torch.cat([ends.unsqueeze(2), joined], 2)
     lefts, rights = rules.counts
-    # The shares of the ways, class pair by class pair; those of a whole are a stretch of it.
+    # Running sums of the ways' probabilities, one class pair after another.
     sums = inside.shares.T.flatten().cumsum(0)
     ways = len(forest.left)
 
@@ -126,14 +120,14 @@ def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> 
 
 @dataclass(frozen=True, eq=False)
 class ForestMasked(Masked):
-    """What every structure says of its forest.
+    """A structure within a mask, as a forest.
 
     Attributes:
         forest: the kept places, of chains * batch items; items that have no words have none.
         lead: chains and batch dims.
         site: (P,) the number of each place's site within its item.
-        sites: how many sites an item has.
-        empty: (items,) bool: the items whose one configuration is that of nothing.
+        sites: the number of sites of an item.
+        empty: (items,) bool: items whose one configuration is empty.
     """
 
     forest: Forest
@@ -157,7 +151,7 @@ class ForestMasked(Masked):
         return torch.where(self.empty, 0.0, log_z).reshape(self.lead)
 
     def expected(self) -> Expected:
-        """Averages by the sums of the forest, from the whole downwards."""
+        """Averages from the inside-outside sums of the forest."""
         forest, shares = self.forest, self.inside.expected()
         joined = shares.places - shares.ended
         score = weighted(shares.ended, forest.ends) + weighted(joined, forest.joined)
@@ -189,12 +183,144 @@ class ForestMasked(Masked):
 
     @abstractmethod
     def answering(self, place: Tensor, used: Tensor, ended: Tensor) -> Tensor:
-        """(n,) of the chances of places, to be used and to have no parts, those that answer."""
+        """(n,) the probabilities that answer questions, of places used and of those that end."""
 
     @abstractmethod
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
-        """(*lead, *questions) what places (n,) of items, with weights, say to the questions."""
+        """(*lead, *questions) answers of places (n,) of items, with weights."""
 
     @abstractmethod
     def counts(self, rules: Tensor) -> dict[str, Tensor]:
-        """By name, of the expected uses (items, K, G, L, R) of rules, what is told of them."""
+        """Named counts from the expected uses (items, K, G, L, R) of rules."""
+
+
+@dataclass(frozen=True, eq=False)
+class RuleForest:
+    """The kept places of some items, by size, and the rules that make one of some others.
+
+    Time and memory are in proportion to the rules.
+
+    Attributes:
+        rows: the first place of each size, and P.
+        whole: (E,) the place that each rule makes, ascending.
+        parts: (m, E) its parts; P: none.
+        logs: (E,) log-weights (nats) of the rules, potentials of the wholes included.
+        tops: (I,) the place of each item's whole; -1: none, and Z is 0.
+    """
+
+    rows: tuple[int, ...]
+    whole: Tensor
+    parts: Tensor
+    logs: Tensor
+    tops: Tensor
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """(P,) the number of rules that make each place."""
+        return torch.bincount(self.whole, minlength=self.rows[-1])
+
+    @cached_property
+    def begins(self) -> Tensor:
+        """(P + 1,) the first rule of each place."""
+        return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
+
+    @cached_property
+    def layers(self) -> list[tuple[slice, slice]]:
+        """The places and the rules of each size that has rules."""
+        edges = self.begins[torch.tensor(self.rows, device=self.begins.device)].tolist()
+        bounds = zip(self.rows, self.rows[1:], edges, edges[1:], strict=False)
+        return [(slice(a, b), slice(c, d)) for a, b, c, d in bounds if c < d]
+
+    @cached_property
+    def sums(self) -> Tensor:
+        """(P + 1,) log-sums over the trees below each place; the last is 0, for no part."""
+        sums = self.logs.new_full((self.rows[-1] + 1,), -math.inf)
+        sums[-1] = 0.0
+        for places, rules in self.layers:
+            logs = self._products(sums, rules).unsqueeze(1)
+            segment = self.whole[rules] - places.start
+            sums[places] = segments(logs, self.counts[places], segment).squeeze(1)
+        return sums
+
+    def _products(self, sums: Tensor, rules: slice) -> Tensor:
+        logs = self.logs[rules]
+        for part in self.parts[:, rules]:
+            logs = logs + sums[part]
+        return logs
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """(E,) the probability of each rule given its whole."""
+        own = self._products(self.sums, slice(None))
+        return (own - self.sums.clamp(min=LOWEST)[self.whole]).exp()
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(I,) nats; -inf where an item has no tree."""
+        return torch.where(self.tops < 0, -math.inf, self.sums[self.tops])
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """(P,) the probability of each place; (E,) of each rule."""
+        places, rules = torch.zeros_like(self.sums), torch.zeros_like(self.logs)
+        alive = self.tops[self.log_partition > -math.inf]
+        places[alive] = 1.0
+        for _, layer in reversed(self.layers):
+            own = places[self.whole[layer]] * self.shares[layer]
+            rules[layer] = own
+            for part in self.parts[:, layer]:
+                places.index_add_(0, part, own)
+        return places[:-1], rules
+
+    def draw(self, item: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The rules of an exact draw of each of some items, which have trees."""
+        sums, done, place = self.shares.cumsum(0), [item[:0]], self.tops[item]
+        while len(place):
+            rule = drawn_between(sums, self.begins[place], self.begins[place + 1], generator)
+            done.append(rule)
+            place = self.parts[:, rule].flatten()
+            place = place[place < self.rows[-1]]
+        return torch.cat(done)
+
+
+@dataclass(frozen=True, eq=False)
+class RuleMasked(Masked):
+    """A structure within a mask, as a forest of rules.
+
+    Attributes:
+        lead: chains and batch dims.
+        forest: the kept places, and the rules that make them.
+        owner: (P,) the item of each place.
+        empty: (I,) bool: items whose one configuration is empty.
+    """
+
+    lead: tuple[int, ...]
+    forest: RuleForest
+    owner: Tensor
+    empty: Tensor
+
+    @property
+    def log_partition(self) -> Tensor:
+        return torch.where(self.empty, 0.0, self.forest.log_partition).reshape(self.lead)
+
+    @property
+    def work(self) -> int:
+        return len(self.owner) + len(self.forest.logs)
+
+    def expected(self) -> Expected:
+        chances, used = self.forest.expected()
+        terms = weighted(used, self.forest.logs)
+        score = used.new_zeros(len(self.empty))
+        score.index_add_(0, self.owner[self.forest.whole], terms)
+        return self.averages(chances, used, score.reshape(self.lead))
+
+    def draw(self, generator: torch.Generator | None) -> Draw:
+        require_possible(NOTHING, self.log_partition > -math.inf)
+        return self.configuration(self.forest.draw((~self.empty).nonzero().squeeze(1), generator))
+
+    @abstractmethod
+    def averages(self, chances: Tensor, used: Tensor, score: Tensor) -> Expected:
+        """Averages from probabilities (P,) of places and (E,) of rules, and the score (*lead,)."""
+
+    @abstractmethod
+    def configuration(self, rules: Tensor) -> Draw:
+        """Configurations that use some rules (n,) once each."""

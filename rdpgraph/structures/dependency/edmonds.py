@@ -1,9 +1,8 @@
-"""The k best arborescences of a few short sentences (Chu and Liu; Edmonds; Lawler 1972), in Python.
+"""The k best arborescences of short sentences (Chu and Liu; Edmonds; Lawler 1972), in Python.
 
-Lists of numbers, where a call of torch would take longer than all else. Scores are whole multiples
-of one power of two, so that sums and differences of them are exact. Where one word alone may have
-the root as its head, each of the root's arcs costs more than all other arcs together can bring: a
-best tree has as few of them as it can.
+Plain lists beat torch at this size. Scores are integers, multiples of a power of two, so that sums
+and differences are exact. With one root, each of its arcs costs more than all other arcs can bring,
+so that a best tree has as few of them as it can.
 """
 
 import heapq
@@ -14,24 +13,24 @@ import torch
 from rdpgraph._core.types import Arcs, Heads, Lengths
 
 Scores = list[list[float]]
-"""Of each word, those of its heads 0..n: whole numbers, or -inf."""
+"""Scores of the heads 0..n of each word: integers, or -inf."""
 
 
 def quicker(batch: int, words: int) -> bool:
-    """Whether this takes less time than max-marginals of all items at once, as measured."""
+    """Return whether this is faster than max-marginals of all items at once, as measured."""
     return batch * (max(words, 4) / 10) ** 1.5 <= 4
 
 
 def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
     """(k, B, n) the heads of the best trees, best first; -1 throughout where there are fewer.
 
-    The trees that remain are parted by the first word whose head differs from that of the one
-    found last: n best trees for each of the k.
+    Remaining trees are partitioned by the first word whose head differs from the last tree's: n
+    best trees for each of the k.
 
     Args:
         unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
         lengths: (B,).
-        k: how many.
+        k: the number of trees.
         multiroot: whether more than one word may have the root as its head.
     """
     trees = torch.full((k, *unary.shape[:2]), -1, device="cpu")
@@ -45,7 +44,7 @@ def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
 
 
 def _whole(scores: Scores, *, multiroot: bool) -> Scores:
-    """Nats as multiples of one power of two, which they are, the root's arcs at their cost."""
+    """Scores as integers, with the cost of the root's arcs."""
     ratios = [[_ratio(score) for score in row] for row in scores]
     unit = max(below for row in ratios for _, below in row)
     whole: Scores = [[above * (unit // below) for above, below in row] for row in ratios]
@@ -93,7 +92,7 @@ def _k_best(scores: Scores, k: int, *, multiroot: bool) -> list[list[int]]:
 def _best(scores: Scores) -> list[int]:
     """The heads 0..n of n words in a best arborescence rooted at 0. O(n^3).
 
-    Where there is none, some heads of words are arbitrary, and their total is -inf.
+    If there is none, some heads are arbitrary, and their total is -inf.
     """
     count = len(scores)
     heads = [row.index(max(row)) for row in scores]
@@ -102,7 +101,7 @@ def _best(scores: Scores) -> list[int]:
         return heads
     ring = set(cycle)
     rest = [word for word in range(1, count + 1) if word not in ring]
-    # The words left keep their order, and the cycle is the last of the smaller problem.
+    # The remaining words keep their order; the contracted cycle is the last node.
     nodes = [0, *rest]
     lost = {word: scores[word - 1][heads[word - 1]] for word in cycle}
     smaller: Scores = []
@@ -133,7 +132,7 @@ def _gain(score: float, lost: float) -> float:
 
 
 def _cycle(heads: list[int]) -> list[int]:
-    """The words of a cycle, or none."""
+    """The words of a cycle, or an empty list."""
     state = [0] * (len(heads) + 1)
     state[0] = 2
     for start in range(1, len(heads) + 1):

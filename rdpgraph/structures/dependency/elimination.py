@@ -1,14 +1,12 @@
-"""Spanning arborescences by eliminating words: best ones, draws, and what each arc is worth.
+"""Spanning arborescences by eliminating words: best trees, draws and max-marginals.
 
-The recursion of `arborescence.log_partition` adds, multiplies and divides weights, and never
-subtracts. Such a formula for a sum over trees holds in maxima as it does in sums, as the limit of
-low temperature, so that one elimination of O(n^3) finds best trees too, for all items at once, in
-the place of contracting cycles item by item (Chu and Liu; Edmonds).
+The recursion of `nonprojective.log_partition` adds, multiplies and divides weights, but never
+subtracts, so it holds in maxima too: one elimination of O(n^3) finds best trees of all items at
+once, instead of contracting cycles item by item (Chu and Liu; Edmonds).
 
-Where one word alone may have the root as its head, log-values are pairs, (2, ...): the order, which
-is minus the number of the root's arcs, and the value in nats. Of a sum the terms of highest order
-count, as if the root's arcs had a weight that goes to zero. Else they are values alone, (1, ...).
-Absence is -inf in both.
+With one root, log-values are pairs, (2, ...): the order, minus the number of the root's arcs, and
+the value in nats. Terms of the highest order count in a sum, as if the weight of the root's arcs
+went to zero. Otherwise log-values are (1, ...). Absence is -inf in both.
 """
 
 import math
@@ -29,9 +27,9 @@ class Eliminated:
 
     Attributes:
         heads: of each word k, from the first, (O, B, k + 1) its arcs from the positions before it,
-            when the words after it are eliminated.
-        odds: of each word k, (B, k, k + 1) how much likelier an arc to a word before it from each
-            position goes through k than past it (nats).
+            once the words after it are eliminated.
+        odds: of each word k, (B, k, k + 1) log-odds (nats) that an arc from each position to a word
+            before k goes through k.
         possible: (B,) whether there is a tree.
     """
 
@@ -40,15 +38,12 @@ class Eliminated:
     possible: Tensor
 
     def descend(self, count: int, pick: Pick) -> Heads:
-        """(count * B, n) heads of trees, all of whose items have one. O(n^2 log n) for each.
+        """(count * B, n) heads of trees of possible items. O(n^2 log n) each.
 
-        Words come back in their order. Some arcs of the tree so far go through the new word: it
-        becomes their head. Its own head is any position that those do not lead to: the masses of
-        the ways to choose it add up to that of the arcs, by Cayley's formula with weights.
-
-        Args:
-            count: of each item.
-            pick: one of the alternatives of each choice.
+        Words are restored in order. Some arcs of the tree so far go through the new word, which
+        becomes their head; its own head is any position not below it. The ways to choose it have
+        the mass of those arcs, by the weighted form of Cayley's formula. ``pick`` chooses among
+        alternatives.
         """
         item = torch.arange(len(self.possible), device=self.possible.device).repeat(count)
         heads = torch.zeros(len(item), 0, dtype=torch.int64, device=item.device)
@@ -64,7 +59,7 @@ class Eliminated:
 
 
 def _below(heads: Heads, some: Tensor) -> Tensor:
-    """(R, n + 1) whether each position is one of some words (R, n), or has one above it."""
+    """(R, n + 1) whether each position is one of some words (R, n), or below one."""
     below = torch.nn.functional.pad(some, (1, 0))
     above = torch.nn.functional.pad(heads, (1, 0))
     for _ in range(heads.shape[1].bit_length()):
@@ -75,7 +70,7 @@ def _below(heads: Heads, some: Tensor) -> Tensor:
 
 @torch.no_grad()
 def eliminated(unary: Arcs, lengths: Lengths, *, multiroot: bool, temperature: float) -> Eliminated:
-    """All words, one after the other; O(n^3).
+    """Eliminate all words; O(n^3).
 
     Args:
         unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
@@ -100,15 +95,15 @@ def max_marginals(
 ) -> Arcs:
     """(B, n, n + 1) the score of the best tree with each arc, -inf where there is none. O(n^3).
 
-    Such a tree is a forest of two parts, rooted at the root and at the arc's word, in which the
-    arc's head is in the first part. Arguments as for `eliminated`; those of ``others`` may be
-    beside the arc, instead of all.
+    Such a tree is a forest of two parts, rooted at the root and at the arc's word, with the arc's
+    head in the first part. Arguments as for `eliminated`; if given, ``others`` has the arcs that
+    may occur with the one asked about.
     """
     words = unary.shape[1]
     if not words:
         return unary
     pairs = _pairs(unary if others is None else others, lengths, multiroot=multiroot)
-    # Words of which only the root is a head, as many as make halves come out even.
+    # Pad to a power of two with words whose only head is the root.
     more = (1 << (words - 1).bit_length()) - words
     wide = torch.nn.functional.pad(pairs, (0, more, 0, more), value=-math.inf)
     wide[..., words:, 0] = 0.0
@@ -121,10 +116,10 @@ def max_marginals(
 
 
 def _by_word(pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each word the best forest rooted at the root and at that word, (O, B, n).
+    """(O, B, n) for each word the best forest rooted at the root and at that word.
 
-    And the share, (O, B, n, n + 1), of the best of those in which each position is in the root's
-    part: 0 at most. n is a power of 2; each half is eliminated once for all words of the other.
+    And (O, B, n, n + 1) the score, relative to it, of the best with each position in the root's
+    part. n is a power of 2; each half is eliminated once for all words of the other.
     """
     words = pairs.shape[2]
     if words == 1:
@@ -148,7 +143,7 @@ def _by_word(pairs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _swapped(pairs: Tensor) -> Tensor:
-    """The halves of the words exchanged, as heads."""
+    """Exchange the halves of the words, as heads."""
     half = (pairs.shape[3] - 1) // 2
     return torch.cat([pairs[..., :1], pairs[..., 1:].roll(half, 3)], 3)
 
@@ -160,7 +155,7 @@ class _Step:
     Attributes:
         pivot: (O, B) the sum over its heads.
         heads: (O, B, k + 1) its arcs from the positions before it, less the pivot.
-        past: (O, B, k, k + 1) arcs between those past it.
+        past: (O, B, k, k + 1) arcs between those that bypass it.
         through: (O, B, k, k + 1) arcs between those through it.
     """
 
@@ -171,7 +166,7 @@ class _Step:
 
     @staticmethod
     def of(pairs: Tensor, word: int, temperature: float) -> "_Step":
-        """The last of the words left, (O, B, k + 1, k + 2)."""
+        """The last of the remaining words, (O, B, k + 1, k + 2)."""
         arcs = pairs[..., word, : word + 1]
         pivot = _sums(arcs, 2, temperature)
         heads = arcs - pivot.clamp(min=_LOWEST).unsqueeze(2)
@@ -180,18 +175,18 @@ class _Step:
         return _Step(pivot, heads, pairs[..., :word, : word + 1], through)
 
     def rest(self, temperature: float) -> Tensor:
-        """(O, B, k, k + 1) the arcs that are left."""
+        """(O, B, k, k + 1) the arcs without the word."""
         return _sums(torch.stack([self.past, self.through], 1), 1, temperature)
 
     @property
     def odds(self) -> Tensor:
-        """(B, k, k + 1) of `through` against `past`; -inf where there is neither."""
+        """(B, k, k + 1) log-odds of `through` against `past`; -inf where there is neither."""
         past, through = _highest(torch.stack([self.past, self.through], 1), 0)
         return torch.where(through > -math.inf, through - past, -math.inf)
 
 
 def _sums(pairs: Tensor, dim: int, temperature: float) -> Tensor:
-    """Sums of pairs over a dim: what is of the highest order."""
+    """Sums of pairs over a dim: terms of the highest order."""
     if len(pairs) == 1:
         return _sum(pairs, dim, temperature)
     total = _sum(_highest(pairs, dim - 1), dim - 1, temperature)
@@ -203,7 +198,7 @@ def _sum(logs: Tensor, dim: int, temperature: float) -> Tensor:
 
 
 def _highest(pairs: Tensor, dim: int) -> Tensor:
-    """The values, without the first dim, -inf except for those of the highest order in another."""
+    """Values without the first dim, -inf for all but the highest order along another dim."""
     if len(pairs) == 1:
         return pairs[0]
     order, values = pairs
@@ -211,7 +206,7 @@ def _highest(pairs: Tensor, dim: int) -> Tensor:
 
 
 def _pairs(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> Tensor:
-    """(O, B, n, n + 1) of arcs; words beyond the length have the root as their head, at no cost."""
+    """(O, B, n, n + 1) arcs; words beyond the length have the root as their head, at no cost."""
     outside = torch.arange(unary.shape[1], device=unary.device) >= lengths.unsqueeze(1)
     pairs = unary.detach().double().unsqueeze(0)
     if not multiroot:
@@ -223,10 +218,7 @@ def _pairs(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> Tensor:
 
 
 def _fits(pairs: Tensor, lengths: Lengths) -> Tensor:
-    """(B, ...) whether values are those of trees: of one arc of the root, if one alone is allowed.
-
-    Of no words there is one tree, without an arc.
-    """
+    """(B, ...) whether values are those of trees, with one root if only one is allowed."""
     if len(pairs) == 1:
         return pairs[0] > -math.inf
     wanted = -(lengths > 0).to(pairs).reshape(-1, *(1,) * (pairs.ndim - 2))

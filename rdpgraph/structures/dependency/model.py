@@ -40,7 +40,7 @@ class KBestDependencies:
 
 @dataclass(frozen=True, eq=False)
 class Dependencies(Structure):
-    """Trees over the words of a sequence, rooted outside of it, scored by their arcs.
+    """Trees over the words of a sequence, with a root outside of it, scored by their arcs.
 
     Sites are words, and their states are heads: 0 is the root, h the h-th word, counted from 1. A
     word is not its own head. A sequence of no words has the empty tree, log Z 0. Items without a
@@ -59,7 +59,7 @@ class Dependencies(Structure):
     multiroot: bool = field(default=False, kw_only=True)
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(
             self,
@@ -85,7 +85,7 @@ class Dependencies(Structure):
     def from_arcs(
         cls, arc_scores: ArrayLike, *, multiroot: bool = False, lengths: ArrayLike | None = None
     ) -> Self:
-        """The same from scores of arcs.
+        """Trees from scores of arcs [head, dependent].
 
         Args:
             arc_scores: (*batch, n + 1, n + 1), [head, dependent], 0 the root; arcs into the root
@@ -138,8 +138,8 @@ class Dependencies(Structure):
     def k_best(self, k: int) -> KBestDependencies:
         """The k most probable trees of each item, best first; the scores are differentiable.
 
-        O(k n^3), all items at once; long sentences without crossing arcs in O(n^3), with lazy lists
-        of the spans that are asked about, in Python and item by item.
+        O(k n^3), all items at once; projective trees of long sentences O(n^3) by lazy lists of
+        spans, in Python and item by item.
 
         Raises:
             ModelError: k below 1.
@@ -153,7 +153,7 @@ class Dependencies(Structure):
         some = some.reshape(k, *self.batch_shape)
         heads = torch.where(some.unsqueeze(-1), heads, -1)
         scores = torch.where(some, self.score(heads.clamp(min=0)), -math.inf)
-        # What differs by rounding alone is put in order too.
+        # Sort again: scores may differ by rounding from the order found.
         order = torch.sort(scores.detach(), dim=0, descending=True, stable=True).indices
         heads = heads.take_along_dim(order.unsqueeze(-1), 0)
         return KBestDependencies(heads, scores.gather(0, order))
@@ -167,8 +167,8 @@ class Dependencies(Structure):
     ) -> Tensor:
         """(count, *batch, n, n + 1) relaxed one-hot heads, differentiable: a stochastic softmax.
 
-        The marginals at a temperature of the model with Gumbel noise on every arc (Paulus et al.
-        2020, arXiv:2006.08063).
+        Marginals at a temperature of the model with Gumbel noise on every arc (Paulus et al. 2020,
+        arXiv:2006.08063).
 
         Raises:
             ModelError: a temperature that is not above 0.
@@ -219,9 +219,9 @@ class Dependencies(Structure):
     def score(self, heads: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials of the arcs of trees (*lead, *batch, n).
 
-        -inf for what is not a tree: with a cycle, a word without a head (-1) or with one beyond the
-        length, or more roots than are allowed; so it is too, for projective trees, for arcs that
-        cross. What stands beyond the length is ignored.
+        -inf for what is not a tree: a cycle, a word without a head (-1) or with one beyond the
+        length, too many roots, or crossing arcs in projective trees. Entries beyond the length are
+        ignored.
 
         Raises:
             EvidenceError: another shape, or a head out of range.
@@ -258,10 +258,10 @@ class Dependencies(Structure):
         return fits
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
-        """The trees on some heads of each word, with weights; what estimators solve.
+        """The trees on some heads of each word, with weights, as estimators solve them.
 
-        Other heads are forbidden, and repeats are summed: this costs what all heads do. Z is
-        linear in the weights of each word's heads, so that it is unbiased if they are.
+        Other heads are forbidden, and repeats are summed, at the cost of all heads. Z is linear in
+        the weights of each word's heads, so unbiased if they are.
 
         Args:
             states: (*replicates, *batch, n, K) heads.
@@ -284,7 +284,7 @@ class Dependencies(Structure):
         return self.unary.new_zeros((*self.batch_shape, 1, 1))
 
     def factor_graph(self) -> FactorGraph:
-        """The heads as variables, with a potential each and one over all: that they form a tree.
+        """Heads as variables, with a factor each, and one factor over all: that they form a tree.
 
         Words beyond the length have the root as their head.
         """
@@ -318,7 +318,7 @@ class Dependencies(Structure):
         return values if self.lengths is None else held(values, self.lengths, best=best)
 
     def work(self) -> float:
-        """The terms of log Z."""
+        """The number of terms of log Z."""
         return math.prod(self.batch_shape) * float(self.unary.shape[-1]) ** 3
 
     def _parts(self) -> tuple[Tensor, Tensor]:

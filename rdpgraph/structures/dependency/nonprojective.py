@@ -1,4 +1,4 @@
-"""Dependency trees of any kind: the matrix-tree theorem without subtraction, and k best."""
+"""Non-projective dependency trees: the matrix-tree theorem without subtraction, and k best."""
 
 import math
 from dataclasses import dataclass
@@ -15,23 +15,17 @@ from rdpgraph.structures.dependency.elimination import eliminated, max_marginals
 from rdpgraph.structures.dependency.model import Dependencies
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 
-_ROUNDING = 1e-9
-"""By how much scores differ, relative to their size, that are not the same except for rounding."""
+_ROUNDING = 1e-9  # relative difference above which scores are not equal up to rounding
 
 
 @torch.no_grad()
 def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
     """(k, B, n) the heads of the best trees, best first; -1 throughout where there are fewer.
 
-    Trees are parted so that the best one of each part is known. The next tree is the second best
-    of some part, and has an arc that the best one has not: the part is parted into the trees with
-    that arc and those without. One best tree and two rounds of max-marginals for each: O(k n^3).
-
-    Args:
-        unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
-        lengths: (B,).
-        k: how many.
-        multiroot: whether more than one word may have the root as its head.
+    Trees are partitioned so that the best one of each part is known. The next tree is the second
+    best of some part and has an arc that the best one lacks: the part is split into trees with and
+    without it. One best tree and two rounds of max-marginals for each: O(k n^3). Arguments as for
+    `log_partition`.
     """
     batch, words, positions = unary.shape
     trees = torch.full((k, batch, words), -1, device=unary.device)
@@ -67,7 +61,7 @@ def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
 
 
 def _best(unary: Arcs, lengths: Lengths, through: Arcs, *, multiroot: bool) -> Heads:
-    """(B, n) the heads of one best tree, read off the max-marginals if no other is as good."""
+    """(B, n) the heads of one best tree, read off the max-marginals unless they tie."""
     values, heads = through.topk(2, 2)
     first, second = values.unbind(2)
     gap = torch.where(first > -math.inf, first - second, math.inf)
@@ -78,20 +72,20 @@ def _best(unary: Arcs, lengths: Lengths, through: Arcs, *, multiroot: bool) -> H
 
 
 def _second_best(through: Arcs, best: Heads) -> tuple[Tensor, Tensor]:
-    """(B,) the score of the best tree but one, -inf if there is none, and an arc that it has."""
+    """(B,) the score of the second best tree, -inf if none, and an arc that only it has."""
     return through.scatter(2, best.unsqueeze(2), -math.inf).flatten(1).max(1)
 
 
-_FAR = 1e3  # nats below a word's best head from where on an arc may be one of them
-_NOTHING = 800.0  # nats below which a share of Z is zero in doubles
+_FAR = 1e3  # nats below a word's best head at which an arc may be negligible
+_NOTHING = 800.0  # nats below Z at which a term is zero in doubles
 
 
 def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
     """(B,) the log of the sum over trees, nats; differentiable any number of times. O(n^3).
 
-    With one root only the part that is linear in the weights of the root's arcs is kept (Koo et
-    al. 2007 have it as the determinant with a row replaced): those arcs have no part in pivots,
-    until a word has no head but the root.
+    With one root only the part linear in the weights of the root's arcs is kept (Koo et al. 2007
+    have it as the determinant with a row replaced): those arcs have no part in pivots, until a word
+    has no head but the root.
 
     Args:
         unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
@@ -113,7 +107,7 @@ def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
         shift = torch.where(pivot > -math.inf, pivot, 0.0)
         through = below + torch.where(only, 0.0, own - shift).unsqueeze(1)
         through = torch.where(inside.unsqueeze(1), through, -math.inf)
-        # The one root is found: what it gives is all there is, and no longer a first-order term.
+        # The one root is found: its terms are the whole sum from here on.
         kept = torch.where((only & inside).unsqueeze(1), -math.inf, root[:, :word])
         root = _added(kept, through)
         past = below.unsqueeze(2) + (heads - shift.unsqueeze(1)).unsqueeze(1)
@@ -132,14 +126,9 @@ def _added(first: Tensor, second: Tensor) -> Tensor:
 def faint_arcs(unary: Arcs, lengths: Lengths) -> Tensor | None:
     """(B, n, n + 1) arcs that add nothing to any sum over trees of one root; None: none does.
 
-    Elimination keeps the root's arc for the end, whatever the others score: it would take one of
-    -1e30 first, and lose the digits of all the rest to it. An arc adds nothing if it is further
-    below its word's best head than all others together can be, and there is a tree without any
-    such arc.
-
-    Args:
-        unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
-        lengths: (B,).
+    Elimination keeps the root's arc for the end, whatever the others score: it would take an arc of
+    -1e30 first, and lose the digits of the rest. An arc adds nothing if it is further below its
+    word's best head than all others together can be, and there is a tree without such arcs.
     """
     words = unary.shape[1]
     behind = unary.amax(2, keepdim=True) - unary
@@ -160,8 +149,8 @@ class NonProjectiveDependencies(Dependencies):
     """Dependency trees of any kind: log Z is the log-determinant of a Laplacian.
 
     The matrix-tree theorem (Koo et al. 2007; Smith and Smith 2007). Words are eliminated one by
-    one without any subtraction, in log-space (the GTH form of Gaussian elimination), so that
-    scores of any range keep their precision, and hard zeros are exact. O(n^3).
+    one without subtraction, in log-space (the GTH form of Gaussian elimination), so that scores of
+    any range keep their precision, and hard zeros are exact. O(n^3).
 
     The k best trees of a few short sentences are found in lists, in Python: O(k n^4) at most.
 
@@ -182,9 +171,7 @@ class NonProjectiveDependencies(Dependencies):
         return super().marginals().clamp(min=0.0)
 
     def mode(self) -> Tensor:
-        """(*batch, n) the heads of one most probable tree; -1 beyond the length.
-
-        Of all items at once, O(n^3).
+        """(*batch, n) the heads of one most probable tree; -1 beyond the length. O(n^3).
 
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
@@ -194,7 +181,7 @@ class NonProjectiveDependencies(Dependencies):
     def max_marginals(self) -> Tensor:
         """(*batch, n, n + 1) the score of the best tree with each arc; -inf where none has it.
 
-        Not differentiable. Of all arcs at once, O(n^3).
+        Not differentiable. O(n^3) for all arcs.
         """
         unary, lengths = self._parts()
         strong, _ = self._strong_parts()
@@ -221,7 +208,7 @@ class NonProjectiveDependencies(Dependencies):
         return ways(unary, lengths, k, multiroot=self.multiroot)
 
     def _strong_parts(self) -> tuple[Tensor, Tensor]:
-        """The potentials and lengths, with arcs at -inf that add nothing to a sum."""
+        """The potentials and lengths, with negligible arcs at -inf."""
         unary, lengths = self._parts()
         faint = None if self.multiroot else faint_arcs(unary, lengths)
         return unary if faint is None else unary.masked_fill(faint, -math.inf), lengths

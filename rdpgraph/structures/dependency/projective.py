@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rdpgraph.structures.dependency.model import Dependencies
 from rdpgraph.structures.grammar.spans import kept_layout
-from rdpgraph.structures.recursion.best import best
+from rdpgraph.structures.recursion.descend import best
 from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View
@@ -23,8 +23,8 @@ class ProjectiveDependencies(  # pyright: ignore[reportIncompatibleMethodOverrid
     ``multiroot`` False, the default, one word has the root as its head.
 
     Positions are the root, 0, and the words, 1..n. A complete span has its head at one end and all
-    that is below it; an open one has an arc between its ends. Each row of spans has those headed
-    by their first position, and then those headed by their last.
+    descendants on that side; an open one has an arc between its ends. Each row of spans has those
+    headed by their first position, then those headed by their last.
 
     Example:
         >>> trees = ProjectiveDependencies(torch.zeros(3, 4), multiroot=True)
@@ -33,7 +33,7 @@ class ProjectiveDependencies(  # pyright: ignore[reportIncompatibleMethodOverrid
     """
 
     def recursion(self, tape: Tape) -> Value:
-        """By width, from all splits."""
+        """Spans in order of width, from all splits."""
         words, device = tape.site_shape[0], tape.device
         if not words:
             return tape.one
@@ -74,23 +74,23 @@ class ProjectiveDependencies(  # pyright: ignore[reportIncompatibleMethodOverrid
 
 
 def _start(width: Tensor, count: int) -> Tensor:
-    """Where the complete spans of a width start, among those of all widths."""
+    """The index of the first complete span of a width among those of all widths."""
     return width * (2 * count + 1 - width)
 
 
 def _headed_first(first: Tensor, last: Tensor, count: int) -> Tensor:
-    """The places of complete spans."""
+    """The places of complete spans headed by their first position."""
     return _start(last - first, count) + first
 
 
 def _headed_last(first: Tensor, last: Tensor, count: int) -> Tensor:
-    """The places of complete spans."""
+    """The places of complete spans headed by their last position."""
     return _start(last - first, count) + count - (last - first) + first
 
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """The spans of a width, (splits, spans) each; and the places that they are made of."""
+    """The spans of a width, (splits, spans) each, and the places of their parts."""
 
     before: Tensor
     after: Tensor
@@ -102,7 +102,7 @@ class _Row:
 
 @kept_layout
 def _rows(words: int, device: torch.device) -> list[_Row]:
-    """Of all widths from 1; open spans have no row of width 0."""
+    """Rows of all widths from 1; open spans have none of width 0."""
     count, rows = words + 1, list[_Row]()
     for width in range(1, count):
         first = torch.arange(count - width, device=device)

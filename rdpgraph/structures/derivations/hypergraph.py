@@ -1,4 +1,4 @@
-"""Hypergraphs: what the derivations of a node are, level by level."""
+"""Hypergraphs in levels, and the recursion over their derivations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Hypergraph:
     Attributes:
         heads: (E,) nodes 0..nodes-1.
         tails: (E, arity) nodes, padded with -1.
-        nodes: how many there are; the last one is the goal.
+        nodes: their number; the last one is the goal.
     """
 
     heads: Tensor
@@ -27,7 +27,7 @@ class Hypergraph:
 
     @cached_property
     def edges(self) -> Sequence[Sequence[int]]:
-        """Of each node, its hyperedges."""
+        """The hyperedges of each node."""
         edges: list[list[int]] = [[] for _ in range(self.nodes)]
         for edge, head in enumerate(self.heads.tolist()):
             edges[head].append(edge)
@@ -35,7 +35,7 @@ class Hypergraph:
 
     @cached_property
     def below(self) -> Sequence[Sequence[int]]:
-        """Of each hyperedge, its tails."""
+        """The tails of each hyperedge."""
         return [[tail for tail in row if tail >= 0] for row in self.tails.tolist()]
 
     @cached_property
@@ -50,7 +50,7 @@ class Hypergraph:
                 by_depth.setdefault(depth[node], []).append(node)
         levels: list[tuple[Tensor, Tensor]] = []
         for level in sorted(by_depth):
-            # Nodes of about as many hyperedges, so that little of the padding is empty.
+            # Nodes with similar numbers of hyperedges, to limit padding.
             groups: dict[int, list[int]] = {}
             for node in by_depth[level]:
                 groups.setdefault((len(self.edges[node]) - 1).bit_length(), []).append(node)
@@ -67,7 +67,7 @@ class Hypergraph:
 
     @cached_property
     def rows(self) -> Sequence["Row"]:
-        """The levels with all hyperedges of each node."""
+        """Levels with all hyperedges of each node."""
         return [
             self.row(level, edges.mT.contiguous()) for level, (_, edges) in enumerate(self.levels)
         ]
@@ -79,9 +79,9 @@ class Hypergraph:
 
     @cached_property
     def _places(self) -> Sequence[int]:
-        """Of each node its place among the values of `whole`; after them, that of no tail.
+        """The index of each node among the values of `whole`, and last that of no tail.
 
-        First is one for no tail, then one for nodes that nothing derives, then level by level.
+        Index 0 is for no tail and 1 for nodes without derivations; the rest follow level by level.
         """
         place = [1] * self.nodes
         derived = [node for nodes, _ in self.levels for node in nodes.tolist()]
@@ -91,7 +91,7 @@ class Hypergraph:
 
     @cached_property
     def _tails(self) -> tuple[Tensor, Sequence[Sequence[int]]]:
-        """(arity, E + 1) the places of tails; and, of each level, which of them there are."""
+        """(arity, E + 1) the indices of tails, and the slots in use at each level."""
         tails = torch.nn.functional.pad(self.tails, (0, 0, 0, 1), value=-1).mT
         used = [(tails[:, edges] >= 0).flatten(1).any(1) for _, edges in self.levels]
         return self._numbers(self._places)[tails], [
@@ -99,7 +99,7 @@ class Hypergraph:
         ]
 
     def whole(self, tape: Tape, weights: Sequence[View], rows: Sequence["Row"]) -> Value:
-        """The recursion over the levels; the value of the goal.
+        """The value of the goal, by recursion over the levels.
 
         Args:
             tape: to lay it out on.
@@ -117,8 +117,8 @@ class Hypergraph:
     def each_once(self) -> bool:
         """Whether no derivation of the goal uses a node twice.
 
-        One does where two tails of a hyperedge that it can use may both have a node below them.
-        Nodes times hyperedges, a bit each.
+        One does if two tails of a usable hyperedge share a node below them. Bit sets: O(nodes E)
+        bits.
         """
         within = list[int]()  # the nodes that a derivation of each may use; 0: it has none
         usable: list[list[int]] = []
@@ -137,7 +137,7 @@ class Hypergraph:
         )
 
     def _disjoint(self, edge: int, within: Sequence[int]) -> bool:
-        """Whether no node is below two tails."""
+        """Return whether no node is below two tails."""
         seen = 0
         for tail in self.below[edge]:
             if seen & within[tail]:
@@ -158,8 +158,8 @@ class Row:
     """Hyperedges of the nodes of a level.
 
     Attributes:
-        edges: (M, nodes), or (B, M, nodes) where items have their own; E: none.
-        tails: of that shape, the place of each tail among the values of the lower levels.
+        edges: (M, nodes), or (B, M, nodes) if items differ; E: none.
+        tails: of that shape, the index of each tail among the values of the lower levels.
     """
 
     edges: Tensor

@@ -1,4 +1,4 @@
-"""Derivations: the trees of a hypergraph that a user gives."""
+"""Derivations: the trees of a hypergraph."""
 
 import math
 from collections.abc import Mapping
@@ -17,8 +17,7 @@ from rdpgraph.model.potentials.table import as_states, checked_log_values, settl
 from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.derivations.hypergraph import Hypergraph, Row
 from rdpgraph.structures.draws import checked_best
-from rdpgraph.structures.recursion.best import best
-from rdpgraph.structures.recursion.descend import Drawn
+from rdpgraph.structures.recursion.descend import Drawn, best
 from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View
@@ -31,8 +30,7 @@ class KBestDerivations:
     """The derivations of largest score, best first.
 
     Attributes:
-        uses: (k, *batch, E) how often each uses every hyperedge; 0 throughout where there are
-            fewer.
+        uses: (k, *batch, E) the uses of every hyperedge; all 0 if there are fewer.
         scores: (k, *batch) nats, unnormalised; -inf where there are fewer.
     """
 
@@ -58,7 +56,7 @@ class Derivations(Recursion):
         unary: (*batch, E) log-weights (nats) of the hyperedges; -inf forbids one.
         heads: (E,) nodes 0..nodes-1.
         tails: (E, arity) nodes, padded with -1.
-        nodes: how many there are; the last one is the goal.
+        nodes: their number; the last one is the goal.
 
     Raises:
         ModelError: shapes that do not fit, NaN or +inf, a node out of range, a tail that does not
@@ -82,7 +80,7 @@ class Derivations(Recursion):
     site_dims = 0
     least_use = 1
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(
             self, unary: ArrayLike, heads: ArrayLike, tails: ArrayLike, *, nodes: int
@@ -156,14 +154,13 @@ class Derivations(Recursion):
         return [(one, other) for one in used for other in used if heads[other[0]] in tails[one[0]]]
 
     def uses(self, states: Tensor) -> Tensor:
-        """The numbers of uses that configurations are."""
+        """The configurations themselves, which count uses."""
         return states
 
     def listed(self) -> Tensor:
-        """(D, E) how often each derivation of the goal uses every hyperedge.
+        """(D, E) the uses of every hyperedge in each derivation of the goal.
 
-        Derivations that swap two parts of one node are listed as two, though their numbers of uses
-        are the same.
+        Derivations that swap two parts of one node are listed separately.
 
         Raises:
             ModelError: more than 2^18 derivations of a node.
@@ -189,7 +186,7 @@ class Derivations(Recursion):
 
     @torch.no_grad()
     def mode(self) -> Tensor:
-        """(*batch, E) how often one best derivation uses each hyperedge.
+        """(*batch, E) the uses of each hyperedge in one best derivation.
 
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
@@ -201,8 +198,7 @@ class Derivations(Recursion):
     ) -> KBestDerivations:
         """The k most probable derivations of each item, best first; the scores are differentiable.
 
-        Derivations that swap two parts of one node count as two, though their numbers of uses are
-        the same.
+        Derivations that swap two parts of one node count separately, with equal numbers of uses.
 
         Raises:
             ModelError: k below 1.
@@ -214,7 +210,7 @@ class Derivations(Recursion):
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """(count, *batch, E) how often independent exact draws use each hyperedge.
+        """(count, *batch, E) the uses of each hyperedge in independent exact draws.
 
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
@@ -238,12 +234,11 @@ class Derivations(Recursion):
         return super()._compared(other, divergence=divergence)
 
     def sites(self) -> Sites | None:
-        """The nodes, whose states are their hyperedges, in order, if no derivation uses one twice.
+        """The nodes, whose states are their hyperedges, if no derivation uses a node twice.
 
-        Then Z is linear in the weights of each node's hyperedges, so that it is unbiased if these
-        are; else there are none. All nodes have as many states as the one with most hyperedges has;
-        those of others that stand for none are impossible. A hyperedge is expected to meet the
-        same below it as any other: give a `Pilot` where that is not so.
+        Z is then linear in the weights of each node's hyperedges, so unbiased if they are. Nodes
+        with fewer hyperedges are padded with impossible states. Mean factor values are all equal:
+        use a `Pilot` where the hyperedges below a node matter.
         """
         if not self._graph.each_once:
             return None
@@ -252,7 +247,7 @@ class Derivations(Recursion):
         return Sites(unary, restrict=self.restrict, means=lambda _count, _generator: means)
 
     def site_places(self) -> Tensor:
-        """(nodes, M) which hyperedge each state of `sites` is; -1: none."""
+        """(nodes, M) the hyperedge of each state of `sites`; -1: none."""
         edges = self._graph.by_node
         return torch.where(edges < len(self.heads), edges, -1)
 
@@ -264,7 +259,7 @@ class Derivations(Recursion):
     def restrict(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, states: Tensor, log_weights: Tensor
     ) -> "NodeDerivations":
-        """The derivations by some hyperedges of each node, with weights; what estimators solve.
+        """The derivations by some hyperedges of each node, with weights, as estimators solve them.
 
         O(nodes K arity) for log Z, where K are kept of each node.
 
@@ -285,12 +280,12 @@ class Derivations(Recursion):
         return other
 
     def work(self) -> float:
-        """The terms of log Z."""
+        """The number of terms of log Z."""
         return float(math.prod(self.batch_shape) * self.tails.numel())
 
     @current_property("heads", "tails")
     def _graph(self) -> Hypergraph:
-        # Of copies, for what is restricted holds on to it.
+        # Made of copies: restricted derivations hold on to it.
         heads, tails = (part.to(self.unary.device, copy=True) for part in (self.heads, self.tails))
         return Hypergraph(heads, tails, self.nodes)
 
@@ -304,13 +299,13 @@ class Derivations(Recursion):
 
 @dataclass(frozen=True, eq=False)
 class NodeDerivations(Recursion):
-    """Derivations whose nodes have K hyperedges each, numbered 0..K-1, in each item its own.
+    """Derivations whose nodes have K hyperedges each, numbered 0..K-1, chosen by item.
 
-    A derivation uses a node once at most; nodes that it does not use are in the state -1.
+    A derivation uses a node once at most; unused nodes are in the state -1.
 
     Args:
         unary: (*lead, nodes, K) log-weights (nats) of the hyperedges.
-        states: (*lead, nodes, K) which of the node's in the graph they are; two may be the same.
+        states: (*lead, nodes, K) their numbers among the node's hyperedges; repeats are allowed.
         graph: all hyperedges.
     """
 

@@ -1,4 +1,4 @@
-"""A hypertree with one batch dim, laid flat, and the scores of given trees."""
+"""Hypertrees with one batch dim: scores of given trees, entropies, and means for proposals."""
 
 import math
 from collections.abc import Sequence
@@ -9,22 +9,23 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._core.cache import cached_property
+from rdpgraph.errors import ModelError
+from rdpgraph.interface.structure import Structure
+from rdpgraph.logspace.logmatrix import soft_scatter
+from rdpgraph.structures import expectations
 from rdpgraph.structures.grammar.spans import HypertreeFields
-from rdpgraph.structures.recursion.rules import Rules, flat
+from rdpgraph.structures.recursion.rules import DenseRules, LowRankRules, NoRules, Rules, flat
+from rdpgraph.structures.recursion.sparse_rules import SparseRules
+from rdpgraph.structures.recursion.up import goal, up
 
 
 def score(
     states: Tensor, unary: Tensor, lengths: Tensor, root: Tensor, rules: Rules, preterminals: int
 ) -> Tensor:
-    """(R, B) the log-potentials of trees, -inf for what is none; O(T^2) for each.
+    """(R, B) log-potentials of trees, -inf for what is no tree; O(T^2) each.
 
-    Args:
-        states: (R, B, T, T), -1 for what is not a constituent.
-        unary: (B, T, T, C).
-        lengths: (B,).
-        root: (1 or B, C).
-        rules: flat.
-        preterminals: how many of the states are for single words alone.
+    States (R, B, T, T), -1 off the tree; unary (B, T, T, C), lengths (B,), root (1 or B, C) and
+    flat rules. The last ``preterminals`` states are for single words alone.
     """
     count, batch, total, _ = states.shape
     if not total:
@@ -71,11 +72,7 @@ def score(
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """The tensors of a hypertree in one batch dim.
-
-    Args:
-        tree: the hypertree.
-    """
+    """The tensors of a hypertree in one batch dim."""
 
     tree: HypertreeFields
 
@@ -86,7 +83,7 @@ class Form:
 
     @property
     def states(self) -> int:
-        """N, of spans of two words and more."""
+        """N, the number of states of spans of two words and more."""
         return self.tree.unary.shape[-1] - self.tree.preterminals
 
     @property
@@ -96,7 +93,7 @@ class Form:
 
     @cached_property
     def rules(self) -> Rules:
-        """Of one batch dim, 1 or B."""
+        """The rules in one batch dim, 1 or B."""
         return self.tree.rules.flat(self.tree.batch_shape)
 
     @cached_property
@@ -122,7 +119,7 @@ class Form:
         return scores.reshape([*lead, *tree.batch_shape])
 
     def flat(self, rules: Rules) -> HypertreeFields:
-        """The hypertree with one batch dim, and with other rules, of that for each item."""
+        """The hypertree with other rules, in one batch dim with a copy of them for each item."""
         tree, batch = self.tree, self.batch
         rules = rules.flat(tree.batch_shape)
         rules = rules.with_parts([part.expand(batch, *part.shape[1:]) for part in rules.parts])
@@ -130,3 +127,145 @@ class Form:
         if root is not None:
             root = flat(root, 1, tree.batch_shape).expand(batch, -1)
         return replace(tree, unary=self.unary, rules=rules, root=root, lengths=self.lengths)
+
+
+def scored(tree: HypertreeFields, rules: Rules) -> expectations.Scored:
+    """A hypertree with other rules, as a function of its potentials, rules and root."""
+    flat = Form(tree).flat(rules)
+    many, root = len(flat.rules.parts), [] if flat.root is None else [flat.root]
+
+    def made(parts: Sequence[Tensor]) -> HypertreeFields:
+        own = flat.rules.with_parts(parts[1 : 1 + many])
+        return replace(flat, unary=parts[0], rules=own, root=parts[-1] if root else None)
+
+    return expectations.Scored([flat.unary, *flat.rules.parts, *root], made, _best)
+
+
+def _best(tree: Structure) -> Tensor:
+    """(B,) the score of the best tree."""
+    assert isinstance(tree, HypertreeFields)
+    tape = tree.to_tape(ranks=False, double=True)
+    return goal(tape, up(tape, 0.0))
+
+
+def entropy(tree: HypertreeFields) -> Tensor:
+    """(*batch,) nats, with rules of low rank written out; `BudgetError` if too large."""
+    rules = tree.rules
+    if not isinstance(rules, NoRules | SparseRules):
+        rules = DenseRules(rules.table(Form(tree).states, tree.unary.shape[-1]))
+    return expectations.entropy(scored(tree, rules)).reshape(tree.batch_shape)
+
+
+def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
+    """(*batch,) the mean under one hypertree of minus the log-probability in another, nats.
+
+    Log Z of the other less the mean of its score, with rules written out.
+
+    Raises:
+        ModelError: the two differ in shape, preterminals or lengths.
+        BudgetError: written out, the rules are too large.
+    """
+    if not isinstance(other, HypertreeFields):
+        raise ModelError(f"A hypertree is compared with a hypertree; got {type(other).__name__}.")
+    alike = own.unary.shape == other.unary.shape and own.preterminals == other.preterminals
+    if not alike or not torch.equal(Form(own).lengths, Form(other).lengths):
+        raise ModelError(
+            "Hypertrees are compared if their shapes, preterminals and lengths agree; got "
+            f"{tuple(own.unary.shape)} and {tuple(other.unary.shape)}, lengths "
+            f"{Form(own).lengths.tolist()} and {Form(other).lengths.tolist()}."
+        )
+    rules = own.rules, other.rules
+    listed = all(isinstance(one, SparseRules) for one in rules) and rules[0].is_like(rules[1])
+    one, two = (_written_out(tree, listed=listed) for tree in (own, other))
+    nats = expectations.cross_entropy(one, two, other.log_partition().flatten())
+    return nats.reshape(own.batch_shape)
+
+
+def _written_out(tree: HypertreeFields, *, listed: bool) -> expectations.Scored:
+    """A hypertree by its root and a table, or list, of rules in the dtype of the potentials."""
+    form, unary, rules = Form(tree), tree.unary, tree.rules
+    root = unary.new_zeros(form.states) if tree.root is None else tree.root
+    if listed:
+        rules = rules.with_parts([part.to(unary) for part in rules.parts])
+    else:
+        rules = DenseRules(rules.table(form.states, unary.shape[-1]).to(unary))
+    return scored(replace(tree, root=root), rules)
+
+
+@torch.no_grad()
+def site_unary(tree: HypertreeFields) -> Tensor:
+    """(*batch, T, T, C) potentials of spans, the root's added to the whole; -inf for no span."""
+    form, total = Form(tree), tree.unary.shape[-2]
+    values = tree.potentials(tree.unary).reshape(form.batch, *tree.unary.shape[-3:])
+    place = torch.arange(total, device=values.device)
+    allowed = (place.unsqueeze(1) <= place) & (place < form.lengths.reshape(-1, 1, 1))
+    values = torch.where(allowed.unsqueeze(3), values, -math.inf)
+    if total:
+        item = torch.arange(form.batch, device=values.device)
+        values[item, 0, (form.lengths - 1).clamp(min=0)] += form.root
+    return values.reshape(tree.unary.shape)
+
+
+@torch.no_grad()
+def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generator | None) -> Tensor:
+    """(*batch, T, T, C) log mean rules of a state as a parent and as a part."""
+    form, total = Form(tree), tree.unary.shape[-2]
+    children = tree.unary.shape[-1]
+    if isinstance(tree.rules, NoRules):
+        return tree.unary.new_zeros((*tree.batch_shape, 1, 1, 1))
+    if isinstance(form.rules, LowRankRules):
+        parent, part = _means_by_rank(form.rules)
+    elif isinstance(form.rules, SparseRules):
+        parent, part = _means_of_list(form.rules)
+    else:
+        device = tree.unary.device
+        where = device if generator is None else generator.device
+        asked = [
+            torch.randint(size, (1, landmarks), generator=generator, device=where).to(device)
+            for size in (form.states, children, children)
+        ]
+        parent, part = _means(form.rules, asked, form.states, children)
+    parent = pad(parent, (0, children - form.states))
+    place = torch.arange(total, device=parent.device)
+    wide = place.unsqueeze(1) < place
+    whole = (place.unsqueeze(1) == 0) & (place == form.lengths.reshape(-1, 1, 1) - 1)
+    above = torch.where(wide.unsqueeze(-1), parent[:, None, None], 0.0)
+    below = torch.where(whole.unsqueeze(-1), 0.0, part[:, None, None])
+    means = above + below
+    return means.reshape(*(tree.batch_shape if len(means) == form.batch else ()), *means.shape[1:])
+
+
+def _means_by_rank(rules: LowRankRules) -> tuple[Tensor, Tensor]:
+    """(R, N) and (R, C), over all states, from ranks."""
+    parent, left, right = (_log_mean(part, 1) for part in rules.parts)
+    above = torch.logsumexp(rules.parent + left + right, 2)
+    by_left = torch.logsumexp(rules.left + parent + right, 2)
+    by_right = torch.logsumexp(rules.right + parent + left, 2)
+    return above, torch.logaddexp(by_left, by_right) - math.log(2)
+
+
+def _means_of_list(rules: SparseRules) -> tuple[Tensor, Tensor]:
+    """(R, N) and (R, C), over all states, from listed rules."""
+    (states, children), weights = rules.shape, rules.log_weights.mT
+    parent, left, right = rules.triples.unbind(1)
+    above = soft_scatter(weights, parent, states) - 2 * math.log(children)
+    parts = (soft_scatter(weights, side, children) for side in (left, right))
+    below = torch.logaddexp(*parts) - math.log(2 * states * children)
+    return above.mT, below.mT
+
+
+def _means(rules: Rules, asked: list[Tensor], states: int, children: int) -> tuple[Tensor, Tensor]:
+    """(R, N) and (R, C), over grids of sampled parents, left and right parts, each (1, count)."""
+    batch = max([len(part) for part in rules.parts], default=1)
+    parents, left, right = (part.expand(batch, -1) for part in asked)
+    every = torch.arange(children, device=left.device).expand(batch, -1)
+    above = _log_mean(rules.evaluate(every[:, :states], left, right).flatten(2), 2)
+    by_left = _log_mean(rules.evaluate(parents, every, right).transpose(1, 2).flatten(2), 2)
+    by_right = _log_mean(rules.evaluate(parents, left, every).movedim(3, 1).flatten(2), 2)
+    means = above.squeeze(2), torch.logaddexp(by_left, by_right).squeeze(2) - math.log(2)
+    return means
+
+
+def _log_mean(logs: Tensor, dim: int) -> Tensor:
+    """Log of the mean of exponentials, the dim kept."""
+    return logs.logsumexp(dim, keepdim=True) - math.log(max(1, logs.shape[dim]))

@@ -1,4 +1,4 @@
-"""Hypertrees from what other fields call their parts."""
+"""Hypertrees from probabilistic grammars and treebank grammars."""
 
 import math
 from collections.abc import Sequence
@@ -13,18 +13,12 @@ from rdpgraph.io.grammar import Grammar
 from rdpgraph.structures.recursion.rules import DenseRules, Rules
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
 
-_DENSE = 500.0
-"""A table of rules is faster than a list if it has at most so many entries for each rule."""
-_SMALL = 2.0**15
-"""Or if it has so few."""
+# A table of rules is faster than a list below so many entries for each rule, or in all.
+_DENSE, _SMALL = 500.0, 2.0**15
 
 
 def pcfg_unary(root: Tensor, rules: Rules, terms: Tensor) -> Tensor:
-    """(*batch, T, T, NT + PT) span potentials of a grammar: those of its words, else zero.
-
-    Raises:
-        ModelError: shapes that do not fit.
-    """
+    """(*batch, T, T, NT + PT) span potentials of a grammar: those of its words, else zero."""
     if rules.shape is None or terms.ndim < 2 or root.ndim < 1:
         raise ModelError(
             "Hypertree.pcfg needs rules of a size, root (*batch, NT) and terms (*batch, T, PT)."
@@ -43,12 +37,7 @@ def pcfg_unary(root: Tensor, rules: Rules, terms: Tensor) -> Tensor:
 
 
 def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
-    """(S, T, T, N) span potentials of sentences, those of their words, and lengths (S,).
-
-    Raises:
-        ModelError: no sentences.
-        EvidenceError: a word that no rule has.
-    """
+    """(S, T, T, N) span potentials of the words of sentences, and lengths (S,)."""
     if not isinstance(cast(object, grammar), Grammar):
         raise ModelError(f"Hypertree.parses needs a Grammar; got {type(grammar).__name__}.")
     if not sentences:
@@ -62,7 +51,7 @@ def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tupl
 
 
 def grammar_rules(grammar: Grammar) -> DenseRules | SparseRules:
-    """The rules of a grammar as a table or as a list, by which is faster, or fits."""
+    """The rules of a grammar as a table or a list, whichever is faster and fits."""
     states, rules, weights = len(grammar.symbols), grammar.rules, grammar.log_weights
     entries = float(states) ** 3
     dense = entries <= max(_DENSE * len(rules), _SMALL)

@@ -12,8 +12,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.interface.masks import Draw, Expected, Masked, StructureMasks
 from rdpgraph.structures.compact.bispans import Spans
 from rdpgraph.structures.compact.inside import Binary, Forest, joined_forest
-from rdpgraph.structures.compact.masked import ForestMasked
-from rdpgraph.structures.compact.ruled import RuleForest, RuleMasked
+from rdpgraph.structures.compact.masked import ForestMasked, RuleForest, RuleMasked
 from rdpgraph.structures.grammar.batched import Form
 from rdpgraph.structures.grammar.spans import HypertreeFields
 from rdpgraph.structures.recursion.rules import NoRules
@@ -24,14 +23,14 @@ from rdpgraph.structures.recursion.sparse_rules import SparseRules
 class MaskedSparseHypertree(RuleMasked):
     """A hypertree of listed rules within a mask.
 
-    Places are states of spans that have a tree, and for each item one more, the whole.
+    Places are states of spans that have a tree, and one more for the whole of each item.
 
     Attributes:
-        spans: those that are kept.
+        spans: the kept spans.
         nodes: (2, nodes) the span and the state of each place, without the wholes.
-        rule: (E,) which rule; -1: a word, or the root.
-        count: how many rules there are.
-        states: how many states a span has.
+        rule: (E,) the rule of each way; -1: a word, or the root.
+        count: the number of rules.
+        states: the number of states of a span.
     """
 
     spans: Spans
@@ -45,16 +44,10 @@ class MaskedSparseHypertree(RuleMasked):
         cls, lead: tuple[int, ...], spans: Spans, logs: Tensor, rules: SparseRules,
         tops: Tensor, root: Tensor, empty: Tensor,
     ) -> "MaskedSparseHypertree":  # fmt: skip
-        """From the kept spans.
+        """Find the places that have a tree, smallest spans first.
 
-        Args:
-            lead: chains and batch dims.
-            spans: the kept spans of I items.
-            logs: (P, N) their potentials.
-            rules: of batch dims (I,) or none.
-            tops: (I,) the span of each item's whole; -1: it has none.
-            root: (1 or I, N) potentials of its state.
-            empty: (I,) bool: sentences of no words.
+        Log-potentials (P, N) of the kept spans; ``tops`` (I,) the span of each whole, -1 for none;
+        ``root`` (1 or I, N); ``empty`` (I,) bool: sentences of no words.
         """
         lefts, rights, ways = joined_forest(len(logs), [spans.joins()])
         wholes = torch.repeat_interleave(torch.arange(len(ways), device=ways.device), ways)
@@ -64,7 +57,7 @@ class MaskedSparseHypertree(RuleMasked):
         weights = rules.log_weights.detach().double().reshape(-1, rules.count)
         first, last = spans.ends
         possible = logs > -math.inf
-        # A word has its own states; of a wider span those that a rule makes.
+        # The states of words are given, those of wider spans made by rules.
         alive = possible & (first == last).unsqueeze(1)
         ways = [torch.zeros(4, 0, dtype=torch.long, device=logs.device)]
         for start, stop in pairwise(bounds):
@@ -106,7 +99,7 @@ class MaskedSparseHypertree(RuleMasked):
         )  # fmt: skip
 
     def averages(self, chances: Tensor, used: Tensor, score: Tensor) -> Expected:
-        """Spans and their states; ``"rules"``: how often each is used."""
+        """Spans and their states; ``"rules"``: the expected uses of each."""
         chances, real = chances[: self.nodes.shape[1]], self.rule >= 0
         item = self.owner[self.forest.whole[real]]
         counts = used.new_zeros(len(self.empty), self.count)
@@ -125,7 +118,7 @@ class MaskedSparseHypertree(RuleMasked):
         return Draw(self._spans(node, ones) > 0.5, self._places(node))
 
     def _spans(self, node: Tensor, weights: Tensor) -> Tensor:
-        """(*lead, T, T) the summed weights of nodes by span."""
+        """(*lead, T, T) the summed weights of nodes, by span."""
         words = self.spans.number.shape[1]
         span = self.nodes[0, node]
         first, last = self.spans.ends[:, span]
@@ -134,7 +127,7 @@ class MaskedSparseHypertree(RuleMasked):
         return counts.clamp_(max=1.0).reshape(*self.lead, words, words)
 
     def _places(self, node: Tensor) -> Tensor:
-        """The numbers of nodes among the states of sites."""
+        """Places of nodes among the states of sites."""
         words = self.spans.number.shape[1]
         span, state = self.nodes[:, node]
         first, last = self.spans.ends[:, span]
@@ -143,12 +136,9 @@ class MaskedSparseHypertree(RuleMasked):
 
 @dataclass(frozen=True, eq=False)
 class HypertreeMasks(StructureMasks):
-    """The question of a span is whether it is a constituent.
+    """Questions whether a span is a constituent.
 
-    A yes leaves the spans that do not cross it, of which every binary tree has the span itself.
-
-    Args:
-        model: the hypertree.
+    A yes leaves the spans that do not cross it: every binary tree of them has the span itself.
     """
 
     model: HypertreeFields
@@ -166,7 +156,7 @@ class HypertreeMasks(StructureMasks):
         return self.flat_lengths(self.model.lengths, self.sites[0])
 
     def open(self) -> Tensor:
-        """The spans of two words and more that are not the whole."""
+        """Spans of two words and more, except the whole."""
         place = torch.arange(self.sites[0], device=self.lengths.device)
         first, last = place.unsqueeze(1), place
         most = self.lengths.reshape(-1, 1, 1)
@@ -174,7 +164,7 @@ class HypertreeMasks(StructureMasks):
         return asked.reshape(*self.batch_shape, *self.questions)
 
     def guess(self, likely: Tensor) -> Tensor:
-        """Spans that do not cross, those of large potentials first."""
+        """Spans that do not cross, chosen greedily by their potentials."""
         shape = (self.items, *self.questions)
         size = self.model.unary.detach().double().logsumexp(-1).reshape(shape)
         flat = likely.reshape(shape)
@@ -191,7 +181,7 @@ class HypertreeMasks(StructureMasks):
 
     @cached_property
     def rules(self) -> Binary:
-        """The log-weights of the rules, of which there is one kind."""
+        """The log-weights of the rules, of one kind."""
         model, states = self.model, self.sites[2]
         parents = states - model.preterminals
         if isinstance(model.rules, NoRules):
@@ -202,7 +192,7 @@ class HypertreeMasks(StructureMasks):
         return Binary.of([table.to(model.unary.device)])
 
     def masked(self, required: Tensor, forbidden: Tensor) -> Masked:
-        """The spans that are left."""
+        """The hypertree on the kept spans."""
         model, lead = self.model, tuple(required.shape[:-2])
         total, _, states = self.sites
         batch, chains = self.items, self.chains(lead)
@@ -251,16 +241,16 @@ class MaskedHypertree(ForestMasked):
     words: int
 
     def answering(self, place: Tensor, used: Tensor, ended: Tensor) -> Tensor:
-        """All chances: every place is a span with a state."""
+        """Count every use: each place is a span with a state."""
         return used
 
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
-        """The spans themselves."""
+        """Answers are the spans themselves."""
         answers = weights.new_zeros(len(self.empty), self.words, self.words)
         first, last = self.ends[:, place]
         answers.index_put_((item, first, last), weights, accumulate=True)
         return answers.reshape(*self.lead, self.words, self.words)
 
     def counts(self, rules: Tensor) -> dict[str, Tensor]:
-        """``"rules"``: of each, by classes of parts that no rule tells apart."""
+        """``"rules"``: uses of each, by classes of parts that no rule distinguishes."""
         return {"rules": rules.squeeze(2)}

@@ -21,7 +21,7 @@ from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.checks import checked_mask, checked_trees
 from rdpgraph.structures.draws import perturbed
-from rdpgraph.structures.grammar import comparison, proposals
+from rdpgraph.structures.grammar import batched
 from rdpgraph.structures.grammar.batched import Form
 from rdpgraph.structures.grammar.constructors import grammar_rules, pcfg_unary, sentence_unary
 from rdpgraph.structures.grammar.masks import HypertreeMasks
@@ -43,18 +43,17 @@ class Hypertree(HypertreeFields):
 
     Every answer but trees is differentiable. log Z costs O(T^2 N^3 + T^3 N^2) with `DenseRules`,
     O(T^3 r + T^2 N r) with `LowRankRules`, O(T^3 M) with `SparseRules`, O(T^2 N + T^3) with
-    `NoRules`, and on the CPU memory O(T^3 + T^2 (N + r)) for its gradient, of the T^3 numbers of
-    places alone (O(T^2 (N + M)) with sparse rules). Where no compiled machine is, as on a GPU, the
-    gradient keeps the terms of all splits. Source: Baker 1979; Lari and Young 1990; low rank: Yang,
-    Zhao and Tu 2021 (arXiv:2104.13727).
+    `NoRules`. Its gradient takes memory O(T^2 (N + r)) and T^3 indices on the CPU, O(T^2 (N + M))
+    with sparse rules; without the compiled machine, as on a GPU, it keeps the terms of all splits.
+    Source: Baker 1979; Lari and Young 1990; low rank: Yang, Zhao and Tu 2021 (arXiv:2104.13727).
 
     Args:
         unary: (*batch, T, T, N) log-potentials (nats), [first, last, state], both words included;
-            -inf forbids a span. What lies below the diagonal and beyond the length is ignored.
+            -inf forbids a span. Entries below the diagonal and beyond the length are ignored.
         rules: log-weights of a state given those of its two parts.
         root: (*batch, N - preterminals) log-potential of the state of the whole; default: zeros.
-        preterminals: how many of the states, the last ones, are for single words alone; if there
-            are any, single words have none but those, and a sequence of one word has no tree.
+        preterminals: the number of states, the last ones, for single words alone; if there are
+            any, single words have no others, and a sequence of one word has no tree.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Raises:
@@ -67,7 +66,7 @@ class Hypertree(HypertreeFields):
 
     optional_sites = True
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(
             self,
@@ -83,7 +82,7 @@ class Hypertree(HypertreeFields):
     def pcfg(
         cls, root: Tensor, rules: Tensor | Rules, terms: Tensor, *, lengths: Tensor | None = None
     ) -> Self:
-        """The parses of sentences by a probabilistic context-free grammar; log Z is log p(words).
+        """Parses of sentences by a probabilistic context-free grammar; log Z is log p(words).
 
         Nonterminals are states 0..NT-1, preterminals NT..NT+PT-1, as in torch-struct's SentCFG.
 
@@ -104,10 +103,9 @@ class Hypertree(HypertreeFields):
 
     @classmethod
     def parses(cls, grammar: Grammar, sentences: Sequence[Sequence[str]]) -> Self:
-        """The parses of sentences by a grammar read from a text, one item for each sentence.
+        """Parses of sentences by a grammar read from a text, one item for each sentence.
 
-        States are the grammar's symbols; log Z is the log of the summed weights of the trees. The
-        rules are a table where that is faster, else a list.
+        States are the grammar's symbols; log Z is the log of the summed weights of the trees.
 
         Args:
             grammar: see `read_grammar` and `parse_grammar`.
@@ -132,14 +130,14 @@ class Hypertree(HypertreeFields):
         return cls(taken("Hypertree's scores", scores).unsqueeze(-1), lengths=lengths)
 
     def masked(self, allowed: Tensor) -> Self:
-        """The same with some spans forbidden: no tree has them as constituents.
+        """The same with some spans forbidden as constituents.
 
-        Its charts hold all spans, so that everything can be asked of it and differentiated, in the
-        time of the whole. ``rdpgraph.pruning.masks_of(hypertree, infer)`` has expectations, log Z
-        and draws in time and memory of the spans that are kept.
+        Answers are differentiable and cost what all spans cost.
+        ``rdpgraph.pruning.masks_of(hypertree, infer)`` gives expectations, log Z and draws in time
+        and memory of the kept spans.
 
         Args:
-            allowed: (*batch, T, T) bool, or what broadcasts to that, [first, last].
+            allowed: bool, broadcast to (*batch, T, T), [first, last].
 
         Raises:
             ModelError: another type, or a shape that does not broadcast.
@@ -148,12 +146,12 @@ class Hypertree(HypertreeFields):
         return self.with_unary(torch.where(allowed.unsqueeze(-1), self.unary, -math.inf))
 
     def masks(self) -> Masks:
-        """Whether a span is a constituent, for each span."""
+        """Questions whether each span is a constituent."""
         return HypertreeMasks(self)
 
     @property
     def form(self) -> Form:
-        """The hypertree with one batch dim, laid flat."""
+        """The hypertree with one batch dim."""
         return Form(self)
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -163,7 +161,7 @@ class Hypertree(HypertreeFields):
 
         Args:
             trees: (*lead, *batch) trees, or their states (*lead, *batch, T, T) as `mode` gives
-                them; what is not a tree of that length has score -inf.
+                them; -inf for what is not a tree of that length.
 
         Raises:
             EvidenceError: another shape, or a state out of range.
@@ -176,19 +174,18 @@ class Hypertree(HypertreeFields):
         return configuration.states if isinstance(configuration, Trees) else configuration
 
     def span_marginals(self) -> Tensor:
-        """(*batch, T, T) the probability that a span is a constituent, in whatever state."""
+        """(*batch, T, T) the probability that a span is a constituent, in any state."""
         return self.marginals().sum(-1)
 
     @by_autograd
     def rule_marginals(self) -> tuple[Tensor, ...]:
-        """The gradients of log Z in the tensors of the rules, each with all batch dims in front.
+        """Gradients of log Z in the tensors of the rules, each with all batch dims in front.
 
-        Of `DenseRules` one tensor (*batch, N, C, C), of `SparseRules` one (*batch, M): the
-        expected number of uses of each rule. Of
-        rules of low rank, one for each factor, (*batch, N or C, r): the expected number of uses of
-        a rank by each state as parent, left or right part. Nothing for `NoRules`.
+        The expected uses of each rule: (*batch, N, C, C) for `DenseRules`, (*batch, M) for
+        `SparseRules`. For rules of low rank one tensor for each factor, (*batch, N or C, r): the
+        expected uses of a rank by each state as parent, left or right part. Empty for `NoRules`.
         """
-        _, gradients = comparison.scored(self, self.rules).expected()
+        _, gradients = batched.scored(self, self.rules).expected()
         gradients = gradients[1 : 1 + len(self.rules.parts)]
         return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in gradients)
 
@@ -196,13 +193,12 @@ class Hypertree(HypertreeFields):
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where no tree is possible. Differentiable.
 
-        Log Z less the expected score. Rules of low rank are written out, for their trees' scores
-        are those of whole rules.
+        Log Z less the expected score; rules of low rank are written out, as scores are of rules.
 
         Raises:
             BudgetError: written out, the rules are too large.
         """
-        return comparison.entropy(self)
+        return batched.entropy(self)
 
     @by_autograd
     def cross_entropy(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -217,7 +213,7 @@ class Hypertree(HypertreeFields):
             ModelError: the two differ in shape, preterminals or lengths.
             BudgetError: written out, the rules are too large.
         """
-        return comparison.cross_entropy(self, other)
+        return batched.cross_entropy(self, other)
 
     def kl_divergence(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, other: "Hypertree"
@@ -230,7 +226,7 @@ class Hypertree(HypertreeFields):
 
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
-            BudgetError: rules of low rank that are too large when written out.
+            BudgetError: written out, rules of low rank are too large.
         """
         return Trees(self.mode())
 
@@ -241,16 +237,16 @@ class Hypertree(HypertreeFields):
 
         Raises:
             ModelError: k below 1.
-            BudgetError: rules of low rank that are too large when written out.
+            BudgetError: written out, rules of low rank are too large.
         """
         listed = super().k_best(k)
         return KBestTrees(Trees(listed.states), listed.scores)
 
     def mbr(self) -> Trees:
-        """(*batch) trees of the largest expected number of right constituents, with their states.
+        """(*batch) trees with the most expected constituents, their states included.
 
-        The maximum of the summed marginals of constituents (Goodman 1996, labelled recall), which
-        the rules need not allow. Two inside passes; not differentiable.
+        Maximises the summed marginals of constituents (Goodman 1996, labelled recall); the rules
+        need not allow the tree. Two inside passes; not differentiable.
 
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
@@ -266,18 +262,13 @@ class Hypertree(HypertreeFields):
     ) -> Tensor:
         """(count, *batch, T, T, N) relaxed trees, differentiable: a stochastic softmax.
 
-        The marginals at a temperature of the model with Gumbel noise on every span; as the
-        temperature falls to 0, they become the best tree of the noisy model, which is not an exact
-        draw of this one (Paulus et al. 2020, arXiv:2006.08063).
-
-        Args:
-            count: how many.
-            temperature: above 0.
-            generator: the randomness.
+        Marginals at a temperature of the model with Gumbel noise on every span. As the temperature
+        falls to 0 they become the best tree of the noisy model, which is not an exact draw of this
+        one (Paulus et al. 2020, arXiv:2006.08063).
 
         Raises:
-            ModelError: another temperature.
-            BudgetError: rules of low rank that are too large when written out.
+            ModelError: a temperature that is not above 0.
+            BudgetError: written out, rules of low rank are too large.
         """
         unary, lengths = perturbed(
             self.unary, self.lengths, count=count, temperature=temperature, generator=generator
@@ -287,10 +278,10 @@ class Hypertree(HypertreeFields):
         return replace(self, unary=unary, rules=rules, root=root, lengths=lengths).marginals()
 
     def factor_graph(self) -> FactorGraph:
-        """The spans as variables, with a potential each and one over all: that they form a tree.
+        """Spans as variables, with a factor each, and one factor over all: that they form a tree.
 
-        The last state of a span, N, says that it is no constituent; rules and the root's
-        potentials are part of the factor over all. For T^2 spans, those that no tree has included.
+        The last state of a span, N, is for no constituent; the rules and the root's potentials are
+        part of the factor over all. T^2 variables, including spans that no tree has.
         """
         unary = torch.cat([self.unary, torch.zeros_like(self.unary[..., :1])], -1)
         real = self._real.unsqueeze(-1)
@@ -314,7 +305,7 @@ class Hypertree(HypertreeFields):
         root = free.flatten(-2).sum(-1, keepdim=True)
         words = 1 if trees.lengths is None else trees.lengths.unsqueeze(-1)
         if bool(((root != 0) & torch.as_tensor(words == 0)).any()):
-            return None  # what is said of an item without words has no place in a tree
+            return None  # potentials of an item without words have no place in a tree
         if trees.root is None:
             root = root.expand(*root.shape[:-1], unary.shape[-1] - trees.preterminals)
         else:
@@ -322,7 +313,7 @@ class Hypertree(HypertreeFields):
         return Match(replace(trees, unary=trees.unary + unary, root=root), numbers)
 
     def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
-        """With those of the last state: that a span is no constituent."""
+        """Values with the last state, for spans that are no constituents."""
         if not best:
             none = (1.0 - values.sum(-1, keepdim=True)).clamp(min=0.0)
         else:
@@ -333,7 +324,7 @@ class Hypertree(HypertreeFields):
 
     @property
     def _real(self) -> Tensor:
-        """(*batch, T, T) the spans of words that are there."""
+        """(*batch, T, T) the spans within the length."""
         total = self.unary.shape[-2]
         place = torch.arange(total, device=self.unary.device)
         real = place.unsqueeze(1) <= place
@@ -342,15 +333,14 @@ class Hypertree(HypertreeFields):
     def sites(self) -> Sites:
         """The spans that trees can have, with the root's potentials at the whole.
 
-        On some states of each span all products of those of the two parts enter, whatever made
-        them be kept; as a tree uses a span once, Z is unbiased if each span's weights are. The
-        printed eq. 18 of Fu, Cunningham and Lapata 2022 lacks the terms of a top state and a
-        sampled one, and is not.
+        On some states of each span, all products of the states kept of its parts enter; as a tree
+        uses a span once, Z is unbiased if each span's weights are. The printed eq. 18 of Fu,
+        Cunningham and Lapata 2022 lacks the terms of a top state and a sampled one, and is biased.
 
-        A state may be expected to meet the mean rule as a parent, where a span has parts, times
-        that as a part, where it is not the whole; over random states of the other two, or over all
-        of them by `LowRankRules` and `SparseRules`.
+        A state's mean factor value is the mean rule with it as parent, if the span has parts, times
+        that with it as a part, unless it is the whole; over random states of the other two, or all
+        of them with `LowRankRules` and `SparseRules`.
         """
-        means = partial(proposals.mean_values, self)
-        unary = proposals.unary(self)
+        means = partial(batched.mean_values, self)
+        unary = batched.site_unary(self)
         return Sites(unary, restrict=self.restrict, means=means)

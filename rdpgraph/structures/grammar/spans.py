@@ -1,4 +1,4 @@
-"""Hypertrees: their potentials, checked, and the recursion over spans."""
+"""Hypertrees: fields with checks, and the recursion over spans."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,13 +25,10 @@ from rdpgraph.structures.recursion.values import Value, View
 
 
 class SeparateJoins:
-    """Joins on a tape by the parts of rules that say something of their labels.
+    """Joins on a tape by blocks of rules, one for each combination of words and wider spans.
 
-    O(T^2 N (N + P)^2 + T^3 N^2) by a table, O(T^3 r + T^2 N r) by ranks.
-
-    Args:
-        tape: whose values they are; words have P labels, wider spans N.
-        rules: of N parents and N + P children.
+    Words have P labels, wider spans N. O(T^2 N (N + P)^2 + T^3 N^2) by a table,
+    O(T^3 r + T^2 N r) by ranks.
     """
 
     def __init__(self, tape: Tape, rules: Rules) -> None:
@@ -52,12 +49,10 @@ class SeparateJoins:
         ]
 
     def joined(self, rows: Sequence[Value], left: Tensor, right: Tensor) -> Value:
-        """All spans of a width, given those of smaller ones.
+        """All spans of a width, given the rows of smaller widths from 1 on.
 
-        Args:
-            rows: of widths from 1 on.
-            left: (M, P) places of the left parts in all rows, side by side, by split.
-            right: (M, P) those of the right parts.
+        ``left`` and ``right`` (M, P) are the places of the parts in all rows concatenated, by
+        split.
         """
         tape = self.tape
         if self.by_rank:
@@ -89,15 +84,12 @@ class SeparateJoins:
 
 
 kept_layout = remembered(16, where=lambda words, device: words <= 64)  # noqa: ARG005
-"""For functions of a number of words and a device that give the places of all parts of all spans.
-
-Those of long sentences take as much memory as their charts.
-"""
+"""Caches the places of all parts of all spans; in long sentences they are as large as charts."""
 
 
 @dataclass(frozen=True, eq=False)
 class HypertreeFields(Recursion):
-    """The fields of a `Hypertree`, described there: what the files behind its questions read."""
+    """The fields and recursion of a `Hypertree`."""
 
     rules: Rules = field(default_factory=NoRules)
     root: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 1})
@@ -114,7 +106,7 @@ class HypertreeFields(Recursion):
         settle_lengths(self, lengths=self.unary.shape[-2])
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        """Words on a line, and spans over the middle of theirs."""
+        """The position of a span: words on a line, wider spans above their middle."""
         first, last = site
         return ((first + last) / 2, float(last - first)) if first <= last else None
 
@@ -123,7 +115,7 @@ class HypertreeFields(Recursion):
         return parts_of(used)
 
     def potentials(self, unary: Tensor) -> Tensor:
-        """-inf for preterminals of two words and more, and for others of one, if there are any."""
+        """Potentials with -inf for preterminals of wide spans, and for other states of words."""
         if not self.preterminals:
             return unary
         count, total = unary.shape[-1], unary.shape[-2]
@@ -132,7 +124,7 @@ class HypertreeFields(Recursion):
         return torch.where(word == single, unary, -torch.inf)
 
     def recursion(self, tape: Tape) -> Value:
-        """By width, from all splits."""
+        """Spans in order of width, from all splits."""
         words, device, states = tape.site_shape[0], tape.device, self.unary.shape[-1]
         lengths = tape.lengths(self.lengths, words).unsqueeze(1)
         listed = isinstance(self.rules, NoRules | SparseRules)
@@ -154,7 +146,7 @@ class HypertreeFields(Recursion):
         whole = rows[1:] if joins else rows
         if not whole:
             return empty
-        # Of one place in the rows that are left; words alone are no trees where those are apart.
+        # The place of the whole in the remaining rows; with preterminals a word is no tree.
         width, least = (lengths - 1).clamp(min=0), 1 if joins else 0
         last = _start(width, words).unsqueeze(2) - least * words
         last = torch.where(lengths.unsqueeze(2) > least, last, -1)
@@ -169,13 +161,13 @@ class HypertreeFields(Recursion):
 
 
 def _start(width: int | Tensor, words: int) -> Any:
-    """Where the spans of a width start, among those of all widths."""
+    """The index of the first span of a width among those of all widths."""
     return width * words - width * (width - 1) // 2
 
 
 @kept_layout
 def _rows(words: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Of all widths the first and last words of spans; and places of the parts, (splits, spans)."""
+    """The first and last words of the spans of each width, and places of their parts, by split."""
     rows = list[tuple[Tensor, Tensor, Tensor, Tensor]]()
     for width in range(words):
         first = torch.arange(words - width, device=device)

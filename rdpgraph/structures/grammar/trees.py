@@ -16,11 +16,11 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """Binary trees: which spans are constituents, and in which state.
+    """Binary trees: the states of the spans that are constituents.
 
     Attributes:
         states: (*lead, T, T) int64, [first, last]: the state of each constituent, single words
-            included; -1 for what is none, and throughout for an absent tree.
+            included; -1 for other spans, and throughout for an absent tree.
 
     Example:
         >>> states = torch.full((2, 2), -1)
@@ -120,13 +120,13 @@ class KBestTrees:
 
 
 def middle(bispan: tuple[int, ...]) -> tuple[float, float] | None:
-    """The middle of (first, last, first, last); None where a last comes before a first."""
+    """The centre of (first, last, first, last); None for an empty range."""
     top, bottom, left, right = bispan
     return ((left + right) / 2, -(top + bottom) / 2) if top <= bottom and left <= right else None
 
 
 def parts_of(used: Iterable[tuple[int, ...]]) -> list[tuple[Any, Any]]:
-    """Each box, (first, last, first, last, ...), after the smallest of the others that holds it."""
+    """Pairs of the smallest box around another, (first, last, first, last, ...), and that box."""
     boxes, pairs = list(used), list[tuple[Any, Any]]()
     for box in boxes:
         around = [
@@ -141,31 +141,28 @@ def parts_of(used: Iterable[tuple[int, ...]]) -> list[tuple[Any, Any]]:
 
 
 def crossed(values: Tensor) -> Tensor:
-    """(*lead, T, T) for each span the largest value of those that cross it, -inf where none does.
+    """(*lead, T, T) for each span the largest value of those that cross it, -inf if none does.
 
-    Of the trees without a span, each has a constituent that crosses it: binary trees have as many
-    constituents as do not cross.
-
-    Args:
-        values: (*lead, T, T), [first, last].
+    A tree without a span has a constituent that crosses it: binary trees have the most
+    constituents that do not cross. Values (*lead, T, T), [first, last].
     """
     spans = torch.ones_like(values, dtype=torch.bool).triu()
     values = values.masked_fill(~spans, -math.inf)
-    # Those that start before it and end within it, and the other way round.
+    # Spans that start before it and end within it, and the other way round.
     before = _largest_before(_largest_before(values, -2).masked_fill(~spans, -math.inf), -1)
     after = _largest_before(values.flip(-1), -1).flip(-1).masked_fill(~spans, -math.inf)
     return torch.maximum(before, _largest_before(after.flip(-2), -2).flip(-2))
 
 
 def _largest_before(values: Tensor, dim: int) -> Tensor:
-    """The maxima over the entries before each one, -inf for the first."""
+    """The maxima over the preceding entries, -inf for the first."""
     values = values.cummax(dim).values.roll(1, dim)
     first = torch.arange(values.shape[dim], device=values.device) == 0
     return values.masked_fill(first if dim == -1 else first.unsqueeze(-1), -math.inf)
 
 
 def _escaped(text: str) -> str:
-    """Brackets within a word as treebanks write them."""
+    """Escape brackets within a word as treebanks do."""
     return text.replace("(", "-LRB-").replace(")", "-RRB-")
 
 

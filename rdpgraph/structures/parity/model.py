@@ -26,13 +26,13 @@ from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import checked_count, require_generator
 from rdpgraph.structures.parity import sweeps
-from rdpgraph.structures.parity.cosets import (
+from rdpgraph.structures.parity.parities import Parities
+from rdpgraph.structures.parity.sweeps import (
     KeptCosets,
     ParityCost,
     checked_syndrome,
     normalised,
 )
-from rdpgraph.structures.parity.parities import Parities
 from rdpgraph.structures.recursion import library
 
 _MOST_OBSERVABLES = 20
@@ -41,18 +41,18 @@ _MOST_WORDS = 8
 
 @dataclass(frozen=True, eq=False)
 class ParityModel(Structure):
-    """Independent bits, errors, of which parities are seen: the checks, as far as they are known.
+    """Independent bits, errors, some of whose parities, the checks, are observed.
 
     Sites are errors, with the states 0 (did not happen) and 1. log Z is log P(s), the
     log-probability of the syndrome; marginals are P(e | s), the mode is the most probable set of
-    errors, samples are drawn from P(e | s). Observables are parities that are asked about:
-    `log_cosets` gives log P(s, l) for all their values.
+    errors, samples are drawn from P(e | s). Observables are parities of interest: `log_cosets`
+    gives log P(s, l) for all their values.
 
     Exact answers sweep over the checks: one opens with the first error that flips it, and closes
-    after the last, in an order that leaves few open. A state is what is left to be explained in
-    open checks, so that an answer takes about errors x 2^open, and has no cancellation; `cost()`
-    says how many are open. `kept(states)` answers where that does not fit. Gradients flow to
-    log-odds and to log-potentials. On the CPU answers are compiled; masses that may be more than
+    after the last, in an order that leaves few open. A state is the parities of open checks that
+    are still to be explained, so that an answer takes about errors x 2^open, without cancellation;
+    `cost()` gives the open checks. `kept(states)` answers where that does not fit. Gradients flow
+    to log-odds and to log-potentials. Answers on the CPU are compiled; masses that may be over
     10^260 apart, and second derivatives, are left to torch.
 
     Args:
@@ -61,7 +61,7 @@ class ParityModel(Structure):
         log_odds: (*batch, errors) log p - log (1 - p) of each error; -inf and +inf for p = 0 and 1.
         observables: (observables, errors), as checks; 20 at most.
         syndrome: (*batch, checks) 0 or 1, and -1 where a check is erased; default: none is known.
-        unary: (*batch, errors, 2) log-potentials (nats) in place of log-odds.
+        unary: (*batch, errors, 2) log-potentials (nats) instead of log-odds.
 
     Raises:
         ModelError: shapes that do not fit, NaN, no error at all.
@@ -81,7 +81,7 @@ class ParityModel(Structure):
     observables: InitVar[Any] = field(kw_only=True, default=None)
     syndrome: Tensor | None = field(kw_only=True, default=None, metadata={"dims": 1})
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(
             self,
@@ -137,8 +137,7 @@ class ParityModel(Structure):
     def from_dem(cls, model: Any, *, dtype: torch.dtype = torch.float64) -> "ParityModel":
         r"""The errors of a detector error model: of stim, or its text, or a file of it.
 
-        Equal errors stay apart here, and are merged where they are summed over. stim itself is not
-        needed.
+        Equal errors stay separate, and are merged where they are summed over. Does not need stim.
 
         Args:
             model: a ``stim.DetectorErrorModel``, its text, or the path of a file.
@@ -162,14 +161,14 @@ class ParityModel(Structure):
         cls, checks: Any, rates: ArrayLike, *, observables: Any = None,
         syndrome: ArrayLike | None = None,
     ) -> "ParityModel":  # fmt: skip
-        """The same from probabilities of errors.
+        """The model with given probabilities of errors.
 
         Args:
-            checks: as of the class.
+            checks: as for the class.
             rates: (*batch, errors) in 0..1; above one half is allowed. The gradient in a rate of
                 0 or 1 is zero.
-            observables: as of the class.
-            syndrome: as of the class.
+            observables: as for the class.
+            syndrome: as for the class.
 
         Raises:
             ModelError: a rate below 0 or above 1.
@@ -204,7 +203,6 @@ class ParityModel(Structure):
         )  # fmt: skip
 
     def work(self) -> float:
-        """The multiply-adds of log Z."""
         program = self.checks.program(observables=False, merged=True)
         return math.prod(self.batch_shape) * program.work
 
@@ -221,7 +219,7 @@ class ParityModel(Structure):
         return normalised(self.log_cosets())
 
     def coset_entropy(self) -> Tensor:
-        """(*batch,) the entropy of the observables given the syndrome, nats: how sure a shot is."""
+        """(*batch,) the entropy of the observables given the syndrome, nats: doubt about a shot."""
         chances = self.coset_probabilities()
         return -(chances * torch.where(chances > 0, chances, 1.0).log()).sum(-1)
 
@@ -229,18 +227,18 @@ class ParityModel(Structure):
         self, states: int, *, replicates: int = 0, generator: torch.Generator | None = None,
         event_cost: float = 0.05,
     ) -> KeptCosets:  # fmt: skip
-        """Log P(s, l) from the states of largest mass on the way, about ``states`` at each step.
+        """Log P(s, l) from the states of largest mass, about ``states`` at each step.
 
-        Without replicates the others are dropped: a certain lower bound. With replicates they are
-        sampled (Fearnhead and Clifford 2003): P(s, l) is unbiased in each. O(errors x states) a
-        shot and replicate, whatever is open. No gradients. Needs the compiled library.
+        Without replicates the others are dropped, for a lower bound. With replicates they are
+        sampled (Fearnhead and Clifford 2003): P(s, l) is unbiased in each. O(errors x states) for a
+        shot and replicate, however many checks are open. No gradients. Needs the compiled library.
 
         Args:
-            states: how many are kept; up to half as many more are, before some are left out.
+            states: the number kept; up to half as many more are kept before any are left out.
             replicates: independent runs; 0 for the bound.
-            generator: the randomness of what is sampled.
-            event_cost: what an event that is still to be explained multiplies a state's mass by,
-                when states are compared.
+            generator: the randomness of the sampling.
+            event_cost: a factor on a state's mass for each event still to be explained, when states
+                are compared.
 
         Raises:
             ModelError: numbers out of range.
@@ -323,7 +321,7 @@ class ParityModel(Structure):
         return tuple((given @ part.to(given.device).T).long() % 2 for part in (checks, seen))  # pyright: ignore
 
     def score(self, states: Tensor) -> Tensor:
-        """(*lead, *batch) the summed log-potentials of errors; -inf where a check is another.
+        """(*lead, *batch) the summed log-potentials of errors; -inf if they contradict a check.
 
         Raises:
             EvidenceError: another shape, or other states than 0 and 1.
@@ -346,7 +344,7 @@ class ParityModel(Structure):
         return torch.where(fits, picked.sum(-1), -math.inf)
 
     def factor_graph(self) -> FactorGraph:
-        """The errors as variables, and a factor for each check: the parity of its errors."""
+        """Errors as variables, and a factor for each check: the parity of its errors."""
         sites = VariableArray("site", (len(self.checks.columns),), 2)
         unary, syndrome = self.unary, self.syndrome
         factors: list[Factor | FactorBlock] = []
@@ -361,12 +359,12 @@ class ParityModel(Structure):
             if row:
                 accept = torch.cat(either, -1)
                 factors.append(Factor([sites[at] for at in row], Automaton(turn, accept, len(row))))
-            else:  # what no error flips
+            else:  # a check that no error flips
                 unary = unary + either[0].unsqueeze(-1)
         return FactorGraph([FactorBlock((sites,), Table(unary)), *factors])
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
-        """The same on some states of each error, with weights; what estimators solve.
+        """The model on some states of each error, with weights, as estimators solve it.
 
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
@@ -376,7 +374,7 @@ class ParityModel(Structure):
         return replace(self, unary=self.unary + few.log_weights)
 
     def sites(self) -> Sites:
-        """The errors; both states of each cost what one does."""
+        """The errors; both states of each cost as much as one."""
         means = torch.zeros_like(self.unary[..., :1]).detach()
         return Sites(
             self.unary.detach(), restrict=self.restrict, every=True,

@@ -20,11 +20,11 @@ class Program:
     """The steps of a sweep over the parities of open checks.
 
     Attributes:
-        steps: (n, 3) int64: what is done; the bit that is closed, or the mask of bits that an error
-            flips; the number of the check or the column. A check that opens is a new top bit, one
-            that closes leaves the bits above it one place down.
-        merges: for each round (2, columns) the pairs of columns that are one; -1: there is none.
-        bits: for each bit that stays open to the end which observable it is.
+        steps: (n, 3) int64: the kind; the bit that is closed, or the mask of bits that an error
+            flips; the number of the check or the column. A check that opens is a new top bit; one
+            that closes shifts the bits above it down.
+        merges: for each round (2, columns) the pairs of columns that are merged; -1: none.
+        bits: the observable of each bit that stays open to the end.
         width: the largest number of bits.
         work: the multiply-adds for one item.
     """
@@ -41,9 +41,9 @@ class Slots:
     """The steps of a sweep over kept states: checks have slots, and errors masks of them.
 
     Attributes:
-        steps: (n, 3) int64: what is done, the slot, the number of the check or the column.
+        steps: (n, 3) int64: the kind, the slot, the number of the check or the column.
         masks: (columns, words) int64: slots from the lowest bit up, observables at the top.
-        merges: as of `Program`.
+        merges: as for `Program`.
     """
 
     steps: Tensor
@@ -52,12 +52,12 @@ class Slots:
 
 
 class Parities:
-    """Which checks and observables each error flips.
+    """The checks and observables that each error flips.
 
     Args:
-        columns: of each error its checks and its observables; what is named twice cancels.
-        num_checks: how many checks there are.
-        num_observables: how many observables.
+        columns: for each error its checks and its observables; a pair of equal numbers cancels.
+        num_checks: the number of checks.
+        num_observables: the number of observables.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class Parities:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The checks in the order in which they are closed: that of least work among several.
+        """The order in which checks are closed: that of least work among several.
 
-        Next is the check that leaves the fewest others open; the alternatives begin at other
-        checks and take other ones of equally good. Beside them is the order of the numbers.
+        Greedy orders close next the check that leaves the fewest others open; they start at
+        different checks and break ties differently. The order of the numbers is tried too.
         """
         touch: list[set[int]] = [{check} for check in range(self.num_checks)]
         for checks, _ in set(self.columns):
@@ -144,7 +144,7 @@ class Parities:
         return work
 
     def _plan(self, order: Sequence[int]) -> list[tuple[int, int]]:
-        """The steps as (kind, number of check or column); a column's is before a check closes."""
+        """Steps as (kind, number of check or column); a column comes before its checks close."""
         steps = [(FLIP, at) for at, (checks, _) in enumerate(self.columns) if not checks]
         opened, done = set[int](), set[int]()
         for check in order:
@@ -164,7 +164,7 @@ class Parities:
         return steps
 
     def merged(self, *, observables: bool) -> "Merged":
-        """Columns that are equal as one: independent errors whose parity is all that is seen."""
+        """Merge equal columns: independent errors of which only the parity is seen."""
         groups: dict[Any, list[int]] = {}
         for number, (checks, seen) in enumerate(self.columns):
             groups.setdefault((checks, seen if observables else ()), []).append(number)
@@ -184,7 +184,7 @@ class Parities:
         return Merged(own, tuple(rounds))
 
     def program(self, *, observables: bool, merged: bool) -> Program:
-        """The steps of an exact sweep, with observables or without, kept for the next time."""
+        """The steps of an exact sweep, with or without observables; cached."""
         kept: dict[tuple[bool, bool], Program] = vars(self).setdefault("_programs", {})
         key = observables, merged
         if key not in kept:
@@ -227,7 +227,7 @@ class Parities:
 
     @cached_property
     def open_checks(self) -> int:
-        """The largest number of checks that are open at once."""
+        """The most checks that are open at once."""
         opened = most = 0
         for kind, _ in self._plan(self.order):
             opened += (kind == OPEN) - (kind == CLOSE)
@@ -265,7 +265,7 @@ class Parities:
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """Parities whose columns differ, and the rounds of pairs by which they became one."""
+    """Parities with distinct columns, and the rounds of pairs that were merged."""
 
     parities: Parities
     rounds: tuple[Tensor, ...] = field(repr=False)
@@ -284,7 +284,7 @@ def _odd(numbers: Iterable[int]) -> tuple[int, ...]:
 
 
 def _greedy(touch: list[set[int]], *, last: bool, up: int) -> list[int]:
-    """Close next the check that opens the fewest, of these one whose neighbours closed first."""
+    """Close next the check that opens the fewest, among these one whose neighbours closed first."""
     count = len(touch)
     new, age = [len(near) for near in touch], [count] * count
     pool, opened, closed = set[int](), [False] * count, [False] * count

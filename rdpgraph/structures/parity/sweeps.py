@@ -1,30 +1,98 @@
-"""Sweeps over the parities of open checks: compiled, and by torch in logarithms."""
+"""Sweeps over the parities of open checks, compiled and by torch, and cosets from them."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import BudgetError
+from rdpgraph.errors import BudgetError, EvidenceError
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.model.potentials.table import as_states
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.draws import uniform
 from rdpgraph.structures.parity.parities import CLOSE, FLIP, OPEN, Parities, Program
 from rdpgraph.structures.recursion import library
 
-_RANGE = 600.0
-"""Nats between two masses of one sweep that float64 holds; what may be wider is in logarithms."""
-_MOST_OPEN = 34
-"""Open checks and observables above which no machine has the memory."""
-_SHARED_WORK = 2**18
-"""Multiply-adds below which a second thread costs more than it brings."""
+
+@dataclass(frozen=True)
+class ParityCost:
+    """The cost of exact answers about a parity model.
+
+    Attributes:
+        open_checks: the most checks that are open at once.
+        work: the multiply-adds of log P(s, l) for a shot.
+        memory: the bytes of its tables for a shot.
+        order: the checks in the order in which they are closed.
+        undetectable: the errors that flip an observable and no check.
+    """
+
+    open_checks: int
+    work: float
+    memory: float
+    order: tuple[int, ...] = field(repr=False)
+    undetectable: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class KeptCosets:
+    """Probabilities of cosets from some of a sweep's states: bounds, or unbiased estimates.
+
+    Attributes:
+        log_cosets: (*batch, 2^observables) nats. A lower bound on log P(s, l), or the logarithm of
+            an unbiased estimate of P(s, l).
+        bound: ``"lower"`` if nothing is sampled; else empty.
+        standard_error: (*batch, 2^observables) of P(s, l) relative to the estimate; None for less
+            than two replicates.
+    """
+
+    log_cosets: Tensor
+    bound: str
+    standard_error: Tensor | None = None
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) the bound or estimate of log P(s)."""
+        return self.log_cosets.logsumexp(-1)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(*batch, 2^observables) P(l | s), biased and no bound; uniform if no mass is left."""
+        return normalised(self.log_cosets)
+
+
+def normalised(logs: Tensor) -> Tensor:
+    """Probabilities from log-masses; uniform where all are -inf."""
+    peak = logs.detach().amax(-1, keepdim=True)
+    return torch.where(peak > -math.inf, logs, 0.0).softmax(-1)
+
+
+def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
+    """Syndromes (*batch, checks) of 0, 1 and, if ``erased``, -1 as int8; else `EvidenceError`."""
+    if getattr(given, "dtype", None) in (torch.bool, "bool"):
+        given = torch.as_tensor(given).to(torch.int8)
+    syndrome = as_states("A syndrome", given)
+    if syndrome.is_floating_point() or not syndrome.ndim or syndrome.shape[-1] != checks:
+        raise EvidenceError(
+            f"ParityModel of {checks} checks needs integer syndromes (*batch, {checks}); got "
+            f"{syndrome.dtype} of shape {tuple(syndrome.shape)}."
+        )
+    if not bool(((syndrome >= -int(erased)) & (syndrome <= 1)).all()):
+        also = ", and -1 where a check is erased" if erased else "; erased checks are not taken"
+        raise EvidenceError(f"A syndrome is of 0 and 1{also}.")
+    return syndrome.to(torch.int8)
+
+
+_RANGE = 600.0  # nats between two masses of one sweep in float64; beyond it logarithms are used
+_MOST_OPEN = 34  # open checks and observables that fit in memory
+_SHARED_WORK = 2**18  # multiply-adds for each thread
 
 
 def serves(parities: Parities, unary: Tensor) -> bool:
-    """Tell whether the library sweeps over errors with weights in this range."""
+    """Return whether the library sweeps over errors with weights in this range."""
     if unary.device.type != "cpu" or is_transformed() or not library.available(torch.float64):
         return False
     odds = (unary[..., 1] - unary[..., 0]).detach()
@@ -34,11 +102,7 @@ def serves(parities: Parities, unary: Tensor) -> bool:
 
 
 def require_open(parities: Parities, program: Program, copies: float = 2.0) -> None:
-    """Refuse a sweep whose table does not fit.
-
-    Raises:
-        BudgetError: it does not.
-    """
+    """Raise `BudgetError` where the table of a sweep does not fit."""
     if program.width > _MOST_OPEN:
         raise BudgetError(
             f"The sweep of {parities} has {program.width} bits open at once, a table of "
@@ -48,7 +112,7 @@ def require_open(parities: Parities, program: Program, copies: float = 2.0) -> N
 
 
 def linear(unary: Tensor, merges: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """(R, columns, 2) float64 weights of merged columns, and (R,) the log of what they lack."""
+    """(R, columns, 2) float64 weights of merged columns, and (R,) the log of their scale."""
     unary = unary.double()
     peak = unary.detach().amax(-1, keepdim=True)
     peak = torch.where(peak > -math.inf, peak, 0.0)
@@ -65,10 +129,10 @@ def log_cosets(parities: Parities, unary: Tensor, syndrome: Tensor, *, observabl
     """(B, 2^observables) log-masses (nats) of syndromes with each value of the observables.
 
     Args:
-        parities: what each error flips.
+        parities: the checks and observables of errors.
         unary: (B or 1, errors, 2) log-weights.
         syndrome: (B, checks) int8, -1 where it is not known.
-        observables: whether they are told apart; else (B, 1).
+        observables: whether they are distinguished; else (B, 1).
     """
     if not serves(parities, unary):
         program = parities.program(observables=observables, merged=False)
@@ -83,7 +147,7 @@ def log_cosets(parities: Parities, unary: Tensor, syndrome: Tensor, *, observabl
 
 
 def _numbered(logs: Tensor, program: Program) -> Tensor:
-    """The cosets by their number: bit i of it is observable i."""
+    """The cosets by number, bit i of which is observable i."""
     bits, count = program.bits, len(program.bits)
     if list(bits) == list(range(count)):
         return logs
@@ -127,7 +191,7 @@ def _call(
     name: str, program: Program, weights: Tensor, syndrome: Tensor, values: Tensor, *sizes: int,
     grads: Tensor | None = None, best: bool = False,
 ) -> None:  # fmt: skip
-    """One of the library's sweeps; `values` is its last pointer, or the last but one."""
+    """Call one of the library's sweeps; `values` is its last pointer, or the last but one."""
     weights, syndrome = weights.detach().contiguous(), syndrome.contiguous()
     batch, checks = syndrome.shape
     columns = weights.shape[1]
@@ -146,10 +210,10 @@ def by_logs(
     """(B, final) log-masses in the order of the program's bits, and those before each step.
 
     Args:
-        program: the steps, whose columns have weights.
+        program: the steps.
         unary: (B or 1, columns, 2) log-weights, differentiable any number of times.
         syndrome: (B, checks).
-        best: maxima in place of sums.
+        best: maxima instead of sums.
     """
 
     def total(one: Tensor, other: Tensor) -> Tensor:
@@ -180,7 +244,7 @@ def errors(
     parities: Parities, unary: Tensor, syndrome: Tensor, count: int,
     generator: torch.Generator | None, *, best: bool,
 ) -> Tensor:  # fmt: skip
-    """(count, B, errors) int64: the most probable errors, or draws; every item is possible."""
+    """(count, B, errors) int64: the most probable errors, or draws, of possible items."""
     program = parities.program(observables=False, merged=False)
     batch, total = len(syndrome), unary.shape[1]
     if serves(parities, unary):
@@ -228,17 +292,10 @@ def kept_cosets(
     parities: Parities, unary: Tensor, syndrome: Tensor, states: int, replicates: int, seed: int,
     cost: float,
 ) -> Tensor:  # fmt: skip
-    """(replicates, B, 2^observables) log-masses over kept states; compiled alone.
+    """(replicates, B, 2^observables) log-masses over kept states; compiled only.
 
-    Args:
-        parities: what each error flips.
-        unary: (B or 1, errors, 2) log-weights.
-        syndrome: (B, checks) int8.
-        states: how many are kept.
-        replicates: how many runs.
-        seed: below 0, what is not kept is dropped; else sampled.
-        cost: what an event that is still to be explained multiplies a state's mass by, when states
-            are compared.
+    Others are dropped if ``seed`` is below 0, else sampled. ``cost`` multiplies a state's mass for
+    each event still to be explained, when states are compared.
     """
     slots = parities.slots
     weights, missing = linear(unary.detach(), slots.merges)

@@ -1,4 +1,4 @@
-"""Building the compiled library: for the machine at hand on first use, and portable into wheels.
+"""Building the compiled library: natively on first use, and portably for wheels.
 
 Also the build hook of pyproject.toml, which runs without torch: this file imports nothing of the
 package. A library's name holds a digest of its sources and flags, and one of its content.
@@ -24,22 +24,20 @@ LEVELS = {
     "avx2": ("-mavx2", "-mfma"),
     "base": (),
 }
-"""Instructions of portable libraries, best first: what torch asks of a processor that it gives the
-name to. Other processors than those of x86-64 have the last only."""
+"""Instruction sets of portable libraries by torch's names, best first; off x86-64 the last only."""
 PACKAGED = Path(__file__).with_name("compiled")
-"""The folder of portable libraries, in the wheel and in a source tree that is installed."""
-SECONDS = 300
-"""The longest that a command of a build may take."""
+"""The folder of portable libraries, in the wheel and in an installed source tree."""
+SECONDS = 300  # time limit of a build command
 _SOURCES = Path(__file__).with_name("kernels")
 
 
 def compiler() -> str | None:
-    """The path of a C++ compiler, if there is one on the PATH."""
+    """The path of a C++ compiler, if there is one."""
     return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
 def stem_of(*parts: str) -> str:
-    """The first part of a library's name: a digest of what it is built from and how."""
+    """The first part of a library's name: a digest of sources and flags."""
     content = [part.encode() for part in parts]
     content += [source.read_bytes() for source in sorted(_SOURCES.iterdir())]
     return f"chain-{hashlib.sha256(bytes(1).join(content)).hexdigest()[:20]}-"
@@ -51,7 +49,7 @@ def name_of(stem: str, content: bytes) -> str:
 
 
 def packaged(level: str) -> Iterable[Path]:
-    """The portable libraries for a level, of today's sources, that hold what their names say."""
+    """Intact portable libraries for a level, built from the current sources."""
     stem = stem_of(level, *FLAGS, *LEVELS[level])
     for file in sorted(PACKAGED.glob(f"{stem}*.so")):
         with suppress(OSError):
@@ -60,12 +58,10 @@ def packaged(level: str) -> Iterable[Path]:
 
 
 def package() -> None:
-    """Build the portable libraries that are not there, and remove those of other sources.
+    """Build missing portable libraries, and remove outdated ones.
 
-    They take OpenMP from torch, which has loaded its own before: none is linked to.
-
-    Raises:
-        OSError, subprocess.SubprocessError: the compiler fails, or the folder is not to be written.
+    They use the OpenMP that torch has loaded: none is linked to. Raises OSError or SubprocessError
+    where the compiler fails or the folder is read-only.
     """
     PACKAGED.mkdir(exist_ok=True)
     levels = LEVELS if platform.machine() in ("x86_64", "AMD64") else {"base": LEVELS["base"]}
@@ -84,16 +80,10 @@ def package() -> None:
 
 
 def build(command: list[str], folder: Path, stem: str, *, unlinked: Iterable[str] = ()) -> Path:
-    """The library in a folder, written whole to the disk before it has its name.
+    """Build a library in a folder, synchronised to disk before it gets its name.
 
-    Args:
-        command: the compiler and its flags.
-        folder: where it goes.
-        stem: as of `stem_of`.
-        unlinked: further flags, not for the linker.
-
-    Raises:
-        OSError, subprocess.SubprocessError: it cannot be built.
+    ``stem`` is from `stem_of`; flags ``unlinked`` are not for the linker. Raises OSError or
+    SubprocessError where it fails.
     """
     with tempfile.TemporaryDirectory(dir=folder) as room:
         made = Path(room) / "chain.so"
@@ -114,7 +104,7 @@ def build(command: list[str], folder: Path, stem: str, *, unlinked: Iterable[str
 
 
 def run(command: list[str], *, seconds: float) -> bytes:
-    """Run a command; give what it writes as errors."""
+    """Run a command; return its standard error."""
     return subprocess.run(command, capture_output=True, check=True, timeout=seconds).stderr
 
 
@@ -128,7 +118,7 @@ def _synchronised(path: Path) -> None:
 
 
 def get_build_hook() -> type:
-    """The hook for hatchling: wheels hold the portable libraries where there is a compiler."""
+    """The hook for hatchling: wheels hold portable libraries if there is a compiler."""
 
     def initialize(hook: Any, version: str, build_data: dict[str, Any]) -> None:
         del version

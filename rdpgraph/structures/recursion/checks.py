@@ -1,4 +1,4 @@
-"""What a recursion hands to its tape; errors in one line."""
+"""Checks of the arguments of tape methods, with errors in one line."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from rdpgraph.structures.recursion.values import Labels, Value, View, Way, as_vi
 
 
 def products_of(step: str, ways: Sequence[Way]) -> list[tuple[View, ...]]:
-    """Ways as products of views: one at least, of as many alternatives or of one."""
+    """Ways as products of views, each with as many alternatives or one."""
     products = [tuple(map(as_view, way if isinstance(way, tuple) else (way,))) for way in ways]
     if not products or () in products:
         raise ModelError(f"Tape.{step} needs one value or view at least, in each way; got none.")
@@ -27,11 +27,7 @@ def products_of(step: str, ways: Sequence[Way]) -> list[tuple[View, ...]]:
 
 
 def checked_merge(products: Sequence[tuple[View, ...]]) -> tuple[int, int]:
-    """The places of every way of a merge, and the labels of all of them together.
-
-    Raises:
-        ModelError: as many as differ, or labels that are no states of sites.
-    """
+    """The common number of places of a merge's ways, and of their labels."""
     views = [view for way in products for view in way]
     places, widths = [view.places for view in views], [view.width for view in views]
     kept = any(view.pool[0].labels.states is not None for view in views)
@@ -45,7 +41,7 @@ def checked_merge(products: Sequence[tuple[View, ...]]) -> tuple[int, int]:
 
 
 def common(views: Sequence[View]) -> tuple[int, int]:
-    """The places and the labels that all views have which have not one."""
+    """The places and labels of views that broadcast; 1 broadcasts to any."""
     places, widths = [view.places for view in views], [view.width for view in views]
     most, widest = max(places), max(widths)
     if any(own not in (1, most) for own in places) or any(own not in (1, widest) for own in widths):
@@ -57,7 +53,7 @@ def common(views: Sequence[View]) -> tuple[int, int]:
 
 
 def checked_value(step: str, x: object) -> None:
-    """A value, as steps take that look at its labels."""
+    """Check that an argument is a value, not a view."""
     if isinstance(x, View):
         raise ModelError(
             f"Tape.{step} needs a value; got a View. tape.total(view) makes one of alternatives "
@@ -70,7 +66,7 @@ def checked_value(step: str, x: object) -> None:
 def checked_link(
     x: Value, potential: Tensor | Potential, to: Value | Labels | None, width: int
 ) -> None:
-    """Log-values for the labels of a value, and for no more than those that it is linked to."""
+    """Check the shape of a link's log-values against the labels at both ends."""
     checked_value("link", x)
     if not isinstance(to, Labels | None):
         checked_value("link", to)
@@ -91,7 +87,7 @@ def checked_link(
 
 
 def checked_pick(x: Value, which: Tensor, to: Value | None) -> None:
-    """A label of one value for each of another, or for labels of none."""
+    """Check the labels picked for those of another value."""
     checked_value("pick", x)
     checked_value("pick", to or x)
     if not isinstance(which, Tensor):
@@ -106,7 +102,7 @@ def checked_pick(x: Value, which: Tensor, to: Value | None) -> None:
 
 
 def checked_join(left: View, right: View, rules: Rules, to: Value) -> None:
-    """Two views of as many splits, and rules for the labels of both."""
+    """Check two views with as many splits, and rules for the labels of both."""
     parts = left, right
     if not (all(isinstance(part, View) for part in parts) and isinstance(to, Value)):
         got = ", ".join(type(part).__name__ for part in (*parts, to))
@@ -127,7 +123,7 @@ def checked_join(left: View, right: View, rules: Rules, to: Value) -> None:
 
 
 def checked_choice(index: Tensor, batch: int) -> Tensor:
-    """A place for each item, (B,)."""
+    """Check a place for each item, (B,)."""
     if not isinstance(index, Tensor) or index.numel() != batch:
         got = tuple(index.shape) if isinstance(index, Tensor) else repr(index)
         raise ModelError(f"Tape.choose needs a place for each item, ({batch},); got {got!s:.80}.")
@@ -135,7 +131,7 @@ def checked_choice(index: Tensor, batch: int) -> Tensor:
 
 
 def checked_whole(value: Value) -> None:
-    """What a recursion gives."""
+    """Check that a recursion returns a value of one place."""
     if not isinstance(value, Value) or value.places != 1:
         got = f"has {value.places}" if isinstance(value, Value) else f"is a {type(value).__name__}"
         raise ModelError(
@@ -145,7 +141,7 @@ def checked_whole(value: Value) -> None:
 
 
 def checked_values(step: str, values: Tensor, batch: int, dims: int) -> None:
-    """Constants (B or 1, P) or (B or 1, P, K): truth values of two dims, log-values of three."""
+    """Check constants: booleans (B or 1, P), or log-values (B or 1, P, K)."""
     kind = "bool" if dims == 2 else "floating"
     fits = isinstance(values, Tensor) and values.ndim == dims and values.shape[0] in (1, batch)
     if not fits or not (values.dtype == torch.bool if dims == 2 else values.is_floating_point()):
@@ -159,7 +155,7 @@ def checked_values(step: str, values: Tensor, batch: int, dims: int) -> None:
 def checked_lengths(
     lengths: Tensor | None, most: int, lead: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """(B,) lengths (*batch,) from 0 to the most; all the most by default."""
+    """(B,) valid lengths from (*batch,), by default all ``most``."""
     if lengths is None:
         return torch.full(lead, most, device=device).reshape(-1)
     lengths = as_whole("Tape.lengths", lengths)

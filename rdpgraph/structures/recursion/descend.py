@@ -1,9 +1,9 @@
-"""From the goal to the leaves: the best derivation, or draws."""
+"""Derivations from the goal to the leaves: the best, the k best, and draws."""
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -17,16 +17,16 @@ from rdpgraph.structures.recursion.replay import whole
 from rdpgraph.structures.recursion.step import Step
 from rdpgraph.structures.recursion.steps import Leaf
 from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.up import up
+from rdpgraph.structures.recursion.up import last_read, leaves, up
 from rdpgraph.structures.recursion.values import Value
 
-_FEW = 2**5  # nodes that are told apart in Python
-_BLOCK = 2**19  # alternatives that are looked at at a time
+_FEW = 2**5  # nodes below which Python sorts them by value
+_BLOCK = 2**19  # alternatives that are evaluated at a time
 Pool = tuple[Value, ...]
 Nodes = tuple[Tensor, ...]
-"""Derivations, places, labels and, of lists, ranks, (Q,) each."""
+"""Derivations, places, labels and, for lists, ranks, (Q,) each."""
 Below = Callable[[int, Nodes], Iterator[tuple[Pool, Nodes]]]
-"""What the nodes of a step are made of: nodes by their places in pools."""
+"""The parts of a step's nodes: pools, and nodes by place in them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Drawn:
     state: Tensor
 
     def states(self, tape: Tape, count: int) -> Tensor:
-        """(count, *lead, *sites) the states of the sites, -1 where they are not used."""
+        """(count, *lead, *sites) the states of the sites, -1 if unused."""
         shape = count * tape.batch, math.prod(tape.site_shape)
         states = torch.full(shape, -1, device=tape.device)
         states[self.tree, self.site] = self.state
@@ -55,12 +55,12 @@ class Drawn:
 def descend(
     tape: Tape, count: int, *, name: str, best: bool, generator: torch.Generator | None = None
 ) -> Drawn:
-    """Derivations, from the goal downwards: of each item the best one, or draws.
+    """The best derivation of each item, or draws.
 
     Args:
         tape: laid out.
-        count: how many of each item.
-        name: the structure that is named where there is no derivation.
+        count: the number for each item.
+        name: the structure, for errors.
         best: whether they are the best, not draws.
         generator: of draws.
 
@@ -82,7 +82,7 @@ def descend(
 
 
 def picked(tape: Tape, reader: Reader, trees: Tensor, pick: Pick) -> Drawn:
-    """The sites of derivations with numbers (U,), each of the item that is the rest by B."""
+    """The sites of derivations numbered (U,), each of the item that is its number modulo B."""
 
     def below(number: int, nodes: Nodes) -> Iterator[tuple[Pool, Nodes]]:
         step, (tree, place, label) = tape.steps[number], nodes
@@ -95,7 +95,7 @@ def picked(tape: Tape, reader: Reader, trees: Tensor, pick: Pick) -> Drawn:
 
 
 def followed(tape: Tape, goals: Nodes, below: Below) -> Drawn:
-    """The sites that are used below nodes of the goal; all nodes of one step at once."""
+    """The sites used below nodes of the goal; all nodes of one step at once."""
     none = goals[0][:0]
     used = [(none, none, none)]
     waiting: list[list[Nodes]] = [[] for _ in tape.steps]
@@ -131,7 +131,7 @@ def _chosen(step: Step, reader: Reader, pick: Pick, *nodes: Tensor) -> Tensor:
     size = max(1, _BLOCK // step.alternatives)
     if nodes[0].shape[0] <= size:
         return step.chosen(reader, pick, *nodes)
-    # Nodes of one place side by side: what is made for it is then made for few pieces.
+    # Sort nodes by place, so that each place is evaluated in few pieces.
     order = (nodes[0] * (1 + nodes[1].max()) + nodes[1]).argsort()
     pieces = zip(*(part[order].split(size) for part in nodes), strict=True)
     chosen = torch.cat([step.chosen(reader, pick, *piece) for piece in pieces])
@@ -141,7 +141,7 @@ def _chosen(step: Step, reader: Reader, pick: Pick, *nodes: Tensor) -> Tensor:
 def _each(
     pool: Pool, known: dict[int, tuple[Pool, list[int]]], nodes: Nodes
 ) -> Iterator[tuple[Value, tuple[int, ...]]]:
-    """A few nodes one by one, as `_by_value`: their numbers cost less than calls on tensors."""
+    """A few nodes one by one, as `_by_value` gives them, without calls on tensors."""
     ends = _ends(pool, known)
     for tree, number, *others in torch.stack(nodes, 1).tolist():
         which = bisect_right(ends, number)
@@ -152,7 +152,7 @@ def _each(
 def _by_value(
     pool: Pool, known: dict[int, tuple[Pool, list[int]]], nodes: Nodes
 ) -> Iterator[tuple[Value, Nodes]]:
-    """The nodes of each value of a pool, given by their places in it; those of none are dropped."""
+    """The nodes of each value of a pool, given by place in it; absent ones are dropped."""
     if len(pool) == 1:
         if nodes[0].shape[0]:
             yield pool[0], nodes
@@ -171,9 +171,108 @@ def _by_value(
 
 
 def _ends(pool: Pool, known: dict[int, tuple[Pool, list[int]]]) -> list[int]:
-    """Where each value of a pool ends; after those, ends of a longer one that starts with it."""
+    """The end of each value in a pool; cached by the longest pool with this start."""
     longest, ends = known.get(pool[0].number, ((), []))
     if longest[: len(pool)] != pool:
         ends = [*accumulate([value.places for value in pool])]
         known[pool[0].number] = pool, ends
     return ends
+
+
+_LARGE = 2**14  # terms of a step whose release would leave a gap in memory
+_ROOM = 2**17  # size of the blocks that small results are copied to
+
+
+@torch.no_grad()
+def best(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
+    """The k best derivations, k * B in turn, and (k, *lead) whether they exist.
+
+    The tape is laid out with ``ranks=False``.
+    """
+    done = machine.values_of(tape, best=True)
+    if done is not None:
+        used, there = done.k_best(k)
+        return Drawn(*used), there.reshape(k, *tape.lead)
+    tape = whole(tape)
+    if k == 1:
+        reader = up(tape, 0.0)
+        there = (reader.values[-1] > -math.inf).flatten().expand(tape.batch)
+        drawn = picked(tape, reader, there.nonzero().squeeze(1), largest)
+    else:
+        drawn, there = _together(tape, k)
+    return drawn, there.reshape(k, *tape.lead)
+
+
+def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
+    """The k best from lists of all entries, merged step by step."""
+    given, ended, reader = leaves(tape), last_read(tape), Reader(most=k)
+    lists, room = reader.values, _Room()
+    # For each step, by rank and entry, a number for the alternative and the ranks of its parts.
+    chosen, many, ranks = list[Tensor](), list[int](), list[list[Tensor | None]]()
+    for number, step in enumerate(tape.steps):
+        ranks.append([])
+        if isinstance(step, Leaf):
+            lists.append(next(given).unsqueeze(0))
+            chosen.append(lists[-1])
+            many.append(1)
+            continue
+        terms = step.terms(reader)
+        # Alternatives and ranks last: (B, P, K, A C).
+        order = (1, 3, 4, 2, 0) if step.dim == -3 else (1, 2, 4, 3, 0)
+        flat = terms.permute(order).flatten(-2)
+        values, which = flat.topk(min(k, flat.shape[-1]))
+        if terms.numel() > _LARGE:
+            values, which = room.kept(values), room.kept(which)
+        lists.append(values.movedim(-1, 0))
+        chosen.append(which)
+        for way in step.products:
+            ranks[number] += reader.ranks(way)
+        many.append(terms.shape[0])
+        for own in ended[number]:
+            lists[own] = lists[number]
+
+    def below(number: int, nodes: Nodes) -> Iterator[tuple[Pool, Nodes]]:
+        step, (tree, place, label, rank), own = tape.steps[number], nodes, chosen[number]
+        item, at = tree % tape.batch, None
+        indices = item, place, label, rank
+        for index, size, stride in zip(indices, own.shape, own.stride(), strict=True):
+            if size > 1:
+                at = index * stride if at is None else at.add(index, alpha=stride)
+        way = pair = own.view(-1).index_select(0, place * 0 if at is None else at)
+        if many[number] > 1:
+            way, pair = way // many[number], way % many[number]
+        parts = step.children(way, item, place, label)
+        for (pool, rows, places, labels), theirs in zip(parts, ranks[number], strict=True):
+            some = (tree, pair) if rows is None else (tree[rows], pair[rows])
+            rank = some[1] if theirs is None else theirs.index_select(0, some[1])
+            yield pool, (some[0], places, labels, rank)
+
+    goals = lists[-1].new_full((k, tape.batch), -math.inf)
+    goals[: len(lists[-1])] = lists[-1].flatten(1)
+    there = goals > -math.inf
+    trees = there.flatten().nonzero().squeeze(1)
+    return followed(tape, (trees, trees * 0, trees * 0, trees // tape.batch), below), there
+
+
+@dataclass(eq=False)
+class _Room:
+    """Blocks for small tensors that outlive large ones, which would fragment memory.
+
+    Attributes:
+        blocks: by dtype the block being filled, and its used size.
+    """
+
+    blocks: dict[torch.dtype, tuple[Tensor, int]] = field(
+        default_factory=dict[torch.dtype, tuple[Tensor, int]]
+    )
+
+    def kept(self, numbers: Tensor) -> Tensor:
+        """A copy of small tensors within a block; large tensors as they are."""
+        count = numbers.numel()
+        if count > _ROOM // 8:
+            return numbers
+        block, used = self.blocks.get(numbers.dtype, (numbers, 0))
+        if used + count > block.shape[0] or not used:
+            block, used = numbers.new_empty(_ROOM), 0
+        self.blocks[numbers.dtype] = block, used + count
+        return block[used : used + count].view(numbers.shape).copy_(numbers)

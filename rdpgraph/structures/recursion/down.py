@@ -1,4 +1,4 @@
-"""From the goal downwards: what the best derivation through each entry is worth."""
+"""Max-marginals from the goal down to the leaves; usable sites and mean links, for proposals."""
 
 import math
 from collections.abc import Sequence
@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rdpgraph.logspace.logmatrix import soft_scatter
+from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
+from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.reader import Reader
 from rdpgraph.structures.recursion.replay import whole
 from rdpgraph.structures.recursion.steps import Leaf
 from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.up import up
+from rdpgraph.structures.recursion.up import leaves, up
 from rdpgraph.structures.recursion.values import Value, View
 
-_MOST = 16  # parts of an entry that wait to be compared at once
+_MOST = 16  # parts of an entry that are collected before they are compared
 
 
 @torch.no_grad()
@@ -31,15 +32,14 @@ def max_marginals(tape: Tape) -> Tensor:
 
 @torch.no_grad()
 def down(tape: Tape, reader: Reader, *, scores: bool = True) -> list[Tensor]:
-    """(B, P, K) of every step: the best of the derivations through each entry.
+    """(B, P, K) of every step: the score of the best derivation through each entry.
 
-    An entry has the share of its parent that its alternative has in the parent's value: the
-    log-value of the alternative less that of the parent, which is 0 at most.
+    An alternative loses, against the best of its parent, the difference of their log-values.
 
     Args:
         tape: laid out.
         reader: the values, maxima.
-        scores: whether what steps add is in the values.
+        scores: whether the values include what steps add.
     """
     batch = tape.batch
     given = _Given([[] for _ in reader.values])
@@ -50,10 +50,10 @@ def down(tape: Tape, reader: Reader, *, scores: bool = True) -> list[Tensor]:
         above = given.all_of(number)
         if above is None:
             above = own.new_full((batch, *own.shape[1:]), -math.inf)
-        # What is not kept on the way up is not kept here.
+        # Skip values that the upward pass recomputes.
         result[number] = above if number not in reader.remade else above[:, :0].clone()
         if isinstance(step, Leaf):
-            # As wide as the potentials are: those of long sequences are many.
+            # In the dtype of the potentials, to save memory for long sequences.
             result[number] = above.to(tape.unary.dtype)
         else:
             for view, part in step.shares(reader, own, above, scores=scores):
@@ -63,12 +63,12 @@ def down(tape: Tape, reader: Reader, *, scores: bool = True) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """What has been given to the entries of values that are still to come.
+    """Scores passed down to the entries of values that come later.
 
     Attributes:
-        parts: of each value, (B, P, K) each.
-        pools: what the values of a pool were given together, by the first of them.
-        slices: of each value its own of that.
+        parts: for each value, (B, P, K) each.
+        pools: scores of a whole pool, by its first value.
+        slices: for each value its part of these.
     """
 
     parts: list[list[Tensor]]
@@ -84,7 +84,7 @@ class _Given:
         return _together(parts) if parts else None
 
     def give(self, view: View, part: Tensor) -> None:
-        """Add (B, M, P, K) to the entries that a view reads."""
+        """Pass (B, M, P, K) to the entries that a view reads."""
         sizes = view.ways, view.places, view.width
         if part.shape[1:] != sizes:
             for dim, size in enumerate(sizes, 1):
@@ -136,7 +136,7 @@ def _together(parts: list[Tensor]) -> Tensor:
 
 
 def of_sites(tape: Tape, values: Sequence[Tensor]) -> Tensor:
-    """(*lead, *sites, K) what entries of the leaves say of the sites' states; -inf: nothing."""
+    """(*lead, *sites, K) the best of the leaves' entries for each state; -inf: none."""
     sites, width = math.prod(tape.site_shape), tape.unary.shape[-1]
     read = [
         (step.sites, values[number])
@@ -154,3 +154,68 @@ def of_sites(tape: Tape, values: Sequence[Tensor]) -> Tensor:
         rows = rows.transpose(0, 1)
         flat = soft_scatter(rows, numbers, sites, 0.0).transpose(0, 1).to(tape.unary)
     return flat.reshape(*tape.lead, *tape.site_shape, width)
+
+
+@torch.no_grad()
+def usable(tape: Tape) -> Tensor:
+    """(*lead, *sites, K) whether a derivation can use a site, whatever the links."""
+    given, reader = leaves(tape), Reader()
+    for step in tape.steps:
+        if isinstance(step, Leaf):
+            reader.values.append(next(given))
+        else:
+            reader.values.append(step.terms(reader, scores=False).amax(step.dim))
+    through = down(tape, reader, scores=False)
+    return of_sites(tape, through) > -math.inf
+
+
+@torch.no_grad()
+def mean_values(tape: Tape, landmarks: int, generator: torch.Generator | None) -> Tensor:
+    """(*lead, *sites, N) the log-mean of the links to and from each state.
+
+    Args:
+        tape: on all states.
+        landmarks: the number of random labels at the other end of a link.
+        generator: the randomness.
+    """
+    sites, width = math.prod(tape.site_shape), tape.unary.shape[-1]
+    total = tape.unary.new_zeros(tape.batch, sites, width)
+    known: dict[int, tuple[Tensor, Tensor]] = {}
+    for end in (0, 1):
+        sums = total.new_full((tape.batch, sites, width), -math.inf)
+        counts = total.new_zeros(sites, 1)
+        for before, source, after in tape.meetings:
+            own = after if end else before
+            if own.sites is None or own.sites.ndim > 1:  # of other sites in each item
+                continue
+            if id(source) not in known:
+                known[id(source)] = _sides(source, landmarks, generator)
+            logs = known[id(source)][end].to(sums)
+            sums[:, own.sites] = torch.logaddexp(sums[:, own.sites], logs)
+            counts[own.sites] += 1.0
+        mean = torch.where(counts > 0, sums - counts.log(), 0.0)
+        total = total + mean
+    return total.reshape(tape.unary.shape)
+
+
+def _sides(
+    source: Tensor | Potential, landmarks: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """(B or 1, P or 1, N) and (..., M): the log-means over random labels of the other end."""
+    sizes = tuple(source.shape[-2:])
+    means: list[Tensor] = []
+    for end in (0, 1):
+        size = sizes[1 - end]
+        some = torch.arange(size, device=source.device)
+        if size > landmarks:
+            device = source.device if generator is None else generator.device
+            some = torch.randint(size, (landmarks,), generator=generator, device=device)
+            some = some.to(source.device)
+        if isinstance(source, Potential):
+            states = [some, torch.arange(sizes[end], device=source.device)]
+            logs = source.evaluate(states if end else states[::-1])[None, None]
+        else:
+            logs = source.index_select(-2 if end else -1, some)
+        dim = -2 if end else -1
+        means.append(soft_sum(logs, dim) - math.log(len(some)))
+    return means[0], means[1]

@@ -1,8 +1,7 @@
 """The compiled library: the package's own, or built by this machine's compiler on first use.
 
-Every structure loads it, so that it is checked first. Its name holds a digest of its content, and
-the folder of what is built here is the user's own. A file that is cut, empty or planted is not
-loaded.
+Every structure loads it, so files are checked first: a name holds a digest of the content, and the
+cache folder must be writable by the user alone. A truncated or planted file is not loaded.
 """
 
 import ctypes
@@ -42,7 +41,7 @@ _SIGNATURES = {
     "taken": (2, 0, 0, 0),
     "compile": (5, 3, 1, 0),
 }
-"""Numbers of pointers, sizes, reals and small integers, in this order."""
+"""Arguments: numbers of pointers, sizes, reals and small integers, in this order."""
 _OF_PARITIES = {
     "sums": (4, 6, 0, 2),
     "gradient": (5, 6, 0, 2),
@@ -50,16 +49,15 @@ _OF_PARITIES = {
     "kept": (5, 10, 1, 2),
     "messages": (8, 4, 1, 3),
 }
-"""The same of functions for float64 alone."""
-_UNUSABLE = ".unusable"
-"""Suffix of an empty file beside a library that does not load where it was built."""
+"""Arguments of functions for float64 alone."""
+_UNUSABLE = ".unusable"  # suffix of a marker for a library that does not load where it was built
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _WARNED: set[str] = set()
 
 
 @dataclass(frozen=True)
 class KernelStatus:
-    """The library that answers, or why there is none: ``str(status)`` says it.
+    """The library in use, or the reason for none: ``str(status)`` says it.
 
     Attributes:
         kernel: the file that was loaded, or None.
@@ -74,16 +72,16 @@ class KernelStatus:
 
 
 class NoFolderError(Exception):
-    """No folder may keep what is built."""
+    """No folder is safe for built libraries."""
 
 
 def status() -> KernelStatus:
-    """The library of this machine; built if that was not tried yet."""
+    """The library of this machine; built if not tried yet."""
     return _loaded()[1]
 
 
 def available(dtype: torch.dtype) -> bool:
-    """Tell whether the library serves a type; where there is none, a warning says so once."""
+    """Return whether the library serves a dtype; warn once if there is no library."""
     if dtype not in _NAMES:
         return False
     library, known = _loaded()
@@ -98,18 +96,14 @@ def available(dtype: torch.dtype) -> bool:
 
 
 def require(what: str) -> None:
-    """Refuse what is compiled alone where there is no library.
-
-    Raises:
-        UnsupportedError: there is none.
-    """
+    """Raise `UnsupportedError` where there is no library."""
     if not available(torch.float64):
         raise UnsupportedError(f"{what} is compiled code. {status()}")
 
 
 @functools.cache
 def function(name: str, dtype: torch.dtype) -> Any:
-    """One of the library's functions, which is available."""
+    """One of the library's functions for a dtype."""
     return _typed(f"chain_{name}_{_NAMES[dtype]}", *_SIGNATURES[name])
 
 
@@ -133,7 +127,7 @@ def _typed(symbol: str, pointers: int, sizes: int, reals: int, flags: int) -> An
 
 @functools.cache
 def _loaded() -> tuple[ctypes.CDLL | None, KernelStatus]:
-    """The package's library, or the cache's, or one that is built now."""
+    """Load the package's library, or the cached one, or build one."""
     for level, file in _packaged():
         with suppress(OSError, AttributeError):  # of another platform, or without torch's OpenMP
             return _opened(file), KernelStatus(
@@ -181,9 +175,9 @@ def _packaged() -> Iterable[tuple[str, Path]]:
 
 
 def _library(compiler: str, flags: tuple[str, ...]) -> tuple[ctypes.CDLL, Path]:
-    """The library that is kept, or one that is built now."""
+    """Load the cached library, or build one."""
     folder = cache_folder()
-    # What "native" stands for, and the version, are in what the driver says it would run.
+    # The driver's dry run names its version and what "native" means.
     means = building.run([compiler, *flags, "-###", "-E", "-x", "c++", os.devnull], seconds=60)
     stem = building.stem_of(*flags, platform.machine(), means.decode(errors="replace"))
     _clear(folder)
@@ -206,7 +200,7 @@ def _library(compiler: str, flags: tuple[str, ...]) -> tuple[ctypes.CDLL, Path]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove the folders of builds that were killed."""
+    """Remove the temporary folders of builds that were killed."""
     for room in folder.glob("tmp*"):
         with suppress(OSError):
             if time.time() - room.stat().st_mtime > 2 * building.SECONDS:
@@ -214,12 +208,7 @@ def _clear(folder: Path) -> None:
 
 
 def _opened(file: Path) -> ctypes.CDLL:
-    """A library that has every function.
-
-    Raises:
-        OSError: it cannot be loaded.
-        AttributeError: it lacks one.
-    """
+    """Load a library; OSError where it fails, AttributeError where it lacks a function."""
     library = ctypes.CDLL(str(file))
     for name in _SIGNATURES:
         for kind in _NAMES.values():
@@ -231,20 +220,20 @@ def _opened(file: Path) -> ctypes.CDLL:
 
 
 def packed_size(states: int, size: int) -> int:
-    """Numbers of some bytes each that a transition between so many states takes, in panels."""
+    """The size of a transition between so many states in panels, for items of ``size`` bytes."""
     wide = panel_width(size)
     return -(-states // wide) * wide * states
 
 
 @functools.cache
 def panel_width(size: int) -> int:
-    """Numbers of some bytes each in a row of a panel."""
+    """The number of items of ``size`` bytes in a row of a panel."""
     library: Any = _loaded()[0]
     return library.chain_panel_width(size)
 
 
 def _sound(file: Path, stem: str) -> bool:
-    """Tell whether a file holds what its name says, and nobody else could have written it."""
+    """Return whether a file has the content of its name, and nobody else could have written it."""
     try:
         return _own(file, stat.S_ISREG) and file.name == building.name_of(stem, file.read_bytes())
     except OSError:
@@ -252,7 +241,7 @@ def _sound(file: Path, stem: str) -> bool:
 
 
 def cache_folder() -> Path:
-    """The folder of libraries built here, in XDG_CACHE_HOME or ~/.cache; made if it is not there.
+    """The folder for built libraries in XDG_CACHE_HOME or ~/.cache, made if absent.
 
     Raises:
         NoFolderError: there is none, or others may write to it.
@@ -281,7 +270,7 @@ def cache_folder() -> Path:
 
 
 def _own(path: Path, kind: Any) -> bool:
-    """Tell whether a path is of a kind, no link, the user's, and not for others to write to."""
+    """Return whether a path is of a kind, no link, the user's, and not writable by others."""
     entry = path.lstat()
     if os.name != "posix":
         return kind(entry.st_mode)

@@ -1,23 +1,28 @@
-"""Links: what lies between the labels of one value and those of the next."""
+"""Links between the labels of one value and the next, and the tensors they are made from."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core.cache import differentiable_property
+from rdpgraph._core.shapes import broadcasts
+from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import looked_up
-from rdpgraph.structures.recursion.rules import Rules
+from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, Rules
 from rdpgraph.structures.recursion.step import in_blocks, soft
 
 _SMALL = 256  # entries of a table that is summed in logs rather than multiplied
-_BLOCK = 2**20  # terms that are made at a time where they are made again for the gradient
-_FEW = 2**15  # looked-up values that are kept
-_CELLS = 2**24  # terms that are held at a time where nothing is differentiated
+_BLOCK = 2**20  # terms of a block that is recomputed for the gradient
+_FEW = 2**15  # looked-up values that are cached
+_CELLS = 2**24  # terms of a block without gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +45,7 @@ class Table:
         return self.values
 
     def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, I) from all labels to those at some places."""
+        """(Q, I) from all labels to a label at each of some places."""
         batch, places = self.values.shape[:2]
         if places > 1:
             return self.values[item if batch > 1 else item * 0, place, :, label]
@@ -48,12 +53,12 @@ class Table:
 
     @differentiable_property
     def matrix(self) -> LogMatrix:
-        """From new labels to old ones, of each item."""
+        """From new labels to old ones, for each item."""
         logs = self.values.mT
         return LogMatrix.of(logs.squeeze(1) if logs.shape[1] == 1 else logs)
 
     def sums(self, x: Tensor, temperature: float) -> Tensor:
-        """(B, P, J) sums over the labels of (B or 1, P or 1, I)."""
+        """(B, P, J) soft sums over the labels of (B or 1, P or 1, I)."""
         if temperature == 0.0 and self.values.shape[1] == 1 and not torch.is_grad_enabled():
             rows = self.values.mT
             blocks = in_blocks(x.numel() * self.width, (x,), 1)
@@ -67,10 +72,10 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class LookupLink:
-    """Log-values between the labels that are kept, looked up when they are asked for.
+    """Log-values between kept labels, looked up on demand.
 
     Attributes:
-        source: a table (n, 1, N, M), of which item b has number b mod n, or a potential without
+        source: a table (n, 1, N, M), of which item b has row b mod n, or a potential without
             leading dims.
         before: (B, P, I) states; None: all.
         after: (B, P, J) states; None: all.
@@ -91,7 +96,7 @@ class LookupLink:
         return tuple(self.source.shape[-2:])
 
     def logs(self) -> Tensor:
-        """(B, P, I, J); a few are kept, for a pass up is followed by one down."""
+        """(B, P, I, J); small ones are cached for the pass down."""
         if torch.is_grad_enabled():
             return self._evaluate(self._states(0), self._states(1))
         if not self._few:
@@ -102,7 +107,7 @@ class LookupLink:
         return self._few[0]
 
     def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, I) from all labels to those at some places."""
+        """(Q, I) from all labels to a label at each of some places."""
         before, after = self._states(0), self._states(1)
         before = before[item if len(before) > 1 else item * 0, place * (before.shape[1] > 1)]
         after = after[item * (len(after) > 1), place * (after.shape[1] > 1), label]
@@ -114,11 +119,11 @@ class LookupLink:
         return looked_up(self.source.squeeze(1), (item, before, after.unsqueeze(1)))
 
     def sums(self, x: Tensor, temperature: float) -> Tensor:
-        """(B, P, J) sums over the labels of (B, P, I)."""
+        """(B, P, J) soft sums over the labels of (B, P, I)."""
         return by_places(self, x, temperature)
 
     def part(self, first: int, last: int) -> "LookupLink":
-        """At some of the places."""
+        """The link at a range of places."""
         return LookupLink(
             self.source, _some(self.before, first, last), _some(self.after, first, last)
         )
@@ -138,7 +143,7 @@ class LookupLink:
                 return table[before] if self.after is None else table.mT[after].mT
             return looked_up(table, (before.unsqueeze(-1), after.unsqueeze(-2)))
         item = torch.arange(max(len(before), len(after)), device=before.device) % len(self.source)
-        # Whole rows and columns are copied as such.
+        # Copy whole rows or columns.
         if self.after is None:
             return self.source[item.reshape(-1, 1, 1), 0, before]
         if self.before is None:
@@ -149,7 +154,7 @@ class LookupLink:
 
 @dataclass(frozen=True, eq=False)
 class RuleLink:
-    """Rules from the pairs of labels of two parts to those of the whole, all of them kept ones.
+    """Rules from pairs of kept labels of two parts to kept labels of the whole.
 
     Attributes:
         rules: flat.
@@ -173,17 +178,17 @@ class RuleLink:
         return self.rules.evaluate(self.whole, self.left, self.right).flatten(-2).mT
 
     def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, C * E) from all pairs of labels to those at some places."""
+        """(Q, C * E) from all pairs of labels to a label at each of some places."""
         left, right = self.left[item, place], self.right[item, place]
         whole = self.whole[item, place, label].unsqueeze(1)
         return self.rules.item(item).evaluate(whole, left, right).flatten(1)
 
     def sums(self, x: Tensor, temperature: float) -> Tensor:
-        """(B, P, J) sums over the pairs of labels, (B, P, C * E)."""
+        """(B, P, J) soft sums over the pairs of labels, (B, P, C * E)."""
         return by_places(self, x, temperature)
 
     def part(self, first: int, last: int) -> "RuleLink":
-        """At some of the places."""
+        """The link at a range of places."""
         cut = (part[:, first:last] for part in (self.left, self.right, self.whole))
         return RuleLink(self.rules, *cut)
 
@@ -192,7 +197,7 @@ Link = Table | LookupLink | RuleLink
 
 
 def by_places(link: LookupLink | RuleLink, x: Tensor, temperature: float) -> Tensor:
-    """(B, P, J) soft sums, a part of the places at a time, whose terms the gradient makes again."""
+    """(B, P, J) soft sums in blocks of places, recomputed for the gradient."""
     after = link.after if isinstance(link, LookupLink) else link.whole
     places = max(x.shape[1], after.shape[1] if after is not None else 1)
     width = max(1, _BLOCK // max(1, len(x) * x.shape[2] * link.width))
@@ -220,7 +225,7 @@ def _some(states: Tensor | None, first: int, last: int) -> Tensor | None:
 
 
 def in_parts(x: Tensor, logs: Tensor, temperature: float) -> Tensor:
-    """(B, P, J) soft sums of (B, P, I) and (B, P, I, J), a part of the columns at a time."""
+    """(B, P, J) soft sums of (B, P, I) and (B, P, I, J), in blocks of columns."""
     most = x.numel() * logs.numel() // max(1, logs.shape[-2])
     if torch.is_grad_enabled() or most <= _CELLS:
         return soft(x.unsqueeze(-1) + logs, 2, temperature)
@@ -229,3 +234,93 @@ def in_parts(x: Tensor, logs: Tensor, temperature: float) -> Tensor:
     width = max(1, _CELLS * logs.shape[-1] // terms)
     parts = logs.split(width, -1)
     return torch.cat([soft(x.unsqueeze(-1) + part, 2, temperature) for part in parts], -1)
+
+
+RulesT = TypeVar("RulesT", bound=Rules)
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """Tensors and tables by their source.
+
+    Attributes:
+        lead: the batch dims of the tape.
+        dtype: of its log-values.
+    """
+
+    lead: tuple[int, ...]
+    dtype: torch.dtype
+    known: dict[tuple[Any, ...], Any] = field(
+        default_factory=dict[tuple[Any, ...], Any], init=False
+    )
+
+    def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """A cached object, made if absent."""
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
+
+    def derived(self, owner: Any, make: Callable[[Any], Tensor]) -> Tensor:
+        """One tensor for each owner, so that its links are recognised as one."""
+        return self.once(("derived", id(owner)), lambda: (owner, make(owner)))[1]
+
+    def rules(self, rules: RulesT) -> RulesT:
+        """Rules of one batch dim, 1 or that of the tape, in its dtype."""
+
+        def made() -> tuple[RulesT, RulesT]:
+            flat = rules.flat(self.lead)
+            return rules, flat.with_parts([part.to(self.dtype) for part in flat.parts])
+
+        return self.once(("rules", id(rules)), made)[1]
+
+    def ranks(self, rules: LowRankRules | FactorisedRules) -> tuple[Tensor, Tensor, Tensor]:
+        """(*batch, C, r) from left and right parts to the ranks, and (*batch, r, C) to parents."""
+        return self.once(("ranks", id(rules)), lambda: (rules, _ranks(rules)))[1]
+
+    def source(self, potential: Tensor | Potential) -> Tensor | Potential:
+        """A table (batch or 1, 1, N, M), or a potential without leading dims.
+
+        Replicates and draws on the tape share the table of an item.
+        """
+
+        def made() -> tuple[object, Tensor | Potential]:
+            if isinstance(potential, Potential) and not potential.lead(2):
+                return potential, potential
+            table = potential.table(2) if isinstance(potential, Potential) else potential
+            if math.prod(table.shape[:-2]) != 1:
+                own = self.lead[max(len(self.lead) - table.ndim + 2, 0) :]
+                if not broadcasts(table.shape[:-2], own):
+                    raise ModelError(
+                        f"Tape.link needs log-values of the batch, {own}; got {tuple(table.shape)}."
+                    )
+                table = table.expand(*own, *table.shape[-2:])
+            # Hold the potential, so that its id is not reused.
+            return potential, table.reshape(-1, 1, *table.shape[-2:])
+
+        return self.once(("source", id(potential)), made)[1]
+
+    def table(self, source: Tensor | Potential) -> Table:
+        """The table of a source."""
+
+        def made() -> Table:
+            if isinstance(source, Tensor):
+                copies = math.prod(self.lead) // max(1, len(source)) if len(source) > 1 else 1
+                logs = source.to(self.dtype)
+                logs = logs.repeat(copies, 1, 1, 1) if copies > 1 else logs
+                # Contiguous along the labels that are summed.
+                return Table(logs.mT.contiguous().mT)
+            return Table(source.table(2).to(self.dtype)[None, None])
+
+        return self.once(("table", id(source)), made)
+
+
+def _ranks(rules: LowRankRules | FactorisedRules) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-factors of rules of low rank; -inf for states that are never parents."""
+    if isinstance(rules, LowRankRules):
+        more = rules.left.shape[-2] - rules.parent.shape[-2]
+        return rules.left, rules.right, pad(rules.parent, (0, 0, 0, more), value=-math.inf).mT
+    parents, rank = rules.left.shape[-3], rules.left.shape[-1]
+    own = torch.eye(parents, device=rules.left.device).repeat_interleave(rank, 0) > 0
+    logs = torch.where(own, -rules.log_normaliser.unsqueeze(-2), -math.inf)
+    left, right = (part.transpose(-3, -2).flatten(-2) for part in rules.parts)
+    return left, right, pad(logs, (0, left.shape[-2] - parents), value=-math.inf)

@@ -1,4 +1,4 @@
-"""The compiled machine: it runs a program, upwards and, for the gradient, downwards."""
+"""Running programs on the compiled machine: sums, gradients, maxima, draws and the k best."""
 
 import math
 from array import array
@@ -23,7 +23,7 @@ from rdpgraph.structures.recursion.program import (
 from rdpgraph.structures.recursion.tape import Tape
 
 PROGRAM, GIVEN = ("program",), ("given",)
-"""Keys of a tape's program, and of the tensors of its slots if these are not in its steps."""
+"""Keys of a tape's program, and of its slots' tensors where its steps do not have them."""
 _SHARED_WORK = 2**18  # multiply-adds below which a second thread costs more than it brings
 
 
@@ -32,11 +32,11 @@ class Run:
     """A program with its values.
 
     Attributes:
-        program: which.
-        inputs: what it is run on.
+        program: the steps.
+        inputs: their tensors.
         values: (B * size,) of all steps.
         room: the tables, prepared for products.
-        tables: where the inputs lie.
+        tables: addresses and strides of the inputs.
         best: whether values are maxima.
     """
 
@@ -62,11 +62,11 @@ class Run:
         return self.value(-1).reshape(-1)
 
     def gradients(self, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-        """The gradients of the log-sum in the potentials of the sites and in each slot.
+        """Gradients of the log-sum in the potentials of the sites and in each slot.
 
         Args:
             gradient: (B,) of the goal.
-            wanted: of the potentials and of each slot, whether its gradient is.
+            wanted: whether each is needed, the potentials first.
         """
         program, unary, values = self.program, self.inputs.unary, self.values
         batch, dtype = unary.shape[0], unary.dtype
@@ -109,7 +109,7 @@ class Run:
         return results
 
     def most(self) -> Tensor:
-        """(B, sites, K) the best score with each state of each site; of maxima. -inf: none."""
+        """(B, sites, K) the best score with each state of each site, given maxima; -inf: none."""
         program, unary = self.program, self.inputs.unary
         batch, start = unary.shape[0], unary.shape[0] * program.ranges[-1][0]
         above = torch.full_like(self.values, -math.inf)
@@ -122,11 +122,11 @@ class Run:
         return sites
 
     def descend(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(3, U) derivation, site and state of all that derivations use: the best ones, or draws.
+        """(3, U) derivation, site and state of all sites used by best derivations, or draws.
 
         Args:
-            count: how many of each item; number d of item b is derivation d * B + b.
-            generator: of draws, each of which has a stream of numbers of its own.
+            count: for each item; number d of item b is derivation d * B + b.
+            generator: of draws, each of which has its own stream of numbers.
         """
         batch, dtype = self.inputs.unary.shape[0], self.inputs.unary.dtype
         seed = 0
@@ -142,9 +142,9 @@ class Run:
         return self._used(held)
 
     def k_best(self, count: int) -> tuple[Tensor, Tensor]:
-        """(3, U) of the best derivations, as `descend`, and (count, B) whether there are so many.
+        """(3, U) the best derivations as `descend`, and (count, B) whether they exist.
 
-        Lists of the nodes are held when they are asked for (Huang and Chiang 2005, algorithm 3).
+        By lazy lists of the nodes (Huang and Chiang 2005, algorithm 3).
         """
         batch, held = self.inputs.unary.shape[0], array("q", (0, 0))
         there = torch.empty(batch, dtype=torch.int64, device="cpu")
@@ -155,14 +155,14 @@ class Run:
         return self._used(held), torch.arange(count, device="cpu").unsqueeze(1) < there
 
     def _used(self, held: "array[int]") -> Tensor:
-        """(3, U) what the library holds at an address, which it gives up."""
+        """(3, U) the result that the library holds at an address; frees it."""
         result = torch.empty(held[1], 3, dtype=torch.int64, device="cpu")
         taken = library.function("taken", self.inputs.unary.dtype)
         taken(held.buffer_info()[0], result.data_ptr())
         return result.T
 
     def _of_table(self, slot: int, table: Tensor, befores: Tensor, afters: Tensor) -> Tensor:
-        """The gradient of a table: what its links have before and after, times its weights."""
+        """The gradient of a table: its weights times products of its links' rows."""
         batch = self.inputs.unary.shape[0]
         first, last, begin, end = self.program.rows[slot]
         depth, columns = table.shape[-2:]
@@ -184,7 +184,7 @@ class Run:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Addresses of all that a run reads and writes."""
+        """Addresses of all arrays of a run."""
         program = self.program
         fixed = program.values, program.steps, program.index
         return (
@@ -194,7 +194,7 @@ class Run:
 
 
 def program_of(tape: Tape) -> Program | None:
-    """Return the program of a tape that has a goal, if the machine is there and has all steps."""
+    """The program of a tape that has a goal, if the machine is there and has all steps."""
     if tape.states is not None or not serves(tape.unary, tape.dtype):
         return None
 
@@ -208,7 +208,7 @@ def program_of(tape: Tape) -> Program | None:
 
 
 def inputs_of(tape: Tape, program: Program) -> Inputs:
-    """Return the tensors that the program of a tape is run on."""
+    """The tensors that the program of a tape is run on."""
     given = tape.sources.known.get(GIVEN)
     if given is None:
         given = [tensor_of(slot, tape.dtype) for slot in program.slots]
@@ -222,7 +222,7 @@ def serves(unary: Tensor, dtype: torch.dtype) -> bool:
 
 
 def run(program: Program, inputs: Inputs, *, best: bool = False) -> Run:
-    """The values of all steps, log-sums or maxima."""
+    """Compute the values of all steps, log-sums or maxima."""
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype
     tables, size = _tables(program, inputs)
@@ -236,7 +236,7 @@ def run(program: Program, inputs: Inputs, *, best: bool = False) -> Run:
 
 
 def values_of(tape: Tape, *, best: bool) -> Run | None:
-    """Return the values of all steps of a tape, log-sums or maxima, if the machine has them."""
+    """The values of all steps of a tape, log-sums or maxima, if the machine has them."""
     program = program_of(tape)
     return None if program is None else run(program, inputs_of(tape, program), best=best)
 
@@ -245,9 +245,9 @@ def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> T
     """(B,) the log-sum, differentiable.
 
     Args:
-        program: which.
-        inputs: what it is run on.
-        again: the same of the potentials and of each slot by operations that autograd records.
+        program: the steps.
+        inputs: their tensors.
+        again: the same function of potentials and slots in operations that autograd records.
     """
     result: Tensor = _LogSum.apply(program, again, inputs.unary, *inputs.given)  # pyright: ignore
     return result
@@ -274,7 +274,7 @@ class _LogSum(Function):
 
 
 def _tables(program: Program, inputs: Inputs) -> tuple["array[int]", int]:
-    """(slots, 8) where tensors lie and how, and how much room the prepared tables take."""
+    """(slots, 8) addresses, sizes and strides of tensors, and the size of the prepared tables."""
     unary = inputs.unary
     wide = library.panel_width(unary.element_size())
     rows = array("q", [unary.data_ptr(), unary.shape[0], 0, unary.shape[1], 0, 0, 0, -1])

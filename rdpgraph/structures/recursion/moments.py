@@ -1,7 +1,7 @@
-"""Entropies, and divergences of two recursions of one shape, from the choices at every node.
+"""Entropies and divergences of recursions, from the choices at every node.
 
-A derivation is drawn by a choice at each node, from the goal downwards. So the expectation of
-minus its log-probability is a sum over nodes, and no large number is taken from another.
+A derivation is drawn by a choice at each node, so that the expectation of minus its
+log-probability is a sum over nodes, without cancellation of large numbers.
 """
 
 import math
@@ -20,11 +20,11 @@ from rdpgraph.structures.recursion.steps import Leaf, Linked
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.up import goal, last_read, leaves, up
 
-_SMALL = 2**12  # terms of a link, of all items, that are looked at one by one
+_SMALL = 2**12  # terms of a link, of all items, that are not summed by matrix products
 
 
 def matrix_of(step: Step, batch: int) -> LogMatrix | None:
-    """The table of a step, if there is one for all places, and it is large; else None."""
+    """The table of a step, if it is one for all places and large; else None."""
     if not isinstance(step, Linked) or not isinstance(step.link, Table):
         return None
     logs = step.link.values
@@ -34,18 +34,15 @@ def matrix_of(step: Step, batch: int) -> LogMatrix | None:
 
 
 def matrices_of(steps: tuple[Step, Step], batch: int) -> tuple[LogMatrix, LogMatrix] | None:
-    """Those of the same step in two recursions; None if either has none."""
+    """The tables of the same step in two recursions; None if either has none."""
     first, second = (matrix_of(step, batch) for step in steps)
     return None if first is None or second is None else (first, second)
 
 
 def chosen(matrix: LogMatrix, x: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, P, J) the values after, and the entropies of the choices there and below.
+    """(B, P, J) the values after a link, and the entropies of the choices there and below.
 
-    Args:
-        matrix: of the link.
-        x: (B, P, I) the values before.
-        below: (B, P, I) the entropies of theirs.
+    Values before and entropies below are (B, P, I).
     """
     value = matrix.times(x)
     own, total = _relative(matrix, x, value)
@@ -61,14 +58,10 @@ def compared(
     *,
     divergence: bool,
 ) -> Tensor:
-    """(B, P, J) the means, over the choices of one recursion, of what another loses by them.
+    """(B, P, J) the mean over one recursion's choices of another's loss there and below.
 
-    Args:
-        matrices: of the link in both.
-        befores: (B, P, I) the values before.
-        values: (B, P, J) those after.
-        below: (B, P, I) what is lost below.
-        divergence: less the entropy.
+    Values before ``befores`` and losses below are (B, P, I), ``values`` after (B, P, J); for a
+    ``divergence`` the entropy is subtracted.
     """
     parts = [_relative(*each) for each in zip(matrices, befores, values, strict=True)]
     (own, total), (other, others) = parts
@@ -84,12 +77,9 @@ def compared(
 def barred(
     matrices: tuple[LogMatrix, LogMatrix], befores: tuple[Tensor, Tensor], lost: Tensor
 ) -> Tensor:
-    """(B, P, J) 1 where a possible choice of one recursion is not one of another; else 0.
+    """(B, P, J) 1 where a possible choice of one recursion is impossible in another, else 0.
 
-    Args:
-        matrices: of the link in both.
-        befores: (B, P, I) the values before.
-        lost: (B, P, I) 1 where that is so below.
+    ``lost`` (B, P, I) says so of the values before.
     """
     possible = befores[0] > -math.inf
     wrong = (possible & ((befores[1] == -math.inf) | (lost > 0))).to(lost)
@@ -102,26 +92,25 @@ def barred(
 
 
 def read(step: Step, *readers: Reader) -> list[Tensor]:
-    """(B, P, I) of each reader: what the link of a step is of."""
+    """(B, P, I) of each reader: the value that a step links."""
     assert isinstance(step, Linked)
     return [reader.value(step.x.number) for reader in readers]
 
 
 def _relative(matrix: LogMatrix, x: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The values before less the largest, and those after less all that was taken off."""
+    """The values before less the largest, and those after less all shifts."""
     peak = finite(x.detach().amax(-1, keepdim=True))
     total = value - peak - matrix.peaks.unsqueeze(-2)
     return finite(x - peak), finite(total)
 
 
-_BLOCK = 2**20  # terms of a step that are kept for its gradient; more are made again
+_BLOCK = 2**20  # terms of a step above which they are recomputed for the gradient
 
 
 def entropy(tape: Tape) -> Tensor:
     """(*lead,) nats; 0 where nothing is possible. Differentiable any number of times.
 
-    Args:
-        tape: laid out with ``ranks=False``.
+    The tape is laid out with ``ranks=False``.
     """
     given, ended, ours, means = leaves(tape), last_read(tape), Reader(), Reader()
     for number, step in enumerate(tape.steps):
@@ -139,12 +128,12 @@ def entropy(tape: Tape) -> Tensor:
         means.values.append(mean)
         for own in ended[number]:
             ours.values[own] = means.values[own] = value
-    # Of what has one way alone the mean is passed on, possible or not.
+    # Steps with one alternative pass the mean on, possible or not.
     return torch.where(goal(tape, ours) > -math.inf, goal(tape, means), 0.0)
 
 
 def _none(values: Tensor) -> Tensor:
-    """Zeros of that shape, which take no memory."""
+    """Zeros of that shape that take no memory."""
     return values.new_zeros(()).expand(values.shape)
 
 
@@ -156,8 +145,7 @@ def _chosen(step: Step, ours: Reader, means: Reader) -> tuple[Tensor, Tensor]:
     terms, below = step.terms(ours), step.terms(means, scores=False)
     if terms.shape[step.dim] > 1:
         return _Choice.apply(terms, below, step.dim)  # pyright: ignore[reportReturnType]
-    # Below what has no place there is -inf.
-    mean = finite(below).expand(terms.shape)
+    mean = finite(below).expand(terms.shape)  # absent places have -inf
     return terms.squeeze(step.dim), mean.squeeze(step.dim)
 
 
@@ -179,7 +167,7 @@ class _Choice(torch.autograd.Function):
         of_value, of_mean = (gradient.unsqueeze(ctx.dim) for gradient in gradients)
         chances, gains = _gains(terms, below, value, ctx.dim)
         shares = of_mean * chances
-        # What is below may be said of more places than the terms are.
+        # The terms may broadcast over places of what is below.
         of_terms = (shares * (gains - mean.unsqueeze(ctx.dim))).sum_to_size(terms.shape)
         return of_value * chances + of_terms, shares.sum_to_size(below.shape), None
 
@@ -191,7 +179,7 @@ def _gains(terms: Tensor, below: Tensor, value: Tensor, dim: int) -> tuple[Tenso
 
 
 def _choices(terms: Tensor, value: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The log-probability of every alternative, 0 instead of -inf; and which are possible."""
+    """The log-probability of every alternative, 0 instead of -inf, and whether it is possible."""
     possible = terms.detach() > -math.inf
     return torch.where(possible, terms - finite(value).unsqueeze(dim), 0.0), possible
 
@@ -202,7 +190,7 @@ def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tenso
     +inf where the other forbids what is possible; 0 where nothing is. Differentiable in both.
 
     Args:
-        tape: whose derivations they are, ``ranks=False``.
+        tape: of the mean, ``ranks=False``.
         other: of the same steps.
         divergence: less the entropy.
 
@@ -236,14 +224,14 @@ def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tenso
 
 
 def _copied(readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
-    """Copies with the values so far: later values would be kept alive."""
+    """Copies with the values so far, so that later values can be freed."""
     return tuple(Reader(list(reader.values)) for reader in readers)
 
 
 def _mean(
     steps: tuple[Step, Step], readers: tuple[Reader, ...], number: int, *, divergence: bool
 ) -> Tensor:
-    """(B, P, K) the mean over the alternatives of what is lost here and below."""
+    """(B, P, K) the mean over the alternatives of the loss here and below."""
     ours, theirs, means = readers
     matrices = matrices_of(steps, len(ours.values[-1]))
     if matrices is not None:
@@ -257,13 +245,12 @@ def _mean(
     weights = torch.where(possible, logs.exp(), 0.0)
     below = steps[0].terms(means, scores=False)
     here = (logs - others if divergence else -others) + below
-    # Below what has no place there is -inf.
-    here = torch.where(possible & allowed, here, 0.0)
+    here = torch.where(possible & allowed, here, 0.0)  # absent places have -inf
     return (weights * here).sum(steps[0].dim)
 
 
 def _lost(steps: tuple[Step, Step], readers: tuple[Reader, ...], lost: Reader) -> Tensor:
-    """(B, P, K) 1 where a possible choice is not one of the other, here or below; else 0."""
+    """(B, P, K) 1 where a possible choice is impossible in the other, here or below; else 0."""
     ours, theirs, _ = readers
     matrices = matrices_of(steps, len(ours.values[-1]))
     if matrices is not None:

@@ -1,8 +1,8 @@
-"""A tape lowered to arrays of numbers, which the compiled machine runs.
+"""Programs: tapes lowered to arrays of numbers, which the compiled machine runs.
 
-Lowering looks at the topology alone: which step reads which places of which values. Tensors are
-given when a program is run, by slot: the potentials of the sites, leaves, tables, and places that
-each item has of its own.
+Lowering depends on the topology alone: which step reads which places of which values. Tensors are
+given when a program runs, by slot: potentials of the sites, leaves, tables, and places that differ
+by item.
 """
 
 from array import array
@@ -16,9 +16,16 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion.links import Table
-from rdpgraph.structures.recursion.relabelling import LabelsAsPlaces, Relabelled
 from rdpgraph.structures.recursion.step import Step
-from rdpgraph.structures.recursion.steps import Concatenated, Leaf, Linked, Pairs, Total
+from rdpgraph.structures.recursion.steps import (
+    Concatenated,
+    LabelsAsPlaces,
+    Leaf,
+    Linked,
+    Pairs,
+    Relabelled,
+    Total,
+)
 from rdpgraph.structures.recursion.values import View
 
 # As in machine.h.
@@ -26,15 +33,15 @@ _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PAIRS, _RULES, _BESIDE, _PICKED, _APA
     11
 )
 _FIELDS = 12
-_FEW = 64  # places that are lowered one by one
+_FEW = 64  # places below which they are lowered in Python
 
 
 Slot = Leaf | Table | View
-"""What gives a tensor to a program."""
+"""The source of a program's tensor."""
 
 
 class NotLoweredError(Exception):
-    """A step that the machine does not have."""
+    """The machine does not have a step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,18 +49,18 @@ class Program:
     """The steps of a tape as numbers.
 
     Attributes:
-        values: (n, 3) of each step: how many numbers of one item lie before its own, its places,
-            and its labels.
-        steps: (n, fields) of each: its kind, its number, and what else its kind says.
-        index: what steps point to: ways, places of values, labels.
-        size: how many numbers an item has in all.
-        slots: the leaves and the links whose tensors are given, and views whose places are; by
-            number from 1 on, 0 is the potentials of the sites.
-        rows: of each table's slot where, of one item, the rows of its links before and after
-            products begin and end.
-        places: of each table's slot those of its links.
-        leaves: of each leaf's slot the number of its step.
-        unstored: steps whose values are not kept.
+        values: (n, 3) for each step: its offset among the numbers of an item, its places, and its
+            labels.
+        steps: (n, fields) for each: its kind, its number, and arguments of the kind.
+        index: the lists that steps point to: ways, places of values, labels.
+        size: the numbers of an item.
+        slots: leaves, links and views whose tensors are given, numbered from 1; 0 is the potentials
+            of the sites.
+        rows: for each table's slot the ranges, for one item, of its links' rows before and after
+            products.
+        places: for each table's slot the places of its links.
+        leaves: for each leaf's slot the number of its step.
+        unstored: steps whose values are not stored.
         work: multiply-adds of one item.
     """
 
@@ -70,12 +77,12 @@ class Program:
 
     @cached_property
     def ranges(self) -> list[tuple[int, int, int]]:
-        """`values`, as numbers."""
+        """`values` as a list."""
         return [(before, places, labels) for before, places, labels in self.values.tolist()]
 
     @cached_property
     def row_sizes(self) -> tuple[int, int]:
-        """How many numbers the rows before and after products have, of one item."""
+        """The sizes of the rows before and after products, for one item."""
         ends = self.rows.values()
         return max((own[1] for own in ends), default=0), max((own[3] for own in ends), default=0)
 
@@ -95,7 +102,7 @@ class Inputs:
 
 
 def tensor_of(slot: Slot, dtype: torch.dtype) -> Tensor:
-    """What a slot is given where it comes from."""
+    """The tensor of a slot, from its source."""
     if isinstance(slot, Leaf):
         assert slot.logs is not None
         return slot.logs.to(dtype).contiguous()
@@ -108,7 +115,7 @@ def tensor_of(slot: Slot, dtype: torch.dtype) -> Tensor:
 def with_tensors(
     steps: Sequence[Step], slots: Sequence[Slot], tensors: Sequence[Tensor]
 ) -> tuple[list[Step], list[Slot]]:
-    """The same steps, and slots, with other tensors."""
+    """The same steps and slots with other tensors."""
     own = dict[int, Slot]()
     places = dict[int, Tensor]()
     for slot, tensor in zip(slots, tensors, strict=True):
@@ -151,7 +158,7 @@ class _Lowering:
     size: int = 0
 
     def slot(self, owner: Slot) -> int:
-        """The number of what gives a tensor: one for all links of a table, and views by places."""
+        """The number of a source: one for all links of a table, or views of the same places."""
         key = id(owner.index if isinstance(owner, View) else owner)
         if key not in self.known:
             self.slots.append(owner)
@@ -159,7 +166,7 @@ class _Lowering:
         return self.known[key]
 
     def put(self, numbers: Tensor | Iterable[int]) -> int:
-        """Where some numbers start."""
+        """Append numbers to the index; return their start."""
         start = len(self.index)
         if isinstance(numbers, Tensor):
             self.index.frombytes(numbers.to("cpu", torch.int32).numpy().tobytes())
@@ -178,7 +185,7 @@ class _Lowering:
         ]  # fmt: skip
 
     def add(self, places: int, labels: int, *numbers: int, stored: bool = True) -> None:
-        """The next step."""
+        """Append a step."""
         self.values.append((self.size, places, labels))
         own = [numbers[0], len(self.steps), *numbers[1:]]
         self.steps.append(own + [0] * (_FIELDS - len(own)))
@@ -186,7 +193,7 @@ class _Lowering:
 
 
 def _entries(view: View, places: Tensor | None) -> Tensor:
-    """(n, 2) the step and its place of some places in the pool of a view, or all; -1: none."""
+    """(n, 2) the step and place for places in a view's pool, or for all; -1: none."""
     places = torch.arange(view.size, device="cpu") if places is None else places.to("cpu")
     known = torch.tensor([*((x.number, x.places) for x in view.pool), (-1, 0)], device="cpu")
     numbers, sizes = known.unbind(1)
@@ -196,7 +203,7 @@ def _entries(view: View, places: Tensor | None) -> Tensor:
 
 
 def _few_entries(view: View, places: Tensor | None) -> Iterable[int]:
-    """The same one by one, in less time where there are few."""
+    """The entries in Python, faster for a few."""
     known = [(x.number, place) for x in view.pool for place in range(x.places)]
     if places is not None:
         known.append((-1, 0))
@@ -205,11 +212,7 @@ def _few_entries(view: View, places: Tensor | None) -> Iterable[int]:
 
 
 def lowered(steps: Sequence[Step], states: int) -> Program:
-    """The program of some steps.
-
-    Args:
-        steps: of a tape that has a goal.
-        states: of a site, K.
+    """The program of a tape's steps with K ``states`` of a site.
 
     Raises:
         NotLoweredError: the machine does not have one of them.
@@ -245,7 +248,7 @@ def lowered(steps: Sequence[Step], states: int) -> Program:
 
 
 def _rows(made: _Lowering) -> dict[int, tuple[int, int, int, int]]:
-    """Where the rows of each table's links lie, side by side; told to the links."""
+    """Ranges of the rows of each table's links, which are told to the links."""
     before = after = 0
     rows = dict[int, tuple[int, int, int, int]]()
     for slot, links in made.links.items():

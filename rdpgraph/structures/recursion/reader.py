@@ -1,4 +1,4 @@
-"""The values of the steps that are done, read through views; and several of them side by side."""
+"""Readers of the values of finished steps through views."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from rdpgraph.structures.recursion.values import Value, View
 
 
 class Remade(Protocol):
-    """A step whose value is made when it is asked for."""
+    """A step whose value is recomputed when read."""
 
     def up(self, reader: "Reader", temperature: float) -> Tensor:
         """(B, P, K)."""
@@ -30,12 +30,12 @@ class Reader:
 
     Attributes:
         values: (B or 1, P, K) of each step.
-        pools: how many pools are kept, those read last.
-        temperature: at which they are summed.
-        most: of lists of the best derivations, by rank in a dim in front: how long they are.
-        small: how many terms of a step are kept at most, to be read again on the way down.
-        remade: by number the steps whose values are not kept.
-        terms: by step, (B or 1, A, P or 1, K or 1) those that are kept.
+        pools: the number of pools that are cached, those read last.
+        temperature: of the sums.
+        most: the length of lists of best derivations, by rank in a dim in front.
+        small: the size up to which a step's terms are cached for the way down.
+        remade: steps by number whose values are recomputed.
+        terms: by step, the cached terms (B or 1, A, P or 1, K or 1).
     """
 
     values: list[Tensor] = field(default_factory=list[Tensor])
@@ -65,11 +65,10 @@ class Reader:
     def pooled(self, view: View) -> Tensor:
         """(B or 1, places of the pool, K); with an index one more place, of -inf.
 
-        Of a longer pool, if one is there that starts with it, where nothing stands for none.
+        A full view may get a longer pool that starts with its own.
         """
         if view.index is None:
             return self.values[view.pool[0].number] if view.whole else self._pooled(view, None)
-        # Views of one pool are often read together, or in turn with those of another.
         key = view.numbers
         if view.full and key not in self._latest:
             key = self._longer(key) or key
@@ -83,7 +82,7 @@ class Reader:
         return pool
 
     def _pooled(self, view: View, before: Tensor | None) -> Tensor:
-        """Those of a pool, given those of all its values but the last."""
+        """A pool, given that of all its values but the last."""
         first = [] if before is None else [before[..., :-1, :]]
         parts = [*first, *(self.values[value.number] for value in view.pool[-1 if first else 0 :])]
         if view.index is not None:
@@ -92,7 +91,7 @@ class Reader:
         return side_by_side(parts, -2)
 
     def _longer(self, key: tuple[int, ...]) -> tuple[int, ...] | None:
-        """A pool that starts with another, if one is there: on the way down pools shrink."""
+        """A cached pool that starts with another: on the way down pools shrink."""
         for known in self._latest:
             if len(known) > len(key) and known[: len(key)] == key:
                 return known
@@ -109,7 +108,7 @@ class Reader:
         return pool[..., item if pool.shape[-3] > 1 else item * 0, index, :]
 
     def together(self, way: Sequence[View]) -> list[Tensor]:
-        """What the views of a product are, by `read`; of lists the ranks that may be needed."""
+        """The views of a product; of lists the ranks that may be needed."""
         parts = [self.read(view) for view in way]
         if self.most == 1:
             return parts
@@ -117,7 +116,7 @@ class Reader:
         return [part if own is None else part[own] for part, own in zip(parts, ranks, strict=True)]
 
     def ranks(self, way: Sequence[View]) -> Sequence[Tensor | None]:
-        """(C,) those ranks in the list of each view; None: all, where the others have one."""
+        """(C,) for each view the ranks that may be needed; None: all, where the others have one."""
         if len(way) == 1:
             return [None]
         lengths = [self._length(view.pool) for view in way]
@@ -150,13 +149,13 @@ class Reader:
         read = pool[0][places] if pool.shape[0] == 1 else pool[(item, *places)]
         if longer is None:
             return read
-        # Where the shorter pool ends, another value follows in the longer one.
+        # Places beyond the shorter pool are absent.
         known = number < view.size
         return torch.where(known if label is not None else known.unsqueeze(2), read, -math.inf)
 
 
 def rows(values: Tensor, item: Tensor, place: Tensor) -> Tensor:
-    """(Q, ...) of (B or 1, P or 1, ...): those of some places of some items; (1, ...) of one."""
+    """(Q, ...) of (B or 1, P or 1, ...) at places of items; (1, ...) if there is one."""
     batch, places = values.shape[:2]
     if places == 1:
         return values[:, 0] if batch == 1 else values[:, 0][item]
@@ -164,7 +163,7 @@ def rows(values: Tensor, item: Tensor, place: Tensor) -> Tensor:
 
 
 def entries(terms: Tensor, *nodes: Tensor) -> Tensor:
-    """(Q, A) of (B or 1, A, P or 1, K or 1): those of some nodes, by item, place and label."""
+    """(Q, A) of (B or 1, A, P or 1, K or 1) at nodes by item, place and label."""
     rows = terms.movedim(1, 3)
     index = tuple([own for own, size in zip(nodes, rows.shape, strict=False) if size > 1])
     rows = rows.squeeze(tuple([dim for dim in range(3) if rows.shape[dim] == 1]))
@@ -172,7 +171,7 @@ def entries(terms: Tensor, *nodes: Tensor) -> Tensor:
 
 
 def batches(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors (B or 1, M, P or 1, K or 1), as wide as their sums except for M."""
+    """Tensors (B or 1, M, P or 1, K or 1) broadcast to each other except in M."""
     batch, places, width = (joint([part.shape[dim] for part in parts]) for dim in (-4, -2, -1))
     return equally_long([
         part.expand(*part.shape[:-4], batch, part.shape[-3], places, width) for part in parts
@@ -180,7 +179,7 @@ def batches(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def side_by_side(parts: list[Tensor], dim: int) -> Tensor:
-    """Tensors (B or 1, P, K) as one, in the dim of places or of labels."""
+    """Concatenate tensors (B or 1, P, K) along places or labels."""
     if len({part.shape[:-2] for part in parts}) > 1:
         batch = joint([part.shape[-3] for part in parts])
         parts = equally_long([part.expand(*part.shape[:-3], batch, -1, -1) for part in parts])
@@ -188,7 +187,7 @@ def side_by_side(parts: list[Tensor], dim: int) -> Tensor:
 
 
 def equally_long(parts: list[Tensor]) -> list[Tensor]:
-    """Lists, by rank in their first dim, with -inf where others are longer."""
+    """Lists, by rank in their first dim, padded with -inf to one length."""
     most = max([part.shape[0] for part in parts])
     if all(part.shape[0] == most for part in parts):
         return parts
@@ -201,7 +200,10 @@ def equally_long(parts: list[Tensor]) -> list[Tensor]:
 
 @remembered(64)
 def needed_ranks(lengths: tuple[int, ...], most: int, device: torch.device) -> Sequence[Tensor]:
-    """(C,) ranks in each of some lists: a product with ranks r has prod(r + 1) - 1 before it."""
+    """(C,) the ranks in some lists of products that may be among the best.
+
+    A product with ranks r has prod(r + 1) - 1 before it.
+    """
     chosen: list[tuple[tuple[int, ...], int]] = [((), 1)]
     for length in lengths:
         chosen = [
@@ -213,5 +215,5 @@ def needed_ranks(lengths: tuple[int, ...], most: int, device: torch.device) -> S
 
 
 def joint(sizes: Sequence[int]) -> int:
-    """The size that 1 and others are broadcast to."""
+    """The size that 1 and others broadcast to."""
     return next((size for size in sizes if size != 1), 1)

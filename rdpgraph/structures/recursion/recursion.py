@@ -1,4 +1,4 @@
-"""A structure that is its recursion."""
+"""Structures that are given by a recursion on a tape."""
 
 import math
 from abc import abstractmethod
@@ -17,10 +17,8 @@ from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle
 from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.draws import checked_best, checked_count, perturbed
-from rdpgraph.structures.recursion.best import best
-from rdpgraph.structures.recursion.descend import Drawn, descend
-from rdpgraph.structures.recursion.down import max_marginals
-from rdpgraph.structures.recursion.means import mean_values, usable
+from rdpgraph.structures.recursion.descend import Drawn, best, descend
+from rdpgraph.structures.recursion.down import max_marginals, mean_values, usable
 from rdpgraph.structures.recursion.moments import cross_entropy, entropy
 from rdpgraph.structures.recursion.replay import laid_out, whole
 from rdpgraph.structures.recursion.tape import Tape
@@ -33,8 +31,7 @@ class KBestConfigurations:
     """The configurations of largest score, best first.
 
     Attributes:
-        states: (k, *batch, *sites), -1 at sites that are not used, and throughout where there are
-            fewer configurations.
+        states: (k, *batch, *sites), -1 at unused sites, and throughout where there are fewer.
         scores: (k, *batch) nats, unnormalised; -inf where there are fewer.
     """
 
@@ -44,31 +41,29 @@ class KBestConfigurations:
 
 @dataclass(frozen=True, eq=False)
 class Recursion(Structure):
-    """A structure that is laid out as a `Tape`, and answers every question by that.
+    """A structure that is laid out as a `Tape`, which answers every question.
 
     A derivation uses some of the sites, each once at most and in one state; its score is the sum
-    of their potentials and of what links and rules say. A configuration gives the state of each
-    site that is used, and -1 for the others; where several derivations use the same sites in the
-    same states, its score is the log-sum of theirs.
+    of their potentials and of its links and rules. A configuration gives the state of each site,
+    -1 for unused ones; its score is the log-sum of all derivations with those states.
 
-    Your class says how many dims its sites have, and lays out its recursion. All answers
-    follow: on CPU or GPU, for any batch dims, on all states of the sites or on a few of them. It
-    may give any of them itself, such as a `log_partition` with a kernel of its own.
+    Your class sets `site_dims` and lays out its recursion. All answers follow: on CPU or GPU, for
+    any batch dims, on all states of the sites or on a few. It may override any of them, such as
+    `log_partition` by a kernel.
 
-    log Z is summed in the type of the potentials, or float32 where that has fewer digits; what else
-    is asked in doubles.
+    log Z is summed in the dtype of the potentials, at least float32; other answers in float64.
 
     Attributes:
         unary: (*batch, *sites, states) log-potentials (nats) of the sites' states.
-        site_dims: how many dims the sites have, the same for all objects of a class.
-        doubles: whether log Z is summed in doubles, too.
+        site_dims: the number of dims of the sites, one for all objects of a class.
+        doubles: whether log Z is summed in float64, too.
     """
 
     site_dims: ClassVar[int] = 1
     doubles: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse what no potentials of sites are; a `__post_init__` of your own calls this one."""
+        """Check the potentials; a `__post_init__` of your own calls this one."""
         settle(self, "unary")
         checked_log_values(f"{self.name}'s unary", self.unary)
         if self.unary.ndim <= self._dims or not self.unary.shape[-1]:
@@ -81,9 +76,9 @@ class Recursion(Structure):
     def recursion(self, tape: Tape) -> Value:
         """Lay out the recursion; the value of the whole, of one place.
 
-        Potentials of sites are those of `tape.sites`, and batch dims those of the tape: there may
-        be more of them, and fewer states, than `unary` has. A tensor of your own with batch dims
-        is taken to those by `tape.flat` and `tape.lengths`.
+        Sites' potentials come from `tape.sites`, and batch dims from the tape, which may have more
+        of them and fewer states than `unary`. Tensors of your own with batch dims go through
+        `tape.flat` and `tape.lengths`.
         """
 
     @property
@@ -101,7 +96,7 @@ class Recursion(Structure):
         return self.site_dims
 
     def potentials(self, unary: Tensor) -> Tensor:
-        """What the tape has of the sites' potentials: -inf where no derivation has a state."""
+        """The potentials on the tape: -inf for states that no derivation has."""
         return unary
 
     def to_tape(
@@ -112,14 +107,14 @@ class Recursion(Structure):
         Args:
             unary: other potentials, with further dims in front.
             ranks: see `Tape`.
-            double: whether in doubles, whatever the type of the potentials.
+            double: whether in float64, whatever the dtype of the potentials.
         """
         return whole(self._laid_out(unary, ranks=ranks, double=double))
 
     def _laid_out(
         self, unary: Tensor | None = None, *, ranks: bool = True, double: bool = False
     ) -> Tape:
-        """The same; its steps may be those of an earlier one, with other tensors."""
+        """The tape; its steps may be an earlier one's, with other tensors."""
         blank = self._blank(self.unary if unary is None else unary, ranks=ranks, double=double)
         return laid_out(blank, self.recursion, (type(self), *_kinds(self)))
 
@@ -129,8 +124,8 @@ class Recursion(Structure):
         return Tape(self.potentials(unary), self._dims, ranks=ranks, dtype=dtype)
 
     def _sum_tape(self) -> Tape:
-        """What log Z is summed on; kept where no gradient passes what it is made of."""
-        # One laid out without gradients would not show that there are some.
+        """The tape of log Z; cached where it needs no gradient."""
+        # A tape laid out without gradients does not show which tensors need them.
         fleeting = is_tracked(self) or not torch.is_grad_enabled()
         return self._laid_out() if fleeting else self._tape
 
@@ -141,7 +136,7 @@ class Recursion(Structure):
     @current_property()
     @torch.no_grad()
     def _best_tape(self) -> Tape:
-        """What maxima are taken on; without gradient."""
+        """The tape of maxima, without gradient."""
         return self._laid_out(ranks=False, double=True)
 
     def log_partition(self) -> Tensor:
@@ -151,7 +146,7 @@ class Recursion(Structure):
     def score(self, states: Tensor) -> Tensor:
         """(*lead, *batch) the scores of configurations (*lead, *batch, *sites); differentiable.
 
-        The recursion, on one state of each site: -inf for what it does not have.
+        The recursion on one state of each site; -inf for what is no configuration.
 
         Raises:
             EvidenceError: another shape, or a state out of range.
@@ -176,7 +171,7 @@ class Recursion(Structure):
         return exhausting(only.to_tape(double=True), wanted).to(self.unary)
 
     def entropy(self) -> Tensor:
-        """(*batch,) nats; 0 where nothing is possible. Of derivations; differentiable.
+        """(*batch,) nats, of derivations; 0 where nothing is possible. Differentiable.
 
         Links and rules of low rank are written out.
         """
@@ -184,7 +179,7 @@ class Recursion(Structure):
         return entropy(tape).to(self.unary)
 
     def cross_entropy(self, other: "Recursion") -> Tensor:
-        """(*batch,) nats: the mean here of minus the log-probability in another of its shape.
+        """(*batch,) nats: the mean of minus the log-probability in another of the same shape.
 
         +inf where the other forbids what is possible here; 0 where nothing is. Differentiable in
         both. Links and rules of low rank are written out.
@@ -222,7 +217,7 @@ class Recursion(Structure):
 
     @torch.no_grad()
     def mode(self) -> Tensor:
-        """(*batch, *sites) the states of one best derivation, -1 at sites that it does not use.
+        """(*batch, *sites) the states of one best derivation, -1 at unused sites.
 
         Raises:
             ImpossibleEvidenceError: an item has none.
@@ -237,8 +232,8 @@ class Recursion(Structure):
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
 
-        By lists of the nodes that are asked for (Huang and Chiang 2005, algorithm 3); where torch
-        answers by lists of all entries, about k times the time and memory of the maxima.
+        By lazy lists of nodes (Huang and Chiang 2005, algorithm 3); without the compiled machine by
+        lists of all entries, in about k times the time and memory of the maxima.
 
         Raises:
             ModelError: k below 1.
@@ -260,7 +255,7 @@ class Recursion(Structure):
 
     @torch.no_grad()
     def _draws(self, count: int, generator: torch.Generator | None) -> tuple[Tape, Drawn]:
-        """The tape of independent draws, and their sites."""
+        """A tape, and the sites of independent draws on it."""
         count = checked_count(count, self.states_shape)
         tape = self._laid_out(double=True)
         return tape, descend(tape, count, name=self.name, best=False, generator=generator)
@@ -271,9 +266,9 @@ class Recursion(Structure):
     ) -> Tensor:
         """(count, *batch, *sites, states) relaxed draws, differentiable: a stochastic softmax.
 
-        The marginals at a temperature of the model with Gumbel noise on every state; as the
-        temperature falls to 0 they become the best configuration of the noisy model, which is not
-        an exact draw (Paulus et al. 2020, arXiv:2006.08063). Ranks are written out.
+        Marginals at a temperature of the model with Gumbel noise on every state. As the temperature
+        falls to 0 they become the best configuration of the noisy model, which is not an exact draw
+        (Paulus et al. 2020, arXiv:2006.08063). Ranks are written out.
 
         Raises:
             ModelError: a temperature that is not above 0.
@@ -291,9 +286,9 @@ class Recursion(Structure):
         return gradient
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":
-        """The recursion on some states of each site, with weights; what estimators solve.
+        """The recursion on some states of each site, with weights, as estimators solve it.
 
-        As a derivation uses a site once at most, Z is unbiased if the weights of each site are.
+        A derivation uses a site once at most, so Z is unbiased if the weights of each site are.
 
         Args:
             states: (*replicates, *batch, *sites, kept); repeats stay separate.
@@ -309,14 +304,14 @@ class Recursion(Structure):
     def sites(self) -> Sites | None:
         """The sites that a derivation of an item may use; others have -inf.
 
-        A state may be expected to meet the mean of each link over random states at its other end;
-        links by which one site may be reached in turn are averaged. Rules say nothing.
+        A state's mean factor value is the mean of its links over random states at their other ends,
+        averaged over alternative links; rules are left out.
         """
         unary = torch.where(usable(self._shape_only()), self.unary, -math.inf)
         return Sites(unary, restrict=self.restrict, means=self._means)
 
     def _shape_only(self) -> Tape:
-        """The tape on one state of each site, whatever it is; on all where it chooses by them."""
+        """The tape on one state of each site; on all states where steps depend on them."""
         unary = torch.zeros_like(self.unary)
         one = KeptStates(unary[..., :1], unary[..., :1].long(), self).to_tape()
         return self.to_tape(unary=unary) if one.tells_states else one
@@ -328,12 +323,12 @@ class Recursion(Structure):
         return mean_values(tape, landmarks, generator).to(self.unary)
 
     def work(self) -> float:
-        """The terms of log Z."""
+        """The number of terms of log Z."""
         return self._sum_tape().work
 
 
 def _kinds(model: Recursion) -> Iterator[object]:
-    """What the fields are: recursions with others take other steps."""
+    """Types and dims of the fields: recursions with others take other steps."""
     for each in fields(model):
         own = getattr(model, each.name)
         yield (own.ndim if isinstance(own, Tensor) else type(own))
@@ -341,11 +336,11 @@ def _kinds(model: Recursion) -> Iterator[object]:
 
 @dataclass(frozen=True, eq=False)
 class KeptStates(Recursion):
-    """A recursion on some states of each site, numbered 0..K-1: what `Recursion.restrict` gives.
+    """A recursion on some states of each site, numbered 0..K-1, made by `Recursion.restrict`.
 
     Args:
         unary: (*lead, *sites, K) log-potentials of the states kept, weights included.
-        states: (*lead, *sites, K) which they are; repeats are separate.
+        states: (*lead, *sites, K) their numbers; repeats are separate.
         original: the structure; its batch dims are the last ones of lead.
     """
 
@@ -353,7 +348,7 @@ class KeptStates(Recursion):
     original: Recursion = field(repr=False)
 
     def __post_init__(self) -> None:
-        """The potentials were looked at when the original was declared."""
+        """Skip the checks, which the original has passed."""
 
     @property
     def name(self) -> str:
@@ -365,7 +360,6 @@ class KeptStates(Recursion):
         return self.original._dims
 
     def recursion(self, tape: Tape) -> Value:
-        """The recursion of the original structure."""
         return self.original.recursion(tape)
 
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
@@ -373,7 +367,7 @@ class KeptStates(Recursion):
         return Tape(unary, self._dims, states=self.states, ranks=ranks, dtype=dtype)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":
-        """On some of the states kept."""
+        """The recursion on some of the states kept."""
         unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
         own = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
         return KeptStates(unary, own, self.original)

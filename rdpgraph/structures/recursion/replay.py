@@ -1,8 +1,7 @@
-"""Layouts that are kept: a recursion that takes the same steps again only gives new tensors.
+"""Cached layouts: a recursion that repeats its steps only gives new tensors.
 
-The recursion is run each time, so that whatever it looks at counts; what it asks of the tape is
-compared with what it asked before, and answered by what was laid out then. Tensors of log-values,
-and places that each item has of its own, go to the slots of the program.
+The recursion runs each time; its calls of tape methods are compared with the recorded ones and
+answered from the record. Log-values, and places that differ by item, go to the program's slots.
 """
 
 from abc import abstractmethod
@@ -21,32 +20,31 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.program import Program, tensor_of, with_tensors
-from rdpgraph.structures.recursion.sites import Sites
 from rdpgraph.structures.recursion.step import Step
 from rdpgraph.structures.recursion.steps import Linked
 from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Given, Labels, Value, View, some_places
+from rdpgraph.structures.recursion.values import Given, Labels, Sites, Value, View, some_places
 
-_MOST = 2**23  # numbers of all layouts that are kept, those of places above all
-_STEP = 2**6  # numbers that a step takes, however many places it has
-_TRIES = 3  # divergences after which a recursion is laid out again each time
+_MOST = 2**23  # size of all cached layouts, in numbers
+_STEP = 2**6  # size of a step without its places
+_TRIES = 3  # divergences after which a recursion is no longer cached
 Answer = TypeVar("Answer")
 
 
 class DivergedError(Exception):
-    """The recursion does not take the steps that it took before."""
+    """The recursion does not repeat the recorded steps."""
 
 
 @dataclass(eq=False)
 class Call:
-    """What a recursion asked of a tape.
+    """A call of a tape method.
 
     Attributes:
         name: of the method.
-        given: what it was called with, less tensors that differ from one time to the next.
-        answer: what it got.
-        plain: whether there are no tensors in what it was called with.
-        slot: the number of the slot that such a tensor goes to; None: nobody reads it.
+        given: its arguments, without tensors that go to slots.
+        answer: its result.
+        plain: whether no argument is a tensor.
+        slot: the slot that its tensor goes to; None: nothing reads it.
     """
 
     name: str
@@ -58,13 +56,13 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Script:
-    """A layout: what was asked, and what came of it.
+    """A recorded layout.
 
     Attributes:
-        calls: in turn.
+        calls: in order.
         steps: without their tensors.
-        program: of them.
-        failures: how often another did not fit.
+        program: of the steps.
+        failures: how often a recursion diverged from it.
     """
 
     calls: Sequence[Call]
@@ -74,44 +72,34 @@ class Script:
 
     @cached_property
     def shapes(self) -> list[torch.Size]:
-        """Those of the tensors of all slots, of one item."""
+        """The shapes of all slots' tensors, for one item."""
         dtype = torch.get_default_dtype()
         return [tensor_of(slot, dtype).shape[1:] for slot in self.program.slots]
 
 
 @dataclass(frozen=True, eq=False)
 class _Scripted(Tape):
-    """A tape whose questions are written down, or answered by what was."""
+    """A tape whose calls are recorded, or answered from a record."""
 
     @abstractmethod
     def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
-        """What a method of the tape gives, for given arguments that tell how steps go on.
-
-        Args:
-            name: of the method.
-            given: what its answer depends on.
-            args: all of its arguments, `given` by default.
-            options: those that have names.
-        """
+        """The result of a method, which depends on ``given``; called with ``args`` or these."""
 
     @abstractmethod
     def tell(
         self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
         **options: Any,
     ) -> Any:  # fmt: skip
-        """The same for a method that takes a tensor to a slot of the program."""
+        """The result of a method that also takes a tensor to a slot."""
 
     @property
     def sites(self) -> Sites:
-        """The sites, to be indexed."""
         return _Sites(*self._numbered, self._of_sites, self.ask)
 
     def leaf(self, logs: Tensor) -> Value:
-        """Log-values, which go to a slot."""
         return self.tell("leaf", (), lambda: logs.to(self.dtype).contiguous(), logs)
 
     def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
-        """Places in a pool; those of each item go to a slot."""
         index = torch.as_tensor(index, device=self.device)
         pool = tuple(pool) if isinstance(pool, list) else pool  # which may grow
         if index.ndim < 3:
@@ -127,7 +115,6 @@ class _Scripted(Tape):
     def link(
         self, x: Value, potential: Tensor | Potential, *, to: Value | Labels | None = None
     ) -> Value:
-        """A link, whose table goes to a slot."""
         if isinstance(potential, LowRank) and self.ranks:
             return super().link(x, potential, to=to)  # by way of two others
         return self.tell("link", (x, to), partial(self._table, potential), x, potential, to=to)
@@ -141,7 +128,7 @@ class _Scripted(Tape):
 
 
 def _asked(name: str) -> Callable[..., Any]:
-    """A method of a tape as a question."""
+    """A method of a tape as a recorded call."""
 
     @wraps(getattr(Tape, name))
     def method(self: _Scripted, *args: Any, **options: Any) -> Any:
@@ -157,24 +144,17 @@ for _name in ("across", "total", "sum", "merge", "beside", "pick", "apart", "pai
 
 @dataclass(frozen=True, eq=False)
 class _Sites(Sites):
-    """The sites of such a tape.
-
-    Attributes:
-        ask: a question to the tape.
-    """
+    """The sites of such a tape, which ``ask`` it."""
 
     ask: Callable[[str, tuple[Any, ...]], Any]
 
     def __getitem__(self, index: Any) -> Value:
-        """The potentials of some sites."""
         return self.ask("site", (index,))
 
     def leaf(self, numbers: Tensor) -> Value:
-        """The potentials of the sites with some numbers."""
         return self.ask("sites", (numbers,))
 
     def labels(self, numbers: Tensor) -> Labels:
-        """The meaning of the columns of that value."""
         return self.ask("labels", (numbers,))
 
 
@@ -190,12 +170,11 @@ def _plain_method(name: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True, eq=False)
 class Recorded(_Scripted):
-    """A tape that writes down what it is asked."""
+    """A tape that records its calls."""
 
     calls: list[Call] = field(default_factory=list[Call], init=False)
 
     def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
-        """Written down, or answered, as `_Scripted` says."""
         answer = _plain_method(name)(self, *(args or given), **options)
         self.calls.append(Call(name, given, answer, _is_plain(given)))
         return answer
@@ -204,12 +183,11 @@ class Recorded(_Scripted):
         self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
         **options: Any,
     ) -> Any:  # fmt: skip
-        """Written down, or answered, as `_Scripted` says."""
         del tensor
         return self.ask(name, given, *args, **options)
 
     def script(self, failures: int) -> Script | None:
-        """What came of it; None where the machine does not have it."""
+        """The record; None where the machine does not have a step."""
         program = machine.program_of(self)
         if program is None:
             return None
@@ -237,7 +215,7 @@ class Recorded(_Scripted):
 
 @dataclass(frozen=True, eq=False)
 class Replayed(_Scripted):
-    """A tape that answers by a script, and takes the tensors."""
+    """A tape that answers from a record, and takes the tensors."""
 
     known: Script = field(kw_only=True)
     given: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
@@ -258,7 +236,6 @@ class Replayed(_Scripted):
         return call
 
     def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
-        """Written down, or answered, as `_Scripted` says."""
         del args, options
         return self._next(name, given).answer
 
@@ -266,7 +243,6 @@ class Replayed(_Scripted):
         self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
         **options: Any,
     ) -> Any:  # fmt: skip
-        """Written down, or answered, as `_Scripted` says."""
         del args, options
         call = self._next(name, given)
         if call.slot is not None:
@@ -281,7 +257,6 @@ class Replayed(_Scripted):
         return call.answer
 
     def finish(self, value: Value) -> None:
-        """Make a value the goal."""
         last = self.sum(value)
         for call in self._left:
             if call.name != "total" or not _same(call.given, (last,)):
@@ -303,29 +278,29 @@ class Replayed(_Scripted):
 
 
 def whole(tape: Tape) -> Tape:
-    """A tape of which everything can be asked, not log Z alone."""
+    """A tape with complete steps, which answers more than log Z."""
     return tape.whole if isinstance(tape, Replayed) else tape
 
 
 _KEPT = OrderedDict[tuple[object, ...], Script | int]()
-"""Scripts, those used last at the end; or how often one did not fit."""
+"""Scripts, or the number of divergences; those used last at the end."""
 _LOCK = Lock()
 
 
 def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, ...]) -> Tape:
-    """A tape with what a recursion lays out.
+    """A tape with a recursion laid out on it.
 
     Args:
         tape: an empty one.
         recursion: lays out, and gives the value of the whole.
-        key: what recursions that take the same steps have in common, as far as that is known.
+        key: known properties of recursions that take the same steps.
     """
     if tape.states is not None or not machine.serves(tape.unary, tape.dtype):
         tape.finish(recursion(tape))
         return tape
     options: Any = {"site_dims": tape.site_dims, "ranks": tape.ranks, "dtype": tape.dtype}
     key = *key, *options.values(), tape.site_shape, tape.unary.shape[-1], len(tape.lead)
-    key = *key, torch.is_inference_mode_enabled()  # what is made there has no gradients elsewhere
+    key = *key, torch.is_inference_mode_enabled()  # tensors made there pass no gradients elsewhere
     known = _KEPT.get(key, 0)
     if isinstance(known, Script):
         try:
@@ -349,7 +324,7 @@ def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, 
 
 
 def _keep(key: tuple[object, ...], kept: Script | int) -> None:
-    """Put a script last; those used longest ago go, as far as there is no room for them."""
+    """Cache a script, and drop those used longest ago where the cache is full."""
     with _LOCK:
         _KEPT[key] = kept
         _KEPT.move_to_end(key)
@@ -361,7 +336,7 @@ def _keep(key: tuple[object, ...], kept: Script | int) -> None:
 
 
 def _size(kept: Script | int) -> int:
-    """The numbers that it takes."""
+    """The size of a script, in numbers."""
     if isinstance(kept, int):
         return _STEP
     return _STEP * len(kept.steps) + len(kept.program.index)
@@ -373,14 +348,14 @@ def _blank(tensor: Tensor) -> Tensor:
 
 
 def _is_plain(given: Any) -> bool:
-    """Whether things can be compared by ``==``."""
+    """Return whether arguments can be compared by ``==``."""
     if isinstance(given, tuple | list):
         return all(map(_is_plain, given))
     return not isinstance(given, Tensor)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two things that a tape was given are equal."""
+    """Return whether two arguments are equal."""
     if one is other:
         return True
     if isinstance(one, Tensor):

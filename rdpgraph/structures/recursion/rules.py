@@ -1,4 +1,4 @@
-"""Rules of binary branching: what a span's state says of the states of its two parts."""
+"""Rules of binary branching: log-weights of a span's state given the states of its two parts."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,37 +14,36 @@ from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.logspace.logmatrix import log_products, soft_sum
 from rdpgraph.model.potentials.table import checked_log_values, looked_up, settle
 
-MOST_TABULATED = 2**28
-"""Entries of the tables that rules are written out to, where a table is needed."""
+MOST_TABULATED = 2**28  # the most entries of a table that rules are written out to
 
 
 @dataclass(frozen=True, eq=False)
 class Rules(ABC):
     """Log-weights of a parent's state given the states of its left and right part.
 
-    With ``N`` states of parents and ``C >= N`` of parts, the first N of which are those of parents:
-    where C > N, the others belong to single words (preterminals).
+    With ``N`` states of parents and ``C >= N`` of parts, the first N of which are those of parents;
+    if C > N, the others belong to single words (preterminals).
 
     Attributes:
-        own_dims: how many dims of each tensor follow the batch dims.
+        own_dims: the number of dims of each tensor after the batch dims.
     """
 
     own_dims: ClassVar[int]
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """The tensors, those that gradients flow to."""
+        """The tensors that gradients flow to."""
         return tuple(getattr(self, field.name) for field in fields(self) if field.type is Tensor)
 
     def with_parts(self, parts: Sequence[Tensor]) -> Self:
-        """The same rules of other tensors."""
+        """The same rules with other tensors."""
         names = [field.name for field in fields(self) if field.type is Tensor]
         return replace(self, **dict(zip(names, parts, strict=True)))
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int] | None:
-        """(N, C); None if any will do."""
+        """(N, C); None: any."""
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -56,7 +55,7 @@ class Rules(ABC):
         return self.with_parts([flat(part, self.own_dims, batch) for part in self.parts])
 
     def item(self, rows: Tensor) -> Self:
-        """Of flat rules, those of some items."""
+        """Flat rules of some items."""
         return self.with_parts(some_items(self.parts, rows))
 
     def table(self, parents: int, children: int) -> Tensor:
@@ -75,7 +74,7 @@ class Rules(ABC):
 
     @abstractmethod
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Log-weights on the grid of some states, (B, *lead, K, K, K), of flat rules.
+        """Log-weights of flat rules on the grid of some states, (B, *lead, K, K, K).
 
         Args:
             parents: (B, *lead, K) states.
@@ -84,10 +83,10 @@ class Rules(ABC):
         """
 
     def scaled(self, factor: float) -> "Rules":
-        """Rules whose log-weights are those of these times a factor above 0.
+        """Rules with log-weights times a factor above 0.
 
         Raises:
-            BudgetError: they have to be written out, and would be too large.
+            BudgetError: written out, they would be too large.
         """
         parents, children = self.shape or (0, 0)
         return DenseRules(self.table(parents, children) * factor)
@@ -108,7 +107,7 @@ class DenseRules(Rules):
 
     own_dims = 3
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(self, log_rule: ArrayLike) -> None: ...
 
@@ -124,15 +123,12 @@ class DenseRules(Rules):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, C): the numbers of labels of parents and of children."""
         return self.log_rule.shape[-3], self.log_rule.shape[-1]
 
     def table(self, parents: int, children: int) -> Tensor:
-        """The log-weights themselves."""
         return self.log_rule
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """The log-weights, looked up in the table."""
         item = items_of(self.log_rule, parents)
         ends = left.unsqueeze(-2).unsqueeze(-1), right.unsqueeze(-2).unsqueeze(-2)
         return looked_up(self.log_rule, (item[..., None, None], parents[..., None, None], *ends))
@@ -159,7 +155,7 @@ class LowRankRules(Rules):
 
     own_dims = 2
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(self, parent: ArrayLike, left: ArrayLike, right: ArrayLike) -> None: ...
 
@@ -183,11 +179,9 @@ class LowRankRules(Rules):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, C): the numbers of labels of parents and of children."""
         return self.parent.shape[-2], self.left.shape[-2]
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Rows of the factors, then the sum over the rank, as a product of matrices."""
         item = items_of(self.parent, parents)
         first, second = self.left[item, left], self.right[item, right]
         pairs = (first.unsqueeze(-2) + second.unsqueeze(-3)).flatten(-3, -2)
@@ -215,7 +209,7 @@ class FactorisedRules(Rules):
 
     own_dims = 3
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
 
@@ -242,7 +236,6 @@ class FactorisedRules(Rules):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, C): the numbers of labels of parents and of children."""
         return self.left.shape[-3], self.left.shape[-2]
 
     @property
@@ -251,7 +244,6 @@ class FactorisedRules(Rules):
         return soft_sum(soft_sum(self.left, -2) + soft_sum(self.right, -2), -1)
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Rows of the features, then the sum over the rank, as a product of matrices."""
         item = items_of(self.left, parents)
         rows = parents.unsqueeze(-1)
         phi = self.left[item[..., None], rows, left.unsqueeze(-2)]
@@ -265,30 +257,25 @@ class NoRules(Rules):
 
     @property
     def shape(self) -> None:
-        """None: rules of log-weight 0 fit any numbers of labels."""
         return None
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """(): there are no batch dims."""
         return ()
 
     def flat(self, batch: tuple[int, ...]) -> "NoRules":
-        """The same rules, which have no batch dims."""
         return self
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Zeros of the shape that is asked for."""
         shape = (*parents.shape, left.shape[-1], right.shape[-1])
         return torch.zeros((), device=parents.device).expand(shape)
 
     def scaled(self, factor: float) -> "NoRules":
-        """The same rules: zero times a factor is zero."""
         return self
 
 
 def flat(part: Tensor, dims: int, batch: tuple[int, ...]) -> Tensor:
-    """(B or 1, ...) of (*batch, ...) with so many dims after the batch."""
+    """(B or 1, ...) from (*batch, ...), with so many dims after the batch."""
     ends = part.shape[part.ndim - dims :]
     lead = part.shape[: part.ndim - dims]
     if math.prod(lead) == 1:
@@ -297,22 +284,18 @@ def flat(part: Tensor, dims: int, batch: tuple[int, ...]) -> Tensor:
 
 
 def items_of(part: Tensor, states: Tensor) -> Tensor:
-    """(B or 1, 1, ...) the row of flat rules that each of (B, ..., K) states belongs to."""
+    """(B or 1, 1, ...) the row of flat rules for (B, ..., K) states."""
     item = torch.arange(len(part), device=states.device)
     return item.reshape(-1, *(1,) * (states.ndim - 1))
 
 
 def some_items(parts: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
-    """Some rows of each tensor, or the one row that it has for all items."""
+    """Some rows of each tensor, or its only one."""
     return [part if len(part) == 1 else part[rows] for part in parts]
 
 
 def within_budget(rules: Rules, entries: int) -> None:
-    """Rules whose table takes so many numbers to write out.
-
-    Raises:
-        BudgetError: they are too many.
-    """
+    """Raise `BudgetError` if a table would have too many entries."""
     if entries > MOST_TABULATED:
         raise BudgetError(
             f"{type(rules).__name__} would be written out to {entries:,} numbers, more than the "

@@ -1,21 +1,27 @@
-"""Rules in a list: those of a grammar of thousands of symbols, of which few triples have one."""
+"""Listed rules, for grammars of many symbols and few rules, and joins by them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core.cache import current_property
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
+from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.potentials.table import as_whole, checked_log_values, settle
+from rdpgraph.structures.draws import Pick
+from rdpgraph.structures.recursion.reader import Reader
 from rdpgraph.structures.recursion.rules import Rules, items_of, within_budget
+from rdpgraph.structures.recursion.step import Child, Step, beside, child, soft
+from rdpgraph.structures.recursion.values import View
 
-_MOST_STATES = 2**20
-"""Three numbers of so many states are one number of 64 bits."""
+_MOST_STATES = 2**20  # three states fit an integer of 64 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,12 +29,12 @@ class SparseRules(Rules):
     """A log-weight for each of M rules; there are no others.
 
     Charts cost O(T^3 M), and memory O(T^2 (N + M)) with the gradient, in logs at any range.
-    `DenseRules` are faster where more than one in 500 of all triples is a rule.
+    `DenseRules` are faster if more than one in 500 of all triples is a rule.
 
     Args:
         triples: (M, 3) int64, [parent, left, right]; each once.
         log_weights: (*batch, M) nats; -inf forbids a rule.
-        parents: N, the number of states that parents have.
+        parents: N, the number of parents' states.
         children: C, that of parts; None: N.
 
     Raises:
@@ -42,7 +48,7 @@ class SparseRules(Rules):
 
     own_dims = 1
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(
             self,
@@ -86,16 +92,13 @@ class SparseRules(Rules):
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """The log-weights, the one tensor that gradients flow to."""
         return (self.log_weights,)
 
     def with_parts(self, parts: Sequence[Tensor]) -> "SparseRules":
-        """The same rules of other log-weights."""
         return replace(self, log_weights=parts[0])
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, C): the numbers of labels of parents and of children."""
         return self.parents, self.parents if self.children is None else self.children
 
     @property
@@ -105,7 +108,7 @@ class SparseRules(Rules):
 
     @current_property("triples")
     def _sorted(self) -> tuple[Tensor, Tensor]:
-        """(M,) the rules as numbers, ascending, and the row of each."""
+        """(M,) the rules as numbers, ascending, and their rows."""
         numbers = self._numbers(*self.triples.unbind(1))
         ascending, rows = numbers.sort()
         return ascending, rows
@@ -116,7 +119,7 @@ class SparseRules(Rules):
 
     @current_property("triples")
     def by_parent(self) -> tuple[Tensor, Tensor]:
-        """(N, F) the rows of each parent's rules, and whether it has so many."""
+        """(N, F) the rows of each parent's rules, and whether each exists."""
         rows = self._sorted[1]
         counts = torch.bincount(self.triples[:, 0], minlength=self.parents)
         place = torch.arange(int(counts.amax()), device=rows.device)
@@ -124,7 +127,6 @@ class SparseRules(Rules):
         return rows[(first + place).clamp(max=len(rows) - 1)], place < counts.unsqueeze(1)
 
     def table(self, parents: int, children: int) -> Tensor:
-        """The log-weights at their places, -inf elsewhere."""
         within_budget(self, math.prod(self.batch_shape) * parents * children**2)
         like = self.log_weights
         empty = like.new_full((*self.batch_shape, parents * children**2), -math.inf)
@@ -134,7 +136,6 @@ class SparseRules(Rules):
         )
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """By bisection in the sorted list."""
         known, rows = self._sorted
         grid = parents[..., :, None, None], left[..., None, :, None], right[..., None, None, :]
         wanted = self._numbers(*grid).contiguous()
@@ -145,9 +146,131 @@ class SparseRules(Rules):
         return torch.where(known[at] == wanted, weights, -math.inf)
 
     def scaled(self, factor: float) -> "SparseRules":
-        """The log-weights times the factor."""
         return self.with_parts([self.log_weights * factor])
 
     def is_like(self, other: "SparseRules") -> bool:
-        """Whether another list has the same rules in the same order."""
+        """Return whether another list has the same rules in the same order."""
         return self.shape == other.shape and torch.equal(self.triples, other.triples)
+
+
+_BLOCK = 2**22  # terms that are held at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(Step):
+    """The sum over splits and listed rules: (B, P, K), recomputed for the gradient.
+
+    The splits of a span are summed for each rule, then the rules for each parent. The alternatives
+    of a node are its rules, each with all M splits.
+
+    Attributes:
+        left: (B, M, P, C).
+        right: (B, M, P, C).
+        rules: flat.
+        width: K, the labels of parents and others, which are -inf.
+    """
+
+    left: View
+    right: View
+    rules: SparseRules
+    width: int
+
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        rows, known = self.rules.by_parent
+        _, first, second = self.rules.triples[rows].unbind(2)
+        left, right = reader.together((self.left, self.right))
+        terms = left[..., first] + right[..., second]
+        if scores:
+            terms = terms + self.rules.log_weights[:, rows][:, None, None]
+        terms = torch.where(known, terms, -math.inf)
+        return self._wider(terms.movedim(-1, -4).flatten(-4, -3))
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self._sums(reader, temperature)
+        # Checkpoint a copy of the values, so that pools and later values can be freed.
+        total: Tensor = checkpoint(  # pyright: ignore
+            lambda values: self._sums(Reader(values), temperature),  # pyright: ignore
+            list(reader.values), use_reentrant=False, preserve_rng_state=False,
+        )  # fmt: skip
+        return total
+
+    def _sums(self, reader: Reader, temperature: float) -> Tensor:
+        left, right = reader.read(self.left), reader.read(self.right)
+        size = max(1, _BLOCK // max(1, left[..., 0].numel()))
+        sums = [
+            soft(left.index_select(3, first) + right.index_select(3, second), 1, temperature)
+            for _, first, second in (part.unbind(1) for part in self.rules.triples.split(size))
+        ]
+        each = torch.cat(sums, 2) + self.rules.log_weights.unsqueeze(1)
+        rows, parent = each.movedim(-1, 0), self.rules.triples[:, 0]
+        total = soft_scatter(rows, parent, self.rules.parents, temperature)
+        return self._wider(total.movedim(0, -1))
+
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        terms, weights, _ = self._of_nodes(reader, item, place, label)
+        return (terms + weights.unsqueeze(1)).mT.flatten(1)
+
+    def chosen(
+        self, reader: Reader, pick: Pick, item: Tensor, place: Tensor, label: Tensor
+    ) -> Tensor:
+        """(Q,) alternatives: first the rule is chosen, then the split."""
+        terms, weights, at = self._of_nodes(reader, item, place, label)
+        rule = pick(soft(terms, 1, reader.temperature) + weights)
+        return rule * self.left.ways + pick(terms[at, :, rule])
+
+    def _of_nodes(
+        self, reader: Reader, item: Tensor, place: Tensor, label: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(Q, M, F) scores of the parts, (Q, F) weights of the nodes' rules, and (Q,) a range."""
+        rows, known = (part[label] for part in self.rules.by_parent)
+        _, first, second = self.rules.triples[rows].unbind(2)
+        shape = (-1, self.left.ways, -1)
+        left, right = (reader.at(view, item, place) for view in (self.left, self.right))
+        terms = left.gather(2, first.unsqueeze(1).expand(shape))
+        terms = terms + right.gather(2, second.unsqueeze(1).expand(shape))
+        own = item if len(self.rules.log_weights) > 1 else torch.zeros_like(item)
+        weights = self.rules.log_weights[own.unsqueeze(1), rows].masked_fill(~known, -math.inf)
+        return terms, weights, torch.arange(len(item), device=item.device)
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        rule, split = chosen // self.left.ways, chosen % self.left.ways
+        _, first, second = self.rules.triples[self.rules.by_parent[0][label, rule]].unbind(1)
+        yield child(self.left, None, split, item, place, first)
+        yield child(self.right, None, split, item, place, second)
+
+    def shares(
+        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
+    ) -> Iterator[tuple[View, Tensor]]:
+        left, right = reader.read(self.left), reader.read(self.right)
+        ahead, triples = beside(own, above), self.rules.triples
+        weights = self.rules.log_weights if scores else torch.zeros_like(self.rules.log_weights)
+        size = max(1, _BLOCK // max(1, left[..., 0].numel()))
+        sides = torch.full_like(left, -math.inf), torch.full_like(right, -math.inf)
+        for some, said in zip(triples.split(size), weights.split(size, 1), strict=True):
+            parent, first, second = some.unbind(1)
+            top = (ahead.index_select(2, parent) + said.unsqueeze(1)).unsqueeze(1)
+            for side, to, terms in (
+                (sides[0], first, top + right.index_select(3, second)),
+                (sides[1], second, top + left.index_select(3, first)),
+            ):
+                side.scatter_reduce_(3, to.expand(terms.shape), terms, "amax")
+        yield self.left, left + sides[0]
+        yield self.right, right + sides[1]
+
+    @property
+    def products(self) -> Sequence[Sequence[View]]:
+        return ((self.left, self.right),)
+
+    @property
+    def alternatives(self) -> int:
+        return self.rules.by_parent[0].shape[1] * self.left.ways
+
+    @property
+    def work(self) -> float:
+        return float(self.left.ways * self.left.places * self.rules.count)
+
+    def _wider(self, values: Tensor) -> Tensor:
+        return pad(values, (0, self.width - self.rules.parents), value=-math.inf)

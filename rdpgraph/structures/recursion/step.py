@@ -1,7 +1,6 @@
-"""What a step of a tape is: it says what its alternatives are; all questions are asked of those.
+"""Steps of a tape: each lists its alternatives, on which all questions are answered.
 
-The value of a step is the soft sum of its alternatives: (B, P, K) from terms in which one more dim
-lists them.
+The value of a step is the soft sum of its alternatives: (B, P, K) from terms with one more dim.
 """
 
 import math
@@ -17,11 +16,11 @@ from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.recursion.reader import Reader
 from rdpgraph.structures.recursion.values import Value, View
 
-_BLOCK = 2**19  # terms that are held at a time where they are not all kept
+_BLOCK = 2**19  # terms that are held at a time
 
 
 def soft(logs: Tensor, dim: int, temperature: float) -> Tensor:
-    """`soft_sum`, in fewer calls."""
+    """`soft_sum` over one dim, in fewer calls."""
     if not logs.shape[dim] or (temperature == 0.0 and logs.requires_grad):
         return soft_sum(logs, dim, temperature)
     if temperature == 0.0:
@@ -36,7 +35,7 @@ def soft(logs: Tensor, dim: int, temperature: float) -> Tensor:
 
 
 class _LogSum(torch.autograd.Function):
-    """A log-sum of no possible term has a zero gradient; `torch.logsumexp` makes it NaN."""
+    """A log-sum with zero gradient where no term is possible; `torch.logsumexp` gives NaN."""
 
     @staticmethod
     def forward(ctx: Any, logs: Tensor, dim: int) -> Tensor:
@@ -53,13 +52,7 @@ class _LogSum(torch.autograd.Function):
 
 
 def in_blocks(terms: int, parts: Sequence[Tensor], dim: int) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors in pieces of a dim, so that not too many terms are there at a time.
-
-    Args:
-        terms: how many all of them would have.
-        parts: of one size in the dim.
-        dim: of the places.
-    """
+    """Split tensors along the dim of places, so that of all ``terms`` few are held at a time."""
     places = parts[0].shape[dim]
     if terms <= _BLOCK or places < 2:
         return iter([tuple(parts)])
@@ -68,24 +61,24 @@ def in_blocks(terms: int, parts: Sequence[Tensor], dim: int) -> Iterator[tuple[T
 
 
 Child = tuple[tuple[Value, ...], Tensor | None, Tensor, Tensor]
-"""A pool; which of the nodes asked about have a part in it (None: all); its places; labels."""
+"""A pool; the nodes that have a part in it (None: all); their places in it; labels."""
 
 
 class Step(ABC):
-    """One step: a sum of alternatives. One that moves values has one alternative, and says `up`.
+    """A sum of alternatives. A step that moves values has one alternative, and implements `up`.
 
     Attributes:
-        dim: that of the alternatives in `terms`.
+        dim: of the alternatives in `terms`.
     """
 
     dim = -3
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """The log-values of all alternatives, (B, A, P, K), or (B, P, A, K) where `dim` is -2.
+        """Log-values of all alternatives, (B, A, P, K), or (B, P, A, K) if `dim` is -2.
 
         Args:
             reader: the values so far.
-            scores: whether what the step itself adds is in them.
+            scores: whether the step's own log-values are included.
         """
         del scores
         return self.up(reader, 1.0).unsqueeze(-3)
@@ -95,34 +88,34 @@ class Step(ABC):
         return soft(self.terms(reader), self.dim, temperature)
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, A) the log-values of the alternatives of some nodes; zeros where there is one."""
+        """(Q, A) log-values of the alternatives of some nodes; zeros where there is one."""
         del item, place
         return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
 
     def chosen(
         self, reader: Reader, pick: Pick, item: Tensor, place: Tensor, label: Tensor
     ) -> Tensor:
-        """(Q,) an alternative of some nodes."""
+        """(Q,) a chosen alternative of each of some nodes."""
         return pick(self.at(reader, item, place, label))
 
     @abstractmethod
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
-        """What the alternatives chosen, (Q,), are made of."""
+        """The parts of chosen alternatives (Q,)."""
 
     def shares(
         self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
-        """What entries give to the values read: views, with (B, M, P, K) for their entries.
+        """Scores passed to the values read: views, with (B, M, P, K) for their entries.
 
-        Maxima: in the values of this step, and over what an entry of a value read is in.
+        Maxima over all entries of this step that an entry is a part of.
 
         Args:
             reader: the values.
-            own: (B or 1, P, K) that of this step.
+            own: (B or 1, P, K) those of this step.
             above: (B, P, K) the best of the derivations through each of its entries.
-            scores: whether what the step itself adds is in the values.
+            scores: whether the step's own log-values are included.
         """
         terms = above.unsqueeze(self.dim)
         if self.alternatives > 1:
@@ -130,13 +123,13 @@ class Step(ABC):
         yield from self.spread(terms)
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
-        """What terms (as `terms`) give to the values read; of steps that do not say `shares`."""
+        """Scores passed to the values read, given terms; for steps without `shares`."""
         yield from ()
 
     @property
     @abstractmethod
     def products(self) -> Sequence[Sequence[View]]:
-        """What it reads: products of views."""
+        """The products of views that it reads."""
 
     @property
     def reads(self) -> Sequence[View]:
@@ -145,18 +138,18 @@ class Step(ABC):
 
     @property
     def alternatives(self) -> int:
-        """How many alternatives an entry has."""
+        """The number of alternatives of an entry."""
         return 1
 
     @property
     def work(self) -> float:
-        """How many terms there are for one item; none where values are moved, or given."""
+        """The number of terms for one item; 0 where values are moved, or given."""
         return 0.0
 
 
 def beside(own: Tensor, above: Tensor) -> Tensor:
-    """(B, P, K) what each alternative of an entry has besides its own log-value."""
-    # Where nothing is possible above, nothing is given.
+    """(B, P, K) the score of the best derivation through an entry, less the entry's value."""
+    # Impossible entries stay at -inf.
     return above - own.clamp(min=torch.finfo(own.dtype).min)
 
 

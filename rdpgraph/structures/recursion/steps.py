@@ -1,4 +1,4 @@
-"""The steps of a tape: leaves, sums of alternatives, links of labels, pairs, labels together."""
+"""The steps of a tape: leaves, sums of alternatives, links, pairs, and moves of labels."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph.logspace.logmatrix import log_products
+from rdpgraph.logspace.logmatrix import log_products, soft_scatter
 from rdpgraph.structures.recursion.links import Link, Table
 from rdpgraph.structures.recursion.reader import Reader, batches, entries, side_by_side
 from rdpgraph.structures.recursion.step import Child, Step, beside, child, in_blocks, soft
@@ -18,11 +18,11 @@ from rdpgraph.structures.recursion.values import Value, View
 
 @dataclass(frozen=True, eq=False)
 class Leaf(Step):
-    """Log-values that are given.
+    """Given log-values.
 
     Attributes:
         logs: (B or 1, P or 1, K) nats; None: the potentials of sites.
-        sites: (P,) their numbers; that of no site is their count.
+        sites: (P,) their numbers; the count of sites stands for none.
     """
 
     logs: Tensor | None
@@ -31,27 +31,20 @@ class Leaf(Step):
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
-        """No values: a leaf is made of none."""
         yield from ()
 
     @property
     def products(self) -> Sequence[Sequence[View]]:
-        """Nothing: a leaf is made of no values."""
         return ()
 
 
 @dataclass(frozen=True, eq=False)
 class Total(Step):
-    """The sum over ways, each a product of views with the same number of alternatives, or 1.
-
-    Attributes:
-        ways: of views.
-    """
+    """The sum over ways, each a product of views with the same number of alternatives, or 1."""
 
     ways: Sequence[tuple[View, ...]]
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """(B, A, P, K)."""
         kept = reader.terms.get(self)
         if kept is not None:
             return kept
@@ -62,12 +55,10 @@ class Total(Step):
         return terms
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
-        """(B or 1, P, K)."""
         terms = self.terms(reader)
         return terms.squeeze(1) if terms.shape[1] == 1 else soft(terms, 1, temperature)
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, A) the log-values of the alternatives."""
         kept = reader.terms.get(self)
         if kept is not None:
             return entries(kept, item, place, label)
@@ -77,7 +68,6 @@ class Total(Step):
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
-        """Those of each way."""
         start = 0
         for way in self.ways:
             count = _ways(way)
@@ -92,7 +82,6 @@ class Total(Step):
             start += count
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
-        """The terms of each way, to each of its views."""
         counts = [_ways(way) for way in self.ways]
         parts = terms.split(counts, 1) if len(counts) > 1 else (terms,)
         for way, part in zip(self.ways, parts, strict=True):
@@ -101,17 +90,14 @@ class Total(Step):
 
     @property
     def products(self) -> Sequence[Sequence[View]]:
-        """The ways of the sum."""
         return self.ways
 
     @property
     def alternatives(self) -> int:
-        """The alternatives of all ways, A."""
         return sum([_ways(way) for way in self.ways])
 
     @property
     def work(self) -> float:
-        """A P K."""
         places = max(view.places for way in self.ways for view in way)
         width = max(view.width for way in self.ways for view in way)
         return float(self.alternatives * places * width)
@@ -119,23 +105,17 @@ class Total(Step):
 
 @dataclass(frozen=True, eq=False)
 class Concatenated(Step):
-    """The labels of several places side by side: (B, P, M K).
-
-    Attributes:
-        views: of one number of places.
-    """
+    """The labels of several views, which have one number of places, concatenated: (B, P, M K)."""
 
     views: Sequence[View]
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
-        """(B or 1, P, all labels)."""
         read = [reader.read(view).transpose(-3, -2).flatten(-2) for view in self.views]
         return side_by_side(read, -1)
 
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
-        """The one value whose label it is."""
         start = 0
         for view in self.views:
             stop, here, inside, parts = start + view.ways * view.width, None, label, (item, place)
@@ -147,14 +127,12 @@ class Concatenated(Step):
             start = stop
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
-        """To each view its own."""
         widths = [view.ways * view.width for view in self.views]
         for view, part in zip(self.views, terms.squeeze(1).split(widths, 2), strict=True):
             yield view, part.unflatten(2, (view.ways, view.width)).transpose(1, 2)
 
     @property
     def products(self) -> Sequence[Sequence[View]]:
-        """The views that stand side by side."""
         return [(view,) for view in self.views]
 
 
@@ -171,12 +149,10 @@ class Pairs(Step):
     right: View
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """(B, M, P, C * E)."""
         left, right = reader.together((self.left, self.right))
         return (left.unsqueeze(-1) + right.unsqueeze(-2)).flatten(-2)
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
-        """(B, P, C * E)."""
         if self.left.ways == 1:
             return self.terms(reader).squeeze(1)
         left, right = reader.read(self.left), reader.read(self.right)
@@ -188,7 +164,7 @@ class Pairs(Step):
         ], 1)  # fmt: skip
 
     def rows(self, reader: Reader, item: Tensor, place: Tensor) -> Tensor:
-        """(Q, C * E) of some places of some items: its value, to be made again."""
+        """(Q, C * E) of some places of some items, recomputed."""
         left, right = (reader.at(view, item, place).mT for view in (self.left, self.right))
         if reader.temperature == 1.0:
             return log_products(left, right).flatten(1)
@@ -198,7 +174,6 @@ class Pairs(Step):
         ])  # fmt: skip
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, M) the log-values of the alternatives."""
         first, second = label // self.right.width, label % self.right.width
         left = reader.at(self.left, item, place, first)
         return left + reader.at(self.right, item, place, second)
@@ -206,7 +181,6 @@ class Pairs(Step):
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
-        """The two parts."""
         first, second = label // self.right.width, label % self.right.width
         yield child(self.left, None, chosen, item, place, first)
         yield child(self.right, None, chosen, item, place, second)
@@ -214,7 +188,6 @@ class Pairs(Step):
     def shares(
         self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
-        """To each part what the other says, summed over its labels."""
         left, right = reader.read(self.left), reader.read(self.right)
         ahead = beside(own, above).unflatten(-1, (self.left.width, self.right.width)).unsqueeze(1)
         parts = left, right, ahead.expand(-1, 1, left.shape[2], -1, -1)
@@ -227,29 +200,26 @@ class Pairs(Step):
 
     @property
     def products(self) -> Sequence[Sequence[View]]:
-        """The left part and the right one."""
         return ((self.left, self.right),)
 
     @property
     def alternatives(self) -> int:
-        """The alternatives of each part, M."""
         return self.left.ways
 
     @property
     def work(self) -> float:
-        """M P C E."""
         return float(self.left.ways * self.left.places * self.left.width * self.right.width)
 
 
 @dataclass(frozen=True, eq=False)
 class Linked(Step):
-    """The sum over the labels of a value, each with what a link says of it and of the new label.
+    """The sum over the labels of a value, with a link between them and the new labels.
 
     Attributes:
         x: (B, P or 1, I).
-        link: between I and J labels; None: J is 1, and nothing is said.
+        link: between I and J labels; None: J is 1, without scores.
         places: P.
-        more: labels after those that the link leads to, to which nothing does.
+        more: further labels, at -inf.
     """
 
     x: Value
@@ -265,11 +235,9 @@ class Linked(Step):
 
     @property
     def products(self) -> Sequence[Sequence[View]]:
-        """All of the value."""
         return ((self._view,),)
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """(B, P, I, J)."""
         x = reader.value(self.x.number).unsqueeze(-1)
         if self.link is None:
             return x
@@ -282,19 +250,17 @@ class Linked(Step):
 
     @differentiable_property
     def whole(self) -> Table:
-        """The table of the link, with all labels that the step has."""
+        """The table of the link, with all labels of the step."""
         assert isinstance(self.link, Table)
         return Table(self._wider(self.link.values)) if self.more else self.link
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
-        """(B, P, J)."""
         x = reader.values[self.x.number]
         if self.link is None:
             return soft(x, 2, temperature).unsqueeze(2)
         return self._wider(self.link.sums(x, temperature))
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, I) the log-values of the alternatives."""
         logs = reader.rows(self.x, item, place)
         if self.link is None:
             return logs.expand(item.shape[0], -1)
@@ -303,13 +269,11 @@ class Linked(Step):
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
-        """The label that it came from."""
         yield (self.x,), None, place if self.x.places > 1 else place * 0, chosen
 
     def shares(
         self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
-        """Summed over the new labels before the value is added, which is the same for all."""
         x, ahead = reader.value(self.x.number), beside(own, above)
         if self.more:
             ahead = ahead[..., : -self.more]
@@ -326,12 +290,10 @@ class Linked(Step):
 
     @property
     def alternatives(self) -> int:
-        """The labels of the value, I."""
         return self.x.width
 
     @property
     def work(self) -> float:
-        """P I J."""
         return float(self.places * self.x.width * (1 if self.link is None else self.link.width))
 
 
@@ -344,3 +306,71 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
 
 def _ways(way: Sequence[View]) -> int:
     return max([view.ways for view in way])
+
+
+@dataclass(frozen=True, eq=False)
+class Relabelled(Step):
+    """One of the labels of a value for each new label.
+
+    Attributes:
+        x: (B, P or 1, I).
+        which: (J,) labels of x, or (B, P, J) where not all states are kept.
+        places: P.
+    """
+
+    x: Value
+    which: Tensor
+    places: int
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        x = reader.values[self.x.number]
+        if self.which.ndim == 1:
+            moved = x.index_select(-1, self.which)
+            return moved.expand(*x.shape[:-2], self.places, -1)
+        x = x.expand(*x.shape[:-3], len(self.which), self.places, -1)
+        return x.gather(-1, self.which.expand(*x.shape[:-1], -1))
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        own = self.which[label] if self.which.ndim == 1 else self.which[item, place, label]
+        yield (self.x,), None, place if self.x.places > 1 else place * 0, own
+
+    def shares(
+        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
+    ) -> Iterator[tuple[View, Tensor]]:
+        if self.which.ndim == 1:
+            parts = soft_scatter(above.movedim(2, 0), self.which, self.x.width, 0.0)
+            yield View((self.x,)), parts.movedim(0, 2).unsqueeze(1)
+            return
+        which = self.which.expand(len(above), self.places, -1)
+        columns = torch.arange(self.x.width, device=which.device)
+        made = which.unsqueeze(-2) == columns.unsqueeze(-1)
+        terms = torch.where(made, above.unsqueeze(-2), -math.inf)
+        yield View((self.x,)), soft(terms, -1, 0.0).unsqueeze(1)
+
+    @property
+    def products(self) -> Sequence[Sequence[View]]:
+        return ((View((self.x,)),),)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelsAsPlaces(Step):
+    """The labels of a value (B, P, K) as places of one label, grouped by place: (B, P K, 1)."""
+
+    x: Value
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        return reader.values[self.x.number].flatten(-2).unsqueeze(-1)
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        yield (self.x,), None, place // self.x.width, place % self.x.width
+
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
+        yield View((self.x,)), terms.squeeze(-1).unflatten(2, (self.x.places, self.x.width))
+
+    @property
+    def products(self) -> Sequence[Sequence[View]]:
+        return ((View((self.x,)),),)

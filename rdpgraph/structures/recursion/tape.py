@@ -1,4 +1,4 @@
-"""The tape: how a structure lays out its recursion."""
+"""The tape on which a structure lays out its recursion."""
 
 import math
 from collections.abc import Sequence
@@ -24,18 +24,23 @@ from rdpgraph.structures.recursion.checks import (
     common,
     products_of,
 )
-from rdpgraph.structures.recursion.links import Link, LookupLink, RuleLink
-from rdpgraph.structures.recursion.listed_rules import Listed
-from rdpgraph.structures.recursion.relabelling import LabelsAsPlaces, Relabelled
+from rdpgraph.structures.recursion.links import Link, LookupLink, RuleLink, Sources
 from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, NoRules, Rules, flat
-from rdpgraph.structures.recursion.sites import Sites, numbered
-from rdpgraph.structures.recursion.sources import Sources
-from rdpgraph.structures.recursion.sparse_rules import SparseRules
+from rdpgraph.structures.recursion.sparse_rules import Listed, SparseRules
 from rdpgraph.structures.recursion.step import Step
-from rdpgraph.structures.recursion.steps import Concatenated, Leaf, Linked, Pairs, Total
+from rdpgraph.structures.recursion.steps import (
+    Concatenated,
+    LabelsAsPlaces,
+    Leaf,
+    Linked,
+    Pairs,
+    Relabelled,
+    Total,
+)
 from rdpgraph.structures.recursion.values import (
     Given,
     Labels,
+    Sites,
     Value,
     View,
     Way,
@@ -43,12 +48,13 @@ from rdpgraph.structures.recursion.values import (
     as_view,
     mapped,
     mixed_states,
+    numbered,
     one_of_each,
     some_places,
 )
 
 Meeting = tuple[Labels, Tensor | Potential, Labels]
-"""Labels that a link joins, and its log-values: (B or 1, P or 1, N, M), or a potential."""
+"""The labels that a link joins, and its log-values (B or 1, P or 1, N, M) or a potential."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,18 +62,18 @@ class Tape:
     """A recursion as steps, over values of log-sums for each item, place and label.
 
     A structure's `recursion` is handed one, and returns the value of the whole: one place, one
-    label. What it lays out stands for all questions: sums, maxima, draws, expectations; and for
-    all representations: where only some states of each site are kept, and the labels of a value
-    are those, links are looked up on them. Values whose labels are the states of different sites
-    are linked, or merged; a sum of them is refused.
+    label. The layout answers all questions: sums, maxima, draws, expectations; and works for all
+    representations: where only some states of each site are kept, labels are those, and links are
+    looked up on them. Values whose labels are the states of different sites are linked, or merged;
+    a sum of them is refused.
 
     Attributes:
         unary: (*lead, *sites, K) the log-potentials of the sites' states.
-        site_dims: how many dims the sites have.
-        states: (*lead, *sites, K) which states they are; None: all, in order.
-        ranks: whether a link of low rank goes by way of its ranks, as sums may and maxima not.
+        site_dims: the number of dims of the sites.
+        states: (*lead, *sites, K) the states kept; None: all, in order.
+        ranks: whether a link of low rank goes by its ranks, as sums may and maxima not.
         dtype: of all log-values.
-        meetings: which labels were linked, and how.
+        meetings: labels that were linked, and how.
     """
 
     unary: Tensor
@@ -80,7 +86,7 @@ class Tape:
 
     @cached_property
     def sources(self) -> Sources:
-        """What links are made from."""
+        """The tensors that links are made from."""
         return Sources(self.lead, self.dtype)
 
     @property
@@ -100,7 +106,7 @@ class Tape:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors live."""
+        """The device of the tensors."""
         return self.unary.device
 
     @property
@@ -109,7 +115,7 @@ class Tape:
 
         One place for each; their labels are the sites' states.
         """
-        # Not kept, for it holds the tape: the two would be freed by the garbage collector alone.
+        # Not cached: it refers to the tape, and a cycle would wait for the garbage collector.
         return Sites(*self._numbered, self._of_sites)
 
     @cached_property
@@ -138,15 +144,15 @@ class Tape:
         return flat(values, dims, self.lead)
 
     def lengths(self, lengths: Tensor | None, most: int) -> Tensor:
-        """(B,) lengths (*batch,); all the most by default.
+        """(B,) lengths from (*batch,); by default all ``most``.
 
         Raises:
-            ModelError: no whole numbers from 0 to the most, in the shape of the batch.
+            ModelError: no integers from 0 to ``most``, in the shape of the batch.
         """
         return checked_lengths(lengths, most, self.lead, self.device)
 
     def leaf(self, logs: Tensor) -> Value:
-        """Log-values that are given: (B or 1, P, K), of labels that are nobody's states."""
+        """Given log-values (B or 1, P, K), of labels that are not states of sites."""
         checked_values("leaf", logs, self.batch, dims=3)
         return self._add(Leaf(logs), logs.shape[1], logs.shape[2], Labels())
 
@@ -156,7 +162,7 @@ class Tape:
         return self.leaf(torch.where(mask, 0.0, -math.inf).to(self.unary).unsqueeze(-1))
 
     def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
-        """Places of one or more values, side by side.
+        """Places of one or more values, concatenated.
 
         Args:
             pool: values of one width.
@@ -170,7 +176,7 @@ class Tape:
 
         Args:
             pool: a value, of which all places are taken; or several, of each of which one is.
-            which: (M,) place of each of several values; a value of one place serves as any.
+            which: (M,) the place in each of several values; a value of one place serves as any.
         """
         return one_of_each((pool,) if isinstance(pool, Value) else tuple(pool), which)
 
@@ -187,7 +193,7 @@ class Tape:
         return self._add(Total(taken), *common(views), agreed(views))
 
     def sum(self, x: Value) -> Value:
-        """Over the labels, none of which is told from the others any more."""
+        """The sum over the labels of a value."""
         checked_value("sum", x)
         if x.width == 1:
             return Value(x.number, x.places, 1)
@@ -198,16 +204,16 @@ class Tape:
     def link(
         self, x: Value, potential: Tensor | Potential, *, to: Value | Labels | None = None
     ) -> Value:
-        """The sum over the labels of x of the value and what a potential says of both labels.
+        """The sum over the labels of x of its value and a potential of both labels.
 
         Args:
             x: whose labels come first.
             potential: (*batch, N, M) log-values, or a pairwise `Potential`.
-            to: whose labels come second, or these labels: as many places; default: all M, of no
-                site.
+            to: a value whose labels come second, or these labels, with as many places; default: all
+                M, of no site.
 
         Raises:
-            ModelError: other shapes than those of the labels and of the batch.
+            ModelError: shapes that do not fit the labels and the batch.
         """
         checked_link(x, potential, to, self.unary.shape[-1])
         if isinstance(potential, LowRank) and self.ranks:
@@ -233,15 +239,15 @@ class Tape:
         return made
 
     def lookup(self, values: Tensor, to: Value | Labels) -> Value:
-        """A log-value for each label: of (*batch, M) those of the labels, or of a value's."""
+        """A log-value for each label, from (*batch, M), of given labels or of a value's."""
         row = self.sources.derived(values, lambda own: own.unsqueeze(-2))
         return self.link(self.one, row, to=to)
 
     def merge(self, *ways: Way) -> Value:
         """Alternatives whose labels are the states of different sites, to be linked or summed.
 
-        A way is a value or view, or a product of several whose labels are of the same sites. Where
-        all states are kept the ways are added up; else they stand side by side.
+        A way is a value or view, or a product of several whose labels are of the same sites. The
+        ways are summed if all states are kept, else their labels are concatenated.
         """
         products = products_of("merge", ways)
         places, width = checked_merge(products)
@@ -254,7 +260,7 @@ class Tape:
         return self._add(Concatenated(taken), places, width, labels)
 
     def _product(self, way: tuple[View, ...]) -> View:
-        """What several views say together, as one; their alternatives are of different sites."""
+        """A product of several views as one; its alternatives are of different sites."""
         if len(way) == 1:
             return way[0]
         ways, places = way[0].ways, way[0].places
@@ -264,18 +270,18 @@ class Tape:
         return View((product,), torch.arange(ways * places, device=self.device).reshape(ways, -1))
 
     def beside(self, *views: Given) -> Value:
-        """The labels of several views, and of their alternatives, side by side: labels of none."""
+        """The labels of several views, and of their alternatives, concatenated; of no site."""
         taken = [view for (view,) in products_of("beside", views)]
         width = sum(view.ways * view.width for view in taken)
         return self._add(Concatenated(taken), taken[0].places, width, Labels())
 
     def pick(self, x: Value, which: Tensor, *, to: Value | None = None) -> Value:
-        """For each label n of another value, of as many places, the label `which[n]` of x.
+        """The label `which[n]` of x for each label n of another value, of as many places.
 
         Args:
             x: (B, P, I).
             which: (N,) labels of x for all labels of the other.
-            to: whose labels the result has; None: labels of none, as all are.
+            to: the value whose labels the result has; None: labels of no site.
         """
         checked_pick(x, which, to)
         states, places = None if to is None else to.labels.states, x.places
@@ -289,7 +295,7 @@ class Tape:
 
         Args:
             x: whose labels are the states of its sites; a state that is not kept is -inf.
-            states: how many there are, kept or not; default: those kept, by their labels.
+            states: their number, kept or not; default: those kept, by their labels.
         """
         checked_value("apart", x)
         if states is not None and x.labels.states is not None:
@@ -298,7 +304,7 @@ class Tape:
         return self._add(LabelsAsPlaces(x), x.places * x.width, 1, Labels())
 
     def pairs(self, left: Given, right: Given) -> Value:
-        """The pairs of labels of two parts, C * E side by side, summed over their alternatives."""
+        """The pairs of labels of two parts, C * E of them, summed over their alternatives."""
         first, second = as_view(left), as_view(right)
         width = first.width * second.width
         return self._add(Pairs(first, second), first.places, width, Labels())
@@ -306,15 +312,15 @@ class Tape:
     def join(self, left: View, right: View, rules: Rules, *, to: Value) -> Value:
         """The sum over splits and over the labels of both parts, by the rules of the whole.
 
-        Rules of low rank go by way of their ranks, which each part is taken to once; without rules
-        the labels of the parts are summed out, and the result has one label for all. Where rules
-        have fewer parents than children, the potentials of the others forbid them as a whole.
+        Rules of low rank go by their ranks, to which each part is linked once; without rules the
+        labels of the parts are summed out, and the result has one label. States that are no parents
+        are forbidden by their potentials.
 
         Args:
             left: (M, P) the left parts of M splits.
             right: the right ones.
             rules: log-weights of a label of the whole given those of the parts.
-            to: whose labels those of the whole are.
+            to: the value that has the labels of the whole.
         """
         checked_join(left, right, rules, to)
         if isinstance(rules, NoRules):
@@ -329,7 +335,7 @@ class Tape:
         return self.link(self.total((first, second)), top, to=to)
 
     def _joined(self, left: View, right: View, rules: Rules, to: Value) -> Value:
-        """By way of all pairs of labels, or of a list of rules."""
+        """Join by all pairs of labels, or by a list of rules."""
         if self.states is None and isinstance(rules, SparseRules):
             listed = Listed(left, right, self.sources.rules(rules), to.width)
             return self._add(listed, left.places, to.width, to.labels)
@@ -338,7 +344,7 @@ class Tape:
                 rules, lambda rules: rules.table(*rules.shape).flatten(-2).mT
             )
             return self.link(self.pairs(left, right), table, to=to)
-        # Of other labels for every split: splits are places, until a label of the whole is told.
+        # Labels differ by split, so splits are places until labels of the whole are reached.
         assert left.index is not None
         assert right.index is not None
         assert to.labels.states is not None
@@ -358,7 +364,7 @@ class Tape:
         return replace(self.total(self.view(each, index)), labels=to.labels)
 
     def choose(self, values: Sequence[Value], index: Tensor) -> Value:
-        """For each item one of the places of some values, (B,) into all of them side by side."""
+        """One of the places of some values for each item, (B,) into all of them concatenated."""
         index = checked_choice(index, self.batch)
         return self.sum(self.total(self.view(values, index.reshape(-1, 1, 1))))
 
@@ -366,7 +372,7 @@ class Tape:
         """Make a value of one place the goal; its labels are summed out.
 
         Raises:
-            ModelError: it is none, or has more places than one.
+            ModelError: no value, or one of more places.
         """
         checked_whole(value)
         last = self.sum(value)
@@ -375,12 +381,12 @@ class Tape:
 
     @property
     def work(self) -> float:
-        """The terms of log Z."""
+        """The number of terms of log Z."""
         return self.batch * sum(step.work for step in self.steps)
 
     @property
     def tells_states(self) -> bool:
-        """Whether what a site is made of is another thing for each of its states."""
+        """Whether the parts of a site depend on its state."""
         return any(isinstance(step, Relabelled) for step in self.steps)
 
     def _add(self, step: Step, places: int, width: int, labels: Labels) -> Value:

@@ -1,6 +1,6 @@
-"""From the leaves upwards: log-sums at a temperature, and those of one configuration.
+"""Log-sums at a temperature from the leaves up, and scores of configurations.
 
-The compiled machine runs what it has, on the CPU; torch the rest, second derivatives among it.
+The compiled machine runs programs on the CPU; torch all else, second derivatives included.
 """
 
 import math
@@ -16,15 +16,12 @@ from rdpgraph.structures.recursion.step import soft
 from rdpgraph.structures.recursion.steps import Leaf, Pairs
 from rdpgraph.structures.recursion.tape import Tape
 
-_HELD = 2**20  # numbers of pairs of labels, and of terms, that are kept for the way down
-_MANY = 2**20  # potentials that are read at once
+_HELD = 2**20  # pairs of labels, and terms, that are stored for the way down
+_MANY = 2**20  # potentials up to which they are read at once
 
 
 def leaves(tape: Tape) -> Iterator[Tensor]:
-    """(B or 1, P, K) of every leaf in turn.
-
-    Those of sites are read all at once, unless they are many and no gradient passes them.
-    """
+    """(B or 1, P, K) of every leaf in turn; sites are read all at once unless they are many."""
     wanted = [step for step in tape.steps if isinstance(step, Leaf)]
     sites = [step.sites for step in wanted if step.sites is not None]
     flat = tape.unary.reshape(tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1])
@@ -39,7 +36,7 @@ def leaves(tape: Tape) -> Iterator[Tensor]:
 
 
 def last_read(tape: Tape) -> list[list[int]]:
-    """For each step the values that no later one reads."""
+    """For each step the values that no later step reads."""
     last = dict[int, int]()
     for number, step in enumerate(tape.steps):
         last.update((value.number, number) for view in step.reads for value in view.pool)
@@ -67,12 +64,12 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
         leaf = isinstance(step, Leaf)
         reader.values.append(next(given) if leaf else step.up(reader, temperature))
         before = tape.steps[number - 1]
-        # Pairs are made again where they are many, once the step after them has read them.
+        # Large pairs are dropped after the next step has read them, and recomputed on demand.
         if isinstance(before, Pairs) and not torch.is_grad_enabled():
             pairs = reader.values[number - 1]
             held += pairs.numel()
             if held > _HELD:
-                # A slice would keep what it is a part of.
+                # A slice would hold the whole tensor.
                 reader.values[number - 1] = pairs[:, :0].clone()
                 reader.remade[number - 1] = before
     return reader
@@ -90,7 +87,7 @@ def log_sum(tape: Tape) -> Tensor:
 
 
 def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:
-    """(B,) the log-sum of other inputs by operations that autograd records."""
+    """A function of the inputs: (B,) the log-sum in operations that autograd records."""
 
     def summed(unary: Tensor, *given: Tensor) -> Tensor:
         own = unary.reshape(tape.unary.shape)
@@ -102,7 +99,7 @@ def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:
 
 
 def _read(tape: Tape, program: Program, done: machine.Run) -> Reader:
-    """The values of a run, to be read by steps."""
+    """The values of a run as a reader."""
     reader = Reader(temperature=float(not done.best), small=_HELD // len(tape.steps))
     for number, step in enumerate(tape.steps):
         reader.values.append(done.value(number))
@@ -114,16 +111,15 @@ def _read(tape: Tape, program: Program, done: machine.Run) -> Reader:
 
 def goal(tape: Tape, reader: Reader) -> Tensor:
     """(*lead,) the value of the whole."""
-    # What uses no site has a gradient of zero in their potentials, not none.
+    # Without sites the gradient in their potentials is zero, not None.
     value = reader.values[-1] + tape.unary[..., :0].sum().to(tape.dtype)
     return value.reshape(-1).expand(tape.batch).reshape(tape.lead)
 
 
 def exhausting(tape: Tape, wanted: Tensor) -> Tensor:
-    """(*lead,) the log-sum of the derivations that use as many sites as are wanted.
+    """(*lead,) the log-sum of the derivations that use a wanted number of sites.
 
-    Of the alternatives those are summed whose derivations use most sites; -inf where that is not
-    the number wanted.
+    Among alternatives those that use most sites are summed; -inf if that is not the number.
 
     Args:
         tape: on one state of each site of a configuration; -inf at the others.

@@ -1,8 +1,10 @@
-"""What the steps of a tape make and read: values over places and labels, and views of them."""
+"""Values that steps of a tape make, over places and labels; views of them; sites."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +15,12 @@ from rdpgraph.errors import ModelError
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What the columns of a value stand for; two values agree if they hold the same object.
+    """The meaning of a value's columns; two values agree if they hold the same object.
 
     Attributes:
-        sites: (P,) the numbers of the sites whose states they are; None: they are of no site, as
-            ranks, and always agree.
-        states: (B, P, K) which states, where not all of them are kept.
+        sites: (P,) the numbers of the sites whose states they are; None: of no site, as ranks,
+            which always agree.
+        states: (B, P, K) the states, where not all are kept.
     """
 
     sites: Tensor | None = None
@@ -32,8 +34,8 @@ class Value:
     Attributes:
         number: of the step.
         places: P.
-        width: how many labels, K; 1 where nothing is distinguished.
-        labels: what they stand for.
+        width: K, the number of labels; 1 where nothing is distinguished.
+        labels: their meaning.
     """
 
     number: int
@@ -47,11 +49,11 @@ class View:
     """For each place of a new value some places of earlier ones: (B, M, P, K).
 
     Attributes:
-        pool: values of one width, their places side by side.
+        pool: values of one width, their places concatenated.
         index: (M, P) or (B, M, P) places in the pool, the M alternatives of each place; the
-            number of all of them stands for none, -inf. None: all places of the pool, in order.
-        across: whether those are, without an index, the alternatives of one place.
-        full: whether it is known that none of the index stands for none.
+            size of the pool stands for none, -inf. None: all places of the pool, in order.
+        across: whether, without an index, all places are the alternatives of one.
+        full: whether it is known that no index stands for none.
     """
 
     pool: tuple[Value, ...]
@@ -61,12 +63,12 @@ class View:
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """Of the steps whose values are in the pool."""
+        """The steps whose values are in the pool."""
         return tuple([value.number for value in self.pool])
 
     @cached_property
     def size(self) -> int:
-        """How many places the pool has."""
+        """The number of places of the pool."""
         return sum([value.places for value in self.pool])
 
     @property
@@ -90,7 +92,7 @@ class View:
 
     @property
     def flat(self) -> "View":
-        """The alternatives of all places as places, M P of them."""
+        """The alternatives of all places as M P places."""
         if self.index is None:
             return View(self.pool)
         return View(self.pool, self.index.flatten(-2).unsqueeze(-2), full=self.full)
@@ -102,13 +104,13 @@ class View:
 
     @property
     def labels(self) -> Labels:
-        """What the columns stand for; of a view with M > 1, as if it had M P places."""
+        """The meaning of the columns; with M > 1, as if there were M P places."""
         first = self.pool[0].labels
         return first if self.whole or first.sites is None else Labels(self.sites, self.states)
 
     @cached_property
     def sites(self) -> Tensor | None:
-        """(M P,) or (B, M P) those of `labels`."""
+        """(M P,) or (B, M P) the sites of `labels`."""
         first = self.pool[0].labels.sites
         if self.whole or first is None:
             return first
@@ -119,7 +121,7 @@ class View:
 
     @property
     def states(self) -> Tensor | None:
-        """(B, M P, K) those of `labels`, if not all of them are kept."""
+        """(B, M P, K) the states of `labels`, if not all are kept."""
         if self.whole or self.pool[0].labels.states is None:
             return self.pool[0].labels.states
         states = torch.cat([_states(value) for value in self.pool], 1)
@@ -132,7 +134,7 @@ class View:
         return states[item, flat]
 
     def number(self, ways: Tensor, item: Tensor, place: Tensor) -> Tensor:
-        """(Q,) places in the pool of some alternatives of some places of some items."""
+        """(Q,) places in the pool of alternatives of places of items."""
         if self.index is None:
             return (ways if self.across else place) if self.size > 1 else torch.zeros_like(place)
         many, places = self.index.shape[-2:]
@@ -158,11 +160,7 @@ Way = Given | tuple[Given, ...]
 
 
 def as_view(given: Given) -> View:
-    """A value as the view of all of it.
-
-    Raises:
-        ModelError: neither.
-    """
+    """A value as a view of all of it; `ModelError` for anything else."""
     if isinstance(given, View):
         return given
     if not isinstance(given, Value):
@@ -174,16 +172,16 @@ def as_view(given: Given) -> View:
 
 
 def mapped(view: View, step: Callable[[Value], Value]) -> View:
-    """The same places of what a step makes of each value."""
+    """The same places of the values that a step makes of each value."""
     pool = tuple([step(value) for value in view.pool])
     return replace(view, pool=pool)
 
 
 def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
-    """Places of one or more values, side by side; see `Tape.view`.
+    """Places of one or more values, concatenated; see `Tape.view`.
 
     Raises:
-        ModelError: a view, values of different widths, or a place that they do not have.
+        ModelError: a view, values of different widths, or a missing place.
     """
     values = (pool,) if isinstance(pool, Value) else () if isinstance(pool, View) else tuple(pool)
     if isinstance(pool, View) or not all(isinstance(value, Value) for value in values):
@@ -200,7 +198,7 @@ def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
         )
     index = index.unsqueeze(0) if index.ndim == 1 else index
     size = sum(value.places for value in values)
-    # A GPU would have to be waited for.
+    # Checking on a GPU would wait for it.
     if index.numel() and not index.is_cuda:
         least, most = (int(extreme) for extreme in index.aminmax())
         if most >= size:
@@ -211,12 +209,7 @@ def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
 
 
 def one_of_each(values: tuple[Value, ...], which: Tensor | None) -> View:
-    """All places of some values as the alternatives of one, or of each value the one with a number.
-
-    Args:
-        values: of one width.
-        which: (M,) of each value the number of a place; one of one place has it as any.
-    """
+    """Places as the alternatives of one; see `Tape.across`."""
     if not values or not all(isinstance(value, Value) for value in values):
         raise ModelError("Tape.across needs values, one at least; tape.total(view) makes one.")
     sizes = [value.places for value in values]
@@ -228,7 +221,7 @@ def one_of_each(values: tuple[Value, ...], which: Tensor | None) -> View:
 
 
 def mixed_states(views: Sequence[View]) -> Tensor:
-    """(B, P, all labels) which states the labels of views with alternatives are, side by side."""
+    """(B, P, all labels) the states of the labels of views with alternatives, concatenated."""
     parts: list[Tensor] = []
     for view in views:
         states = view.states
@@ -240,11 +233,7 @@ def mixed_states(views: Sequence[View]) -> Tensor:
 
 
 def agreed(views: Sequence[View]) -> Labels:
-    """The labels that the columns of a sum stand for.
-
-    Raises:
-        ModelError: those of different sites.
-    """
+    """The common labels of a sum; `ModelError` for those of different sites."""
     owned = [view for view in views if view.pool[0].labels.sites is not None]
     if any(view.ways > 1 for view in owned) or not all(_agree(owned[0], view) for view in owned):
         raise ModelError(
@@ -255,10 +244,58 @@ def agreed(views: Sequence[View]) -> Labels:
 
 
 def _agree(one: View, other: View) -> bool:
-    """Whether two views have the states of the same sites."""
+    """Return whether two views have the states of the same sites."""
     if one is other or (one.whole and other.whole and one.labels is other.labels):
         return True
     first, second = one.sites, other.sites
     assert first is not None
     assert second is not None
     return torch.equal(first, second) and bool((first >= 0).all())
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """The sites of a tape; indexing gives the values of their potentials.
+
+    Attributes:
+        numbers: (*sites) their numbers, row by row.
+        states: (B, all, K) the states kept of each; None: all.
+        make: the value for given labels.
+    """
+
+    numbers: Tensor
+    states: Tensor | None
+    make: Callable[[Labels], Value]
+
+    def __getitem__(self, index: Any) -> Value:
+        """The potentials of some sites, one place for each, in the order of the index.
+
+        Raises:
+            ModelError: there are no such sites.
+        """
+        try:
+            return self.leaf(self.numbers[index].reshape(-1))
+        except (IndexError, TypeError) as error:
+            shape = tuple(self.numbers.shape)
+            raise ModelError(
+                f"Tape.sites of shape {shape} has no {index!r:.80}: {error}."
+            ) from None
+
+    def leaf(self, numbers: Tensor) -> Value:
+        """The potentials of the sites with some numbers, (P,)."""
+        return self.make(self.labels(numbers))
+
+    def labels(self, numbers: Tensor) -> Labels:
+        """The labels of that value, for links that lead to them."""
+        kept = self.states
+        return Labels(numbers, None if kept is None else kept.index_select(1, numbers))
+
+
+def numbered(
+    unary: Tensor, states: Tensor | None, batch: int, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor | None]:
+    """(*sites) the numbers of sites, and (B, all, K) the states kept, if any."""
+    count = math.prod(shape)
+    if states is not None:
+        states = states.expand(unary.shape).reshape(batch, count, unary.shape[-1])
+    return torch.arange(count, device=unary.device).reshape(shape), states

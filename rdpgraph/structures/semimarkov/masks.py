@@ -11,12 +11,12 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.interface.masks import Draw, Expected
 from rdpgraph.structures.chain.masks import LabelMasks
 from rdpgraph.structures.compact.bispans import each, matched
-from rdpgraph.structures.compact.ruled import RuleForest, RuleMasked
+from rdpgraph.structures.compact.masked import RuleForest, RuleMasked
 
 
 @dataclass(frozen=True, eq=False)
 class SemiMarkovMasks(LabelMasks):
-    """The question of a step and a label is whether the step lies in a segment of that label.
+    """Questions whether a step lies in a segment of a label.
 
     A yes leaves the segments over the step that have the label, a no those that have another.
     """
@@ -60,7 +60,6 @@ class SemiMarkovMasks(LabelMasks):
         return (labels == values.argmax(-1, keepdim=True)) & likely
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedSemiMarkov":
-        """The segments that are left."""
         lead = tuple(required.shape[:-2])
         kept = self.left(self.best > -math.inf, required, forbidden)
         ends = self.ends.repeat(self.chains(lead))
@@ -68,7 +67,7 @@ class SemiMarkovMasks(LabelMasks):
         return MaskedSemiMarkov(lead, forest, owner, ends == 0, self, places)
 
     def _forest(self, kept: Tensor, ends: Tensor) -> tuple[RuleForest, Tensor, Tensor]:
-        """The paths through the kept labels; the items of their nodes, the segments of their edges.
+        """Paths through the kept labels, the items of their nodes, and the segments of their edges.
 
         Every kept label of a step is two nodes, for segments that start and that end there.
         """
@@ -93,7 +92,7 @@ class SemiMarkovMasks(LabelMasks):
         last, age, own = last[some], age[some], own[some]
         first = number[item[last], step[last] - age, label[last]]
         site = ((item[last] * steps + step[last]) * longest + age) * labels + label[last]
-        # Transitions: from all kept labels of the step before.
+        # Transitions from all kept labels of the step before.
         later = (step > 0).nonzero().squeeze(1)
         group = step * items + item
         target, source = matched(group[later] - items, group, among=items * steps)
@@ -101,7 +100,7 @@ class SemiMarkovMasks(LabelMasks):
         logs = self.values(
             item[target], step[source], label[source].unsqueeze(1), label[target].unsqueeze(1)
         ).reshape(-1)
-        # From nothing, and to the sink.
+        # Edges from no part, and to the sink.
         initial = (step == 0).nonzero().squeeze(1)
         final = (step == ends[item] - 1).nonzero().squeeze(1)
         every = torch.arange(items, device=device)
@@ -127,7 +126,7 @@ class MaskedSemiMarkov(RuleMasked):
 
     Attributes:
         masks: of the chain.
-        places: (E,) those of the edges that are segments; -1: another edge.
+        places: (E,) the segment of each edge; -1: none.
     """
 
     masks: SemiMarkovMasks

@@ -23,16 +23,15 @@ from rdpgraph.structures.chain.factors import flat_lengths, held
 from rdpgraph.structures.chain.tensors import flattened, table_of
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.draws import checked_best, checked_count, perturbed
-from rdpgraph.structures.recursion.best import best as best_of
 from rdpgraph.structures.recursion.descend import Drawn
+from rdpgraph.structures.recursion.descend import best as best_of
 from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
 from rdpgraph.structures.semimarkov import proposals, scoring
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
-from rdpgraph.structures.semimarkov.recognition import recognised_segments
 from rdpgraph.structures.semimarkov.scoring import KBestSegmentations, Segmentation
-from rdpgraph.structures.semimarkov.segments import graph_of, laid_out
+from rdpgraph.structures.semimarkov.segments import graph_of, laid_out, recognised_segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +39,8 @@ class SemiMarkov(Recursion):
     """A distribution over the ways to cut a sequence into labelled segments (Sarawagi, Cohen 2004).
 
     The score of a segmentation is the sum of its segments' log-potentials and of the transitions
-    between neighbours. A sequence of length 0 has one segmentation, of score 0. Scores may spread
-    over thousands of nats in float32; no tensor of size T N N is formed, except by `factor_graph`.
+    between neighbours. A sequence of length 0 has one segmentation, of score 0. Scores may differ
+    by thousands of nats in float32; no tensor of size T N N is formed, except by `factor_graph`.
 
     `marginals` (*batch, T, D, N) are the probabilities that a segment is in the segmentation: those
     of a position sum to the probability that a segment ends there, not to one.
@@ -54,7 +53,7 @@ class SemiMarkov(Recursion):
             at t and one that starts at t + 1; batch dims that are absent or 1 broadcast. A
             `Potential` of such a shape is written out, except for scores and `restrict`. With a
             `LowRank` of rank r, (N, N), log Z, its gradient, marginals and samples cost N r instead
-            of N^2; what else is asked writes the N^2 values out.
+            of N^2; other answers write the N^2 values out.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Raises:
@@ -72,7 +71,7 @@ class SemiMarkov(Recursion):
     site_dims = 2
     doubles = True
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # arguments become tensors
 
         def __init__(
             self,
@@ -98,8 +97,8 @@ class SemiMarkov(Recursion):
     ) -> "SemiMarkov":
         """The chain whose segments score the sum over their positions, plus their duration.
 
-        Sums run over each window on its own, so that nothing is subtracted: -inf stays exact, and
-        float32 is as good at position 10,000 as at the first. O(T D N) time and memory.
+        Each window is summed separately, without subtraction: -inf stays exact, and float32 is as
+        accurate at position 10,000 as at the first. O(T D N) time and memory.
 
         Args:
             unary: (*batch, T, N) log-potential of each label at each position.
@@ -133,7 +132,6 @@ class SemiMarkov(Recursion):
         return given if isinstance(given, Potential) else Table.from_logs(given)
 
     def recursion(self, tape: Tape) -> Value:
-        """By position what enters the segments that start there, and all that end there."""
         return laid_out(tape, self.transition, self.lengths)
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -141,12 +139,12 @@ class SemiMarkov(Recursion):
     ) -> Tensor:
         """(*lead, *batch) the score of segmentations (*lead, *batch, T), in nats; differentiable.
 
-        -inf for what the model does not have: no start at the first position, a label that changes
-        inside a segment, a segment of more than D steps.
+        -inf for an impossible one: no start at the first position, a label that changes inside a
+        segment, a segment of more than D steps.
 
         Args:
-            segmentation: or the label of each segment, (*lead, *batch, T, D), -1 for what is none;
-                -inf where those do not cover every position once.
+            segmentation: or the label of each segment, (*lead, *batch, T, D), -1 for none; -inf
+                where those do not cover every position once.
 
         Raises:
             EvidenceError: a shape that does not fit, or a label outside 0..N-1.
@@ -162,7 +160,7 @@ class SemiMarkov(Recursion):
         return total.reshape(segmentation.labels.shape[:-1])
 
     def configuration(self, states: Tensor) -> Segmentation:
-        """The segmentation of the label of each segment, (*lead, *batch, T, D), -1 for none."""
+        """The segmentation given the label of each segment, (*lead, *batch, T, D), -1 for none."""
         return Segmentation.of(states)
 
     def site_states(self, configuration: Segmentation) -> Tensor:
@@ -175,8 +173,8 @@ class SemiMarkov(Recursion):
     def position_marginals(self) -> Tensor:
         """(*batch, T, N) the probability that a position lies in a segment of a label.
 
-        Sums of `marginals`, and differentiable as they are. A position's probabilities sum to one
-        up to the length, and are 0 beyond.
+        Differentiable as `marginals`. A position's probabilities sum to one up to the length, and
+        are 0 beyond.
         """
         marginals = self.marginals()
         steps, durations = marginals.shape[-3:-1]
@@ -227,7 +225,7 @@ class SemiMarkov(Recursion):
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, count: int, generator: torch.Generator | None = None
     ) -> Segmentation:
-        """Independent draws, (count, *batch, T), by going backwards; not differentiable.
+        """Independent draws, (count, *batch, T); not differentiable.
 
         One forward recursion, then O(count (D + N)) for each segment.
 
@@ -242,7 +240,7 @@ class SemiMarkov(Recursion):
     ) -> Tensor:
         """(count, *batch, T, D, N) relaxed segments, differentiable: a stochastic softmax.
 
-        The marginals at a temperature of the chain with Gumbel noise on every segment, as
+        Marginals at a temperature of the chain with Gumbel noise on every segment, as
         `Hypertree.rsample` (Paulus et al. 2020, arXiv:2006.08063). A `LowRank` transition is
         written out.
 
@@ -258,8 +256,9 @@ class SemiMarkov(Recursion):
     def sites(self) -> Sites:
         """The segments within the sequence.
 
-        A label may be expected to meet the mean transition to it, except for the first segment, and
-        from it, except for the last; over random labels, or over all by a `LowRank` transition.
+        A label's mean factor value is the mean transition to it, except for the first segment,
+        times that from it, except for the last; over random labels, or all with a `LowRank`
+        transition.
         """
         means = partial(proposals.mean_values, self.unary, self.lengths, self.potential)
         unary = proposals.unary(self.unary, self.lengths)
@@ -270,22 +269,21 @@ class SemiMarkov(Recursion):
         return proposals.log_masses(self.unary, self.lengths, self.potential, states, kept)
 
     def masks(self) -> Masks:
-        """Whether a step lies in a segment of a label, for each step and label."""
+        """Questions whether each step lies in a segment of each label."""
         return SemiMarkovMasks(self, self.transition, self.lengths)
 
     def factor_graph(self) -> FactorGraph:
         """A chain of T sites in state ``age * N + label`` each; see `states`.
 
         The age of a position counts the steps since the start of its segment; sites beyond the
-        length are in state 0. Its sites are the positions, those of `unary` are the segments: the
-        probability of a segment (t, d, n) is that of site t in state (d, n) and a start at t + 1.
-        Tables of O(T (D N)^2): for small models.
+        length are in state 0. The probability of a segment (t, d, n) is that of site t in state (d,
+        n) and a start at t + 1. Tables of O(T (D N)^2): for small models.
         """
         transition = table_of(self.transition, of="SemiMarkov")
         return graph_of(self.unary, transition, self._positions()[1].reshape(self.batch_shape))
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        """Over the middle of a segment, longer ones higher."""
+        """The position of a segment: above its middle, longer ones higher."""
         last, age = site
         return (last - age / 2, float(age)) if age <= last else None
 
@@ -293,10 +291,9 @@ class SemiMarkov(Recursion):
     def recognise(cls, graph: FactorGraph) -> Match | None:
         """A chain as `factor_graph` writes it, its states in any order; or many of one length.
 
-        All factors hold one variable or two neighbours. From each state of a variable one at most
-        goes on with the segment, and what else may follow it starts one, by a log-value that is
-        the sum of one of the segment's state and one of both labels. Not for pairs whose tables
-        require a gradient: those are answered as a `Chain`.
+        Factors are over one variable or two neighbours. Each state has at most one successor in its
+        segment; all others start a segment, by a log-value that is the sum of one of the segment's
+        state and one of both labels. Tables of pairs that require a gradient are left to `Chain`.
         """
         cut = recognised_segments(graph)
         if cut is None:
@@ -305,11 +302,11 @@ class SemiMarkov(Recursion):
         return Match(cls(segments, transition), numbers, states)
 
     def variable_states(self, configuration: Segmentation) -> Tensor:
-        """(*lead, *batch, T) of `factor_graph`: the same as `states`."""
+        """(*lead, *batch, T) the states of `factor_graph`, as `states`."""
         return self.states(configuration)
 
     def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
-        """(*batch, T, D N) those of ages and labels, of which longer segments pass as well."""
+        """(*batch, T, D N) values of ages and labels, summed over longer segments."""
         passed = [values[..., -1, :]]
         for age in range(values.shape[-2] - 2, -1, -1):
             later = pad(passed[-1][..., 1:, :], (0, 0, 0, 1), value=-math.inf if best else 0.0)
@@ -319,7 +316,7 @@ class SemiMarkov(Recursion):
         return states if self.lengths is None else held(states, self.lengths, best=best)
 
     def states(self, segmentation: Segmentation) -> Tensor:
-        """(*lead, *batch, T) int64: a segmentation as states of the sites of `factor_graph`."""
+        """(*lead, *batch, T) int64 states of the sites of `factor_graph` for a segmentation."""
         _, lengths = self._positions()
         flat = scoring.flat(segmentation, self.unary, lengths)
         place = torch.arange(flat.labels.shape[-1], device=flat.labels.device)
@@ -328,7 +325,6 @@ class SemiMarkov(Recursion):
         return torch.where(inside, states, 0).reshape(segmentation.labels.shape)
 
     def work(self) -> float:
-        """The multiply-adds of log Z."""
         steps, durations, labels = self.unary.shape[-3:]
         low = self.transition
         width = 2 * low.rank if isinstance(low, LowRank) else labels

@@ -1,4 +1,4 @@
-"""Likely labels of segments, for proposals, and their masses among a few labels."""
+"""Likely labels of segments, for proposals, and masses of all labels given a few."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.structures.chain.tensors import flattened, table_of
 
-_AT_ONCE = 2**22  # pairs of labels that are looked at together
+_AT_ONCE = 2**22  # pairs of labels that are evaluated at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +34,9 @@ class LabelledSegments:
 
     @torch.no_grad()
     def masses(self, unary: Tensor) -> Tensor:
-        """(B, T, D, N) what all segmentations with a segment weigh.
+        """(B, T, D, N) the log-mass of all segmentations with each segment.
 
-        Args:
-            unary: (B, T, D, N) of all labels, -inf where there is no segment.
+        Unary potentials (B, T, D, N) of all labels are -inf where there is no segment.
         """
         batch, steps, durations, labels = unary.shape
         entering = unary.new_zeros(batch, steps, labels, dtype=torch.float64)
@@ -65,7 +64,7 @@ class LabelledSegments:
         steps, durations = ending.shape[1:3]
         reach = torch.arange(durations, device=ending.device)
         for place in range(steps):
-            # A segment is whole once all have been seen that end before it starts.
+            # A segment is complete once all that end before its start have been visited.
             ending[:, place, place + 1 :] = -math.inf
             if place + 1 < steps:
                 own = reach[: steps - place - 1]
@@ -89,11 +88,11 @@ class LabelledSegments:
         return pad(self.states, (0, 0, 0, 0, 0, self.states.shape[2]))
 
     def _ahead(self, ending: Tensor, place: int, after: Tensor) -> Tensor:
-        """(B, n) over the segments (B, D, K) that end at a place, for labels (B, n) after them."""
+        """(B, n) sums over segments (B, D, K) that end at a place, for labels (B, n) after them."""
         return self._summed(place, self.states[:, place].flatten(1), after, ending.flatten(1), 1)
 
     def _behind(self, before: Tensor, scores: Tensor, place: int) -> Tensor:
-        """(B, n) over the segments that start after a place, for labels (B, n) that end at it."""
+        """(B, n) sums over segments that start after a place, for labels (B, n) that end at it."""
         if place + 1 == self.unary.shape[1]:
             sums = torch.full_like(before, -math.inf, dtype=scores.dtype)
         else:
@@ -123,7 +122,7 @@ def _begun(values: Tensor, place: int) -> Tensor:
 
 @torch.no_grad()
 def unary(segments: Tensor, lengths: Tensor | None) -> Tensor:
-    """(*batch, T, D, N) potentials; -inf for what starts before the sequence or ends beyond it."""
+    """(*batch, T, D, N) potentials; -inf for segments that leave the sequence."""
     place, reach, length = _places(segments, lengths)
     return torch.where((place >= reach) & (place < length), segments, -math.inf)
 
@@ -140,7 +139,7 @@ def mean_values(
     place, reach, length = _places(segments, lengths)
     before, after = _means(potential, landmarks, generator)
     if before.ndim > 1:
-        # Number t is of the step from t to t + 1: it meets segments that start, or end, there.
+        # Transition t is between segments that end at t and those that start at t + 1.
         steps = torch.arange(segments.shape[-3], device=before.device)
         start = (steps.unsqueeze(1) - reach.T - 1).clamp(0, max(before.shape[-2] - 1, 0))
         before = before[..., start, :] if before.shape[-2] else before.new_zeros(1)
@@ -154,12 +153,8 @@ def log_masses(
 ) -> Tensor:
     """(*lead, T, D, N) the log-mass of every label of a segment given those kept, for `Sites`.
 
-    Args:
-        every: (*batch, T, D, N) potentials.
-        lengths: (*batch,).
-        potential: the transition.
-        states: (*lead, T, D, K) the labels that are kept.
-        kept: of that shape, their potentials.
+    Potentials (*batch, T, D, N) of all labels, and ``kept`` (*lead, T, D, K) of the labels in
+    ``states``.
     """
     (*lead, steps, durations, few), labels = states.shape, every.shape[-1]
     every = unary(every, lengths).expand(*lead, steps, durations, labels)
@@ -177,7 +172,7 @@ def log_masses(
 
 
 def _places(segments: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Where segments end, how long before they start, and the lengths, against (T, D, N)."""
+    """The ends of segments, their lengths less one, and lengths of sequences, against (T, D, N)."""
     device, (steps, durations) = segments.device, segments.shape[-3:-1]
     lengths = torch.tensor(steps, device=device) if lengths is None else lengths
     place = torch.arange(steps, device=device).reshape(-1, 1, 1)
@@ -188,7 +183,7 @@ def _places(segments: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, T
 def _means(
     potential: Potential, landmarks: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """(*each, N) over the labels before and those after; all of them if that costs O(N r)."""
+    """(*each, N) means over labels before, and after; over all labels if that costs O(N r)."""
     labels = potential.shape[-1]
     if isinstance(potential, LowRank):
         left, right = potential.log_left, potential.log_right

@@ -1,4 +1,4 @@
-"""Segmentations, and the scores of the segments that they are made of."""
+"""Segmentations and their scores."""
 
 import math
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ class Segmentation:
     """Sequences cut into labelled segments; a start between equal labels is a cut between them.
 
     Attributes:
-        labels: (*lead, T) int64, the label of the segment that each position lies in; -1 beyond
-            the length.
+        labels: (*lead, T) int64, the label of the segment at each position; -1 beyond the length.
         starts: (*lead, T) bool, whether a segment starts there; False beyond the length.
 
     Raises:
@@ -43,7 +42,7 @@ class Segmentation:
 
     @classmethod
     def of(cls, segments: Tensor) -> "Segmentation":
-        """From the label of each segment; `SemiMarkov.site_states` is the way back.
+        """Make a segmentation of the label of each segment; inverse of `SemiMarkov.site_states`.
 
         Args:
             segments: (*lead, T, D) the label of the segment that ends at a position and lasts
@@ -59,14 +58,14 @@ class Segmentation:
     def cut(
         cls, row: Tensor, last: Tensor, duration: Tensor, labels: Tensor, *, shape: tuple[int, ...]
     ) -> "Segmentation":
-        """From the segments of all sequences, (S,), one after the other or not.
+        """Make a segmentation of the segments of all sequences, (S,), in any order.
 
         Args:
             row: the number of the sequence.
-            last: the position that the segment ends at.
-            duration: how many more steps it lasts than one.
+            last: the last position of the segment.
+            duration: its number of steps less one.
             labels: its label.
-            shape: (*lead, T) of the sequences; they are as long as their segments.
+            shape: (*lead, T) of the sequences, each as long as its segments.
         """
         count = math.prod(shape[:-1])
         label = labels.new_zeros(count, shape[-1])
@@ -83,9 +82,9 @@ class Segmentation:
 
     @property
     def ages(self) -> Tensor:
-        """(*lead, T) int64: how many steps before each position its segment started.
+        """(*lead, T) int64: the steps since each position's segment started.
 
-        Positions before the first start count from position -1, which no segment holds.
+        Positions before the first start count from position -1.
         """
         positions = torch.arange(self.starts.shape[-1], device=self.starts.device)
         if not len(positions):
@@ -109,7 +108,7 @@ class KBestSegmentations:
 def score(
     segments: Tensor, transition: Tensor | Potential, lengths: Tensor, segmentation: Segmentation
 ) -> Tensor:
-    """(*lead, B) scores in nats; -inf for what the model does not have. Differentiable.
+    """(*lead, B) scores in nats; -inf for impossible segmentations. Differentiable.
 
     Args:
         segments: (B, T, D, N).
@@ -136,7 +135,7 @@ def score(
 
 
 def site_states(segmentation: Segmentation, lengths: Tensor, durations: int) -> Tensor:
-    """(*lead, B, T, D) the label of each segment of (*lead, B, T), as `flat` gives it; -1: none."""
+    """(*lead, B, T, D) the label of each segment, -1: none, of a segmentation from `flat`."""
     lasting = torch.arange(durations, device=lengths.device)
     here = ends_of(segmentation.starts, lengths).unsqueeze(-1) & (
         segmentation.ages.unsqueeze(-1) == lasting
@@ -145,12 +144,7 @@ def site_states(segmentation: Segmentation, lengths: Tensor, durations: int) -> 
 
 
 def flat(segmentation: Segmentation, unary: Tensor, lengths: Tensor) -> Segmentation:
-    """(*lead, B, T), what stands beyond the length replaced by 0.
-
-    Args:
-        segmentation: (*lead, *batch, T).
-        unary: (*batch, T, D, N).
-        lengths: (B,).
+    """Segmentations (*lead, *batch, T) as (*lead, B, T), with zeros beyond the length.
 
     Raises:
         EvidenceError: a shape that does not fit, or a label outside 0..N-1.
@@ -176,11 +170,7 @@ def flat(segmentation: Segmentation, unary: Tensor, lengths: Tensor) -> Segmenta
 
 
 def filled(states: Tensor, unary: Tensor) -> Segmentation:
-    """(*lead, *batch, T) of the labels of segments; where those end early, the last goes on.
-
-    Args:
-        states: (*lead, *batch, T, D), -1 for no segment.
-        unary: (*batch, T, D, N).
+    """The segmentation of states (*lead, *batch, T, D); the last segment is extended.
 
     Raises:
         EvidenceError: a shape that does not fit, or a label outside -1..N-1.

@@ -1,31 +1,31 @@
-"""Segmentations laid out on a tape, and as a general graph over ages and labels."""
+"""Semi-Markov chains on a tape and as factor graphs of ages and labels; such graphs recognised."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph._core.cache import remembered
+from rdpgraph.interface.structure import is_tracked
 from rdpgraph.model.factor import FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
+from rdpgraph.structures.chain.recognition import Recognised, recognised
 from rdpgraph.structures.chain.tensors import table_of
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
 
 
 def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None) -> Value:
-    """By position what enters the segments that start there, and all that end there.
+    """By position: links into the segments that start there, and sums of those that end there.
 
-    On all labels log Z costs O(T (D N + N^2)); on K labels of each segment O(T (D K)^2), or
-    O(T D K r) with a `LowRank` transition.
-
-    Args:
-        tape: whose sites are segments, [last position, duration].
-        transition: (N, N), or (*batch, T - 1, N, N).
-        lengths: (*batch,), or None.
+    The tape's sites are segments, [last position, duration]. On all labels log Z costs
+    O(T (D N + N^2)); on K labels of each segment O(T (D K)^2), or O(T D K r) with a `LowRank`
+    transition.
     """
     (steps, durations), free = tape.site_shape, tape.unary.new_zeros(transition.shape[-1])
     written = tape.states is None and not tape.ranks
@@ -52,10 +52,7 @@ def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None)
 
 @remembered(16)
 def _places(steps: int, durations: int, device: torch.device) -> list[tuple[Tensor, ...]]:
-    """For each position the numbers of the sites that start there, and of those that end there.
-
-    The latter the longest first, with their ages: which they are of those that start with them.
-    """
+    """The sites that start at each position, those that end there by duration, and their ages."""
     reach = torch.arange(durations, device=device)
     starting = reach * durations + reach
     places = list[tuple[Tensor, ...]]()
@@ -67,16 +64,11 @@ def _places(steps: int, durations: int, device: torch.device) -> list[tuple[Tens
 
 
 def graph_of(segments: Tensor, transition: Tensor, lengths: Tensor) -> FactorGraph:
-    """The chain whose site t has state ``age * N + label`` of the segment that t lies in.
+    """The chain whose site t has state ``age * N + label`` of the segment at t.
 
-    The age counts the steps since the segment's start. A segment's score stands on the step that
-    ends it: from (age d, n) at t to (age 0, m) at t + 1 it is segments[t, d, n] + transition[n, m].
-    Sites beyond the length are in state 0. Tables of O(T (D N)^2): for small models.
-
-    Args:
-        segments: (*batch, T, D, N).
-        transition: (N, N), or (*batch, T - 1, N, N).
-        lengths: (*batch,).
+    The age counts the steps since the segment's start. A segment's score is on the step after it:
+    from (age d, n) at t to (age 0, m) at t + 1 it is segments[t, d, n] + transition[n, m]. Sites
+    beyond the length are in state 0. Tables of O(T (D N)^2): for small models.
     """
     *batch, steps, durations, labels = segments.shape
     states = durations * labels
@@ -108,3 +100,106 @@ def graph_of(segments: Tensor, transition: Tensor, lengths: Tensor) -> FactorGra
         if steps > 1
         else [FactorBlock((sites,), Table.from_logs(unary))]
     )
+
+
+_ROUNDINGS = 8.0  # tolerance, in units of rounding, of a segment's plus a transition's log-value
+
+
+def recognised_segments(graph: FactorGraph) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Segments, transitions, numbers of variables and numbers of states; or None.
+
+    The graph is a chain, or several of one length, in which each state has at most one successor in
+    its segment; all others start a segment. The log-value of a start is one of the segment that
+    ends plus one of the two labels, up to rounding. Trained tables of pairs are left out: each of
+    their entries may change by itself.
+
+    Returns:
+        (*batch, T, D, N) log-potentials of segments, their transition, (T,) or (C, T) numbers of
+        variables, and (S,) for each of their states ``age * N + label``.
+    """
+    pairs = [block.potential for block in graph.blocks if block.arity == 2]
+    if is_tracked(pairs) or all(map(_is_dense, pairs)):
+        return None
+    chain = recognised(graph)
+    if chain is None or chain.lengths is not None or not isinstance(chain.transition, Tensor):
+        return None
+    return _cut(chain) or _cut(_turned(chain, chain.transition))
+
+
+def _is_dense(potential: Potential) -> bool:
+    """Return whether a potential is a table without hard zeros."""
+    values = potential.log_values if isinstance(potential, Table) else None
+    return values is not None and values.numel() > 0 and bool(values.amin() > -math.inf)
+
+
+def _turned(chain: Recognised, links: Tensor) -> Recognised:
+    """The same chain from its other end."""
+    links = links.mT if links.ndim == 2 else links.mT.flip(-3)
+    return replace(
+        chain, unary=chain.unary.flip(-2), transition=links, numbers=chain.numbers.flip(-1)
+    )
+
+
+def _cut(chain: Recognised) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """The chain as segments; None where its states are not ages of labels."""
+    unary, links = chain.unary, chain.transition
+    assert isinstance(links, Tensor)
+    states = unary.shape[-1]
+    allowed = (links > -math.inf).reshape(-1, states, states).any(0)
+    starts = (unary[..., 0, :] > -math.inf).reshape(-1, states).any(0) | (allowed.sum(0) > 1)
+    ages = _ages(allowed & ~starts, starts)
+    if ages is None:
+        return None
+    durations = len(ages)
+    known, ages = ages >= 0, ages.clamp(min=0)
+    first = ages[0]
+    parted = _parted(links[..., ages.unsqueeze(-1), first].masked_fill(
+        ~known.unsqueeze(-1), -math.inf
+    ))  # fmt: skip
+    if parted is None:
+        return None
+    ends, transition = parted
+    onward = links[..., ages[:-1], ages[1:]]
+    onward = onward if links.ndim > 2 else onward.unsqueeze(-3)
+    here = unary[..., ages].masked_fill(~known, -math.inf)
+    # Scores along each segment from its start: states, and transitions between them.
+    runs = [here[..., 0, :]]
+    for age in range(1, durations):
+        before = runs[-1][..., :-1, :] + onward[..., age - 1, :]
+        runs.append(pad(before, (0, 0, 1, 0), value=-math.inf) + here[..., age, :])
+    ends = ends if links.ndim > 2 else ends.unsqueeze(-3).expand(unary.shape[-2] - 1, -1, -1)
+    segments = torch.stack(runs, -2) + pad(ends, (0, 0, 0, 0, 0, 1))
+    place = torch.empty(states, dtype=torch.long, device=ages.device)
+    place[ages[known]] = known.flatten().nonzero().flatten()
+    return segments, transition, chain.numbers, place
+
+
+def _ages(onward: Tensor, starts: Tensor) -> Tensor | None:
+    """(D, N) the state of each age and label, -1 for none; None if states are not ages."""
+    if bool((onward.sum(0) > 1).any() | (onward.sum(1) > 1).any()):
+        return None
+    following = torch.where(onward.any(1), onward.long().argmax(1), -1)
+    rows = [starts.nonzero().flatten()]
+    if 2 * len(rows[0]) > len(starts):
+        return None  # a chain is as fast
+    while bool((rows[-1] >= 0).any()):
+        rows.append(torch.where(rows[-1] >= 0, following[rows[-1]], -1))
+    ages = torch.stack(rows[:-1])
+    return ages if int((ages >= 0).sum()) == len(starts) else None
+
+
+def _parted(cuts: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Split log-values (..., D, N, N) into sums of (..., D, N) and (..., N, N), if possible."""
+    least = torch.zeros((), dtype=cuts.dtype, device=cuts.device)
+    some = (cuts > -math.inf).any(-1)
+    row = some.long().argmax(-2, keepdim=True).unsqueeze(-1)
+    links = cuts.take_along_dim(row, -3).squeeze(-3)
+    column = (links > -math.inf).long().argmax(-1, keepdim=True)
+    top = links.take_along_dim(column, -1).squeeze(-1)
+    ends = cuts.take_along_dim(column.unsqueeze(-3), -1).squeeze(-1)
+    ends = ends - torch.where(top > -math.inf, top, least).unsqueeze(-2)
+    both = ends.unsqueeze(-1) + links.unsqueeze(-3)
+    scale = cuts.abs() + ends.abs().unsqueeze(-1) + links.abs().unsqueeze(-3)
+    near = (both - cuts).abs() <= _ROUNDINGS * torch.finfo(cuts.dtype).eps * scale
+    fits = (both == cuts) | (near & scale.isfinite())
+    return (ends, links) if bool(fits.all()) else None

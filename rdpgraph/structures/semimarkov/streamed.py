@@ -1,7 +1,7 @@
-"""Segmentations of long sequences whose segments score by positions: no (T, D, N) tensor is made.
+"""Segmentations of long sequences with scores by position, without a (T, D, N) tensor.
 
-The scores of segments are summed again, some hundred positions at a time, wherever they are needed:
-on the way up, and on the way back for the gradient. Memory is O(T N), and that of one such piece.
+The scores of segments are recomputed in blocks of some hundred positions, upwards and for the
+gradient. Memory is O(T N), and that of one block.
 """
 
 import math
@@ -14,33 +14,23 @@ from torch.nn.functional import pad
 
 from rdpgraph.structures.semimarkov.scoring import Segmentation
 
-_PIECE = 2**24
-"""Bytes of the scores of segments that are there at a time; of 2**22 to 2**26 the speed is one."""
+_PIECE = 2**24  # bytes of a block of scores; equally fast from 2**22 to 2**26
 
 
 def log_ends(unary: Tensor, transition: Tensor, duration: Tensor) -> Tensor:
-    """(B, T, N) log-weight of all segmentations of the first t + 1 positions, the last label n.
+    """(B, T, N) log-weight of all segmentations of the first t + 1 positions with last label n.
 
-    Differentiable once; T short calls of torch each way. Float64, or else a long sequence's sums
-    leave few digits to the differences that are its marginals.
-
-    Args:
-        unary: (B, T, N).
-        transition: (N, N).
-        duration: (D, N).
+    Differentiable once; T short calls of torch each way. In float64: long sums leave few digits to
+    the differences that are marginals. Unary (B, T, N), transition (N, N), duration (D, N).
     """
     result: Tensor = _Ends.apply(unary, transition, duration)  # pyright: ignore
     return result
 
 
 def best(unary: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor) -> Segmentation:
-    """(B, T) a most probable segmentation of each item, of one that has any.
+    """(B, T) a most probable segmentation of each possible item, of lengths (B,) from 1.
 
-    Args:
-        unary: (B, T, N).
-        transition: (N, N).
-        duration: (D, N).
-        lengths: (B,) from 1.
+    Unary (B, T, N), transition (N, N), duration (D, N).
     """
     ends, _, spans, before = _upwards(unary, transition, duration, maximum=True)
     item, last = torch.arange(len(unary), device=unary.device), lengths - 1
@@ -79,9 +69,9 @@ def _upwards(
 ) -> tuple[Tensor, ...]:
     """Log-weights of what ends at each position and enters each, (B, T, N) and (B, D + T, N).
 
-    The latter begins D - 1 positions before the first. Of maxima two choices besides, (B, T, N): of
-    those that end there with a label which is the best, the longest being 0, and of those that a
-    label follows the best label.
+    The latter begins D - 1 positions before the first. For maxima also two choices, (B, T, N): the
+    best segment that ends there with a label, the longest being 0, and the best label before a
+    label.
     """
     batch, steps, labels = unary.shape
     longest = len(duration)
@@ -104,7 +94,7 @@ def _upwards(
 
 
 def _shares(logs: Tensor, total: Tensor) -> Tensor:
-    """Shares of terms in their sum; 0 where that is -inf."""
+    """Probabilities of terms in their sum; 0 where that is -inf."""
     return (logs - total.masked_fill(total == -math.inf, 0.0)).exp()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.chain import decode, logs, lowrank_ranks, model, moments, recursion, steps
+from rdpgraph.structures.chain import decode, logs, model, moments, rank_chains, recursion, steps
 from rdpgraph.structures.chain import scaled as routes
 from rdpgraph.structures.chain.low_rank import to_ranks, to_states
 from rdpgraph.structures.chain.steps import RankSteps
@@ -45,7 +45,7 @@ def scaled(parts):
 ROUTES = {
     "chosen": recursion.log_partition,
     "logs": logs.log_partition,
-    "ranks": lowrank_ranks.log_partition,
+    "ranks": rank_chains.log_partition,
 }
 
 
@@ -258,7 +258,7 @@ def test_matrices_of_symbols_give_the_likelihood(total):
     transition = rg.LowRank.normalised(*factors)
     seen = torch.randint(4, (5, total), generator=generator)
     lengths = torch.tensor([total, 1, 0, max(total - 1, 0), total])
-    symbols = lowrank_ranks.Symbols.of(start, transition, emission.mT)
+    symbols = rank_chains.Symbols.of(start, transition, emission.mT)
     found = symbols.log_score(seen, lengths)
     hmm = rg.Chain.hmm(start, transition.table(2), emission, seen, lengths=lengths)
     assert torch.allclose(found, hmm.log_partition(), rtol=1e-10)

@@ -7,7 +7,7 @@ import torch
 
 from rdpgraph import Chain
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.chain import decode, native, paths, ranges, sampling, sweeps
+from rdpgraph.structures.chain import decode, native, paths, sampling, scaled, sweeps
 from rdpgraph.structures.chain.factors import Factors
 from rdpgraph.structures.recursion import library
 
@@ -59,12 +59,12 @@ def test_sweeps_agree(size, dtype, threads, monkeypatch):
 @pytest.mark.parametrize("upward", [False, True])
 def test_bounds_agree(upward):
     case = factors(3, 40, 6, torch.float64, spread=200.0)
-    squeezed = case.squeezed(ranges.FACTOR_FLOOR, upward=upward)
-    compiled = native.forward(squeezed, floor=ranges.FLOOR, upward=upward)
-    plain = sweeps.forward(squeezed, floor=ranges.FLOOR, upward=upward)
+    squeezed = case.squeezed(scaled.FACTOR_FLOOR, upward=upward)
+    compiled = native.forward(squeezed, floor=scaled.FLOOR, upward=upward)
+    plain = sweeps.forward(squeezed, floor=scaled.FLOOR, upward=upward)
     agree(compiled, plain)
     possible = compiled.states[compiled.states > 0]
-    assert possible.min() >= ranges.FLOOR * (1 - 1e-12)
+    assert possible.min() >= scaled.FLOOR * (1 - 1e-12)
 
 
 @needs_kernel

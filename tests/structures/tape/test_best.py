@@ -5,7 +5,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.structures.recursion import library
-from rdpgraph.structures.recursion.best import best
+from rdpgraph.structures.recursion.descend import best
 from tests.structures.tape.models import PAIRS, Spans, draw
 
 

@@ -14,16 +14,14 @@ from rdpgraph.structures.chain.factors import masked
 from rdpgraph.structures.chain.steps import RankSteps
 from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors
 
-_CALL = 5e-6
-"""Seconds of a call into torch."""
-_MEMORY = 2**26
-"""Elements of the matrices, and of the terms that they are sums of."""
+_CALL = 5e-6  # seconds of a call into torch
+_MEMORY = 2**26  # elements of the matrices, and of the terms that are summed
 
 
 def worthwhile(parts: ChainTensors | RankTensors) -> bool:
-    """Whether the ranks, if any, are expected to be faster to sum over than states.
+    """Return whether summing over ranks is expected to be faster than over states.
 
-    They take r / 2 times the arithmetic, in one call for all steps, and a scan instead of a
+    It takes r / 2 times the arithmetic, in one call for all steps, and a scan instead of a
     recursion: for few states, few ranks and many steps.
     """
     if isinstance(parts.transition, Tensor):
@@ -42,10 +40,10 @@ def worthwhile(parts: ChainTensors | RankTensors) -> bool:
 
 
 def log_partition(unary: Tensor, steps: RankSteps, lengths: Tensor) -> Tensor:
-    """(B,) log Z from the matrices between ranks; O(T N r^2), in O(log T) calls where scanned."""
+    """(B,) log Z from the matrices between ranks; O(T N r^2), in O(log T) calls if scanned."""
     unary, (left, right) = masked(unary, lengths), steps.sides
     out, into = LogMatrix.of(left.mT), LogMatrix.of(right.mT)
-    last = into.times(unary)  # (B, T, r): the states of a step summed out, as the last ones
+    last = into.times(unary)  # (B, T, r): the states of each step summed out as if the last
     between = rank_matrices(unary[:, 1:-1], left, right)
     alone, begin = soft_sum(unary[:, 0], 1), out.times(unary[:, 0])
     return _chained(alone, begin, between, last[:, 1:], lengths)
@@ -54,10 +52,7 @@ def log_partition(unary: Tensor, steps: RankSteps, lengths: Tensor) -> Tensor:
 def rank_matrices(unary: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """(..., r, r) logs of the sum over a state of right, unary and left, [from rank, to rank].
 
-    Args:
-        unary: (..., N) nats.
-        left: (N, r) log-factors of the state towards the next rank.
-        right: (N, r) those towards the rank before.
+    Unary (..., N); log-factors (N, r) of the state towards the next rank, and from the one before.
     """
     weighted = unary.unsqueeze(-2) + right.mT
     return LogMatrix.of(left.mT).times(weighted)
@@ -66,14 +61,9 @@ def rank_matrices(unary: Tensor, left: Tensor, right: Tensor) -> Tensor:
 def symbols_worthwhile(
     symbols: int, observations: tuple[int, ...], states: int, rank: int, *, device: torch.device
 ) -> bool:
-    """Whether a matrix for every symbol is expected to be faster than vectors over states.
+    """Return whether a matrix for every symbol is expected to be faster than vectors over states.
 
-    Args:
-        symbols: how many different ones occur.
-        observations: (batch, steps).
-        states: of the chain, N.
-        rank: of its transition, r.
-        device: where they live.
+    For so many different symbols, observations of shape (batch, steps), N states and rank r.
     """
     batch, total = observations
     if total < 4 or max(symbols * states * rank, batch * total * rank**2) > _MEMORY:
@@ -86,14 +76,14 @@ def symbols_worthwhile(
 
 @dataclass(frozen=True, eq=False)
 class Symbols:
-    """What symbols of a hidden Markov model are to the ranks before and after them.
+    """Symbols of a hidden Markov model as matrices between ranks.
 
     ``M_x = sum_z right_z p(x | z) left_z^T``, r x r, is made once for every symbol, O(U N r^2), and
-    a step of an item is then O(r^2), whatever N is. Chiu 2021, "Random Fourier features for scaling
+    a step of an item is then O(r^2) for any N. Chiu 2021, "Random Fourier features for scaling
     MRFs", eq. 6.
 
     Attributes:
-        alone: (U,) the states summed out, where the symbol is all there is.
+        alone: (U,) the states summed out, for a single symbol.
         first: (U, r) towards the next rank, the start included.
         between: (U, r, r) from the rank before to the next.
         last: (U, r) from the rank before.
@@ -109,13 +99,13 @@ class Symbols:
         cls, start: Tensor, transition: LowRank, emission: Tensor,
         matrices: Callable[[Tensor, Tensor, Tensor], Tensor] = rank_matrices,
     ) -> "Symbols":  # fmt: skip
-        """The states summed out.
+        """Sum the states out.
 
         Args:
             start: (N,) log-probabilities, or scores.
-            transition: of one pair of factors for all steps.
+            transition: one pair of factors for all steps.
             emission: (U, N) log-probabilities of each symbol in each state.
-            matrices: `rank_matrices`, or in another way.
+            matrices: `rank_matrices`, or an equivalent.
         """
         left, right = transition.log_left, transition.log_right
         first, between = emission + start, matrices(emission, left, right)
@@ -123,12 +113,7 @@ class Symbols:
         return cls(soft_sum(first, 1), ends[0], between, ends[1])
 
     def log_score(self, observations: Tensor, lengths: Tensor) -> Tensor:
-        """(B,) log-probability of sequences.
-
-        Args:
-            observations: (B, T) int64 symbols, T > 0.
-            lengths: (B,) int64.
-        """
+        """(B,) log-probability of symbols (B, T), T > 0, up to lengths (B,)."""
         begin = observations[:, 0]
         between, last = self.between[observations[:, 1:-1]], self.last[observations[:, 1:]]
         return _chained(self.alone[begin], self.first[begin], between, last, lengths)

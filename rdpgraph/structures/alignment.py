@@ -1,0 +1,303 @@
+"""Alignments: distributions over the monotone paths through two sequences."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rdpgraph._core.cache import remembered
+from rdpgraph.errors import ModelError
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import (
+    as_values,
+    as_whole,
+    checked_log_values,
+    settle,
+    broadcast_values,
+)
+from rdpgraph.structures.checks import settle_lengths
+from rdpgraph.structures.recursion.recursion import Recursion
+from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.values import Value
+
+Move = tuple[int, int]
+MATCH, DELETION, INSERTION = (1, 1), (1, 0), (0, 1)
+STAY, NEXT, SKIP = (1, 0), (1, 1), (1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The cells of an alignment in an order that every move follows: rows, columns or diagonals.
+
+    Attributes:
+        sweep: the weights of both coordinates in the number of a line.
+        lines: the cells of each, (cells,) twice.
+    """
+
+    sweep: Move
+    lines: Sequence[tuple[Tensor, Tensor]]
+    known: dict[tuple[int, ...], Tensor] = field(
+        default_factory=dict[tuple[int, ...], Tensor], init=False, repr=False
+    )
+
+    @classmethod
+    def of(cls, shape: Sequence[int], moves: Sequence[Move], device: torch.device) -> "Grid":
+        """Order cells by rows or columns if every move leaves these, else by diagonals."""
+        rows, columns = (torch.arange(size, device=device) for size in shape)
+        if all(move[0] for move in moves):
+            return cls(
+                (1, 0), [(torch.full_like(columns, line), columns) for line in rows.tolist()]
+            )
+        if all(move[1] for move in moves):
+            return cls((0, 1), [(rows, torch.full_like(rows, line)) for line in columns.tolist()])
+        lines = [
+            (own := rows[max(0, line - shape[1] + 1) : line + 1], line - own)
+            for line in range(shape[0] + shape[1] - 1)
+        ]
+        return cls((1, 1), lines)
+
+    def before(self, line: int, move: Move) -> tuple[int, Tensor]:
+        """The line, from 1, that a move to each cell of a line starts from, and the index there.
+
+        -1: the move starts outside; line 0 is none.
+        """
+        source = line - self.sweep[0] * move[0] - self.sweep[1] * move[1]
+        if source < 0:
+            return 0, torch.full_like(self.lines[line][0], -1)
+        key = move if self.sweep != (1, 1) else (line, *move)
+        if key not in self.known:
+            self.known[key] = self._index(line, source, move)
+        return source + 1, self.known[key]
+
+    def _index(self, line: int, source: int, move: Move) -> Tensor:
+        came = [cell - step for cell, step in zip(self.lines[line], move, strict=True)]
+        axis = 1 if self.sweep == (1, 0) else 0
+        index = came[axis] - self.lines[source][axis][0]
+        return torch.where((came[0] >= 0) & (came[1] >= 0), index, -1)
+
+
+def checked_alignment(
+    unary: Tensor, moves: Sequence[Move], transition: Tensor | Potential | None
+) -> None:
+    """Check the fields of an `Alignment`."""
+    checked_log_values("Alignment", unary)
+    shape = tuple(unary.shape)
+    if len(shape) < 3 or 0 in shape[-3:] or len(moves) != shape[-1]:
+        raise ModelError(
+            "Alignment needs unary (*batch, S + 1, T + 1, N), and a move of each of the N states; "
+            f"got {shape} and {len(moves)} moves."
+        )
+    if any(min(move) < 0 or max(move) < 1 for move in moves):
+        raise ModelError(f"Alignment needs moves that take something; got {tuple(moves)}.")
+    if transition is not None and tuple(transition.shape[-2:]) != (shape[-1],) * 2:
+        raise ModelError(
+            f"Alignment of {shape[-1]} states needs a transition [from, to] of that size; got "
+            f"{tuple(transition.shape)}."
+        )
+
+
+def pairwise_unary(match: Tensor, deletion: Tensor, insertion: Tensor) -> Tensor:
+    """(*batch, S + 1, T + 1, 3) from scores of pairs and gaps, for `Alignment.pairwise`."""
+    match = as_values("Alignment.pairwise's match", match)
+    if match.ndim < 2:
+        raise ModelError(
+            f"Alignment.pairwise needs match (*batch, S, T); got {tuple(match.shape)}."
+        )
+    *batch, first, second = match.shape
+    shapes = ((first, second), (first, second + 1), (first + 1, second))
+    given = {"match": match, "deletion": deletion, "insertion": insertion}
+    parts: list[Tensor] = []
+    for (name, part), shape in zip(given.items(), shapes, strict=True):
+        before = (second + 1 - shape[1], 0, first + 1 - shape[0], 0)
+        wide = broadcast_values(f"Alignment.pairwise's {name}", part, (*batch, *shape), match)
+        parts.append(pad(wide, before, value=-math.inf))
+    return torch.stack(parts, -1)
+
+
+def ctc_unary(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(batch, T + 2, 2 U + 3, 3) of `Alignment.ctc`, and the lengths of both sequences."""
+    log_probs = as_values("Alignment.ctc's log_probs", log_probs)
+    targets, input_lengths, target_lengths = (
+        as_whole(f"Alignment.ctc's {name}", part)
+        for name, part in (
+            ("targets", targets),
+            ("input_lengths", input_lengths),
+            ("target_lengths", target_lengths),
+        )
+    )
+    checked_log_values("Alignment.ctc", log_probs)
+    if log_probs.ndim != 3 or not 0 <= blank < log_probs.shape[2]:
+        raise ModelError(
+            "Alignment.ctc needs log_probs (T, batch, classes) and a blank among the classes; got "
+            f"{tuple(log_probs.shape)} and {blank}."
+        )
+    frames, batch, classes = log_probs.shape
+    device = log_probs.device
+    spans, sizes = (part.to(device, torch.long) for part in (input_lengths, target_lengths))
+    if spans.shape != (batch,) or sizes.shape != (batch,):
+        raise ModelError(f"Alignment.ctc of {batch} items needs a length of each, twice.")
+    targets = targets.to(device, torch.long)
+    if targets.ndim == 1:
+        parts = list(torch.split(targets, sizes.tolist()))
+        targets = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+    most = targets.shape[1]
+    limits = ((spans, frames), (sizes, most))
+    if any(bool(((own < 0) | (own > limit)).any()) for own, limit in limits):
+        raise ModelError(f"Alignment.ctc needs lengths up to {frames} frames and {most} labels.")
+    inside = torch.arange(most, device=device) < sizes.unsqueeze(1)
+    if targets.numel() and bool(((targets < 0) | (targets >= classes))[inside].any()):
+        raise ModelError(f"Alignment.ctc of {classes} classes needs targets 0 to {classes - 1}.")
+    # Blanks around the labels: (batch, 2 U + 1).
+    spelt = targets.new_full((batch, 2 * most + 1), blank)
+    spelt[:, 1::2] = torch.where(inside, targets, blank)
+    index = spelt.expand(frames, *spelt.shape)
+    heard = log_probs.gather(2, index).transpose(0, 1)
+    heard = pad(heard, (1, 1, 1, 1), value=-math.inf)
+    # One end after the frames and the labels of each item.
+    place = torch.arange(frames + 2, device=device).unsqueeze(1)
+    stand = torch.arange(2 * most + 3, device=device)
+    after = (place == (spans + 1).reshape(-1, 1, 1)) & (stand == (2 * sizes + 2).reshape(-1, 1, 1))
+    beyond = (place > spans.reshape(-1, 1, 1)) | (stand > (2 * sizes + 1).reshape(-1, 1, 1))
+    cells = torch.where(after, 0.0, torch.where(beyond, -math.inf, heard))
+    # A blank is skipped before a label that differs from the last, and before the end.
+    skips = torch.zeros_like(cells[:, 0], dtype=torch.bool)
+    last_but_one = pad(spelt, (2, 0), value=-1)[:, :-2]
+    skips[:, 1:-1] = (spelt != blank) & (spelt != last_but_one)
+    skips = skips | (stand == (2 * sizes + 2).unsqueeze(1))
+    allowed = torch.stack([torch.ones_like(skips), torch.ones_like(skips), skips], -1)
+    unary = torch.where(allowed.unsqueeze(1), cells.unsqueeze(-1), -math.inf)
+    return unary, spans + 1, 2 * sizes + 2
+
+
+@remembered(8, where=lambda shape, moves, device: shape[0] * shape[1] <= 2**15)  # noqa: ARG005
+def _grid(shape: tuple[int, ...], moves: tuple[Move, ...], device: torch.device) -> Grid:
+    return Grid.of(shape, moves, device)
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment(Recursion):
+    """Monotone paths through the grid of two sequences of S and T positions.
+
+    A path moves from cell (0, 0), before both, to cell (S, T), after both; a cell counts the
+    positions of each that are behind. Each of the N states has a move: the positions of the first
+    and of the second sequence it takes. The score of a path is the sum of `unary` over the cells
+    it reaches, each in the state of the move, and of `transition` between consecutive states.
+    Sites are cells: those off the path have state -1, and marginals are the expected alignment.
+
+    O(S T N) time, O(S T N^2) with a transition, in S + T steps over diagonals; in S steps over rows
+    if every move takes a position of the first sequence, or T if every one takes of the second.
+
+    Args:
+        unary: (*batch, S + 1, T + 1, N) log-potentials (nats); -inf forbids. Cell (0, 0) is
+            ignored.
+        moves: of each state; default: a match, a deletion (of a position of the first sequence)
+            and an insertion (of one of the second).
+        transition: (N, N) log-potentials, [from, to], or a `Potential`; default: none.
+        local: whether a path may start and end at any cell; the empty one has score 0.
+        first_lengths: (*batch,) integers in 0..S; default: all S.
+        second_lengths: (*batch,) integers in 0..T; default: all T.
+
+    Raises:
+        ModelError: shapes that do not fit, a move that takes nothing, a length out of range.
+
+    Example:
+        >>> Alignment(torch.zeros(3, 3, 3)).log_partition().exp()  # the Delannoy number of 2 and 2
+        tensor(13.)
+    """
+
+    moves: tuple[Move, ...] = (MATCH, DELETION, INSERTION)
+    transition: Tensor | Potential | None = None
+    local: bool = field(default=False, kw_only=True)
+    first_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+    second_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    site_dims = 2
+
+    def __post_init__(self) -> None:
+        settle(self, "unary", "transition", whole=("first_lengths", "second_lengths"))
+        checked_alignment(self.unary, self.moves, self.transition)
+        first, second = self.unary.shape[-3:-1]
+        settle_lengths(self, first_lengths=first - 1, second_lengths=second - 1)
+
+    @classmethod
+    def pairwise(
+        cls, match: Tensor, deletion: Tensor, insertion: Tensor, **rest: Any
+    ) -> "Alignment":
+        """Alignments by scores of pairs and gaps: `match` (*batch, S, T) and what broadcasts to it.
+
+        `deletion` (*batch, S, T + 1) scores a position of the first sequence after some number of
+        the second; `insertion` (*batch, S + 1, T) likewise. The rest are other fields: for affine
+        gaps, a transition between matches, deletions and insertions.
+        """
+        return cls(pairwise_unary(match, deletion, insertion), **rest)
+
+    @classmethod
+    def ctc(
+        cls, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor,
+        *, blank: int = 0,
+    ) -> "Alignment":  # fmt: skip
+        """Frames and the labels that they spell: log Z is minus `torch.nn.functional.ctc_loss`.
+
+        Arguments as there: (T, batch, classes), (batch, U) or (sum of lengths,), (batch,) twice.
+        Impossible items have log Z -inf, and gradients of zero. Cell (t + 1, 2 u + 2) is label u at
+        frame t, with blanks before and after it, and one end after each sequence. The states stay,
+        go on, and skip a blank.
+
+        Raises:
+            ModelError: shapes that do not fit, a class or a length out of range.
+        """
+        unary, frames, ends = ctc_unary(log_probs, targets, input_lengths, target_lengths, blank)
+        return cls(unary, (STAY, NEXT, SKIP), first_lengths=frames, second_lengths=ends)
+
+    def pair_marginals(self) -> Tensor:
+        """(*batch, S, T) the probability that a pair of positions is matched; differentiable."""
+        matches = [state for state, move in enumerate(self.moves) if move == MATCH]
+        return self.marginals()[..., 1:, 1:, matches].sum(-1)
+
+    def recursion(self, tape: Tape) -> Value:
+        """Line by line, each cell from those that the moves start from."""
+        grid, moves = (
+            _grid(tape.site_shape, tuple(self.moves), tape.device),
+            sorted(set(self.moves)),
+        )
+        kinds = torch.tensor([moves.index(move) for move in self.moves], device=tape.device)
+        # Line 0 is empty.
+        starts, states, reached = [tape.nothing], [tape.nothing], [tape.nothing]
+        for line, cells in enumerate(grid.lines):
+            site, came = tape.sites[cells], [grid.before(line, move) for move in moves]
+            if self.transition is None:
+                past = (tape.view(reached[source], index) for source, index in came)
+                states.append(tape.total((site, tape.pick(tape.beside(*past), kinds, to=site))))
+            else:
+                ways: list[tuple[Value, ...]] = [(site, tape.nothing)]
+                for kind, (source, index) in enumerate(came):
+                    if source:
+                        own = site, tape.lookup(torch.where(kinds == kind, 0.0, -torch.inf), site)
+                        earlier = tape.total(tape.view(states[source], index))
+                        ways.append((*own, tape.link(earlier, self.transition, to=site)))
+                        ways.append((*own, tape.total(tape.view(starts[source], index))))
+                states.append(tape.total(*ways))
+            begin = (cells[0] == 0) & (cells[1] == 0)
+            starts.append(tape.allowed((begin | self.local).unsqueeze(0)))
+            summed = tape.sum(states[-1])
+            reached.append(tape.total(starts[-1], summed) if self.local or not line else summed)
+        first, second = (torch.cat(part) for part in zip(*grid.lines, strict=True))
+        sizes = zip((self.first_lengths, self.second_lengths), tape.site_shape, strict=True)
+        ends = [tape.lengths(given, size - 1).unsqueeze(1) for given, size in sizes]
+        if not self.local:
+            last = ((first == ends[0]) & (second == ends[1])).long().argmax(1)
+            return tape.choose(reached[1:], last)
+        inside = tape.allowed((first <= ends[0]) & (second <= ends[1]))
+        every = torch.arange(len(first), device=tape.device).unsqueeze(1)
+        stops = tape.view([tape.sum(value) for value in states[1:]], every)
+        return tape.total(tape.one, (stops, tape.view(inside, every)))

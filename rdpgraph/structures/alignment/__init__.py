@@ -1,1 +1,0 @@
-"""Alignments: distributions over the monotone paths through two sequences."""
