@@ -21,19 +21,12 @@ from rdpgraph.model.restriction import Support
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The factors of a block that join one of the sites to others.
+    """The factors of a block that join one of the sites to others."""
 
-    Attributes:
-        rows: (F,) the site that each factor holds.
-        slot: its slot in the factor.
-        potential: of the factors, leading dims (*batch, F or 1).
-        sizes: the number of states of each slot.
-    """
-
-    rows: Tensor
-    slot: int
-    potential: Potential
-    sizes: tuple[int, ...]
+    rows: Tensor  # (F,) the site that each factor holds
+    slot: int  # its slot in the factor
+    potential: Potential  # of the factors, leading dims (*batch, F or 1)
+    sizes: tuple[int, ...]  # the number of states of each slot
 
 
 @dataclass(frozen=True, eq=False)

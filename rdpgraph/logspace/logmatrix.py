@@ -106,17 +106,11 @@ Exact = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class LogMatrix:
-    """A matrix of logs, ready to be multiplied many times.
+    """A matrix of logs, ready to be multiplied many times."""
 
-    Attributes:
-        logs: (*lead, n, k); -inf allowed.
-        weights: (*lead, n, k) exponentials, scaled so that the largest of each row is 1.
-        peaks: (*lead, n) the logs of those scales.
-    """
-
-    logs: Tensor
-    weights: Tensor
-    peaks: Tensor
+    logs: Tensor  # (*lead, n, k); -inf allowed
+    weights: Tensor  # (*lead, n, k) exponentials, scaled so that the largest of each row is 1
+    peaks: Tensor  # (*lead, n) the logs of those scales
 
     @classmethod
     def of(cls, logs: Tensor) -> "LogMatrix":

@@ -31,15 +31,10 @@ STAY, NEXT, SKIP = (1, 0), (1, 1), (1, 2)
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The cells of an alignment in an order that every move follows: rows, columns or diagonals.
+    """The cells of an alignment in an order that every move follows: rows, columns or diagonals."""
 
-    Attributes:
-        sweep: the weights of both coordinates in the number of a line.
-        lines: the cells of each, (cells,) twice.
-    """
-
-    sweep: Move
-    lines: Sequence[tuple[Tensor, Tensor]]
+    sweep: Move  # the weights of both coordinates in the number of a line
+    lines: Sequence[tuple[Tensor, Tensor]]  # the cells of each, (cells,) twice
     known: dict[tuple[int, ...], Tensor] = field(
         default_factory=dict[tuple[int, ...], Tensor], init=False, repr=False
     )

@@ -13,16 +13,11 @@ from rdpgraph.logspace.gradients import expectations
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A model whose scores are sums of entries of some tensors: their means are gradients.
+    """A model whose scores are sums of entries of some tensors: their means are gradients."""
 
-    Attributes:
-        tensors: (*lead, ...) each.
-        made: the model of other tensors.
-        best: (*lead,) the score of the best configuration of such a model; -inf if it has none.
-    """
-
-    tensors: Sequence[Tensor]
-    made: Callable[[Sequence[Tensor]], Structure]
+    tensors: Sequence[Tensor]  # (*lead, ...) each
+    made: Callable[[Sequence[Tensor]], Structure]  # the model of other tensors
+    # (*lead,) the score of the best configuration of such a model; -inf if it has none.
     best: Callable[[Structure], Tensor]
 
     def expected(self) -> tuple[Tensor, list[Tensor]]:

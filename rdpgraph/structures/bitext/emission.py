@@ -19,17 +19,11 @@ _BLOCK = 1 << 22  # pairs of bispans that are compared at once
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """Bispans of some items.
+    """Bispans of some items."""
 
-    Attributes:
-        item: (P,) the item of each.
-        ends: (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target.
-        longest: the words of the longest sentence.
-    """
-
-    item: Tensor
-    ends: Tensor
-    longest: int
+    item: Tensor  # (P,) the item of each
+    ends: Tensor  # (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target
+    longest: int  # the words of the longest sentence
 
     def __len__(self) -> int:
         """The number of bispans."""
@@ -166,12 +160,10 @@ class Sums:
     """Running sums of numbers, with numbers far from zero and -inf summed separately.
 
     Finite scores that stand for absence, as -1e30, would leave no digits of the others.
-
-    Attributes:
-        parts: (B, p + 1) or (B, p + 1, q + 1), as `_joined` takes them; the first alone if all
-            numbers are near.
     """
 
+    # (B, p + 1) or (B, p + 1, q + 1), as `_joined` takes them; the first alone if all numbers are
+    # near.
     parts: tuple[Tensor, ...]
 
     @classmethod

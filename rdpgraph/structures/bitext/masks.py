@@ -81,15 +81,10 @@ class BitextMasks(LinkMasks):
 
 @dataclass(frozen=True, eq=False)
 class MaskedBitext(ForestMasked):
-    """A bitext within a mask.
+    """A bitext within a mask."""
 
-    Attributes:
-        ends: (4, P) of the bispans.
-        words: p and q.
-    """
-
-    ends: Tensor
-    words: tuple[int, int]
+    ends: Tensor  # (4, P) of the bispans
+    words: tuple[int, int]  # p and q
 
     @cached_property
     def both(self) -> Tensor:

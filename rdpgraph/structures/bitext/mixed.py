@@ -75,17 +75,11 @@ class MixedMasks(LinkMasks):
 
 @dataclass(frozen=True, eq=False)
 class MaskedMixed(RuleMasked):
-    """A bitext of mixed rules within a mask.
+    """A bitext of mixed rules within a mask."""
 
-    Attributes:
-        masks: of the bitext.
-        kept: the bispans.
-        listed: their ways.
-    """
-
-    masks: MixedMasks
-    kept: Boxes
-    listed: Listed
+    masks: MixedMasks  # of the bitext
+    kept: Boxes  # the bispans
+    listed: Listed  # their ways
 
     @cached_property
     def places(self) -> Tensor:

@@ -57,23 +57,15 @@ inverted to them, and whether it is the last in the source."""
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """Ways of one sort to make nodes.
+    """Ways of one sort to make nodes."""
 
-    Attributes:
-        kind: of the rule that each completes, as in `ORDERS`; `PARTIAL`: of none.
-        made: (E,) the node that each makes.
-        first: (E,) a part, or `NONE`.
-        second: (E,) likewise.
-        logs: (E,) the score of the words of each, nats; None: no words.
-        words: (E, 2, 2) where they begin, on either side, and where they end; None: no words, or
-            words around a part.
-    """
-
-    kind: int
-    made: Tensor
-    first: Tensor
-    second: Tensor
-    logs: Tensor | None = None
+    kind: int  # of the rule that each completes, as in `ORDERS`; `PARTIAL`: of none
+    made: Tensor  # (E,) the node that each makes
+    first: Tensor  # (E,) a part, or `NONE`
+    second: Tensor  # (E,) likewise
+    logs: Tensor | None = None  # (E,) the score of the words of each, nats; None: no words
+    # (E, 2, 2) where they begin, on either side, and where they end; None: no words, or words
+    # around a part.
     words: Tensor | None = None
 
 
@@ -82,26 +74,18 @@ class Halves:
     """Intermediate nodes between kept bispans and their rules, straight or inverted.
 
     Bispans are read forwards if straight, with the target reversed if inverted.
-
-    Attributes:
-        kept: the bispans.
-        inverted: the orientation.
-        pairs: joins of two adjacent bispans.
-        joined: (E,) the pair, its first part and its second.
-        late: remainders of a bispan beside a part in its first or last corner.
-        begins: (E,) the whole, the part in its first corner, and the remainder in `late`.
-        stops: (E,) the whole, the part in its last corner, and the remainder in `early`.
-        early: (A,) the remainders of `late` beside a part in the last corner.
     """
 
-    kept: Boxes
-    inverted: bool
-    pairs: Boxes
-    joined: tuple[Tensor, Tensor, Tensor]
-    late: Boxes
+    kept: Boxes  # the bispans
+    inverted: bool  # the orientation
+    pairs: Boxes  # joins of two adjacent bispans
+    joined: tuple[Tensor, Tensor, Tensor]  # (E,) the pair, its first part and its second
+    late: Boxes  # remainders of a bispan beside a part in its first or last corner
+    # (E,) the whole, the part in its first corner, and the remainder in `late`.
     begins: tuple[Tensor, Tensor, Tensor]
+    # (E,) the whole, the part in its last corner, and the remainder in `early`.
     stops: tuple[Tensor, Tensor, Tensor]
-    early: Tensor
+    early: Tensor  # (A,) the remainders of `late` beside a part in the last corner
 
     @classmethod
     def of(cls, kept: Boxes, nested: Pairs, *, inverted: bool) -> "Halves":
@@ -138,19 +122,12 @@ class Halves:
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """All nodes: kept bispans, then for either orientation pairs, late and early remainders.
+    """All nodes: kept bispans, then for either orientation pairs, late and early remainders."""
 
-    Attributes:
-        kept: the bispans.
-        emission: scores of words.
-        nested: pairs of a kept bispan and another one within it.
-        halves: intermediate nodes, straight and inverted.
-    """
-
-    kept: Boxes
-    emission: Emission
-    nested: Pairs
-    halves: tuple[Halves, Halves]
+    kept: Boxes  # the bispans
+    emission: Emission  # scores of words
+    nested: Pairs  # pairs of a kept bispan and another one within it
+    halves: tuple[Halves, Halves]  # intermediate nodes, straight and inverted
 
     @classmethod
     def of(cls, kept: Boxes, emission: Emission) -> "Nodes":
@@ -296,21 +273,14 @@ def _size(boxes: Boxes) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """The forest of kept bispans and intermediate nodes.
+    """The forest of kept bispans and intermediate nodes."""
 
-    Attributes:
-        forest: the ways, by the nodes that they make.
-        item: (nodes,) the item of each.
-        place: (P,) the node of each kept bispan.
-        kind: (E,) of the rule that each way completes; `PARTIAL`: of none.
-        words: (E, 2, 2) where the words of each begin, on either side, and where they end; zeros
-            for no words, or words around a part.
-    """
-
-    forest: RuleForest
-    item: Tensor
-    place: Tensor
-    kind: Tensor
+    forest: RuleForest  # the ways, by the nodes that they make
+    item: Tensor  # (nodes,) the item of each
+    place: Tensor  # (P,) the node of each kept bispan
+    kind: Tensor  # (E,) of the rule that each way completes; `PARTIAL`: of none
+    # (E, 2, 2) where the words of each begin, on either side, and where they end; zeros for no
+    # words, or words around a part.
     words: Tensor
 
     @classmethod

@@ -82,13 +82,10 @@ def grammar_rules(
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Bispans in order of size, and their splits into smaller ones.
+    """Bispans in order of size, and their splits into smaller ones."""
 
-    Attributes:
-        stand: (p + 1, p + 1, q + 1, q + 1) the index of each bispan [i, k, j, l] among those done
-            so far; -1: none.
-    """
-
+    # (p + 1, p + 1, q + 1, q + 1) the index of each bispan [i, k, j, l] among those done so far;
+    # -1: none.
     stand: Tensor
 
     @classmethod

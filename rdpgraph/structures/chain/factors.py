@@ -14,18 +14,12 @@ from rdpgraph.logspace.logmatrix import finite
 
 @dataclass(frozen=True, eq=False)
 class StepFactors(ABC):
-    """Potentials as probabilities, divided by their maxima.
+    """Potentials as probabilities, divided by their maxima."""
 
-    Attributes:
-        unary: (B, T, N) in nats, as given.
-        offset: (B, T) nats taken off the unary of a step and the transition into it.
-        lengths: (B,) int64.
-        starts: (B,) int64: the steps at which items begin; lengths then count from step 0.
-    """
-
-    unary: Tensor
-    offset: Tensor
-    lengths: Tensor
+    unary: Tensor  # (B, T, N) in nats, as given
+    offset: Tensor  # (B, T) nats taken off the unary of a step and the transition into it
+    lengths: Tensor  # (B,) int64
+    # (B,) int64: the steps at which items begin; lengths then count from step 0.
     starts: Tensor | None = field(default=None, kw_only=True)
 
     @property
@@ -71,17 +65,11 @@ class StepFactors(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Factors(StepFactors):
-    """Scaled factors of tables.
+    """Scaled factors of tables."""
 
-    Attributes:
-        transition: (N, N) or (1 or B, T-1, N, N) in nats, as given.
-        emission: (B, T, N): exp(unary), the maximum of each row 1; 0 in rows of -inf.
-        matrix: (N, N) or (1 or B, T-1, N, N): exp(transition), the maximum of each matrix 1.
-    """
-
-    transition: Tensor
-    emission: Tensor
-    matrix: Tensor
+    transition: Tensor  # (N, N) or (1 or B, T-1, N, N) in nats, as given
+    emission: Tensor  # (B, T, N): exp(unary), the maximum of each row 1; 0 in rows of -inf
+    matrix: Tensor  # (N, N) or (1 or B, T-1, N, N): exp(transition), the maximum of each matrix 1
 
     @classmethod
     def of(cls, unary: Tensor, transition: Tensor, lengths: Tensor) -> "Factors":

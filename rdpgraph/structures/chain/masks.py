@@ -26,26 +26,16 @@ Values = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """The free steps of some chains, item by item, and their runs, the longest first.
+    """The free steps of some chains, item by item, and their runs, the longest first."""
 
-    Attributes:
-        item: (F,) of each free step.
-        step: (F,) its number.
-        start: (R,) the first free step of each run.
-        length: (R,) its number of steps, descending.
-        states: (F, K) the states left of each free step, padded.
-        unary: (F, K) their log-potentials, transitions from and to fixed steps included; -inf for
-            padding.
-        values: of transitions.
-    """
-
-    item: Tensor
-    step: Tensor
-    start: Tensor
-    length: Tensor
-    states: Tensor
+    item: Tensor  # (F,) of each free step
+    step: Tensor  # (F,) its number
+    start: Tensor  # (R,) the first free step of each run
+    length: Tensor  # (R,) its number of steps, descending
+    states: Tensor  # (F, K) the states left of each free step, padded
+    # (F, K) their log-potentials, transitions from and to fixed steps included; -inf for padding.
     unary: Tensor
-    values: Values
+    values: Values  # of transitions
 
     @cached_property
     def places(self) -> list[Tensor]:
@@ -106,15 +96,10 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """Log-values of the transitions of a chain, looked up in doubles, without gradients.
+    """Log-values of the transitions of a chain, looked up in doubles, without gradients."""
 
-    Args:
-        given: (N, N), (*batch, T - 1, N, N), or a potential of such a shape.
-        batch_shape: of the chain.
-    """
-
-    given: Tensor | Potential
-    batch_shape: tuple[int, ...]
+    given: Tensor | Potential  # (N, N), (*batch, T - 1, N, N), or a potential of such a shape
+    batch_shape: tuple[int, ...]  # of the chain
 
     @cached_property
     def table(self) -> Potential | Tensor:
@@ -230,19 +215,12 @@ class ChainMasks(LabelMasks):
 
 @dataclass(frozen=True, eq=False)
 class MaskedChain(Masked):
-    """A chain within a mask.
+    """A chain within a mask."""
 
-    Attributes:
-        masks: of the chain.
-        lead: chains and batch dims.
-        state: (I, T) the state of a fixed step, else -1.
-        runs: of the other steps.
-    """
-
-    masks: ChainMasks
-    lead: tuple[int, ...]
-    state: Tensor
-    runs: Runs
+    masks: ChainMasks  # of the chain
+    lead: tuple[int, ...]  # chains and batch dims
+    state: Tensor  # (I, T) the state of a fixed step, else -1
+    runs: Runs  # of the other steps
 
     @cached_property
     def held(self) -> tuple[Tensor, Tensor, Tensor]:

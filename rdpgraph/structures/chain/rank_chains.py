@@ -81,18 +81,12 @@ class Symbols:
     ``M_x = sum_z right_z p(x | z) left_z^T``, r x r, is made once for every symbol, O(U N r^2), and
     a step of an item is then O(r^2) for any N. Chiu 2021, "Random Fourier features for scaling
     MRFs", eq. 6.
-
-    Attributes:
-        alone: (U,) the states summed out, for a single symbol.
-        first: (U, r) towards the next rank, the start included.
-        between: (U, r, r) from the rank before to the next.
-        last: (U, r) from the rank before.
     """
 
-    alone: Tensor
-    first: Tensor
-    between: Tensor
-    last: Tensor
+    alone: Tensor  # (U,) the states summed out, for a single symbol
+    first: Tensor  # (U, r) towards the next rank, the start included
+    between: Tensor  # (U, r, r) from the rank before to the next
+    last: Tensor  # (U, r) from the rank before
 
     @classmethod
     def of(

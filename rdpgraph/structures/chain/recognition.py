@@ -23,20 +23,14 @@ _MOST_PADDED = 2  # sites for each variable
 
 @dataclass(frozen=True, eq=False)
 class Recognised:
-    """A graph as chains.
+    """A graph as chains."""
 
-    Attributes:
-        unary: (*batch, T, N), or (*batch, C, T, N) for C chains.
-        transition: (N, N), or per step with leading dims that broadcast; of low rank if all
-            neighbours share one `LowRank` of few ranks.
-        numbers: (T,) or (C, T): the graph's number of the variable at each site; -1: none.
-        lengths: (*batch, C), or None where all are T.
-    """
-
-    unary: Tensor
+    unary: Tensor  # (*batch, T, N), or (*batch, C, T, N) for C chains
+    # (N, N), or per step with leading dims that broadcast; of low rank if all neighbours share one
+    # `LowRank` of few ranks.
     transition: Tensor | LowRank
-    numbers: Tensor
-    lengths: Tensor | None
+    numbers: Tensor  # (T,) or (C, T): the graph's number of the variable at each site; -1: none
+    lengths: Tensor | None  # (*batch, C), or None where all are T
 
 
 def chain_graph(
@@ -144,21 +138,13 @@ def _transition(
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """A block of pairs.
+    """A block of pairs."""
 
-    Attributes:
-        block: as the graph has it.
-        where: (F,) the edge of each factor.
-        forwards: (F,) whether its first slot comes first.
-        once: each edge between variables has one of the factors.
-        all_edges: there are no others.
-    """
-
-    block: Block
-    where: Tensor
-    forwards: Tensor
-    once: bool
-    all_edges: bool
+    block: Block  # as the graph has it
+    where: Tensor  # (F,) the edge of each factor
+    forwards: Tensor  # (F,) whether its first slot comes first
+    once: bool  # each edge between variables has one of the factors
+    all_edges: bool  # there are no others
 
     @staticmethod
     def of(block: Block, place: Tensor, total: int, edges: int, joined: int) -> "_Placed":

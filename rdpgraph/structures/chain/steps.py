@@ -57,15 +57,10 @@ class Steps(ABC):
 
 @dataclass(frozen=True, eq=False)
 class TableSteps(Steps):
-    """Tables of all pairs.
+    """Tables of all pairs."""
 
-    Attributes:
-        table: (N, N), or (1 or B, T - 1, N, N) per step; [from, to].
-        slow: whether all sums are made in logs: then they have derivatives of any order.
-    """
-
-    table: Tensor
-    slow: bool = False
+    table: Tensor  # (N, N), or (1 or B, T - 1, N, N) per step; [from, to]
+    slow: bool = False  # whether all sums are made in logs: then they have derivatives of any order
     _room: list[Tensor] = field(default_factory=list[Tensor], init=False)
 
     def turned(self) -> "TableSteps":
@@ -132,15 +127,10 @@ class TableSteps(Steps):
 
 @dataclass(frozen=True, eq=False)
 class RankSteps(Steps):
-    """Sums over ranks: ``value_ij = logsumexp_k(left_ik + right_jk)``.
+    """Sums over ranks: ``value_ij = logsumexp_k(left_ik + right_jk)``."""
 
-    Attributes:
-        left: (N, r), or (1 or B, T - 1, N, r) per step: log-factors of the state before.
-        right: likewise, of the state after.
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # (N, r), or (1 or B, T - 1, N, r) per step: log-factors of the state before
+    right: Tensor  # likewise, of the state after
 
     @property
     def sides(self) -> tuple[Tensor, Tensor]:
@@ -217,15 +207,10 @@ class RankSteps(Steps):
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """One side's log-matrices; a shared one is prepared once.
+    """One side's log-matrices; a shared one is prepared once."""
 
-    Attributes:
-        shared: (n, k).
-        each: (1 or B, n, k) of each step.
-    """
-
-    shared: LogMatrix | None
-    each: tuple[Tensor, ...]
+    shared: LogMatrix | None  # (n, k)
+    each: tuple[Tensor, ...]  # (1 or B, n, k) of each step
 
     @staticmethod
     def of(side: Tensor) -> "_Factors":

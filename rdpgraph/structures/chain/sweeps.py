@@ -12,19 +12,12 @@ from rdpgraph.structures.chain.factors import StepFactors, inside, joined, peak,
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """Results of a forward sweep.
+    """Results of a forward sweep."""
 
-    Attributes:
-        states: (B, T, N): alpha, each row summing to 1, or to 0 where nothing is possible.
-        scales: (B, T): the sum of each row before it was normalised.
-        values: (B,): log Z in nats.
-        doubtful: (B,) bool: whether underflow may have taken something.
-    """
-
-    states: Tensor
-    scales: Tensor
-    values: Tensor
-    doubtful: Tensor
+    states: Tensor  # (B, T, N): alpha, each row summing to 1, or to 0 where nothing is possible
+    scales: Tensor  # (B, T): the sum of each row before it was normalised
+    values: Tensor  # (B,): log Z in nats
+    doubtful: Tensor  # (B,) bool: whether underflow may have taken something
 
 
 def forward(factors: StepFactors, *, floor: float = 0.0, upward: bool = False) -> Forward:

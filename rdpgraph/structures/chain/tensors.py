@@ -19,17 +19,11 @@ Link = TypeVar("Link", bound=Tensor | RankSteps)
 
 
 class Parts(NamedTuple, Generic[Link]):
-    """Chains as tensors, batch dims flattened.
+    """Chains as tensors, batch dims flattened."""
 
-    Attributes:
-        unary: (B, T, N) log-potentials in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T - 1, N, N) per step; [from, to]; or ranks.
-        lengths: (B,) int64, 0 to T.
-    """
-
-    unary: Tensor
-    transition: Link
-    lengths: Tensor
+    unary: Tensor  # (B, T, N) log-potentials in nats; -inf allowed
+    transition: Link  # (N, N), or (1 or B, T - 1, N, N) per step; [from, to]; or ranks
+    lengths: Tensor  # (B,) int64, 0 to T
 
     @staticmethod
     def of(unary: Tensor, given: Tensor | Potential, lengths: Tensor) -> "ChainTensors":

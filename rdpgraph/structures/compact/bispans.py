@@ -32,19 +32,12 @@ def matched(left: Tensor, right: Tensor, *, among: int | None = None) -> tuple[T
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Spans of sentences that a mask leaves.
+    """Spans of sentences that a mask leaves."""
 
-    Attributes:
-        item: (P,) the sentence of each, by width.
-        ends: (2, P) the first and the last word.
-        rows: the first index of each width, and P.
-        number: (B, T, T) the index of each span; -1: left out.
-    """
-
-    item: Tensor
-    ends: Tensor
-    rows: tuple[int, ...]
-    number: Tensor
+    item: Tensor  # (P,) the sentence of each, by width
+    ends: Tensor  # (2, P) the first and the last word
+    rows: tuple[int, ...]  # the first index of each width, and P
+    number: Tensor  # (B, T, T) the index of each span; -1: left out
 
     @classmethod
     def of(cls, lengths: Tensor, required: Tensor, forbidden: Tensor) -> "Spans":
@@ -90,20 +83,14 @@ class Bispans:
 
     They are the pairs of a source and a target span with equal sets of links: found in time and
     memory O(p^2 + q^2) and their number.
-
-    Attributes:
-        item: (P,) the sentence pair, by size.
-        ends: (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target.
-        rows: the first index of each size, and P.
-        shape: p and q, of the longest.
-        index: (S,) for each source span where its bispans begin; (T,) the place of each target
-            span among them; (all,) the index of each, -1 if it is left out.
     """
 
-    item: Tensor
-    ends: Tensor
-    rows: tuple[int, ...]
-    shape: tuple[int, int]
+    item: Tensor  # (P,) the sentence pair, by size
+    ends: Tensor  # (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target
+    rows: tuple[int, ...]  # the first index of each size, and P
+    shape: tuple[int, int]  # p and q, of the longest
+    # (S,) for each source span where its bispans begin; (T,) the place of each target span among
+    # them; (all,) the index of each, -1 if it is left out.
     index: Triple
 
     @classmethod

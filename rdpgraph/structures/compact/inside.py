@@ -12,20 +12,13 @@ from rdpgraph._core.cache import cached_property
 
 @dataclass(frozen=True, eq=False)
 class Binary:
-    """Rules of one or more kinds, over classes of labels that no rule distinguishes.
+    """Rules of one or more kinds, over classes of labels that no rule distinguishes."""
 
-    Attributes:
-        table: (B or 1, K, G * L * R) log-weights of a label given the kind and the classes of its
-            parts.
-        kinds: G.
-        left: (K,) the class of each label as a left part, 0..L-1.
-        right: (K,) likewise, 0..R-1.
-    """
-
+    # (B or 1, K, G * L * R) log-weights of a label given the kind and the classes of its parts.
     table: Tensor
-    kinds: int
-    left: Tensor
-    right: Tensor
+    kinds: int  # G
+    left: Tensor  # (K,) the class of each label as a left part, 0..L-1
+    right: Tensor  # (K,) likewise, 0..R-1
 
     @staticmethod
     def of(tables: Sequence[Tensor]) -> "Binary":
@@ -64,30 +57,18 @@ class Forest:
 
     A derivation uses a place once at most, with one label. Time and memory are in proportion to
     places and ways.
-
-    Attributes:
-        item: (P,) the item of each place.
-        ends: (P, K) log-potentials of a place without parts; -inf if it must have some.
-        joined: (P, K) of a place with parts, without its rule.
-        rows: the first place of each size, and P.
-        left: (E,) the left part of each way, ordered by the whole and the kind of rule.
-        right: (E,) the right part.
-        ways: (P * G,) the number of ways for each whole and kind.
-        rules: the rules.
-        tops: (B,) the place of each item's whole; -1: none, and Z is 0.
-        root: (B or 1, K) log-potentials of its label.
     """
 
-    item: Tensor
-    ends: Tensor
-    joined: Tensor
-    rows: tuple[int, ...]
-    left: Tensor
-    right: Tensor
-    ways: Tensor
-    rules: Binary
-    tops: Tensor
-    root: Tensor
+    item: Tensor  # (P,) the item of each place
+    ends: Tensor  # (P, K) log-potentials of a place without parts; -inf if it must have some
+    joined: Tensor  # (P, K) of a place with parts, without its rule
+    rows: tuple[int, ...]  # the first place of each size, and P
+    left: Tensor  # (E,) the left part of each way, ordered by the whole and the kind of rule
+    right: Tensor  # (E,) the right part
+    ways: Tensor  # (P * G,) the number of ways for each whole and kind
+    rules: Binary  # the rules
+    tops: Tensor  # (B,) the place of each item's whole; -1: none, and Z is 0
+    root: Tensor  # (B or 1, K) log-potentials of its label
 
     @cached_property
     def whole(self) -> Tensor:
@@ -151,21 +132,13 @@ class Expected:
 
 @dataclass(frozen=True, eq=False)
 class Inside:
-    """Log-sums over the derivations below each place.
+    """Log-sums over the derivations below each place."""
 
-    Attributes:
-        forest: the places and ways.
-        labels: (P, K) of each label.
-        lefts: (P, L) of each class of labels as a left part.
-        rights: (P, R) as a right part.
-        sums: (P * G, L * R) over the ways, before the rules.
-    """
-
-    forest: Forest
-    labels: Tensor
-    lefts: Tensor
-    rights: Tensor
-    sums: Tensor
+    forest: Forest  # the places and ways
+    labels: Tensor  # (P, K) of each label
+    lefts: Tensor  # (P, L) of each class of labels as a left part
+    rights: Tensor  # (P, R) as a right part
+    sums: Tensor  # (P * G, L * R) over the ways, before the rules
 
     @cached_property
     def log_partition(self) -> Tensor:

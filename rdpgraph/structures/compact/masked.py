@@ -64,19 +64,12 @@ class LinkMasks(StructureMasks):
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """The places that derivations use.
+    """The places that derivations use."""
 
-    Attributes:
-        item: (n,) the item of the derivation.
-        place: (n,) the place.
-        label: (n,) its label.
-        ended: (n,) whether it has no parts.
-    """
-
-    item: Tensor
-    place: Tensor
-    label: Tensor
-    ended: Tensor
+    item: Tensor  # (n,) the item of the derivation
+    place: Tensor  # (n,) the place
+    label: Tensor  # (n,) its label
+    ended: Tensor  # (n,) whether it has no parts
 
 
 def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> Drawn:
@@ -120,21 +113,13 @@ def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> 
 
 @dataclass(frozen=True, eq=False)
 class ForestMasked(Masked):
-    """A structure within a mask, as a forest.
+    """A structure within a mask, as a forest."""
 
-    Attributes:
-        forest: the kept places, of chains * batch items; items that have no words have none.
-        lead: chains and batch dims.
-        site: (P,) the number of each place's site within its item.
-        sites: the number of sites of an item.
-        empty: (items,) bool: items whose one configuration is empty.
-    """
-
-    forest: Forest
-    lead: tuple[int, ...]
-    site: Tensor
-    sites: int
-    empty: Tensor
+    forest: Forest  # the kept places, of chains * batch items; items that have no words have none
+    lead: tuple[int, ...]  # chains and batch dims
+    site: Tensor  # (P,) the number of each place's site within its item
+    sites: int  # the number of sites of an item
+    empty: Tensor  # (items,) bool: items whose one configuration is empty
 
     @cached_property
     def inside(self) -> Inside:
@@ -199,20 +184,13 @@ class RuleForest:
     """The kept places of some items, by size, and the rules that make one of some others.
 
     Time and memory are in proportion to the rules.
-
-    Attributes:
-        rows: the first place of each size, and P.
-        whole: (E,) the place that each rule makes, ascending.
-        parts: (m, E) its parts; P: none.
-        logs: (E,) log-weights (nats) of the rules, potentials of the wholes included.
-        tops: (I,) the place of each item's whole; -1: none, and Z is 0.
     """
 
-    rows: tuple[int, ...]
-    whole: Tensor
-    parts: Tensor
-    logs: Tensor
-    tops: Tensor
+    rows: tuple[int, ...]  # the first place of each size, and P
+    whole: Tensor  # (E,) the place that each rule makes, ascending
+    parts: Tensor  # (m, E) its parts; P: none
+    logs: Tensor  # (E,) log-weights (nats) of the rules, potentials of the wholes included
+    tops: Tensor  # (I,) the place of each item's whole; -1: none, and Z is 0
 
     @cached_property
     def counts(self) -> Tensor:
@@ -284,19 +262,12 @@ class RuleForest:
 
 @dataclass(frozen=True, eq=False)
 class RuleMasked(Masked):
-    """A structure within a mask, as a forest of rules.
+    """A structure within a mask, as a forest of rules."""
 
-    Attributes:
-        lead: chains and batch dims.
-        forest: the kept places, and the rules that make them.
-        owner: (P,) the item of each place.
-        empty: (I,) bool: items whose one configuration is empty.
-    """
-
-    lead: tuple[int, ...]
-    forest: RuleForest
-    owner: Tensor
-    empty: Tensor
+    lead: tuple[int, ...]  # chains and batch dims
+    forest: RuleForest  # the kept places, and the rules that make them
+    owner: Tensor  # (P,) the item of each place
+    empty: Tensor  # (I,) bool: items whose one configuration is empty
 
     @property
     def log_partition(self) -> Tensor:

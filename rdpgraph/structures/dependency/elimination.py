@@ -23,19 +23,15 @@ _LOWEST = torch.finfo(torch.float64).min
 
 @dataclass(frozen=True, eq=False)
 class Eliminated:
-    """The words of B items, eliminated from the last to the first.
+    """The words of B items, eliminated from the last to the first."""
 
-    Attributes:
-        heads: of each word k, from the first, (O, B, k + 1) its arcs from the positions before it,
-            once the words after it are eliminated.
-        odds: of each word k, (B, k, k + 1) log-odds (nats) that an arc from each position to a word
-            before k goes through k.
-        possible: (B,) whether there is a tree.
-    """
-
+    # Of each word k, from the first, (O, B, k + 1) its arcs from the positions before it, once the
+    # words after it are eliminated.
     heads: list[Tensor]
+    # Of each word k, (B, k, k + 1) log-odds (nats) that an arc from each position to a word before
+    # k goes through k.
     odds: list[Tensor]
-    possible: Tensor
+    possible: Tensor  # (B,) whether there is a tree
 
     def descend(self, count: int, pick: Pick) -> Heads:
         """(count * B, n) heads of trees of possible items. O(n^2 log n) each.
@@ -150,19 +146,12 @@ def _swapped(pairs: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One word, k, about to be eliminated.
+    """One word, k, about to be eliminated."""
 
-    Attributes:
-        pivot: (O, B) the sum over its heads.
-        heads: (O, B, k + 1) its arcs from the positions before it, less the pivot.
-        past: (O, B, k, k + 1) arcs between those that bypass it.
-        through: (O, B, k, k + 1) arcs between those through it.
-    """
-
-    pivot: Tensor
-    heads: Tensor
-    past: Tensor
-    through: Tensor
+    pivot: Tensor  # (O, B) the sum over its heads
+    heads: Tensor  # (O, B, k + 1) its arcs from the positions before it, less the pivot
+    past: Tensor  # (O, B, k, k + 1) arcs between those that bypass it
+    through: Tensor  # (O, B, k, k + 1) arcs between those through it
 
     @staticmethod
     def of(pairs: Tensor, word: int, temperature: float) -> "_Step":

@@ -13,17 +13,11 @@ from rdpgraph.structures.recursion.values import Value, View
 
 @dataclass(frozen=True, eq=False)
 class Hypergraph:
-    """Hyperedges between nodes in topological order.
+    """Hyperedges between nodes in topological order."""
 
-    Attributes:
-        heads: (E,) nodes 0..nodes-1.
-        tails: (E, arity) nodes, padded with -1.
-        nodes: their number; the last one is the goal.
-    """
-
-    heads: Tensor
-    tails: Tensor
-    nodes: int
+    heads: Tensor  # (E,) nodes 0..nodes-1
+    tails: Tensor  # (E, arity) nodes, padded with -1
+    nodes: int  # their number; the last one is the goal
 
     @cached_property
     def edges(self) -> Sequence[Sequence[int]]:
@@ -155,12 +149,8 @@ class Hypergraph:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Hyperedges of the nodes of a level.
+    """Hyperedges of the nodes of a level."""
 
-    Attributes:
-        edges: (M, nodes), or (B, M, nodes) if items differ; E: none.
-        tails: of that shape, the index of each tail among the values of the lower levels.
-    """
-
-    edges: Tensor
+    edges: Tensor  # (M, nodes), or (B, M, nodes) if items differ; E: none
+    # Of that shape, the index of each tail among the values of the lower levels.
     tails: Sequence[Tensor]

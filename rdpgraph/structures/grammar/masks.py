@@ -24,20 +24,13 @@ class MaskedSparseHypertree(RuleMasked):
     """A hypertree of listed rules within a mask.
 
     Places are states of spans that have a tree, and one more for the whole of each item.
-
-    Attributes:
-        spans: the kept spans.
-        nodes: (2, nodes) the span and the state of each place, without the wholes.
-        rule: (E,) the rule of each way; -1: a word, or the root.
-        count: the number of rules.
-        states: the number of states of a span.
     """
 
-    spans: Spans
-    nodes: Tensor
-    rule: Tensor
-    count: int
-    states: int
+    spans: Spans  # the kept spans
+    nodes: Tensor  # (2, nodes) the span and the state of each place, without the wholes
+    rule: Tensor  # (E,) the rule of each way; -1: a word, or the root
+    count: int  # the number of rules
+    states: int  # the number of states of a span
 
     @classmethod
     def of(
@@ -230,15 +223,10 @@ class HypertreeMasks(StructureMasks):
 
 @dataclass(frozen=True, eq=False)
 class MaskedHypertree(ForestMasked):
-    """A hypertree within a mask.
+    """A hypertree within a mask."""
 
-    Attributes:
-        ends: (2, P) first and last words.
-        words: T.
-    """
-
-    ends: Tensor
-    words: int
+    ends: Tensor  # (2, P) first and last words
+    words: int  # T
 
     def answering(self, place: Tensor, used: Tensor, ended: Tensor) -> Tensor:
         """Count every use: each place is a span with a state."""

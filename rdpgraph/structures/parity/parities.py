@@ -17,38 +17,26 @@ _WORD = 64
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The steps of a sweep over the parities of open checks.
+    """The steps of a sweep over the parities of open checks."""
 
-    Attributes:
-        steps: (n, 3) int64: the kind; the bit that is closed, or the mask of bits that an error
-            flips; the number of the check or the column. A check that opens is a new top bit; one
-            that closes shifts the bits above it down.
-        merges: for each round (2, columns) the pairs of columns that are merged; -1: none.
-        bits: the observable of each bit that stays open to the end.
-        width: the largest number of bits.
-        work: the multiply-adds for one item.
-    """
-
+    # (n, 3) int64: the kind; the bit that is closed, or the mask of bits that an error flips; the
+    # number of the check or the column. A check that opens is a new top bit; one that closes shifts
+    # the bits above it down.
     steps: Tensor
+    # For each round (2, columns) the pairs of columns that are merged; -1: none.
     merges: tuple[Tensor, ...]
-    bits: tuple[int, ...]
-    width: int
-    work: float
+    bits: tuple[int, ...]  # the observable of each bit that stays open to the end
+    width: int  # the largest number of bits
+    work: float  # the multiply-adds for one item
 
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """The steps of a sweep over kept states: checks have slots, and errors masks of them.
+    """The steps of a sweep over kept states: checks have slots, and errors masks of them."""
 
-    Attributes:
-        steps: (n, 3) int64: the kind, the slot, the number of the check or the column.
-        masks: (columns, words) int64: slots from the lowest bit up, observables at the top.
-        merges: as for `Program`.
-    """
-
-    steps: Tensor
-    masks: Tensor
-    merges: tuple[Tensor, ...]
+    steps: Tensor  # (n, 3) int64: the kind, the slot, the number of the check or the column
+    masks: Tensor  # (columns, words) int64: slots from the lowest bit up, observables at the top
+    merges: tuple[Tensor, ...]  # as for `Program`
 
 
 class Parities:

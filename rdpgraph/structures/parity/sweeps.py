@@ -20,37 +20,25 @@ from rdpgraph.structures.recursion import library
 
 @dataclass(frozen=True)
 class ParityCost:
-    """The cost of exact answers about a parity model.
+    """The cost of exact answers about a parity model."""
 
-    Attributes:
-        open_checks: the most checks that are open at once.
-        work: the multiply-adds of log P(s, l) for a shot.
-        memory: the bytes of its tables for a shot.
-        order: the checks in the order in which they are closed.
-        undetectable: the errors that flip an observable and no check.
-    """
-
-    open_checks: int
-    work: float
-    memory: float
-    order: tuple[int, ...] = field(repr=False)
-    undetectable: tuple[int, ...] = ()
+    open_checks: int  # the most checks that are open at once
+    work: float  # the multiply-adds of log P(s, l) for a shot
+    memory: float  # the bytes of its tables for a shot
+    order: tuple[int, ...] = field(repr=False)  # the checks in the order in which they are closed
+    undetectable: tuple[int, ...] = ()  # the errors that flip an observable and no check
 
 
 @dataclass(frozen=True, eq=False)
 class KeptCosets:
-    """Probabilities of cosets from some of a sweep's states: bounds, or unbiased estimates.
+    """Probabilities of cosets from some of a sweep's states: bounds, or unbiased estimates."""
 
-    Attributes:
-        log_cosets: (*batch, 2^observables) nats. A lower bound on log P(s, l), or the logarithm of
-            an unbiased estimate of P(s, l).
-        bound: ``"lower"`` if nothing is sampled; else empty.
-        standard_error: (*batch, 2^observables) of P(s, l) relative to the estimate; None for less
-            than two replicates.
-    """
-
+    # (*batch, 2^observables) nats. A lower bound on log P(s, l), or the logarithm of an unbiased
+    # estimate of P(s, l).
     log_cosets: Tensor
-    bound: str
+    bound: str  # ``"lower"`` if nothing is sampled; else empty
+    # (*batch, 2^observables) of P(s, l) relative to the estimate; None for less than two
+    # replicates.
     standard_error: Tensor | None = None
 
     @property

@@ -31,17 +31,11 @@ Below = Callable[[int, Nodes], Iterator[tuple[Pool, Nodes]]]
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """The sites that derivations use, count * B derivations of the B items in turn.
+    """The sites that derivations use, count * B derivations of the B items in turn."""
 
-    Attributes:
-        tree: (U,) the derivation.
-        site: (U,) the number of a site that it uses.
-        state: (U,) the state of the site.
-    """
-
-    tree: Tensor
-    site: Tensor
-    state: Tensor
+    tree: Tensor  # (U,) the derivation
+    site: Tensor  # (U,) the number of a site that it uses
+    state: Tensor  # (U,) the state of the site
 
     def states(self, tape: Tape, count: int) -> Tensor:
         """(count, *lead, *sites) the states of the sites, -1 if unused."""
@@ -256,12 +250,9 @@ def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
 
 @dataclass(eq=False)
 class _Room:
-    """Blocks for small tensors that outlive large ones, which would fragment memory.
+    """Blocks for small tensors that outlive large ones, which would fragment memory."""
 
-    Attributes:
-        blocks: by dtype the block being filled, and its used size.
-    """
-
+    # By dtype the block being filled, and its used size.
     blocks: dict[torch.dtype, tuple[Tensor, int]] = field(
         default_factory=dict[torch.dtype, tuple[Tensor, int]]
     )

@@ -63,18 +63,14 @@ def down(tape: Tape, reader: Reader, *, scores: bool = True) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """Scores passed down to the entries of values that come later.
+    """Scores passed down to the entries of values that come later."""
 
-    Attributes:
-        parts: for each value, (B, P, K) each.
-        pools: scores of a whole pool, by its first value.
-        slices: for each value its part of these.
-    """
-
-    parts: list[list[Tensor]]
+    parts: list[list[Tensor]]  # for each value, (B, P, K) each
+    # Scores of a whole pool, by its first value.
     pools: dict[int, tuple[tuple[Value, ...], Tensor]] = field(
         default_factory=dict[int, tuple[tuple[Value, ...], Tensor]]
     )
+    # For each value its part of these.
     slices: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
 
     def all_of(self, number: int) -> Tensor | None:

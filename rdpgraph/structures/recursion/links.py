@@ -72,18 +72,12 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class LookupLink:
-    """Log-values between kept labels, looked up on demand.
+    """Log-values between kept labels, looked up on demand."""
 
-    Attributes:
-        source: a table (n, 1, N, M), of which item b has row b mod n, or a potential without
-            leading dims.
-        before: (B, P, I) states; None: all.
-        after: (B, P, J) states; None: all.
-    """
-
+    # A table (n, 1, N, M), of which item b has row b mod n, or a potential without leading dims.
     source: Tensor | Potential
-    before: Tensor | None
-    after: Tensor | None
+    before: Tensor | None  # (B, P, I) states; None: all
+    after: Tensor | None  # (B, P, J) states; None: all
     _few: list[Tensor] = field(default_factory=list[Tensor], init=False)
 
     @property
@@ -154,19 +148,12 @@ class LookupLink:
 
 @dataclass(frozen=True, eq=False)
 class RuleLink:
-    """Rules from pairs of kept labels of two parts to kept labels of the whole.
+    """Rules from pairs of kept labels of two parts to kept labels of the whole."""
 
-    Attributes:
-        rules: flat.
-        left: (B, P, C) states.
-        right: (B, P, E) states.
-        whole: (B, P, J) states.
-    """
-
-    rules: Rules
-    left: Tensor
-    right: Tensor
-    whole: Tensor
+    rules: Rules  # flat
+    left: Tensor  # (B, P, C) states
+    right: Tensor  # (B, P, E) states
+    whole: Tensor  # (B, P, J) states
 
     @property
     def width(self) -> int:
@@ -241,15 +228,10 @@ RulesT = TypeVar("RulesT", bound=Rules)
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Tensors and tables by their source.
+    """Tensors and tables by their source."""
 
-    Attributes:
-        lead: the batch dims of the tape.
-        dtype: of its log-values.
-    """
-
-    lead: tuple[int, ...]
-    dtype: torch.dtype
+    lead: tuple[int, ...]  # the batch dims of the tape
+    dtype: torch.dtype  # of its log-values
     known: dict[tuple[Any, ...], Any] = field(
         default_factory=dict[tuple[Any, ...], Any], init=False
     )

@@ -29,23 +29,14 @@ _SHARED_WORK = 2**18  # multiply-adds below which a second thread costs more tha
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A program with its values.
+    """A program with its values."""
 
-    Attributes:
-        program: the steps.
-        inputs: their tensors.
-        values: (B * size,) of all steps.
-        room: the tables, prepared for products.
-        tables: addresses and strides of the inputs.
-        best: whether values are maxima.
-    """
-
-    program: Program
-    inputs: Inputs
-    values: Tensor
-    room: Tensor
-    tables: "array[int]"
-    best: bool
+    program: Program  # the steps
+    inputs: Inputs  # their tensors
+    values: Tensor  # (B * size,) of all steps
+    room: Tensor  # the tables, prepared for products
+    tables: "array[int]"  # addresses and strides of the inputs
+    best: bool  # whether values are maxima
 
     def value(self, number: int) -> Tensor:
         """(B, P, K) of a step."""

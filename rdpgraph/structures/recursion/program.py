@@ -46,34 +46,22 @@ class NotLoweredError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The steps of a tape as numbers.
+    """The steps of a tape as numbers."""
 
-    Attributes:
-        values: (n, 3) for each step: its offset among the numbers of an item, its places, and its
-            labels.
-        steps: (n, fields) for each: its kind, its number, and arguments of the kind.
-        index: the lists that steps point to: ways, places of values, labels.
-        size: the numbers of an item.
-        slots: leaves, links and views whose tensors are given, numbered from 1; 0 is the potentials
-            of the sites.
-        rows: for each table's slot the ranges, for one item, of its links' rows before and after
-            products.
-        places: for each table's slot the places of its links.
-        leaves: for each leaf's slot the number of its step.
-        unstored: steps whose values are not stored.
-        work: multiply-adds of one item.
-    """
-
+    # (n, 3) for each step: its offset among the numbers of an item, its places, and its labels.
     values: Tensor
-    steps: Tensor
-    index: Tensor
-    size: int
+    steps: Tensor  # (n, fields) for each: its kind, its number, and arguments of the kind
+    index: Tensor  # the lists that steps point to: ways, places of values, labels
+    size: int  # the numbers of an item
+    # Leaves, links and views whose tensors are given, numbered from 1; 0 is the potentials of the
+    # sites.
     slots: Sequence[Slot]
+    # For each table's slot the ranges, for one item, of its links' rows before and after products.
     rows: dict[int, tuple[int, int, int, int]]
-    places: dict[int, list[int]]
-    leaves: dict[int, int]
-    unstored: frozenset[int]
-    work: float
+    places: dict[int, list[int]]  # for each table's slot the places of its links
+    leaves: dict[int, int]  # for each leaf's slot the number of its step
+    unstored: frozenset[int]  # steps whose values are not stored
+    work: float  # multiply-adds of one item
 
     @cached_property
     def ranges(self) -> list[tuple[int, int, int]]:
@@ -89,15 +77,11 @@ class Program:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The tensors that a program is run on.
+    """The tensors that a program is run on."""
 
-    Attributes:
-        unary: (B, sites, K) the potentials of the sites.
-        given: of each slot: leaves (B or 1, P, K), tables (B or 1, 1, I, J), and places
-            (B or 1, M, P) int64.
-    """
-
-    unary: Tensor
+    unary: Tensor  # (B, sites, K) the potentials of the sites
+    # Of each slot: leaves (B or 1, P, K), tables (B or 1, 1, I, J), and places (B or 1, M, P)
+    # int64.
     given: Sequence[Tensor]
 
 

@@ -26,24 +26,16 @@ class Remade(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """The values of the steps done so far, read through views.
+    """The values of the steps done so far, read through views."""
 
-    Attributes:
-        values: (B or 1, P, K) of each step.
-        pools: the number of pools that are cached, those read last.
-        temperature: of the sums.
-        most: the length of lists of best derivations, by rank in a dim in front.
-        small: the size up to which a step's terms are cached for the way down.
-        remade: steps by number whose values are recomputed.
-        terms: by step, the cached terms (B or 1, A, P or 1, K or 1).
-    """
-
-    values: list[Tensor] = field(default_factory=list[Tensor])
-    pools: float = 4
-    temperature: float = 1.0
-    most: int = 1
-    small: int = 0
+    values: list[Tensor] = field(default_factory=list[Tensor])  # (B or 1, P, K) of each step
+    pools: float = 4  # the number of pools that are cached, those read last
+    temperature: float = 1.0  # of the sums
+    most: int = 1  # the length of lists of best derivations, by rank in a dim in front
+    small: int = 0  # the size up to which a step's terms are cached for the way down
+    # By step, the cached terms (B or 1, A, P or 1, K or 1).
     terms: dict[object, Tensor] = field(default_factory=dict[object, Tensor], init=False)
+    # Steps by number whose values are recomputed.
     remade: dict[int, Remade] = field(default_factory=dict[int, Remade], init=False)
     _latest: dict[tuple[int, ...], Tensor] = field(
         default_factory=dict[tuple[int, ...], Tensor], init=False

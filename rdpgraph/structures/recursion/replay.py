@@ -37,38 +37,23 @@ class DivergedError(Exception):
 
 @dataclass(eq=False)
 class Call:
-    """A call of a tape method.
+    """A call of a tape method."""
 
-    Attributes:
-        name: of the method.
-        given: its arguments, without tensors that go to slots.
-        answer: its result.
-        plain: whether no argument is a tensor.
-        slot: the slot that its tensor goes to; None: nothing reads it.
-    """
-
-    name: str
-    given: tuple[Any, ...]
-    answer: Any
-    plain: bool
-    slot: int | None = None
+    name: str  # of the method
+    given: tuple[Any, ...]  # its arguments, without tensors that go to slots
+    answer: Any  # its result
+    plain: bool  # whether no argument is a tensor
+    slot: int | None = None  # the slot that its tensor goes to; None: nothing reads it
 
 
 @dataclass(frozen=True, eq=False)
 class Script:
-    """A recorded layout.
+    """A recorded layout."""
 
-    Attributes:
-        calls: in order.
-        steps: without their tensors.
-        program: of the steps.
-        failures: how often a recursion diverged from it.
-    """
-
-    calls: Sequence[Call]
-    steps: Sequence[Step]
-    program: Program
-    failures: int
+    calls: Sequence[Call]  # in order
+    steps: Sequence[Step]  # without their tensors
+    program: Program  # of the steps
+    failures: int  # how often a recursion diverged from it
 
     @cached_property
     def shapes(self) -> list[torch.Size]:

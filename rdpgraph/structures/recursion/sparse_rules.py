@@ -162,18 +162,12 @@ class Listed(Step):
 
     The splits of a span are summed for each rule, then the rules for each parent. The alternatives
     of a node are its rules, each with all M splits.
-
-    Attributes:
-        left: (B, M, P, C).
-        right: (B, M, P, C).
-        rules: flat.
-        width: K, the labels of parents and others, which are -inf.
     """
 
-    left: View
-    right: View
-    rules: SparseRules
-    width: int
+    left: View  # (B, M, P, C)
+    right: View  # (B, M, P, C)
+    rules: SparseRules  # flat
+    width: int  # K, the labels of parents and others, which are -inf
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         rows, known = self.rules.by_parent

@@ -18,15 +18,10 @@ from rdpgraph.structures.recursion.values import Value, View
 
 @dataclass(frozen=True, eq=False)
 class Leaf(Step):
-    """Given log-values.
+    """Given log-values."""
 
-    Attributes:
-        logs: (B or 1, P or 1, K) nats; None: the potentials of sites.
-        sites: (P,) their numbers; the count of sites stands for none.
-    """
-
-    logs: Tensor | None
-    sites: Tensor | None = None
+    logs: Tensor | None  # (B or 1, P or 1, K) nats; None: the potentials of sites
+    sites: Tensor | None = None  # (P,) their numbers; the count of sites stands for none
 
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
@@ -138,15 +133,10 @@ class Concatenated(Step):
 
 @dataclass(frozen=True, eq=False)
 class Pairs(Step):
-    """The pairs of labels of two views, summed over their alternatives: (B, P, C * E).
+    """The pairs of labels of two views, summed over their alternatives: (B, P, C * E)."""
 
-    Attributes:
-        left: (B, M, P, C).
-        right: (B, M, P, E).
-    """
-
-    left: View
-    right: View
+    left: View  # (B, M, P, C)
+    right: View  # (B, M, P, E)
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         left, right = reader.together((self.left, self.right))
@@ -213,19 +203,12 @@ class Pairs(Step):
 
 @dataclass(frozen=True, eq=False)
 class Linked(Step):
-    """The sum over the labels of a value, with a link between them and the new labels.
+    """The sum over the labels of a value, with a link between them and the new labels."""
 
-    Attributes:
-        x: (B, P or 1, I).
-        link: between I and J labels; None: J is 1, without scores.
-        places: P.
-        more: further labels, at -inf.
-    """
-
-    x: Value
-    link: Link | None
-    places: int
-    more: int = 0
+    x: Value  # (B, P or 1, I)
+    link: Link | None  # between I and J labels; None: J is 1, without scores
+    places: int  # P
+    more: int = 0  # further labels, at -inf
 
     dim = -2
 
@@ -310,17 +293,11 @@ def _ways(way: Sequence[View]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Relabelled(Step):
-    """One of the labels of a value for each new label.
+    """One of the labels of a value for each new label."""
 
-    Attributes:
-        x: (B, P or 1, I).
-        which: (J,) labels of x, or (B, P, J) where not all states are kept.
-        places: P.
-    """
-
-    x: Value
-    which: Tensor
-    places: int
+    x: Value  # (B, P or 1, I)
+    which: Tensor  # (J,) labels of x, or (B, P, J) where not all states are kept
+    places: int  # P
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         x = reader.values[self.x.number]

@@ -15,16 +15,12 @@ from rdpgraph.errors import ModelError
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The meaning of a value's columns; two values agree if they hold the same object.
+    """The meaning of a value's columns; two values agree if they hold the same object."""
 
-    Attributes:
-        sites: (P,) the numbers of the sites whose states they are; None: of no site, as ranks,
-            which always agree.
-        states: (B, P, K) the states, where not all are kept.
-    """
-
+    # (P,) the numbers of the sites whose states they are; None: of no site, as ranks, which always
+    # agree.
     sites: Tensor | None = None
-    states: Tensor | None = None
+    states: Tensor | None = None  # (B, P, K) the states, where not all are kept
 
 
 @dataclass(frozen=True, eq=False)

@@ -122,15 +122,10 @@ class SemiMarkovMasks(LabelMasks):
 
 @dataclass(frozen=True, eq=False)
 class MaskedSemiMarkov(RuleMasked):
-    """A semi-Markov chain within a mask, as paths from the first step to the last.
+    """A semi-Markov chain within a mask, as paths from the first step to the last."""
 
-    Attributes:
-        masks: of the chain.
-        places: (E,) the segment of each edge; -1: none.
-    """
-
-    masks: SemiMarkovMasks
-    places: Tensor
+    masks: SemiMarkovMasks  # of the chain
+    places: Tensor  # (E,) the segment of each edge; -1: none
 
     def averages(self, chances: Tensor, used: Tensor, score: Tensor) -> Expected:
         """The labels of steps, and segments."""

@@ -18,18 +18,12 @@ _AT_ONCE = 2**22  # pairs of labels that are evaluated at a time
 
 @dataclass(frozen=True, eq=False)
 class LabelledSegments:
-    """Segments of K labels each, one batch dim.
+    """Segments of K labels each, one batch dim."""
 
-    Attributes:
-        unary: (B, T, D, K) float64 log-potentials.
-        states: (B, T, D, K) the labels.
-        lengths: (B,).
-        potential: the transition; a `Table` (1 or B, T - 1, N, N) if each position has its own.
-    """
-
-    unary: Tensor
-    states: Tensor
-    lengths: Tensor
+    unary: Tensor  # (B, T, D, K) float64 log-potentials
+    states: Tensor  # (B, T, D, K) the labels
+    lengths: Tensor  # (B,)
+    # The transition; a `Table` (1 or B, T - 1, N, N) if each position has its own.
     potential: Potential
 
     @torch.no_grad()
