@@ -37,12 +37,7 @@ def recording(tensors: Callable[[], Iterable[Tensor]]) -> Generator[None]:
 def remembered(
     most: int, *, where: Callable[Params, bool] | None = None
 ) -> Callable[[Callable[Params, Value]], Callable[Params, Value]]:
-    """Cache a function's answers to its last ``most`` (hashable) arguments.
-
-    Args:
-        most: the size of the cache.
-        where: which arguments to cache; default: all.
-    """
+    """Cache a function's answers to its last ``most`` (hashable) arguments, of those ``where``."""
 
     def decorated(compute: Callable[Params, Value]) -> Callable[Params, Value]:
         @functools.lru_cache(maxsize=most)

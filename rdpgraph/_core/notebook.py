@@ -55,13 +55,7 @@ def picture(
     *,
     squares: Sequence[object] = (),
 ) -> str:
-    """An SVG of named dots joined by lines; empty for too many.
-
-    Args:
-        places: the position of each node, y upwards, about one apart.
-        edges: pairs of nodes.
-        squares: nodes drawn as squares without a name.
-    """
+    """An SVG of named dots at places, about one apart, joined by lines; empty for too many."""
     if not 0 < len(places) <= _MOST_DOTS:
         return ""
     unit, dot = 44.0, 4.0

@@ -206,9 +206,7 @@ def free_numbers(graph: FactorGraph) -> dict[int, Tensor]:
 def graph_sites(graph: FactorGraph, generator: torch.Generator | None = None) -> tuple[Sites, ...]:
     """Sites of a graph: a group for each number of states, in the order of `free_entries`.
 
-    Args:
-        graph: with each entry observed as a whole or not at all, as `opened` makes it.
-        generator: randomness for the means of factors.
+    Each entry of the graph is observed as a whole or not at all, as `opened` makes it.
     """
     places = free_entries(graph)
     return tuple(

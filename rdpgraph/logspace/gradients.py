@@ -55,12 +55,8 @@ def regradient(
 ) -> list[Tensor | None]:
     """Gradients of a function in its inputs, differentiable again; None for those that need none.
 
-    Taken in aliases: where one input was computed from another, that path must not count.
-
-    Args:
-        function: of the inputs; a tensor.
-        inputs: as saved for the backward pass, with their history.
-        gradient: of the function's value.
+    Taken in aliases: where one input was computed from another, that path must not count. Inputs
+    are as saved for the backward pass, ``gradient`` that of the function's value.
     """
     aliases = [part.view_as(part) if part.requires_grad else part for part in inputs]
     wanted = [alias for alias in aliases if alias.requires_grad]
@@ -81,11 +77,7 @@ def expectations(
     """Log Z of some tensors and its gradients in them, zero for impossible items.
 
     Taken in aliases of the tensors, from which other potentials may have been computed.
-
-    Args:
-        log_partition: log Z of the tensors.
-        tensors: the variables of differentiation.
-        tracked: whether the answers stay differentiable, where gradients are recorded.
+    Differentiable again if ``tracked`` and gradients are recorded.
     """
     tracked = tracked and torch.is_grad_enabled()
     with torch.enable_grad():

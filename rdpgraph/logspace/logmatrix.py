@@ -35,13 +35,9 @@ def soft_sum(logs: Tensor, dim: int | Sequence[int], temperature: float | Tensor
 def soft_scatter(
     logs: Tensor, groups: Tensor, count: int, temperature: float | Tensor = 1.0
 ) -> Tensor:
-    """``soft_sum`` of the rows (R, ...) of each group, as (count, ...); -inf for an empty group.
+    """``soft_sum`` of the rows (R, ...) of each group (R,), as (count, ...); -inf if empty.
 
-    Args:
-        logs: (R, ...).
-        groups: (R,) int64, the group of each row.
-        count: the number of groups.
-        temperature: as for `soft_sum`, with no more dims than ``logs``, and size 1 in dim 0.
+    A tensor of temperatures has no more dims than ``logs``, and size 1 in dim 0.
     """
     spread = groups.reshape(-1, *(1,) * (logs.ndim - 1)).expand_as(logs)
 

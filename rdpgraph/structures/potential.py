@@ -104,12 +104,7 @@ class StructurePotential(Potential):
 
 
 def structure_graph(structure: Structure, unary: Tensor) -> FactorGraph:
-    """The graph of a structure: a factor over each site, and one over all of them.
-
-    Args:
-        structure: as declared.
-        unary: (*batch, *sites, states) of the variables.
-    """
+    """The graph of a structure: unary (*batch, *sites, states), and one factor over all sites."""
     shape = tuple(unary.shape[len(structure.batch_shape) : -1])
     sites = VariableArray("site", shape, unary.shape[-1])
     if not math.prod(shape):

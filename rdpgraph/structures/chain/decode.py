@@ -43,9 +43,8 @@ class KBest:
 def viterbi(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> tuple[Paths, LogZ]:
     """The best sequence of each item, (B, T), and its score in nats, (B,).
 
-    States are -1 beyond the length, and throughout an item without a possible sequence, whose score
-    is -inf; an empty one has score 0. The gradient of a score is the sequence's one-hots. O(T N^2)
-    time; O(T N) is stored, and the sums of a step are formed in blocks.
+    States are -1 beyond the length, and throughout an impossible item, whose score is -inf. The
+    gradient of a score is the sequence's one-hots. O(T N^2) time; O(T N) is stored.
     """
     states = best_states(unary, transition, lengths)
     return states, score(unary, transition, lengths, states)
@@ -118,16 +117,12 @@ def prefixes(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> 
 def k_best(
     unary: Unary, transition: Transition | Steps, lengths: Lengths, k: int
 ) -> tuple[Paths, Tensor]:
-    """The k best sequences of each item, (k, B, T), and their scores in nats, (k, B).
+    """The k best sequences of each item, distinct, (k, B, T), and their scores in nats, (k, B).
 
-    Distinct, the best first. If there are fewer than k possible ones, the rest have states -1 and
-    score -inf; the one sequence of an empty item has score 0. The gradient of a score is the
-    sequence's one-hots. O(T N (N + k)) time on a CPU with one transition for all steps, else
-    O(T N (N log k + k^2)) at most, with O(T N k) numbers stored.
-
-    On a CPU by lazy lists of prefixes (Huang and Chiang 2005, algorithm 3), elsewhere by a list of
-    k best prefixes for each state. The list of a next state draws on the k sources whose best
-    prefix continues best, for each of those outdoes every prefix of the others.
+    If there are fewer than k, the rest have states -1 and score -inf. The gradient of a score is
+    the sequence's one-hots. On a CPU with one transition lazy lists of prefixes take O(T N (N + k))
+    (Huang and Chiang 2005, algorithm 3); else the k best prefixes of each state at most O(T N (N
+    log k + k^2)).
     """
     with torch.no_grad():
         states = _k_best_states(unary, transition, lengths, k)
@@ -150,9 +145,8 @@ def _k_best_states(unary: Tensor, transition: Tensor | Steps, lengths: Tensor, k
 def max_marginals(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
     """(B, T, N) the score in nats of the best sequence through each state; -inf beyond the length.
 
-    Not normalised: the largest of each step is the score of `viterbi`. The gradient of an entry
-    is the one-hots of one best sequence through it, and zero where the entry is -inf; ranks have
-    none. Two passes of O(T N^2) time, O(T N) stored.
+    The gradient of an entry is the one-hots of one best sequence through it, and zero where the
+    entry is -inf; ranks have none. Two passes of O(T N^2) time, O(T N) stored.
     """
     tabulated = isinstance(transition, Tensor)
     watched = tabulated and (unary.requires_grad or transition.requires_grad)
@@ -178,8 +172,8 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
     """(B, T, N) the best score of prefixes before each state, up to a constant in each row.
 
     Or, backwards, of suffixes after it; 0 where there are none. The gradient goes to one best
-    sequence. Transitions are looked up once for all steps: each look-up has a gradient of their
-    size.
+    sequence, by one look-up for all steps: each look-up has a gradient of the size of all
+    transitions.
     """
     total = unary.shape[1]
     if not total:

@@ -43,18 +43,14 @@ class StepFactors(ABC):
     def doubtful(self, states: Tensor, scales: Tensor) -> Tensor:
         """(B,) bool: items that may have lost something to underflow.
 
-        Args:
-            states: (B, T, N) of a sweep.
-            scales: (B, T) their sums before they were normalised.
+        Given the states (B, T, N) of a sweep and their sums (B, T) before they were normalised.
         """
 
     @abstractmethod
     def edges(self, states: Tensor, ahead: Tensor) -> tuple[Tensor, ...]:
         """Sums of edge marginals in the shapes of the transition's tensors.
 
-        Args:
-            states: (B, T, N) of a sweep.
-            ahead: (B, T, N) the other sides of the edges; 0 at the last step.
+        Given both sides of edges (B, T, N), of which those ahead are 0 at the last step.
         """
 
     def inside(self) -> Tensor:

@@ -29,23 +29,14 @@ _MOST_ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class ThinFactors(StepFactors):
-    """Scaled factors of ``logsumexp_k(log_left_ik + log_right_jk)``, multiplied through the ranks.
+    """Factors of ``logsumexp_k(log_left_ik + log_right_jk)``, multiplied through the ranks."""
 
-    Attributes:
-        log_left: (N, r) or (1 or B, T-1, N, r) in nats, as given.
-        log_right: of the same shape.
-        left: probabilities, the largest of each rank 1; the scale is moved to ``right``.
-        right: probabilities, the largest of each state 1.
-        rows: (N,) or (1 or B, T-1, N) nats taken off each state on the right.
-        masses: (T, B, r): the ranks after each step, written by a sweep; 0 after the last.
-    """
-
-    log_left: Tensor
-    log_right: Tensor
-    left: Tensor
-    right: Tensor
-    rows: Tensor
-    masses: Tensor
+    log_left: Tensor  # (N, r) or (1 or B, T-1, N, r) in nats, as given
+    log_right: Tensor  # of the same shape
+    left: Tensor  # probabilities, the largest of each rank 1; the scale is moved to ``right``
+    right: Tensor  # probabilities, the largest of each state 1
+    rows: Tensor  # (N,) or (1 or B, T-1, N) nats taken off each state on the right
+    masses: Tensor  # (T, B, r): the ranks after each step, written by a sweep; 0 after the last
 
     @classmethod
     def of(cls, unary: Tensor, log_left: Tensor, log_right: Tensor, lengths: Tensor) -> Self:

@@ -21,9 +21,8 @@ _CELLS = 2**24  # values of ranks that are formed at a time
 def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -> Tensor:
     """(B,) nats; 0 for an impossible item. Differentiable once.
 
-    The `cross_entropy` with itself, a sum of small terms. The log of a sum of ranks has no form of
-    low rank: those cost O(T N^2) products too, and O(N^2 r) for the values, in blocks. The
-    expectation of ``log_base`` (*batch, T, N), without gradient, is added.
+    The `cross_entropy` with itself; the expectation of ``log_base`` (*batch, T, N), without
+    gradient, is added. Ranks cost O(T N^2) products too, and O(N^2 r) for the values, in blocks.
     """
     sent, scored = _messages(parts), parts.unary.detach()
     if log_base is not None:
@@ -37,9 +36,9 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
 def cross_entropy(parts: ChainTensors, other: ChainTensors) -> Tensor:
     """(B,) nats: the expectation under one chain of minus the log-probability in another.
 
-    A sum of small terms, one for each step, not a difference of log Z and an expected score. +inf,
-    without gradient, where the other forbids what the first allows; 0 for an impossible item.
-    Differentiable once. O(B T N^2) in matrix products; the memory of the inputs.
+    A sum of small terms by step, without cancellation. +inf, without gradient, where the other
+    forbids what the first allows; 0 for an impossible item. Differentiable once. O(B T N^2) in
+    matrix products.
     """
     sent, ratios = _messages(parts), _log_ratios(other, _messages(other))
     values = _nats(parts, sent, ratios, other.unary, other.transition)
@@ -53,12 +52,8 @@ def _nats(
 ) -> Tensor:  # fmt: skip
     """Minus the expectation of another's log-probability, where it forbids nothing.
 
-    Args:
-        parts: the chains.
-        sent: their messages.
-        ratios: (B, T) the other's log Z, step by step.
-        scored: (B, T, N) its unary potentials.
-        link: its transitions; None: those of the chains, without gradient.
+    The other has log Z ``ratios`` (B, T) by step, unary potentials ``scored`` (B, T, N) and
+    transition ``link``; None: that of the chains, without gradient.
     """
     total = parts.unary.shape[1]
     if not total:

@@ -88,13 +88,9 @@ def trace(
 ) -> None:  # fmt: skip
     """Decide steps from ``last`` backwards, as `paths.traceback`, as far as there is noise.
 
-    Args:
-        messages: (B, T, N), dense.
-        turned: (N, N) the transition, [to, from], dense.
-        lengths: (B,) dense.
-        states: (count, B, T), written to; those after the last step are read.
-        noise: (steps, count, B, N), dense, the last step first; None: no noise, all steps.
-        last: the step to begin with.
+    Writes ``states`` (count, B, T), of which those after the last step are read. Messages (B, T,
+    N), the transition ``turned`` (N, N), [to, from], and noise (steps, count, B, N), the last step
+    first, or None, are dense.
     """
     count, batch, total = states.shape
     first = 0 if noise is None else last + 1 - len(noise)

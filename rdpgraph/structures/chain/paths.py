@@ -31,8 +31,7 @@ def traceback(
         transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `Steps`.
         lengths: (B,) int64.
         count: the number of sequences for each item.
-        noise: a function of the last step and a number of steps that gives (steps, count, B, N),
-            the last first; called once for each step, the last first.
+        noise: called for each step, the last first; see `Noise`, (steps, count, B, N).
     """
     batch, total, width = messages.shape
     many = max(1, _CELLS // max(1, count * batch * width))
@@ -79,15 +78,8 @@ def conditionals(
 ) -> Tensor:
     """(count, B, S, N) logs of p(state | the state after it), up to a constant in each row.
 
-    ``messages_t(i) + transition_t(i, z_(t+1))`` within an item, ``messages_t`` at its last step.
-    Differentiable in messages and transition.
-
-    Args:
-        messages: (B, S, N) of the S steps from ``first`` on, each of which has a next step.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `Steps`.
-        lengths: (B,) int64.
-        following: (count, B, S) the state after each of those steps; -1: none.
-        first: the number of the first of those steps.
+    For S steps from ``first`` on: ``messages_t(i) + transition_t(i, z_(t+1))`` within an item,
+    ``messages_t`` at its last step, given the next states (count, B, S). Differentiable.
     """
     steps = torch.arange(first, first + messages.shape[1], device=messages.device)
     columns = as_steps(transition).columns(following.clamp(min=0), first=first)

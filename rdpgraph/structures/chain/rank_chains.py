@@ -79,8 +79,7 @@ class Symbols:
     """Symbols of a hidden Markov model as matrices between ranks.
 
     ``M_x = sum_z right_z p(x | z) left_z^T``, r x r, is made once for every symbol, O(U N r^2), and
-    a step of an item is then O(r^2) for any N. Chiu 2021, "Random Fourier features for scaling
-    MRFs", eq. 6.
+    a step is then O(r^2) for any N. Chiu 2021, "Random Fourier features for scaling MRFs", eq. 6.
     """
 
     alone: Tensor  # (U,) the states summed out, for a single symbol
@@ -93,14 +92,7 @@ class Symbols:
         cls, start: Tensor, transition: LowRank, emission: Tensor,
         matrices: Callable[[Tensor, Tensor, Tensor], Tensor] = rank_matrices,
     ) -> "Symbols":  # fmt: skip
-        """Sum the states out.
-
-        Args:
-            start: (N,) log-probabilities, or scores.
-            transition: one pair of factors for all steps.
-            emission: (U, N) log-probabilities of each symbol in each state.
-            matrices: `rank_matrices`, or an equivalent.
-        """
+        """Sum the states out: start (N,), one pair of factors, and emission (U, N)."""
         left, right = transition.log_left, transition.log_right
         first, between = emission + start, matrices(emission, left, right)
         ends = log_products(first, left.mT), log_products(emission, right.mT)

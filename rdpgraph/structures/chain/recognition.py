@@ -211,15 +211,11 @@ def _spread(values: Tensor, where: Tensor, rows: int, dims: int, *, once: bool) 
 def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | None:
     """The variables along paths, (paths, length), if pairs make up paths; -1 beyond ends.
 
-    Linear in the pairs, and O(V log length) for the order. A variable with three neighbours, a
-    cycle, or paths of which most are much shorter than the longest give None; a variable without
-    neighbours is a path. A path runs in the direction of its first pair if its ends agree on one,
-    else from the smaller number; paths are ordered by their first variables' numbers.
-
-    Args:
-        scopes: (F, 2) pairs of different variables, in any order and with repeats.
-        count: V, the number of variables.
-        fewest: variables of the longest path; shorter ones give None.
+    Linear in the pairs (F, 2), in any order and with repeats, and O(V log length) for the order.
+    None for a variable with three neighbours, a cycle, paths of which most are much shorter than
+    the longest, or none of ``fewest`` variables; a variable without neighbours is a path. A path
+    runs in the direction of its first pair if its ends agree on one, else from the smaller number;
+    paths are ordered by their first variables' numbers.
     """
     ends = torch.cat([*scopes, *(scope.flip(1) for scope in scopes)])
     near, far = ends[:, 0], ends[:, 1]

@@ -77,13 +77,7 @@ def stages(
 
 
 def first_safe(attempts: Sequence[tuple[torch.dtype, Attempt]], *parts: Tensor) -> Tensor:
-    """Values by the first route, with items in doubt by the next ones.
-
-    Args:
-        attempts: routes to try in turn, and their dtypes.
-        parts: arguments of a route: as for `log_partition`, or low-rank factors instead of the
-            transition.
-    """
+    """Values by the first route, with items in doubt by the next ones; parts are its arguments."""
     (dtype, route), *others = attempts
     typed = [part.to(dtype) if part.is_floating_point() else part for part in parts]
     values, doubtful = route(*typed)

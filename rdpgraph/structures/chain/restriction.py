@@ -40,14 +40,9 @@ def log_masses(
 ) -> Tensor:
     """(*lead, T, N): the log of alpha beta of every state, up to a constant for each step.
 
-    The messages between the kept states are extended by one step to all states: O(T N K) time,
-    O(T N) memory. -inf where nothing leads from or to the states kept, and beyond the length.
-
-    Args:
-        unary: (*batch, T, N) of all states.
-        transition: between all states.
-        states: (*lead, T, K) the states kept, lead ending in batch.
-        few: the chain on them, batches in one dim: (B, T, K).
+    The messages between the kept states (*lead, T, K) are extended by one step to all states, in
+    O(T N K) time and O(T N) memory. -inf where nothing leads from or to the states kept, and beyond
+    the length. Unary and transition are of all states, ``few`` is the chain on those kept.
     """
     potential = transition if isinstance(transition, Potential) else Table.from_logs(transition)
     total = unary.shape[-2]

@@ -47,11 +47,9 @@ def relaxed(
     """Independent relaxed draws, (count, B, T, N): at each step weights over states that sum to 1.
 
     Their argmaxes are the draws of `draw` with the same generator, and each step is conditioned on
-    the argmax of the next. As the temperature falls to 0 the weights become one-hot. Differentiable
-    in unary and transition, with noise and argmaxes fixed; exactly zero, as is the gradient, for
-    impossible states, beyond the length, and in an item without a possible sequence. O(T N^2) time
-    and O(T N) for each draw, or with ranks O(T N r) and again for each draw; O(T N) is kept for
-    each draw. A temperature that is not above 0 raises `ModelError`.
+    the argmax of the next. Differentiable in unary and transition, with noise and argmaxes fixed;
+    exactly zero, as is the gradient, for impossible states and items, and beyond the length. O(T
+    N^2) time and O(T N) for each draw, or with ranks O(T N r) and again for each draw.
     """
     checked_temperature(temperature)
     batch, total, states = unary.shape

@@ -36,13 +36,8 @@ def log_partition(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
     """Log Z of each item, (B,), and whether underflow may have taken some of it, (B,) bool.
 
     O(T N^2) per item, as products of matrices, or O(T N r); keeps O(T N), or O(T (N + r)). Twice
-    differentiable.
-
-    Args:
-        unary: (B, T, N) in nats, T > 0, float32 or float64; -inf allowed.
-        parts: the transition, (N, N), or (1 or B, T-1, N, N) per step; or the sides of low-rank
-            ones, both of one shape, (N, r) or (1 or B, T-1, N, r); of the same dtype. Then the
-            lengths, (B,) int64.
+    differentiable. Parts are the transition, (N, N) or (1 or B, T-1, N, N), or both sides of ranks,
+    (N, r) or (1 or B, T-1, N, r), of the dtype of unary (B, T, N), T > 0; and lengths (B,).
     """
     return _Scaled.apply(0.0, unary, *parts)  # pyright: ignore
 

@@ -45,9 +45,7 @@ class Steps(ABC):
     def columns(self, after: Tensor, *, first: int) -> Tensor:
         """(count, B, S, N) values from every state to one at the next step; differentiable.
 
-        Args:
-            after: (count, B, S) states after each of S steps.
-            first: the number of the first of those steps.
+        Given the states (count, B, S) after S steps from ``first`` on.
         """
 
     @abstractmethod

@@ -95,12 +95,10 @@ class Bispans:
 
     @classmethod
     def of(cls, lengths: tuple[Tensor, Tensor], links: Tensor, allowed: Tensor | None) -> "Bispans":
-        """Find the bispans of B sentence pairs.
+        """Find the bispans of B sentence pairs given links (n, 3): item, source word, target word.
 
-        Args:
-            lengths: (B,) of the sources and of the targets.
-            links: (n, 3) item, source word and target word.
-            allowed: (B or 1, p + 1, p + 1, q + 1, q + 1) bool; None: all.
+        Lengths are (B,) of either side; ``allowed`` (B or 1, p + 1, p + 1, q + 1, q + 1), None:
+        all.
         """
         p, q = (int(own.max()) if len(own) else 0 for own in lengths)
         batch, device = len(lengths[0]), links.device

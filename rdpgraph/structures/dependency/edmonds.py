@@ -25,13 +25,7 @@ def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
     """(k, B, n) the heads of the best trees, best first; -1 throughout where there are fewer.
 
     Remaining trees are partitioned by the first word whose head differs from the last tree's: n
-    best trees for each of the k.
-
-    Args:
-        unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
-        lengths: (B,).
-        k: the number of trees.
-        multiroot: whether more than one word may have the root as its head.
+    best trees for each of the k. Arguments as for `nonprojective.log_partition`.
     """
     trees = torch.full((k, *unary.shape[:2]), -1, device="cpu")
     values = unary.detach().double().cpu()

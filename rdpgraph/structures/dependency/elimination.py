@@ -38,8 +38,7 @@ class Eliminated:
 
         Words are restored in order. Some arcs of the tree so far go through the new word, which
         becomes their head; its own head is any position not below it. The ways to choose it have
-        the mass of those arcs, by the weighted form of Cayley's formula. ``pick`` chooses among
-        alternatives.
+        the mass of those arcs, by the weighted form of Cayley's formula.
         """
         item = torch.arange(len(self.possible), device=self.possible.device).repeat(count)
         heads = torch.zeros(len(item), 0, dtype=torch.int64, device=item.device)
@@ -66,14 +65,7 @@ def _below(heads: Heads, some: Tensor) -> Tensor:
 
 @torch.no_grad()
 def eliminated(unary: Arcs, lengths: Lengths, *, multiroot: bool, temperature: float) -> Eliminated:
-    """Eliminate all words; O(n^3).
-
-    Args:
-        unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
-        lengths: (B,).
-        multiroot: whether more than one word may have the root as its head.
-        temperature: 1.0 for draws, 0.0 for the best tree.
-    """
+    """Eliminate all words, at temperature 1.0 for draws, 0.0 for the best tree. O(n^3)."""
     pairs = _pairs(unary, lengths, multiroot=multiroot)
     heads, odds = list[Tensor](), list[Tensor]()
     total = pairs.new_zeros(pairs.shape[:2])
@@ -92,8 +84,8 @@ def max_marginals(
     """(B, n, n + 1) the score of the best tree with each arc, -inf where there is none. O(n^3).
 
     Such a tree is a forest of two parts, rooted at the root and at the arc's word, with the arc's
-    head in the first part. Arguments as for `eliminated`; if given, ``others`` has the arcs that
-    may occur with the one asked about.
+    head in the first part. If given, ``others`` has the arcs that may occur with the one asked
+    about.
     """
     words = unary.shape[1]
     if not words:

@@ -24,8 +24,7 @@ def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
 
     Trees are partitioned so that the best one of each part is known. The next tree is the second
     best of some part and has an arc that the best one lacks: the part is split into trees with and
-    without it. One best tree and two rounds of max-marginals for each: O(k n^3). Arguments as for
-    `log_partition`.
+    without it. One best tree and two rounds of max-marginals for each: O(k n^3).
     """
     batch, words, positions = unary.shape
     trees = torch.full((k, batch, words), -1, device=unary.device)

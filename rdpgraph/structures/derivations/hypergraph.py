@@ -93,13 +93,7 @@ class Hypergraph:
         ]
 
     def whole(self, tape: Tape, weights: Sequence[View], rows: Sequence["Row"]) -> Value:
-        """The value of the goal, by recursion over the levels.
-
-        Args:
-            tape: to lay it out on.
-            weights: (M, nodes) of each level, the log-weights of the hyperedges of its row.
-            rows: of each level, from the lowest.
-        """
+        """The value of the goal, from log-weights (M, nodes) and rows of each level."""
         values = [tape.one, tape.nothing]
         for own, row in zip(weights, rows, strict=True):
             pool = tuple(values)

@@ -40,13 +40,7 @@ class Slots:
 
 
 class Parities:
-    """The checks and observables that each error flips.
-
-    Args:
-        columns: for each error its checks and its observables; a pair of equal numbers cancels.
-        num_checks: the number of checks.
-        num_observables: the number of observables.
-    """
+    """The checks and observables that each error flips; pairs of equal numbers cancel."""
 
     def __init__(
         self, columns: Iterable[tuple[Iterable[int], Iterable[int]]], num_checks: int,

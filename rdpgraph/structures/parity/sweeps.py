@@ -116,11 +116,8 @@ def linear(unary: Tensor, merges: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
 def log_cosets(parities: Parities, unary: Tensor, syndrome: Tensor, *, observables: bool) -> Tensor:
     """(B, 2^observables) log-masses (nats) of syndromes with each value of the observables.
 
-    Args:
-        parities: the checks and observables of errors.
-        unary: (B or 1, errors, 2) log-weights.
-        syndrome: (B, checks) int8, -1 where it is not known.
-        observables: whether they are distinguished; else (B, 1).
+    Log-weights (B or 1, errors, 2) and int8 syndromes (B, checks), -1 where unknown; (B, 1) if
+    observables are not distinguished.
     """
     if not serves(parities, unary):
         program = parities.program(observables=observables, merged=False)
@@ -197,11 +194,7 @@ def by_logs(
 ) -> tuple[Tensor, list[Tensor]]:
     """(B, final) log-masses in the order of the program's bits, and those before each step.
 
-    Args:
-        program: the steps.
-        unary: (B or 1, columns, 2) log-weights, differentiable any number of times.
-        syndrome: (B, checks).
-        best: maxima instead of sums.
+    Sums, or maxima, of log-weights (B or 1, columns, 2), differentiable any number of times.
     """
 
     def total(one: Tensor, other: Tensor) -> Tensor:

@@ -49,17 +49,10 @@ class Drawn:
 def descend(
     tape: Tape, count: int, *, name: str, best: bool, generator: torch.Generator | None = None
 ) -> Drawn:
-    """The best derivation of each item, or draws.
-
-    Args:
-        tape: laid out.
-        count: the number for each item.
-        name: the structure, for errors.
-        best: whether they are the best, not draws.
-        generator: of draws.
+    """Find ``count`` best derivations, or draws, of each item.
 
     Raises:
-        ImpossibleEvidenceError: an item has no derivation.
+        ImpossibleEvidenceError: an item has no derivation of the structure ``name``.
     """
     require_generator(generator)
     done, reader = machine.values_of(tape, best=best), Reader()

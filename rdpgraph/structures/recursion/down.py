@@ -32,14 +32,10 @@ def max_marginals(tape: Tape) -> Tensor:
 
 @torch.no_grad()
 def down(tape: Tape, reader: Reader, *, scores: bool = True) -> list[Tensor]:
-    """(B, P, K) of every step: the score of the best derivation through each entry.
+    """(B, P, K) of every step: the score of the best derivation through each entry, given maxima.
 
-    An alternative loses, against the best of its parent, the difference of their log-values.
-
-    Args:
-        tape: laid out.
-        reader: the values, maxima.
-        scores: whether the values include what steps add.
+    An alternative loses, against the best of its parent, the difference of their log-values, which
+    include the steps' own if ``scores``.
     """
     batch = tape.batch
     given = _Given([[] for _ in reader.values])
@@ -167,13 +163,7 @@ def usable(tape: Tape) -> Tensor:
 
 @torch.no_grad()
 def mean_values(tape: Tape, landmarks: int, generator: torch.Generator | None) -> Tensor:
-    """(*lead, *sites, N) the log-mean of the links to and from each state.
-
-    Args:
-        tape: on all states.
-        landmarks: the number of random labels at the other end of a link.
-        generator: the randomness.
-    """
+    """(*lead, *sites, N) the log-mean of links to and from each state, over random other labels."""
     sites, width = math.prod(tape.site_shape), tape.unary.shape[-1]
     total = tape.unary.new_zeros(tape.batch, sites, width)
     known: dict[int, tuple[Tensor, Tensor]] = {}

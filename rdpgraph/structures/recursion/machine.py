@@ -53,12 +53,7 @@ class Run:
         return self.value(-1).reshape(-1)
 
     def gradients(self, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-        """Gradients of the log-sum in the potentials of the sites and in each slot.
-
-        Args:
-            gradient: (B,) of the goal.
-            wanted: whether each is needed, the potentials first.
-        """
+        """Gradients in the potentials and each slot, if ``wanted``, given that of the goal (B,)."""
         program, unary, values = self.program, self.inputs.unary, self.values
         batch, dtype = unary.shape[0], unary.dtype
         below = torch.zeros_like(values)
@@ -115,9 +110,7 @@ class Run:
     def descend(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(3, U) derivation, site and state of all sites used by best derivations, or draws.
 
-        Args:
-            count: for each item; number d of item b is derivation d * B + b.
-            generator: of draws, each of which has its own stream of numbers.
+        Number d of item b is derivation d * B + b; each draw has its own stream of numbers.
         """
         batch, dtype = self.inputs.unary.shape[0], self.inputs.unary.dtype
         seed = 0
@@ -233,13 +226,7 @@ def values_of(tape: Tape, *, best: bool) -> Run | None:
 
 
 def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> Tensor:
-    """(B,) the log-sum, differentiable.
-
-    Args:
-        program: the steps.
-        inputs: their tensors.
-        again: the same function of potentials and slots in operations that autograd records.
-    """
+    """(B,) the log-sum, differentiable; ``again`` has the operations that autograd records."""
     result: Tensor = _LogSum.apply(program, again, inputs.unary, *inputs.given)  # pyright: ignore
     return result
 

@@ -187,15 +187,8 @@ def _choices(terms: Tensor, value: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tensor:
     """(*lead,) nats: the mean under one tape of minus the log-probability in another.
 
-    +inf where the other forbids what is possible; 0 where nothing is. Differentiable in both.
-
-    Args:
-        tape: of the mean, ``ranks=False``.
-        other: of the same steps.
-        divergence: less the entropy.
-
-    Raises:
-        ModelError: tapes of different steps.
+    +inf where the other forbids what is possible; 0 where nothing is; with ``divergence`` less the
+    entropy. Differentiable in both, which have the same steps, ``ranks=False``; else `ModelError`.
     """
     ours, theirs = up(tape), up(other)
     if [value.shape for value in ours.values] != [value.shape for value in theirs.values]:

@@ -273,13 +273,7 @@ _LOCK = Lock()
 
 
 def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, ...]) -> Tape:
-    """A tape with a recursion laid out on it.
-
-    Args:
-        tape: an empty one.
-        recursion: lays out, and gives the value of the whole.
-        key: known properties of recursions that take the same steps.
-    """
+    """Lay out a recursion on an empty tape; those that take the same steps share the key."""
     if tape.states is not None or not machine.serves(tape.unary, tape.dtype):
         tape.finish(recursion(tape))
         return tape

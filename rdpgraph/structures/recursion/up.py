@@ -117,13 +117,10 @@ def goal(tape: Tape, reader: Reader) -> Tensor:
 
 
 def exhausting(tape: Tape, wanted: Tensor) -> Tensor:
-    """(*lead,) the log-sum of the derivations that use a wanted number of sites.
+    """(*lead,) the log-sum of the derivations that use a wanted number (*lead,) of sites.
 
-    Among alternatives those that use most sites are summed; -inf if that is not the number.
-
-    Args:
-        tape: on one state of each site of a configuration; -inf at the others.
-        wanted: (*lead,) the number of sites of the configuration.
+    Among alternatives those that use most sites are summed; -inf if that is not the number. The
+    tape has one state of each site of a configuration, at -inf where it is unused.
     """
     given, reader, counts = leaves(tape), Reader(), Reader()
     for step in tape.steps:

@@ -110,11 +110,8 @@ def score(
 ) -> Tensor:
     """(*lead, B) scores in nats; -inf for impossible segmentations. Differentiable.
 
-    Args:
-        segments: (B, T, D, N).
-        transition: (N, N), or (1 or B, T - 1, N, N), or a potential.
-        lengths: (B,).
-        segmentation: (*lead, B, T), as `flat` gives it.
+    Segments (B, T, D, N); a transition (N, N), (1 or B, T - 1, N, N), or a potential; segmentations
+    (*lead, B, T), as `flat` gives them.
     """
     state, starts = segmentation.labels, segmentation.starts
     steps, durations = segments.shape[1:3]

@@ -23,9 +23,8 @@ from rdpgraph.structures.recursion.values import Value
 def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None) -> Value:
     """By position: links into the segments that start there, and sums of those that end there.
 
-    The tape's sites are segments, [last position, duration]. On all labels log Z costs
-    O(T (D N + N^2)); on K labels of each segment O(T (D K)^2), or O(T D K r) with a `LowRank`
-    transition.
+    On all labels log Z costs O(T (D N + N^2)); on K labels of each segment, [last position,
+    duration], O(T (D K)^2), or O(T D K r) with a `LowRank` transition.
     """
     (steps, durations), free = tape.site_shape, tape.unary.new_zeros(transition.shape[-1])
     written = tape.states is None and not tape.ranks
@@ -106,16 +105,12 @@ _ROUNDINGS = 8.0  # tolerance, in units of rounding, of a segment's plus a trans
 
 
 def recognised_segments(graph: FactorGraph) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Segments, transitions, numbers of variables and numbers of states; or None.
+    """Segments (*batch, T, D, N), transitions, numbers of variables, and of states (S,).
 
-    The graph is a chain, or several of one length, in which each state has at most one successor in
-    its segment; all others start a segment. The log-value of a start is one of the segment that
-    ends plus one of the two labels, up to rounding. Trained tables of pairs are left out: each of
-    their entries may change by itself.
-
-    Returns:
-        (*batch, T, D, N) log-potentials of segments, their transition, (T,) or (C, T) numbers of
-        variables, and (S,) for each of their states ``age * N + label``.
+    None unless the graph is a chain, or several of one length, in which each state has at most one
+    successor in its segment, and all others start a segment, by a log-value of the segment that
+    ends plus one of the two labels, up to rounding. Trained tables of pairs give None: each entry
+    may change.
     """
     pairs = [block.potential for block in graph.blocks if block.arity == 2]
     if is_tracked(pairs) or all(map(_is_dense, pairs)):
