@@ -15,9 +15,9 @@ from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import (
     as_values,
     as_whole,
+    broadcast_values,
     checked_log_values,
     settle,
-    broadcast_values,
 )
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.recursion.recursion import Recursion
