@@ -18,7 +18,7 @@ from rdpgraph.structures.recursion.values import Value, View
 
 @dataclass(frozen=True, eq=False)
 class Leaf(Step):
-    """Given log-values."""
+    """A step of given log-values."""
 
     logs: Tensor | None  # (B or 1, P or 1, K) nats; None: the potentials of sites
     sites: Tensor | None = None  # (P,) their numbers; the count of sites stands for none
