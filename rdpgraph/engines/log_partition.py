@@ -1,4 +1,4 @@
-"""Log Z by evidence: exact if that alone fits, else the estimate whose error is known, or messages.
+"""Log Z with a known error: exact if that alone fits, else an estimate, or messages.
 
 Marginals are those of messages, and of estimates where these are precise and contradict messages.
 Everything else is answered by messages.
@@ -21,44 +21,37 @@ from rdpgraph.errors import BudgetError
 from rdpgraph.plan.clock import Allowance
 
 _EXACTLY = 0.5
-"""The part of the time that exact log Z may take before it is given up."""
+"""Part of the time that exact log Z may take."""
 _DRAWN = 0.7
-"""The part of what is left then that estimates take."""
+"""Part of the remaining time that estimates take."""
 _PRECISE = 0.1
-"""A standard error (nats) below which messages are not asked."""
+"""Standard error (nats) below which messages are not asked."""
 _TRIAL, _HOPELESS = 0.1, 1.0
-"""The part of the time after which estimates with a larger standard error (nats) are given up,
-where marginals are asked for."""
+"""Part of the time after which estimates with a larger standard error (nats) are given up, if
+marginals are asked for."""
 _WORTH = 0.3
-"""The part of the time that must be left for them."""
+"""Part of the time that must be left for them."""
 _FACTOR = 1e-4
-"""Seconds that each factor takes before anything is drawn."""
+"""Seconds per factor before anything is drawn."""
 _MEMBERS = 100
 """Members of a population that its marginals need: fewer are pinned in all populations alike."""
 _CONTRADICTED, _NEAR = 3.0, 1e-4
-"""Standard errors, and a probability besides, by which messages are taken to be wrong."""
+"""Standard errors, plus a probability, by which messages must differ to be taken as wrong."""
 _DOUBT = 3.0
-"""Nats by which an unbiased estimate is above log Z with a probability of a twentieth at most, by
+"""Nats by which an unbiased estimate exceeds log Z with a probability of at most one in twenty, by
 Markov's inequality."""
 
 
 @dataclass(frozen=True, eq=False)
 class BestKnown(Delegate):
-    """Messages for most answers, and the best that is known of log Z and marginals.
+    """Messages for most answers; the best known log Z and marginals, without gradients."""
 
-    Both have no gradients.
-
-    Attributes:
-        messages: answers all other questions.
-        drawn: gives estimates with their errors and bounds, from seconds.
-        exactly: gives log Z alone from seconds, or raises `BudgetError`; None: it does not fit.
-        allowance: seconds, those of the messages.
-    """
-
-    messages: FirstConverged
+    messages: FirstConverged  # answers all other questions
+    # gives estimates with errors and bounds, within some seconds
     drawn: Callable[[float], MiniBucketSolution] = field(repr=False)
+    # gives log Z alone within some seconds, or raises `BudgetError`; None if too large
     exactly: Callable[[float], Solution] | None = field(repr=False)
-    allowance: Allowance
+    allowance: Allowance  # seconds, those of the messages
 
     def _ask(self, question: Question[Value]) -> Value:
         return question(self.messages)
@@ -84,7 +77,7 @@ class BestKnown(Delegate):
 
     @cached_property
     def chosen(self) -> Solution:
-        """What answers log Z."""
+        """Solution that answers log Z."""
         if self._exact is not None:
             return self._exact
         estimates = self._drawn.estimates
@@ -98,7 +91,7 @@ class BestKnown(Delegate):
 
     @cached_property
     def _draws_tell(self) -> bool:
-        """Whether estimates come so near that their marginals say where messages are wrong."""
+        """True if estimates are precise enough for their marginals to correct those of messages."""
         if "_drawn" not in self.__dict__ and self._is_hopeless:
             return False
         every = self._drawn.estimates
@@ -107,7 +100,7 @@ class BestKnown(Delegate):
 
     @cached_property
     def _is_hopeless(self) -> bool:
-        """Whether there is no time for estimates, or they are far from precise in a part of it."""
+        """True if there is no time for estimates, or a trial shows them far from precise."""
         left = self.allowance.left()
         if left < _WORTH * self.allowance.seconds:
             return True
@@ -119,7 +112,7 @@ class BestKnown(Delegate):
 
     @cached_property
     def _marginals(self) -> tuple[Tensor, bool]:
-        """(B, S) probabilities, and whether some of them are those of estimates."""
+        """(B, S) probabilities, and whether some of them come from estimates."""
         said = self.messages.variable_marginals().detach()
         if self.messages.chosen.status().exact or not self._draws_tell:
             return said, False
@@ -140,11 +133,10 @@ class BestKnown(Delegate):
         return counts.index_add(1, of, flags.to(counts))[:, of] > 0
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) those of messages, and of estimates where these contradict them."""
         return self._marginals[0]
 
     def _may_be(self, solution: Solution) -> bool:
-        """Whether log Z of a solution is no bound, and contradicts no bound and no estimate."""
+        """Return whether a log Z is no bound, and contradicts neither bounds nor estimates."""
         log_z = solution.log_partition().detach().double().cpu()
         lower, upper = self._drawn.bounds()
         least = torch.maximum(lower, self._drawn.log_estimates() - _DOUBT)
@@ -152,7 +144,7 @@ class BestKnown(Delegate):
         return not solution.status().bound and bool(inside)
 
     def log_partition(self) -> Tensor:
-        """(B,) nats, within the bounds."""
+        """(B,) log Z in nats, clamped to the bounds."""
         log_z = self.chosen.log_partition()
         if self._exact is not None:
             return log_z
@@ -160,11 +152,9 @@ class BestKnown(Delegate):
         return torch.minimum(torch.maximum(log_z, lower), upper)
 
     def log_partitions(self) -> Tensor:
-        """(replicates, B) of populations, where these answer."""
         return self.chosen.log_partitions()
 
     def log_partition_errors(self) -> Tensor | None:
-        """(B,) of populations, where these answer."""
         return self.chosen.log_partition_errors()
 
     def bounds(self) -> tuple[Tensor, Tensor]:
@@ -174,13 +164,13 @@ class BestKnown(Delegate):
         return self._within(self._drawn.bounds())
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): by estimates, and within the bounds of all routes."""
+        """(B,) and (B,): interval of the estimates, within the bounds of all routes."""
         if self._exact is not None:
             return self._exact.bounds()
         return self._within(self._drawn.interval(confidence))
 
     def _within(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Two ends, and what messages and a mode say besides."""
+        """Interval tightened by the bounds of messages and of a mode."""
         lower, upper = torch.maximum(ends[0], self.messages.mass_at_least()), ends[1]
         if "tried" not in self.messages.__dict__:
             return lower, upper
@@ -188,9 +178,9 @@ class BestKnown(Delegate):
         return torch.maximum(lower, below), torch.minimum(upper, above)
 
     def status(self) -> Status:
-        """What the answers are worth that were asked for; `method` says what each is by.
+        """Status of the answers asked for so far: of log Z, of the messages, or of both.
 
-        The status of log Z if it was, and of the messages if not; of both if both were.
+        Its `method` names the method of each.
         """
         if "chosen" not in self.__dict__:
             return replace(self.messages.status(), method=self._methods())
@@ -211,7 +201,7 @@ class BestKnown(Delegate):
         )
 
     def _methods(self) -> str:
-        """What answers are by: one name, or each answer with its own."""
+        """Methods of the answers: one name, or one for each answer."""
         every: dict[str, str] = {}
         if "chosen" in self.__dict__:
             every["log Z"] = self.chosen.status().method or "contraction"
@@ -227,5 +217,5 @@ class BestKnown(Delegate):
 
 
 def _draws(one: Estimate) -> float:
-    """Members of all populations; infinite where nothing was drawn."""
+    """Members of all populations; infinite if nothing was drawn."""
     return math.inf if one.lower == one.upper else one.members * len(one.each)

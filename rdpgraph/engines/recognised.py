@@ -1,4 +1,4 @@
-"""Answers by the structure that recognises a graph, or what evidence leaves of it."""
+"""Answers by the structure that recognises a graph, or a graph reduced by evidence."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.reduction.consistency import Possible
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.numbering import full_states, variable_table
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Solution, Supplemented
 from rdpgraph.interface.structure import REGISTRY, Match, Structure
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
@@ -26,7 +26,7 @@ from rdpgraph.plan.plan import Plan, structure_plan
 
 
 def graph_left(network: Network) -> FactorGraph | None:
-    """The graph of the variables that are left, in one array; None if they differ in states."""
+    """Graph of the remaining variables, in one array; None if they differ in states."""
     sizes = set(network.sizes)
     auxiliary = len(network.numbers) < len(network.sizes)
     if len(sizes) != 1 or auxiliary or network.impossible or network.high_order:
@@ -47,13 +47,13 @@ def graph_left(network: Network) -> FactorGraph | None:
 def recognised_left(
     graph: FactorGraph, network: Network, exactly: Callable[[FactorGraph], Callable[[], Solution]]
 ) -> tuple[Plan, Callable[[], Solution]] | None:
-    """The plan and the answers of a structure that evidence leaves of a graph, if it leaves one.
+    """Plan and answers of a structure recognised in a graph reduced by evidence; None if none is.
 
     Args:
         graph: the model.
-        network: the graph without observed variables and impossible states. Where hard zeros say
-            what a structure is, it is looked for with all states.
-        exactly: gives what solves a graph by contraction.
+        network: the graph without observed variables and impossible states. If hard zeros define
+            a structure, it is recognised with all states.
+        exactly: gives the function that solves a graph by contraction.
     """
     if graph.observed is None:
         return None
@@ -68,11 +68,11 @@ def recognised_left(
 
 
 def _network_held(graph: FactorGraph) -> Network | None:
-    """The graph without the variables that are observed, all states of the others left.
+    """The graph without observed variables, with all states of the others.
 
-    Observed variables that are like those without evidence are left too, held by a factor: they
-    have as many states, and are no array that is observed as a whole. None where what is not
-    observed differs in states, or factors are over more than two variables.
+    Observed variables like the unobserved ones (as many states, not observed as a whole array)
+    stay, with a factor as evidence. None if unobserved variables differ in states, or factors have
+    more than two variables.
     """
     plain = (type(b.potential).decompose is Potential.decompose for b in graph.blocks)
     if graph.observed is None or max(b.arity for b in graph.blocks) > 2 or not all(plain):
@@ -91,7 +91,7 @@ def _network_held(graph: FactorGraph) -> Network | None:
 
 
 def graph_held(graph: FactorGraph, which: Tensor | None = None) -> FactorGraph:
-    """The graph with factors instead of the evidence on some variables, (V,); None: on all."""
+    """The graph with factors in place of the evidence on some variables, (V,); None: on all."""
     if graph.observed is None:
         return graph
     seen = (graph.observed != MISSING).reshape(-1, graph.num_variables).any(0)
@@ -112,22 +112,12 @@ def graph_held(graph: FactorGraph, which: Tensor | None = None) -> FactorGraph:
 
 
 @dataclass(frozen=True, eq=False)
-class LeftSolution(Solution):
-    """Answers about a graph from those about what is left of it.
+class LeftSolution(Supplemented):
+    """Answers about a graph, from those about the graph reduced by evidence."""
 
-    Attributes:
-        network: the graph, reduced.
-        inner: the solution of `graph_left`.
-        general: solves the graph by contraction, for the questions left open.
-    """
-
-    network: Network
-    inner: Solution
-    general: Callable[[], Solution]
-
-    @differentiable_property
-    def _general(self) -> Solution:
-        return self.general()
+    network: Network  # the graph, reduced
+    inner: Solution  # solution of `graph_left`
+    general: Callable[[], Solution]  # solves the graph by contraction, for other questions
 
     def log_partition(self) -> Tensor:
         # What is left may be the same for all items.
@@ -136,9 +126,6 @@ class LeftSolution(Solution):
     def variable_marginals(self) -> Tensor:
         flat = self._flat(self.inner.variable_marginals(), 0.0, 1.0)
         return torch.where((self.log_partition().detach() > -math.inf).unsqueeze(1), flat, 0.0)
-
-    def factor_marginals(self, block: int) -> Tensor:
-        return self._general.factor_marginals(block)
 
     def entropy(self) -> Tensor:
         return torch.where(self._alive, self.inner.entropy(), 0.0)
@@ -162,12 +149,6 @@ class LeftSolution(Solution):
         drawn = self.inner.sample(count * batch, generator)
         return self._states(drawn.reshape(count, batch, -1))
 
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        return self._general.marginal_mode(numbers)
-
-    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        return self._general.marginal_mode_scores(numbers)
-
     @property
     def _alive(self) -> Tensor:
         return self.log_partition().detach() > -math.inf
@@ -183,7 +164,7 @@ class LeftSolution(Solution):
 
 
 def plan_of(structure: Structure) -> Plan:
-    """The plan of a structure: its own recursion."""
+    """Plan of a structure's recursion."""
     shape = structure.unary.shape
     return structure_plan(
         type(structure).__name__,
@@ -195,22 +176,13 @@ def plan_of(structure: Structure) -> Plan:
 
 
 @dataclass(frozen=True, eq=False)
-class RecognisedSolution(Solution):
-    """Answers for a recognised graph.
+class RecognisedSolution(Supplemented):
+    """Answers for a recognised graph."""
 
-    Attributes:
-        graph: as declared.
-        match: the structure, and the variable at each of its sites.
-        general: solves the graph by contraction, for the questions the structure leaves open.
-    """
-
-    graph: FactorGraph
-    match: Match
+    graph: FactorGraph  # as declared
+    match: Match  # the structure, and the variable at each of its sites
+    # solves the graph by contraction, for questions the structure does not answer
     general: Callable[[], Solution]
-
-    @differentiable_property
-    def _general(self) -> Solution:
-        return self.general()
 
     @property
     def _structure(self) -> Structure:
@@ -218,7 +190,7 @@ class RecognisedSolution(Solution):
 
     @differentiable_property
     def _each(self) -> Tensor:
-        """(B, M) log Z of each of the structures that the graph falls into."""
+        """(B, M) log Z of each of the structures that the graph consists of."""
         log_z = self._structure.log_partition()
         return log_z.reshape(math.prod(self.graph.batch_shape), -1)
 
@@ -227,16 +199,11 @@ class RecognisedSolution(Solution):
         return (self._each.detach() > -math.inf).all(1)
 
     def log_partition(self) -> Tensor:
-        """(B,) by the structure's recursion."""
         return torch.where(self._alive, self._each.sum(1), -math.inf)
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) by the structure's recursion and its gradient."""
         flat = self._flat(self._values(self._structure.marginals(), best=False))
         return torch.where(self._alive.unsqueeze(1), flat, 0.0)
-
-    def factor_marginals(self, block: int) -> Tensor:
-        return self._general.factor_marginals(block)
 
     def entropy(self) -> Tensor:
         own = self._structure.entropy()
@@ -252,7 +219,6 @@ class RecognisedSolution(Solution):
         return torch.where(self._alive, total - own.reshape(self._each.shape).sum(1), 0.0)
 
     def max_marginals(self) -> Tensor:
-        """(B, S) those of the structure, if it has them."""
         own = self._structure.max_marginals()
         if own is None:
             return self._general.max_marginals()
@@ -271,25 +237,18 @@ class RecognisedSolution(Solution):
         return self._general.mode() if own is None else self._placed(own, ())
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, B, V) those of the structure, if it has them."""
         own = self._structure.sample(count, generator)
         if own is None:
             return self._general.sample(count, generator)
         return self._placed(own, (count,))
 
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        return self._general.marginal_mode(numbers)
-
-    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        return self._general.marginal_mode_scores(numbers)
-
     def _values(self, values: Tensor, *, best: bool) -> Tensor:
-        """(..., states) marginals of sites as those of the variables, in their own order."""
+        """(..., states) values of sites with states in the variables' order."""
         values, states = self._structure.variable_values(values, best=best), self.match.states
         return values if states is None else values.index_select(-1, states.to(values.device))
 
     def _placed(self, configuration: Any, lead: tuple[int, ...]) -> Tensor:
-        """(*lead, B, V): a configuration as states under the numbers of their variables."""
+        """(*lead, B, V) states of a configuration, by variable number."""
         states = self._structure.variable_states(configuration)
         if self.match.states is not None:
             back = self.match.states.new_zeros(int(self.match.states.max()) + 1)
@@ -301,15 +260,13 @@ class RecognisedSolution(Solution):
         return flat[..., order.to(flat.device)]
 
     def _flat(self, values: Tensor) -> Tensor:
-        """(B, S): values of the states of every site, under the numbers of their variables."""
+        """(B, S) values of the states of every site, by variable number."""
         numbers = self.match.numbers.reshape(-1)
         sizes = self.graph.domain.sizes
         starts = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
         size = values.shape[-1]
         there = (numbers >= 0).nonzero().flatten()
-        places = (starts[numbers[there]].unsqueeze(1) + torch.arange(size, device="cpu")).reshape(
-            -1
-        )
+        places = (starts[numbers[there], None] + torch.arange(size, device="cpu")).reshape(-1)
         flat = values.reshape(len(self._each), len(numbers), size)
         flat = flat if len(there) == len(numbers) else flat[:, there.to(flat.device)]
         flat = flat.flatten(1)

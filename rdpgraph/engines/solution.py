@@ -10,6 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from rdpgraph._core.cache import differentiable_property
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 
@@ -273,5 +274,26 @@ class Delegate(Solution):
     mode_is_optimal = _asked(Solution.mode_is_optimal)
     sample = _asked(Solution.sample)
     rsample = _asked(Solution.rsample)
+    marginal_mode = _asked(Solution.marginal_mode)
+    marginal_mode_scores = _asked(Solution.marginal_mode_scores)
+
+
+class Supplemented(Solution):
+    """A solution of which a subclass answers log Z and more, and a general one the rest."""
+
+    general: Callable[[], Solution]
+
+    @differentiable_property
+    def _general(self) -> Solution:
+        return self.general()
+
+    def _ask(self, question: Question[Value]) -> Value:
+        return question(self._general)
+
+    factor_marginals = _asked(Solution.factor_marginals)
+    expected_score = _asked(Solution.expected_score)
+    max_marginals = _asked(Solution.max_marginals)
+    mode = _asked(Solution.mode)
+    sample = _asked(Solution.sample)
     marginal_mode = _asked(Solution.marginal_mode)
     marginal_mode_scores = _asked(Solution.marginal_mode_scores)

@@ -1,4 +1,4 @@
-"""The answers of a structure as those of a solution: its sites row by row."""
+"""Answers of a structure as those of a solution, site by site."""
 
 import math
 from collections.abc import Callable
@@ -16,24 +16,19 @@ from rdpgraph.model.domain import Entry
 
 @dataclass(frozen=True, eq=False)
 class StructureSolution(Solution):
-    """The answers of a structure, its sites row by row; what it lacks is asked of a general graph.
+    """Answers of a structure, site by site; a general graph answers the rest."""
 
-    Attributes:
-        structure: the model.
-        solve: gives the posterior of its `factor_graph`.
-    """
-
-    structure: Structure
-    solve: Callable[[Any], Any]
+    structure: Structure  # the model
+    solve: Callable[[Any], Any]  # gives the posterior of its `factor_graph`
 
     @differentiable_property
     def general(self) -> Any:
-        """The posterior of the same model as a graph."""
+        """Posterior of the same model as a graph."""
         return self.solve(self.structure.factor_graph())
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The batch dims of the structure, from log Z if it does not say."""
+        """Batch dims of the structure, from log Z if it does not declare them."""
         known = type(self.structure).batch_shape is not Structure.batch_shape
         return self.structure.batch_shape if known else tuple(self.shaped_log_partition.shape)
 
@@ -49,7 +44,7 @@ class StructureSolution(Solution):
 
     @differentiable_property
     def shaped_marginals(self) -> Tensor:
-        """(*batch, *sites, states)."""
+        """(*batch, *sites, states) marginals of the sites."""
         return self.structure.marginals()
 
     def log_partition(self) -> Tensor:
@@ -67,7 +62,7 @@ class StructureSolution(Solution):
         return (self.general.entropy() if own is None else own).reshape(-1)
 
     def entropy_over(self, log_base: Tensor) -> Tensor | None:
-        """(B,) relative to a base measure (B, S), or None."""
+        """(B,) entropy relative to a base measure (B, S), or None."""
         own = self.structure.entropy_over(log_base.reshape(self.structure.unary.shape))
         return None if own is None else own.reshape(-1)
 
@@ -81,7 +76,7 @@ class StructureSolution(Solution):
         return self._flat(_only(self.general.max_marginals()) if own is None else own)
 
     def shaped_mode(self) -> Any:
-        """What the structure's mode is."""
+        """Mode in the structure's own form."""
         own = self.structure.mode()
         return _only(self.general.mode()) if own is None else own
 
@@ -90,7 +85,7 @@ class StructureSolution(Solution):
         return self._flat(self.structure.site_states(self.shaped_mode()))
 
     def shaped_sample(self, count: int, generator: torch.Generator | None) -> Any:
-        """What the structure's draws are."""
+        """Draws in the structure's own form."""
         own = self.structure.sample(count, generator)
         return _only(self.general.sample(count, generator=generator)) if own is None else own
 

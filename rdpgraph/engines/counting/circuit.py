@@ -1,4 +1,4 @@
-"""A compiled circuit of clauses, evaluated level by level for any weights of the literals."""
+"""Compiled circuits of clauses, evaluated level by level for any weights of the literals."""
 
 import ctypes
 import math
@@ -19,10 +19,10 @@ from rdpgraph.plan.orders import min_weight, primal_graph
 from rdpgraph.plan.topology import Topology
 
 _WIDE = 1e8
-"""Cells of all tables of an order beyond which branches do not follow it."""
+"""Cells of all tables of an elimination order beyond which branches do not follow it."""
 
 _ORDERING = 0.25
-"""The part of the time in which an order is sought."""
+"""Part of the time in which an order is sought."""
 
 _KEPT = 16
 _known: OrderedDict[tuple[int, tuple[Clause, ...]], "Circuit"] = OrderedDict()
@@ -35,30 +35,21 @@ class Circuit:
 
     Nodes 0 to 2 n - 1 are the literals, in the order of weights; the others come after their
     children, and the last one is the root.
-
-    Attributes:
-        literals: n.
-        levels: the sums (m, 2) of a level, and of its products the children and the number of each
-            one's product in the level; products come before sums.
-        impossible: nothing holds.
     """
 
-    literals: int
+    literals: int  # n
+    # per level the children of its products and the product that each belongs to, the number of
+    # products, and its sums (m, 2); products come before sums
     levels: tuple[tuple[Tensor, Tensor, int, Tensor], ...]
-    impossible: bool
+    impossible: bool  # the clauses have no model
 
     @property
     def size(self) -> int:
-        """The number of nodes."""
+        """Number of nodes."""
         return 2 * self.literals + sum(count + len(sums) for _, _, count, sums in self.levels)
 
     def up(self, log_weights: Tensor, *, maximum: bool = False) -> Tensor:
-        """(N, B) the log of the sum, or the maximum, over the models of each node; no gradients.
-
-        Args:
-            log_weights: (B, 2 n).
-            maximum: the heaviest model, not the sum of all.
-        """
+        """(N, B) log-sum, or maximum, over the models of each node, for log-weights (B, 2 n)."""
         values = log_weights.new_empty(self.size, len(log_weights))
         at = 2 * self.literals
         values[:at] = log_weights.T
@@ -73,7 +64,7 @@ class Circuit:
         return values
 
     def down(self, values: Tensor, flow: Tensor) -> Tensor:
-        """(2 n, B) the gradient of the root in each literal's log-weight, times a flow (B,)."""
+        """(2 n, B) gradient of the root in each literal's log-weight, times a flow (B,)."""
         flows = torch.zeros_like(values)
         flows[-1] = flow
         at = len(values)
@@ -88,7 +79,7 @@ class Circuit:
         return flows[: 2 * self.literals]
 
     def descend(self, values: Tensor, generator: torch.Generator | None, *, best: bool) -> Tensor:
-        """(2 n, B) bool, the literals of one model: the best, or a draw."""
+        """(2 n, B) bool literals of one model: the best, or a draw."""
         chosen = torch.zeros_like(values, dtype=torch.bool)
         chosen[-1] = True
         at = len(values)
@@ -110,7 +101,7 @@ class Circuit:
 
 
 class LogSum(torch.autograd.Function):
-    """The root of a circuit (B,) of log-weights (B, 2 n), with one pass down for its gradient."""
+    """Root of a circuit (B,) from log-weights (B, 2 n), with one pass down for its gradient."""
 
     @staticmethod
     def forward(ctx: Any, log_weights: Tensor, circuit: Circuit) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -128,7 +119,7 @@ class LogSum(torch.autograd.Function):
 def compiled(
     encoding: Encoding, compiler: Callable[..., None], *, seconds: float, memory: float
 ) -> Circuit:
-    """The circuit of an encoding's clauses, whatever its weights; the last ones are kept.
+    """Circuit of an encoding's clauses; cached.
 
     Args:
         encoding: the clauses.
@@ -176,7 +167,7 @@ def compiled(
 
 
 def _levelled(literals: int, listed: Any, root: int) -> Circuit:
-    """The nodes that the root needs, in levels."""
+    """Nodes that the root needs, in levels."""
     if root < 0:
         return Circuit(literals, (), impossible=True)
     flat, at, nodes = listed.tolist(), 0, list[tuple[int, list[int]]]()
@@ -209,12 +200,7 @@ def _levelled(literals: int, listed: Any, root: int) -> Circuit:
             count += 1
         owners = np.repeat(np.arange(len(own)), [len(children) for children in own])
         pairs = [[place[child] for child in nodes[number - first][1]] for number in sums]
-        levels.append(
-            (
-                torch.tensor([child for children in own for child in children]).long(),
-                torch.from_numpy(owners).long(),
-                len(own),
-                torch.tensor(pairs).long().reshape(-1, 2),
-            )
-        )
+        below = torch.tensor([child for children in own for child in children]).long()
+        both = torch.tensor(pairs).long().reshape(-1, 2)
+        levels.append((below, torch.from_numpy(owners).long(), len(own), both))
     return Circuit(literals, tuple(levels), impossible=False)

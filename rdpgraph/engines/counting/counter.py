@@ -1,4 +1,4 @@
-"""Exact counts by pyganak, in a process that ends on the clock and by memory."""
+"""Exact counts by pyganak, in a process with limits of time and memory."""
 
 import json
 import math
@@ -16,7 +16,7 @@ _START = 64e6
 """Bytes that the program itself takes."""
 
 _WIDEST = 600.0
-"""Nats between the weights of a literal that a double holds with all digits, beside a 1."""
+"""Nats between the weights of a literal that a double holds with all digits, next to a 1."""
 
 
 def has_counter() -> bool:
@@ -25,11 +25,7 @@ def has_counter() -> bool:
 
 
 def require_counter() -> None:
-    """Name the extra where pyganak is absent.
-
-    Raises:
-        UnsupportedError: it is.
-    """
+    """Raise `UnsupportedError`, which names the extra, if pyganak is absent."""
     if not has_counter():
         raise UnsupportedError("Counting needs pyganak: pip install 'rdpgraph[counting]'.")
 
@@ -88,7 +84,7 @@ def _log_sum(one: float, other: float) -> float:
 
 
 def _asked(request: str, seconds: float) -> list[float]:
-    """The answers of the program."""
+    """Answers of the counting program."""
     program = [sys.executable, str(Path(__file__).with_name("worker.py"))]
     with subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

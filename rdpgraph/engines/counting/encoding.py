@@ -1,4 +1,4 @@
-"""A reduced network as weighted clauses: the direct encoding, with clauses as short as is cheap."""
+"""Reduced networks as weighted clauses: the direct encoding, with short clauses where cheap."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,29 +21,24 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 class Encoding:
     """Clauses whose models are the possible configurations, and a weight for each literal.
 
-    Literals are numbered from 1; -x is that x does not hold. Each model extends to one assignment
-    of the literals, so that weighted counts are Z and modes are modes.
-
-    Attributes:
-        literals: for each active variable a literal for each state left.
-        clauses: that must hold, sorted, none twice.
-        log_weights: (batch or 1, 2 n) of literals x and -x, at 2 (x - 1) and 2 (x - 1) + 1.
-        constant: (batch or 1,) log-values of what is no clause.
+    Literals are numbered from 1; -x negates x. Each model extends to one assignment of the
+    literals, so that weighted counts are Z and modes are modes.
     """
 
+    # per active variable the literals of its remaining states
     literals: tuple[tuple[int, ...], ...]
-    clauses: tuple[Clause, ...]
-    log_weights: Tensor
-    constant: Tensor
+    clauses: tuple[Clause, ...]  # sorted, none twice
+    log_weights: Tensor  # (batch or 1, 2 n) of literals x and -x, at 2 (x - 1) and 2 (x - 1) + 1
+    constant: Tensor  # (batch or 1,) log-values that are in no clause
 
     @property
     def count(self) -> int:
-        """The number of literals."""
+        """Number of literals."""
         return self.log_weights.shape[1] // 2
 
     @cached_property
     def components(self) -> tuple[tuple[tuple[int, ...], tuple[Clause, ...]], ...]:
-        """Variables of clauses that share none with others, and these clauses."""
+        """Connected components: their variables and clauses."""
         parent = list(range(self.count + 1))
 
         def root(x: int) -> int:
@@ -63,19 +58,18 @@ class Encoding:
 
 
 def place(literal: int) -> int:
-    """The column of a literal's weight."""
+    """Column of a literal's weight."""
     return 2 * abs(literal) - 2 + (literal < 0)
 
 
 def encoded(network: Network) -> Encoding:
-    """The clauses of a network that is possible and has no whole potentials.
+    """Clauses of a possible network without whole potentials.
 
     A variable of two states is a literal, any other one a literal for each state. Configurations
-    that no item allows are clauses, merged into longer cubes where the table shows it. Equal values
+    that no item allows are clauses, merged into larger cubes where the table allows. Equal values
     of a table share a literal that holds where they do, and the most frequent one has none; each
-    configuration has its own where the table has gradients, which flow to the weights.
-    All
-    items of a batch have one set of clauses, and differ in weights.
+    configuration has its own if the table has gradients, which flow to the weights. All items of a
+    batch share the clauses, and differ in weights.
     """
     making = _Making(network)
     for group in network.groups:
@@ -106,7 +100,7 @@ class _Making:
         return self._count
 
     def add(self, group: Group) -> None:
-        """Take in factors of one shape."""
+        """Add factors of one shape."""
         tables = group.log_tables
         shape = tuple(tables.shape[2:])
         scopes = group.scopes.tolist()
@@ -139,12 +133,9 @@ class _Making:
     def _split(
         values: npt.NDArray[np.float64], shape: tuple[int, ...], *, apart: bool
     ) -> tuple[Bools, int, list[Bools]]:
-        """Forbidden configurations, one whose value is a constant or -1, and those of each literal.
+        """Forbidden configurations, one of constant value (or -1), and those of each literal.
 
-        Args:
-            values: (batch or 1, n) log-values.
-            shape: of the table.
-            apart: no two configurations share a literal.
+        From log-values (batch or 1, n); if ``apart``, no two configurations share a literal.
         """
         forbidden = (values == -np.inf).all(0)
         groups: dict[bytes, list[int]] = {}
@@ -163,7 +154,7 @@ class _Making:
     def _forbid(
         self, own: list[tuple[int, ...]], target: Bools, within: Bools, *others: int
     ) -> None:
-        """A clause for each cube of configurations, or else one of the other literals holds."""
+        """Add a clause per cube of configurations: it is excluded, or one of ``others`` holds."""
         key = target.tobytes(), within.tobytes(), target.shape
         if key not in self._covers:
             self._covers[key] = list(_cover(target, within))
@@ -178,7 +169,7 @@ class _Making:
                 self._clauses.add(tuple(sorted(clause)))
 
     def made(self) -> Encoding:
-        """Sort the clauses, and sum the weights of each literal."""
+        """Encoding with sorted clauses, and weights summed by literal."""
         device, dtype = self._constant.device, self._constant.dtype
         batch = max([1, *(len(values) for _, values in self._weights)])
         weights = torch.zeros(batch, 2 * self._count, dtype=dtype, device=device)
@@ -192,9 +183,9 @@ class _Making:
 
 
 def _cover(target: Bools, within: Bools) -> Iterator[list[tuple[int, ...]]]:
-    """Cubes that lie within a set of configurations and cover a target, each as large as it gets.
+    """Maximal cubes within a set of configurations that cover a target.
 
-    A cube is the states of each variable; those of one variable are grown after another.
+    A cube is the states of each variable, extended one variable after another.
     """
     left = target.copy()
     for start in zip(*np.nonzero(target), strict=True):

@@ -1,4 +1,4 @@
-"""Answers of a network by a counter and by a circuit, and before approximate ones."""
+"""Answers of a network by a counter and a circuit, alone or before another solution."""
 
 import math
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.plan.clock import Allowance
 
 _CELLS = 1 << 24
-"""Values of nodes that are held at a time, where many rows of weights are asked about."""
+"""Node values that are held at a time in queries of many rows of weights."""
 
 _AT_ONCE = 0.2
-"""The part of the time in which a circuit is compiled before log Z is counted."""
+"""Part of the time in which a circuit is compiled before log Z is counted."""
 
 _SUMS = (
     "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval", "possible",
@@ -32,22 +32,15 @@ _SUMS = (
 
 @dataclass(frozen=True, eq=False)
 class CountedSolution(Solution):
-    """Log Z by a counter, and every other answer, gradients and batches by a compiled circuit.
+    """Log Z by a counter; other answers, gradients and batches by a compiled circuit."""
 
-    Attributes:
-        network: the reduced model, without whole potentials.
-        memory: bytes for the counter, or the circuit.
-        allowance: seconds for all of them.
-        compiler: of the machine's library; None: there is none.
-    """
-
-    network: Network
-    memory: float
-    allowance: Allowance = field(repr=False)
+    network: Network  # the reduced model, without whole potentials
+    memory: float  # bytes for the counter, or the circuit
+    allowance: Allowance = field(repr=False)  # seconds for all answers
+    # of the machine's library; None if there is none
     compiler: Callable[..., None] | None = field(repr=False)
 
     def status(self) -> Status:
-        """Status of all answers, which are exact."""
         return Status(method="counting")
 
     @cached_property
@@ -56,7 +49,7 @@ class CountedSolution(Solution):
 
     @cached_property
     def circuit(self) -> Circuit:
-        """The circuit of all items.
+        """Circuit of all items.
 
         Raises:
             BudgetError: it does not fit.
@@ -86,14 +79,14 @@ class CountedSolution(Solution):
 
     @cached_property
     def _counted(self) -> Tensor:
-        """(1,) nats; by a circuit where one is compiled at once."""
+        """(1,) log Z in nats; by a circuit if one is compiled quickly."""
         with self.allowance.spending(), torch.no_grad():
             seconds = _AT_ONCE * self.allowance.left()
-            if self.compiler is not None and self._encoding.clauses:
-                arguments = self._encoding, self.compiler
+            own, compiler = self._encoding, self.compiler
+            if compiler is not None and own.clauses:
                 with suppress(BudgetError):
                     vars(self)["circuit"] = compiled(
-                        *arguments, seconds=seconds, memory=self.memory
+                        own, compiler, seconds=seconds, memory=self.memory
                     )
                     return self._log_z
             left = self.allowance.left()
@@ -102,7 +95,7 @@ class CountedSolution(Solution):
 
     @property
     def _log_z(self) -> Tensor:
-        """(B,) nats, by the circuit."""
+        """(B,) log Z in nats, by the circuit."""
         if self.circuit.impossible:
             return self.network.constant.new_full((self.network.batch,), -math.inf)
         summed: Tensor = LogSum.apply(self._encoding.log_weights, self.circuit)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
@@ -119,21 +112,21 @@ class CountedSolution(Solution):
 
     @cached_property
     def _sums(self) -> Tensor:
-        """(N, B) of all nodes."""
+        """(N, B) log-sums of all nodes."""
         return self.circuit.up(self._weights)
 
     @cached_property
     def _alive(self) -> Tensor:
-        """(B,) 1 where anything is possible, by the circuit and what was left out of it, else 0."""
+        """(B,) 1 for items with a possible configuration, else 0."""
         return ((self._sums[-1] > -math.inf) & (self._encoding.constant > -math.inf)).to(self._sums)
 
     @cached_property
     def _shares(self) -> Tensor:
-        """(B, 2 n) the probability of each literal."""
+        """(B, 2 n) probability of each literal."""
         return self.circuit.down(self._sums, self._alive).T
 
     def _of_states(self, values: Tensor, empty: float, settled: Tensor | float) -> Tensor:
-        """(B, S) of values (B, 2 n) of literals."""
+        """(B, S) from values (B, 2 n) of literals."""
         parts: list[tuple[Tensor, Tensor]] = []
         for size in sorted(set(self.network.sizes)):
             chosen = [v for v, other in enumerate(self.network.sizes) if other == size]
@@ -149,7 +142,7 @@ class CountedSolution(Solution):
         return self._of_states(self._shares, 0.0, self._alive)
 
     def _given(self, rows: list[list[int]], *, maximum: bool = False) -> Tensor:
-        """(B, n) the log of the sum, or the maximum, where the literals of each row hold."""
+        """(B, n) log of the sum, or the maximum, of models in which each row's literals hold."""
         sums = [self._weights[:, :0]]
         step = max(_CELLS // (self.circuit.size * self.network.batch), 1)
         for start in range(0, len(rows), step):
@@ -213,9 +206,8 @@ class CountedSolution(Solution):
 
     def mode(self) -> Tensor:
         if self._none:
-            return full_states(
-                self.network, torch.zeros(1, self.network.batch, len(self.network.sizes)).long()
-            )[0]
+            none = torch.zeros(1, self.network.batch, len(self.network.sizes)).long()
+            return full_states(self.network, none)[0]
         values = self.circuit.up(self._weights, maximum=True)
         states = self._states(self.circuit.descend(values, None, best=True))
         return full_states(self.network, states.unsqueeze(0))[0].to(self.network.constant.device)
@@ -226,7 +218,7 @@ class CountedSolution(Solution):
         return full_states(self.network, states).to(self.network.constant.device)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Not available.
+        """Refuse: marginal modes are not available.
 
         Raises:
             UnsupportedError: always.
@@ -236,16 +228,12 @@ class CountedSolution(Solution):
 
 @dataclass(frozen=True, eq=False)
 class CountedFirst(Delegate):
-    """Log Z by a count if that ends in time; all else, and log Z if not, by another solution.
+    """Log Z by a count if that ends in time; all else, and log Z if not, by another solution."""
 
-    Attributes:
-        count: gives log Z, or raises `BudgetError`.
-        otherwise: gives the other solution, from the seconds that the count took.
-        taken: these seconds.
-    """
-
-    count: Solution = field(repr=False)
+    count: Solution = field(repr=False)  # gives log Z, or raises `BudgetError`
+    # gives the other solution, from the seconds that the count took
     otherwise: Callable[[float], Solution] = field(repr=False)
+    # these seconds
     taken: Allowance = field(default_factory=partial(Allowance, math.inf), repr=False)
 
     @cached_property
@@ -267,7 +255,7 @@ class CountedFirst(Delegate):
         return question(self._other)
 
     def status(self) -> Status:
-        """The status of log Z if that alone was asked for, else that of the other answers."""
+        """Status of log Z if that alone was asked for, else of the other answers."""
         if self.__dict__.get("_counted") is None:
             return self._other.status()
         if "_other" not in self.__dict__:

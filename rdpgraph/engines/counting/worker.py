@@ -1,4 +1,4 @@
-"""Program that counts: a request in JSON on standard input, the answer on standard output.
+"""Counting program: a request in JSON on standard input, the answer on standard output.
 
 Runs by its path in a process of its own, so that it imports nothing of the package.
 """
@@ -13,20 +13,20 @@ import signal
 import sys
 
 _ROOM = 700.0
-"""Nats above 1 at which an upper bound of a count is put: a double holds 709."""
+"""Nats above 1 of the upper bound of a scaled count: a double holds 709."""
 _BITS = 1900
-"""Bits by which weights grow where the count was too small for a double."""
+"""Bits by which the scale grows if the count was too small for a double."""
 _LEAST = 1e-290
-"""Counts below have lost digits."""
+"""Counts below this have lost digits."""
 
 
 def count(variables: int, clauses: list[list[int]], weights: list[float] | None) -> float:
-    """The log of the weighted count of clauses over literals 1 to n; -inf where none is possible.
+    """Log of the weighted count of clauses over literals 1 to n; -inf where none is possible.
 
     Args:
         variables: n.
-        clauses: that must hold.
-        weights: the log-weights of 1, -1, 2, -2, ...; None: all are 0.
+        clauses: of literals.
+        weights: log-weights of 1, -1, 2, -2, ...; None: all are 0.
     """
     pyganak = importlib.import_module("pyganak")
     # The wheel of pyganak brings this solver. The counter takes minutes to find contradictions.
@@ -56,7 +56,7 @@ def count(variables: int, clauses: list[list[int]], weights: list[float] | None)
 
 
 def main() -> None:
-    """Answer one request, with the memory it says, and end with the process that asked."""
+    """Answer one request within its memory limit, and end with the parent process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     request = json.load(sys.stdin)

@@ -1,9 +1,9 @@
 """Small models: log Z, marginals and the gradient from flat arrays, in a few dozen calls.
 
-What a small model costs are the calls, not the arithmetic. A circuit is made once for the shape of
-a graph; evidence and hard zeros are zeros in its cells. Tables are read in float64, whatever their
-type is. Beliefs come from messages up and down a tree of cliques (Lauritzen and Spiegelhalter
-1988, with the division of Jensen, Lauritzen and Olesen 1990).
+Calls cost more than arithmetic in small models. A circuit is made once for the shape of a graph;
+evidence and hard zeros are zeros in its cells. Tables are converted to float64. Beliefs come from
+messages up and down a tree of cliques (Lauritzen and Spiegelhalter 1988, with the division of
+Jensen, Lauritzen and Olesen 1990).
 """
 
 import math
@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property, remembered
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Solution, Supplemented
 from rdpgraph.logspace.gradients import is_transformed, possible_alone, regradient
 from rdpgraph.logspace.logmatrix import safe_log
-from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
@@ -31,30 +30,23 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 _Part: TypeAlias = tuple[bytes, tuple[int, ...], int, bytes | None]
 
 _RANGE = 650.0
-"""The logs within which no product in float64 vanishes or overflows."""
+"""Range of log-values within which no product in float64 underflows or overflows."""
 
 _FLOATS = (torch.float64, torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class Upward:
-    """What a pass up the cliques found.
+    """Result of a pass up the cliques."""
 
-    Attributes:
-        log_partition: in nats.
-        cells: of the cliques' tables, times the messages that came in.
-        messages: to the parents, and the sum of each root.
-        peaks: by how much the logs of each clique are less than they were.
-    """
-
-    log_partition: float
-    cells: Floats
-    messages: Floats
-    peaks: Floats
+    log_partition: float  # in nats
+    cells: Floats  # of the cliques' tables, times the incoming messages
+    messages: Floats  # to the parents, and the sum of each root
+    peaks: Floats  # log-scale subtracted from each clique
 
 
 def circuit_of(graph: FactorGraph) -> Circuit | None:
-    """The circuit of a graph; None if it is not small, or not of single tables in memory."""
+    """Circuit of a graph; None if it is not small, or its factors are not CPU tables."""
     if graph.batch_shape or graph.domain.total_states > MOST_CELLS:
         return None
     if graph.num_factors > MOST_FACTORS or not graph.blocks:
@@ -89,12 +81,12 @@ def _plain(tensor: Tensor) -> bool:
 
 @remembered(32)
 def shaped(sizes: bytes, parts: tuple[_Part, ...]) -> Circuit | None:
-    """The circuit of blocks.
+    """Circuit of blocks of the given shapes.
 
     Args:
         sizes: of the variables, as int64.
-        parts: for each block its scopes, as int64, their shape, how many tables it has, and if it
-            is not one each which every factor has.
+        parts: per block its scopes, as int64, their shape, the number of its tables, and the table
+            of every factor unless each has its own.
     """
     blocks: list[Scopes] = []
     for scopes, shape, tables, rows in parts:
@@ -107,23 +99,13 @@ def shaped(sizes: bytes, parts: tuple[_Part, ...]) -> Circuit | None:
 
 
 @dataclass(frozen=True, eq=False)
-class CircuitSolution(Solution):
-    """Answers for a small graph.
+class CircuitSolution(Supplemented):
+    """Answers for a small graph."""
 
-    Attributes:
-        graph: the model, evidence included.
-        circuit: that of the graph.
-        general: solves the graph by contraction, for all that is more than log Z and marginals,
-            and where the range of the tables is too wide.
-    """
-
-    graph: FactorGraph
-    circuit: Circuit
+    graph: FactorGraph  # the model, evidence included
+    circuit: Circuit  # of the graph
+    # solves it by contraction, for all but log Z and marginals, and tables of wide range
     general: Callable[[], Solution]
-
-    @differentiable_property
-    def _general(self) -> Solution:
-        return self.general()
 
     @property
     def _evidence(self) -> list[tuple[int, int]]:
@@ -134,7 +116,8 @@ class CircuitSolution(Solution):
 
     @differentiable_property
     def _entries(self) -> Tensor:
-        return torch.cat([_log_values(block).reshape(-1) for block in self.graph.blocks])
+        tables = [block.potential for block in self.graph.blocks]
+        return torch.cat([t.log_values.reshape(-1) for t in tables if isinstance(t, Table)])
 
     @cached_property
     def _upward(self) -> Upward | None:
@@ -175,36 +158,15 @@ class CircuitSolution(Solution):
             values /= totals.take(own.variable)
         return values
 
-    def factor_marginals(self, block: int) -> Tensor:
-        return self._general.factor_marginals(block)
-
-    def expected_score(self) -> Tensor:
-        return self._general.expected_score()
-
-    def max_marginals(self) -> Tensor:
-        return self._general.max_marginals()
-
-    def mode(self) -> Tensor:
-        return self._general.mode()
-
-    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        return self._general.sample(count, generator)
-
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        return self._general.marginal_mode(numbers)
-
-    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        return self._general.marginal_mode_scores(numbers)
-
     def gradient(self) -> Tensor:
-        """(entries,) that of log Z: for each entry the probability of its configuration."""
+        """(entries,) gradient of log Z: each entry's probability."""
         own = self.circuit
         weights = self._cells.take(own.entry)
         gradient = np.bincount(own.factors.cells, weights, minlength=own.entries + 1)
         return torch.from_numpy(gradient[:-1])
 
     def unrolled(self, entries: Tensor) -> Tensor:
-        """(1,) log Z as operations of torch on the entries."""
+        """(1,) log Z as torch operations on the entries."""
         assert self._upward is not None
         own, first = self.circuit, self._upward
         padded = torch.nn.functional.pad(entries.double(), (0, 1))
@@ -225,7 +187,7 @@ class CircuitSolution(Solution):
 
 
 class _LogPartition(torch.autograd.Function):
-    """Log Z, whose gradient is what the pass down finds."""
+    """Log Z, whose gradient comes from the downward pass."""
 
     @staticmethod
     def forward(ctx: Any, entries: Tensor, solution: CircuitSolution) -> Tensor:
@@ -247,7 +209,7 @@ class _LogPartition(torch.autograd.Function):
 def upward(
     circuit: Circuit, entries: npt.NDArray[Any], evidence: Sequence[tuple[int, int]]
 ) -> Upward | None:
-    """Log Z; None where the tables hold NaN, or a range that products in float64 do not."""
+    """Pass up the cliques; None if tables hold NaN, or a range too wide for float64 products."""
     padded = np.zeros(len(entries) + 1)
     padded[:-1] = entries
     logs = np.add.reduceat(padded.take(circuit.factors.cells), circuit.factors.starts)
@@ -274,7 +236,7 @@ def upward(
 
 
 def _apply(circuit: Circuit, evidence: Sequence[tuple[int, int]], cells: Floats) -> None:
-    """Set the cells that evidence rules out to zero; its variable is in other cliques too."""
+    """Zero the cells that evidence rules out, in one clique of each variable."""
     for v, state in evidence:
         place, shape = circuit.places[v]
         view = cells[place].reshape(shape)
@@ -283,7 +245,7 @@ def _apply(circuit: Circuit, evidence: Sequence[tuple[int, int]], cells: Floats)
 
 
 def downward(circuit: Circuit, up: Upward) -> Floats:
-    """The probability of each cell of the cliques; zeros where log Z is -inf."""
+    """Probability of each cell of the cliques; zeros where log Z is -inf."""
     if up.log_partition == -math.inf:
         return np.zeros_like(up.cells)
     inverse = np.where(up.messages > 0, up.messages, math.inf)
@@ -297,11 +259,6 @@ def downward(circuit: Circuit, up: Upward) -> Floats:
             up.cells[level.cells], factor.take(level.spread), out=probabilities[level.cells]
         )
     return probabilities
-
-
-def _log_values(block: Block) -> Tensor:
-    assert isinstance(block.potential, Table)
-    return block.potential.log_values
 
 
 def _index(places: npt.NDArray[np.int64]) -> Tensor:

@@ -25,17 +25,11 @@ _DRAWN, _COMPARED = 1 << 23, 1 << 20  # elements gathered at a time in a traceba
 
 @dataclass(frozen=True, eq=False)
 class Upward:
-    """The tables of every pool after the upward pass; None where they were let go.
+    """Tables of every pool after the upward pass; None where they were freed."""
 
-    Attributes:
-        program: what was run.
-        pools: the tables.
-        spent: seconds.
-    """
-
-    program: Program
-    pools: tuple[Value | None, ...]
-    spent: float
+    program: Program  # what was run
+    pools: tuple[Value | None, ...]  # the tables
+    spent: float  # seconds
 
 
 def upward(
@@ -46,17 +40,17 @@ def upward(
     keep: bool = True,
     watch: Watch | None = None,
 ) -> Upward:
-    """Run all steps.
+    """Run all steps of a program.
 
     Args:
-        program: what to run.
+        program: the steps.
         groups: the factors, one group per factor pool.
-        maximise: every elimination is a maximum (else the program's steps say).
-        keep: keep all tables for a pass down; without it operands go when they were used.
+        maximise: every elimination is a maximum (else the program's steps decide).
+        keep: keep all tables for a downward pass, instead of freeing operands after use.
         watch: looked at before every step.
     """
     watch = watch or Watch()
-    leaves = [_leaf(group, keep_logs=maximise) for group in groups]
+    leaves = [from_logs(group.log_tables, keep_logs=maximise).rows(group.rows) for group in groups]
     pools: list[Value | None] = [*leaves, *([None] * len(program.steps))]
     for number, step in enumerate(program.steps):
         watch.look(lambda: program.shares[number])  # noqa: B023
@@ -73,34 +67,30 @@ def upward(
         pools[program.groups + number] = made
         del left
         if not keep:
-            for pool in _read_last(step, number, program):
-                pools[pool] = None
+            for operand in (step.left, step.right):
+                for pool, _ in operand.pieces if operand else ():
+                    if program.last_use[pool] == number:
+                        pools[pool] = None
     return Upward(program, tuple(pools), watch.spent)
 
 
 def log_total(up: Upward) -> Tensor:
-    """(batch or 1,) the sum over components of the logs of their scalars, float64."""
+    """(batch or 1,) float64 sum over components of the logs of their scalars."""
     total: Tensor | None = None
     for pool in up.program.roots:
-        logs = component_logs(up, pool).sum(1)
+        value = _stored(up.pools[pool])
+        logs = value.values.double() if value.is_log else safe_log(value.values).double()
+        logs = logs if value.is_log else logs + value.log_scale
+        logs = logs.expand(-1, up.program.steps[pool - up.program.groups].count).sum(1)
         total = logs if total is None else total + logs
     return torch.zeros(1, dtype=torch.float64, device="cpu") if total is None else total
-
-
-def component_logs(up: Upward, pool: int) -> Tensor:
-    """(batch or 1, components) the log of each scalar of a root pool, float64."""
-    value = _stored(up.pools[pool])
-    count = up.program.steps[pool - up.program.groups].count
-    logs = value.values.double() if value.is_log else safe_log(value.values).double()
-    total = logs if value.is_log else logs + value.log_scale
-    return total.expand(-1, count)
 
 
 def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) -> list[Value]:
     """For every factor pool the product of all other tables of its component, on its dims.
 
-    Times the factor itself this is its unnormalised marginal, or in the maximising form its
-    max-marginal. One matrix product per operand of each step.
+    Times the factor itself this is its unnormalised marginal, or if maximising its max-marginal.
+    One matrix product per operand of each step.
     """
     program = up.program
     waiting: list[list[tuple[Tensor | None, Value]]] = [[] for _ in up.pools]
@@ -136,11 +126,11 @@ def traceback(
     up: Upward, batch: int, count: int, num_variables: int, *,
     generator: torch.Generator | None, noise: bool, only: frozenset[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """(count, batch, active variables): states drawn (noise) or maximising, from the roots down.
+    """(count, batch, active variables) states drawn (noise) or maximising, from the roots down.
 
-    Each step looks only at the entries of its operands that agree with what is already decided,
-    so a draw costs the eliminated dims and not the tables. Exact and independent draws, by
-    Gumbel-max on those entries; without noise the first maximum wins.
+    Each step reads only the entries of its operands that agree with the states decided before, so a
+    draw costs the eliminated dims and not the tables. Exact and independent draws, by Gumbel-max on
+    those entries; without noise the first maximum wins.
     """
     device = next((pool.values.device for pool in up.pools if pool is not None), "cpu")
     states = torch.zeros(count, batch, num_variables, dtype=torch.long, device=device)
@@ -169,7 +159,7 @@ def _decide(
         variables = step.variables[first : first + nodes].to(states.device)
         logits = torch.zeros((), device=states.device)
         for value, dims in operands:
-            own = value.some(first, len(variables)) if nodes < step.count else value
+            own = value.rows(slice(first, first + nodes)) if nodes < step.count else value
             logits = logits + _entries(own, dims, step.gone, sizes, variables, part)
         if noise:
             uniform = torch.rand(
@@ -187,7 +177,7 @@ def _entries(
     value: Value, dims: tuple[int, ...], gone: tuple[int, ...], sizes: dict[int, int],
     variables: Tensor, states: Tensor,
 ) -> Tensor:  # fmt: skip
-    """(count, batch, nodes, cells): an operand's log-entries at the decided states."""
+    """(count, batch, nodes, cells) log-entries of an operand at the decided states."""
     batch, nodes = value.values.shape[:2]
     flat = value.values.detach().reshape(batch, nodes, -1)
     strides: dict[int, int] = {}
@@ -214,11 +204,6 @@ def _entries(
     return picked if value.is_log else picked.log()
 
 
-def _leaf(group: Group, *, keep_logs: bool) -> Value:
-    value = from_logs(group.log_tables, keep_logs=keep_logs)
-    return value if group.rows is None else value.rows(group.rows.to(value.values.device))
-
-
 def _gathered(operand: Operand, pools: Sequence[Value | None]) -> Value:
     parts = [_stored(pools[pool]).rows(rows) for pool, rows in operand.pieces]
     if len(parts) == 1 and operand.order is None:
@@ -230,19 +215,19 @@ def _gathered(operand: Operand, pools: Sequence[Value | None]) -> Value:
 def _deposit(
     message: Value, operand: Operand, waiting: list[list[tuple[Tensor | None, Value]]]
 ) -> None:
-    """Send the messages for an operand back to the pools its tables came from."""
+    """Send messages for an operand to the pools of its tables."""
     if operand.order is not None:
         message = message.rows(operand.inverse)
     start = 0
     for (pool, rows), count in zip(operand.pieces, operand.counts, strict=True):
         whole = count == message.values.shape[1]
-        part = message if whole else message.some(start, count)
+        part = message if whole else message.rows(slice(start, start + count))
         waiting[pool].append((rows, part))
         start += count
 
 
 def _assembled(parts: list[tuple[Tensor | None, Value]]) -> Value:
-    """The messages for a whole pool, in the order of its rows."""
+    """Messages for a whole pool, in the order of its rows."""
     if len(parts) == 1 and parts[0][0] is None:
         return parts[0][1]
     rows = [index for index, _ in parts if index is not None]
@@ -254,7 +239,7 @@ def _reordered(
     message: Value, shown: Sequence[int], dims: Sequence[int], private: Sequence[int],
     up: Upward, target: Operand,
 ) -> Value:  # fmt: skip
-    """A message in the order of its target's dims, the same for all states of private ones."""
+    """A message in the order of its target's dims, broadcast over private ones."""
     tensor, wanted = message.values, [dim for dim in dims if dim in shown]
     if wanted != list(shown):
         tensor = tensor.permute(0, 1, *(2 + shown.index(dim) for dim in wanted))
@@ -265,12 +250,6 @@ def _reordered(
                 tensor = tensor.unsqueeze(place + 2)
         tensor = tensor.expand(*tensor.shape[:2], *sizes)
     return Value(tensor, message.log_scale, message.low, message.high, message.is_log)
-
-
-def _read_last(step: BatchedStep, number: int, program: Program) -> set[int]:
-    operands = (step.left,) if step.right is None else (step.left, step.right)
-    pools = {pool for operand in operands for pool, _ in operand.pieces}
-    return {pool for pool in pools if program.last_use[pool] == number}
 
 
 def _stored(value: Value | None) -> Value:

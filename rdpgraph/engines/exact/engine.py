@@ -1,4 +1,4 @@
-"""The exact engine: a network, a plan, and the answers of the passes over its contraction tree."""
+"""Exact engine: answers by passes over a contraction tree."""
 
 import math
 from collections.abc import Callable
@@ -14,33 +14,27 @@ from rdpgraph.engines.exact.program import Owner, compiled
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.numbering import factor_tables, full_states, variable_table
 from rdpgraph.engines.solution import Solution
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.plan.clock import Watch
 from rdpgraph.plan.tree import ContractionTree
 
 UP = 0.6
-"""The part of the seconds in which a pass up ends; predicted is a third."""
+"""Part of the seconds in which an upward pass must end; the prediction is a third."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExactSolution(Solution):
     """Answers by contraction; each pass runs when it is first asked for.
 
-    Attributes:
-        network: the reduced model.
-        tree: the order of contraction.
-        keep: whether log Z alone keeps its tables for a pass down (more memory, no second run).
-        constrained: gives a tree that eliminates some active variables after all others.
-        seconds: for a pass up and one down; the first takes three fifths at most.
-
-    Raises:
-        BudgetError: a pass takes longer.
+    Raises `BudgetError` if a pass takes too long.
     """
 
-    network: Network
-    tree: ContractionTree
-    keep: bool
+    network: Network  # the reduced model
+    tree: ContractionTree  # the order of contraction
+    keep: bool  # log Z alone keeps its tables for a downward pass (more memory, no second run)
+    # gives a tree that eliminates some active variables after all others
     constrained: Callable[[frozenset[int]], ContractionTree]
-    seconds: float = math.inf
+    seconds: float = math.inf  # for a pass up and one down; the first takes three fifths at most
 
     @cached_property
     def _layout(self) -> tuple[int, ...]:
@@ -57,7 +51,7 @@ class ExactSolution(Solution):
         return upward(program, self.network.groups, maximise=True, watch=self._watch())
 
     def _watch(self, up: Upward | None = None) -> Watch:
-        """For a pass up, or for the one down that follows it."""
+        """Time limit of an upward pass, or of the downward one that follows ``up``."""
         if up is None:
             return Watch(UP * self.seconds)
         return Watch(max(self.seconds - up.spent, (1.0 - UP) * self.seconds))
@@ -88,10 +82,13 @@ class ExactSolution(Solution):
     def variable_marginals(self) -> Tensor:
         """(B, S) probabilities, read off the smallest factor of each variable."""
         if self.network.impossible:
-            return self._scattered([], [], 0.0, 0.0)
+            return variable_table(self.network, [], 0.0, 0.0)
         owners = compiled(self.tree, self._layout).owners
-        parts = [self._of_owner(owner, self._beliefs[owner.group], torch.sum) for owner in owners]
-        flat = self._scattered(owners, parts, 0.0, 1.0)
+        parts = [
+            (owner.variables, self._of_owner(owner, self._beliefs[owner.group], torch.sum))
+            for owner in owners
+        ]
+        flat = variable_table(self.network, parts, 0.0, 1.0)
         alive = (self.log_partition().detach() > -math.inf).unsqueeze(1)
         return torch.where(alive, flat, 0.0)
 
@@ -103,21 +100,12 @@ class ExactSolution(Solution):
         others = [dim for dim in range(2, rows.ndim) if dim != owner.slot + 2]
         return fold(rows, others) if others else rows
 
-    def _scattered(
-        self, owners: "tuple[Owner, ...] | list[Owner]", parts: list[Tensor], empty: float,
-        settled: Tensor | float,
-    ) -> Tensor:  # fmt: skip
-        pairs = [(owner.variables, part) for owner, part in zip(owners, parts, strict=True)]
-        return variable_table(self.network, pairs, empty, settled)
-
     def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes) probabilities, settled slots included."""
         values = factor_tables(self.network, block, lambda group: self._beliefs[group])
         alive = self.log_partition().detach() > -math.inf
         return torch.where(alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
 
     def expected_score(self) -> Tensor:
-        """(B,) the expectation of the summed log-values; zero where log Z is -inf."""
         network = self.network
         total = network.constant.expand(network.batch)
         if network.impossible:
@@ -129,10 +117,10 @@ class ExactSolution(Solution):
         return torch.where(alive, total, 0.0)
 
     def max_marginals(self) -> Tensor:
-        """(B, S) the largest score with each state; one pass up and one down in logs."""
+        """(B, S) largest score with each state, by one pass up and one down in logs."""
         network = self.network
         if network.impossible:
-            return self._scattered([], [], -math.inf, 0.0)
+            return variable_table(network, [], -math.inf, 0.0)
         up, program = self._maxima, compiled(self.tree, self._layout)
         down = downward(up, maximise=True, watch=self._watch(up))
         total = log_total(up).to(network.constant) + network.constant
@@ -144,15 +132,14 @@ class ExactSolution(Solution):
             parts.append(self._of_owner(owner, logs, torch.amax))
         # A component's best score is the maximum over any of its variables: raise it to the total.
         alive = (total > -math.inf).reshape(-1, 1, 1)
-        others = [total.reshape(-1, 1, 1) - part.amax(2, keepdim=True) for part in parts]
-        raised = [
-            torch.where(alive, part + torch.where(alive, other, 0.0), -math.inf)
-            for part, other in zip(parts, others, strict=True)
-        ]
-        return self._scattered(program.owners, raised, -math.inf, total.expand(network.batch))
+        raised: list[tuple[Tensor, Tensor]] = []
+        for owner, part in zip(program.owners, parts, strict=True):
+            other = torch.where(alive, total.reshape(-1, 1, 1) - part.amax(2, keepdim=True), 0.0)
+            raised.append((owner.variables, torch.where(alive, part + other, -math.inf)))
+        return variable_table(network, raised, -math.inf, total.expand(network.batch))
 
     def log_maximum(self) -> Tensor:
-        """(B,) the score of the mode."""
+        """(B,) score of the mode."""
         network = self.network
         if network.impossible:
             return torch.full_like(network.constant, -math.inf).expand(network.batch)
@@ -181,11 +168,10 @@ class ExactSolution(Solution):
         return torch.ones(self.network.batch, dtype=torch.bool, device="cpu")
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) the best states of some variables with the others summed; ties go to the first."""
+        """(B, n) best states of some variables, the others summed; ties go to the first."""
         return self._marginal_mode(numbers)[0]
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,) the log of the mass, twice."""
         mass = self._marginal_mode(numbers)[1]
         return mass, mass
 
@@ -194,7 +180,7 @@ class ExactSolution(Solution):
         return {}
 
     def _marginal_mode(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, n) states and (B,) the log of their mass; those asked for last are kept."""
+        """(B, n) states and (B,) the log of their mass; the last result is cached."""
         key, kept = tuple(numbers.tolist()), self._marginal_modes
         if key not in kept:
             best = self._best_of(numbers)
@@ -217,7 +203,7 @@ class ExactSolution(Solution):
 
 
 def _belief(leaf: Value | None, message: Value) -> Tensor:
-    """A factor times the product of all others, rescaled; in logs where the range asks for it."""
+    """Product of a factor and all others, normalised; in logs where the range requires it."""
     assert leaf is not None
     dims = list(range(2, message.values.ndim))
     if not leaf.is_log and not message.is_log:
@@ -229,6 +215,6 @@ def _belief(leaf: Value | None, message: Value) -> Tensor:
             return product / torch.where(total > 0, total, 1.0)
     logs = leaf.logs() + message.logs()
     peak = logs.detach().amax(dims, keepdim=True)
-    product = (logs - torch.where(peak == -math.inf, torch.zeros_like(peak), peak)).exp()
+    product = (logs - finite(peak)).exp()
     total = product.sum(dims, keepdim=True)
     return product / torch.where(total > 0, total, 1.0)

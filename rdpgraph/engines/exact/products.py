@@ -1,4 +1,4 @@
-"""The one kernel of exact inference: multiply two batches of tables, eliminate some dims.
+"""Kernel of exact inference: multiply two batches of tables and eliminate some dims.
 
 Sums run as matrix products of scaled values. Where the dynamic range of the two operands does not
 fit the floating type, and for maxima, the same product streams over the eliminated dims in logs.
@@ -14,79 +14,65 @@ from torch import Tensor
 
 from rdpgraph._core.cache import remembered
 from rdpgraph._core.shapes import broadcast_shapes
-from rdpgraph.logspace.logmatrix import safe_log
+from rdpgraph.logspace.logmatrix import finite, safe_log
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A batch of non-negative tables, ``exp(log_scale) * values`` or ``exp(values)``.
+    """A batch of non-negative tables, ``exp(log_scale) * values`` or ``exp(values)``."""
 
-    Attributes:
-        values: (batch or 1, count or 1, *dims). If ``is_log``, log-values; else scaled values.
-        log_scale: (batch or 1, count or 1) float64; zero for logs.
-        low: a lower bound on the log of the non-zero entries of ``values`` (scaled form only).
-        high: an upper bound on the log of the entries of ``values`` (scaled form only).
-        is_log: which form it is.
-    """
-
-    values: Tensor
-    log_scale: Tensor
-    low: float = 0.0
-    high: float = 0.0
-    is_log: bool = False
+    values: Tensor  # (batch or 1, count or 1, *dims) scaled values, or log-values if ``is_log``
+    log_scale: Tensor  # (batch or 1, count or 1) float64; zero for logs
+    low: float = 0.0  # lower bound on the log of the non-zero ``values`` (scaled form only)
+    high: float = 0.0  # upper bound on the log of ``values`` (scaled form only)
+    is_log: bool = False  # ``values`` are logs
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The sizes of the table's dims."""
+        """Sizes of the table's dims."""
         return tuple(self.values.shape[2:])
 
     def logs(self) -> Tensor:
-        """The log-values, scale included."""
+        """Log-values, scale included."""
         if self.is_log:
             return self.values
         return safe_log(self.values) + _over(self.log_scale, self.values)
 
-    def rows(self, index: Tensor | None) -> "Value":
+    def rows(self, index: Tensor | slice | None) -> "Value":
         """Some of the tables; a shared one (count 1) stands for any of them."""
         if index is None:
             return self
+        index = index.to(self.values.device) if isinstance(index, Tensor) else index
         values = self.values if self.values.shape[1] == 1 else self.values[:, index]
         scale = self.log_scale if self.log_scale.shape[1] == 1 else self.log_scale[:, index]
-        return Value(values, scale, self.low, self.high, self.is_log)
-
-    def some(self, start: int, count: int) -> "Value":
-        """``count`` of the tables that follow each other; a shared one stands for any of them."""
-        values, scale = (
-            part if part.shape[1] == 1 else part[:, start : start + count]
-            for part in (self.values, self.log_scale)
-        )
         return Value(values, scale, self.low, self.high, self.is_log)
 
 
 @remembered(16)
 def float_limits(dtype: torch.dtype) -> tuple[float, float]:
-    """The logs between which products of this type neither vanish nor overflow."""
+    """Logs between which products of this type neither underflow nor overflow."""
     info = torch.finfo(dtype)
     return math.log(info.tiny) + 1.0, math.log(info.max) - 1.0
 
 
 def from_logs(logs: Tensor, *, keep_logs: bool = False) -> Value:
-    """Scale log-values by their maximum; stay in logs if their range does not fit the type."""
+    """Scale log-values by their maximum; keep logs if their range does not fit the type."""
     none = torch.zeros(1, 1, dtype=torch.float64, device=logs.device)
     if keep_logs:
         return Value(logs, none, is_log=True)
     detached = logs.detach()
     peak = detached.flatten(2).amax(-1) if detached.ndim > 2 else detached
-    peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+    peak = finite(peak)
     shifted = logs - _over(peak, logs)
-    low = _lowest_finite(shifted.detach())
+    lowest = finite(shifted.detach())
+    low = min(float(lowest.amin()), 0.0) if lowest.numel() else 0.0
     if low < float_limits(logs.dtype)[0]:
         return Value(logs, none, is_log=True)
     return Value(shifted.exp(), peak.double(), low=low, high=0.0)
 
 
 def rescaled(value: Value) -> Value:
-    """Rescale so that each table's maximum is one, and measure the true range."""
+    """Rescale to a maximum of one per table, and measure the true range."""
     if value.is_log:
         return value
     detached = value.values.detach()
@@ -99,7 +85,7 @@ def rescaled(value: Value) -> Value:
 
 
 def joined(parts: Sequence[Value], counts: Sequence[int]) -> Value:
-    """The tables of several values in one, ``counts`` of each; logs if any of them is in logs."""
+    """Tables of several values in one, ``counts`` of each; in logs if any of them is."""
     in_logs = any(part.is_log for part in parts)
     batch = max(max(part.values.shape[0], part.log_scale.shape[0]) for part in parts)
     values: list[Tensor] = []
@@ -117,14 +103,8 @@ def joined(parts: Sequence[Value], counts: Sequence[int]) -> Value:
 
 
 def _over(scale: Tensor, values: Tensor) -> Tensor:
-    """A (batch, count) tensor shaped to act on (batch, count, *dims)."""
+    """(batch, count) tensor shaped to broadcast over (batch, count, *dims)."""
     return scale.to(values.dtype).reshape(*scale.shape, *(1,) * (values.ndim - 2))
-
-
-def _lowest_finite(shifted: Tensor) -> float:
-    if not shifted.numel():
-        return 0.0
-    return min(float(torch.where(shifted == -math.inf, 0.0, shifted).amin()), 0.0)
 
 
 _CHUNK = 1 << 22  # elements of a streamed chunk
@@ -181,37 +161,29 @@ def reduce(value: Value, dims: Sequence[int], out_dims: Sequence[int], *, maximi
 
 
 def _within_range(left: Value, right: Value, terms: float) -> tuple[Value, Value, bool]:
-    """Rescale the operands if their product might leave the range of the type; say if it fits."""
+    """Operands, rescaled if their product might leave the type's range, and whether it fits."""
     low, high = float_limits(left.values.dtype)
-    if _fits(left, right, terms, low, high):
-        return left, right, True
-    left = rescaled(left)
-    if _fits(left, right, terms, low, high):
-        return left, right, True
-    right = rescaled(right)
-    return left, right, _fits(left, right, terms, low, high)
 
+    def fits(one: Value, other: Value) -> bool:
+        return one.low + other.low >= low and one.high + other.high + terms <= high
 
-def _fits(left: Value, right: Value, terms: float, low: float, high: float) -> bool:
-    return left.low + right.low >= low and left.high + right.high + terms <= high
+    if not fits(left, right):
+        left = rescaled(left)
+    if not fits(left, right):
+        right = rescaled(right)
+    return left, right, fits(left, right)
 
 
 @dataclass(frozen=True)
 class _Product:
-    """What labels say about a product.
+    """Einsum form of a product of labelled tables."""
 
-    Attributes:
-        equation: for einsum; the batch and count dims are its first two letters.
-        left_gone: the dims of the left operand that are eliminated.
-        right_gone: those that the right one alone has.
-    """
-
-    equation: str
-    left_gone: tuple[int, ...]
-    right_gone: tuple[int, ...]
+    equation: str  # for einsum; the batch and count dims are its first two letters
+    left_gone: tuple[int, ...]  # dims of the left operand that are eliminated
+    right_gone: tuple[int, ...]  # eliminated dims of the right operand alone
 
     def log_terms(self, left: Tensor, right: Tensor) -> float:
-        """The log of how many terms each sum has."""
+        """Log of the number of terms of each sum."""
         terms = 1
         for dim in self.left_gone:
             terms *= left.shape[dim]
@@ -245,7 +217,7 @@ def _streamed_max(
     left: Tensor, left_dims: Sequence[int], right: Tensor, right_dims: Sequence[int],
     out_dims: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """Maximum of sums of logs over the dims that are gone, without forming their joint table."""
+    """Maximum of sums of logs over eliminated dims, without forming their joint table."""
     left, right, terms = _aligned(left, left_dims, right, right_dims, out_dims)
     best: Tensor | None = None
     for start, stop in _chunks(left, right, terms):
@@ -259,13 +231,12 @@ def _streamed_sum(
     left: Tensor, left_dims: Sequence[int], right: Tensor, right_dims: Sequence[int],
     out_dims: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """log-sum-exp of sums of logs over the dims that are gone; exact at any range, no NaN."""
+    """Log-sum-exp of sums of logs over eliminated dims; exact at any range, no NaN."""
     if len(set(left_dims) | set(right_dims)) == len(out_dims):
         left, right, _ = _aligned(left, left_dims, right, right_dims, out_dims)
         return left[0] + right[0]
     with torch.no_grad():
-        peak = _streamed_max(left, left_dims, right, right_dims, out_dims)
-        shift = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+        shift = finite(_streamed_max(left, left_dims, right, right_dims, out_dims))
     left, right, terms = _aligned(left, left_dims, right, right_dims, out_dims)
     total = torch.zeros_like(shift)
     for start, stop in _chunks(left, right, terms):
@@ -279,7 +250,7 @@ def _aligned(
     left: Tensor, left_dims: Sequence[int], right: Tensor, right_dims: Sequence[int],
     out_dims: Sequence[int],
 ) -> tuple[Tensor, Tensor, int]:  # fmt: skip
-    """Both operands as (terms or 1, batch, count, *out_dims), broadcastable, and the terms."""
+    """Operands as (terms or 1, batch, count, *out_dims), broadcastable, and the number of terms."""
     sizes = dict(zip(left_dims, left.shape[2:], strict=True))
     sizes.update(zip(right_dims, right.shape[2:], strict=True))
     gone = [dim for dim in sizes if dim not in out_dims]

@@ -1,8 +1,10 @@
-"""A contraction tree compiled into batched steps: alike steps of one level run as one."""
+"""Contraction trees compiled into batched steps: alike steps of one level run as one."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,48 +16,35 @@ from rdpgraph.plan.tree import ContractionTree
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """Where the tables of a batched step come from.
+    """Origin of the tables of a batched step."""
 
-    Attributes:
-        pieces: (pool, rows) pairs; rows None stands for the whole pool in order.
-        counts: how many tables each piece has.
-        order: a permutation of the joined pieces, or None.
-    """
-
+    # (pool, rows) pairs; rows None stands for the whole pool in order
     pieces: tuple[tuple[int, Tensor | None], ...]
-    counts: tuple[int, ...]
-    order: Tensor | None
+    counts: tuple[int, ...]  # tables of each piece
+    order: Tensor | None  # a permutation of the joined pieces, or None
 
     @cached_property
     def inverse(self) -> Tensor | None:
-        """The permutation back."""
+        """Permutation back to the pieces."""
         return None if self.order is None else torch.argsort(self.order)
 
 
 @dataclass(frozen=True, eq=False)
 class BatchedStep:
-    """Alike steps of one level.
-
-    Attributes:
-        left, right: operands; right is None for a lone reduction.
-        left_dims, right_dims, out_dims: labels of the dims; labels index the columns below.
-        variables: (count, labels) the variable behind each label.
-        gone: the labels that are eliminated here.
-        maximise: whether they are maximised out instead of summed.
-    """
+    """Alike steps of one level, of tables whose dims are labels: columns of ``variables``."""
 
     left: Operand
-    right: Operand | None
+    right: Operand | None  # None for a lone reduction
     left_dims: tuple[int, ...]
     right_dims: tuple[int, ...]
     out_dims: tuple[int, ...]
-    variables: Tensor
-    gone: tuple[int, ...]
-    maximise: bool
+    variables: Tensor  # (count, labels) variable behind each label
+    gone: tuple[int, ...]  # labels that are eliminated
+    maximise: bool  # they are maximised out instead of summed
 
     @property
     def count(self) -> int:
-        """How many steps run as one."""
+        """Number of steps that run as one."""
         return self.variables.shape[0]
 
 
@@ -71,27 +60,18 @@ class Owner:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Pools 0 .. groups-1 are the factors; step i fills pool groups + i.
+    """Batched steps: pools 0 to groups-1 are the factors, and step i fills pool groups + i."""
 
-    Attributes:
-        groups: the number of factor pools.
-        steps: in order of execution.
-        roots: the pools of scalars, one scalar per component.
-        last_use: per pool the last step that reads it.
-        owners: for every variable the smallest factor that holds it.
-        sizes: the number of states of each variable.
-    """
-
-    groups: int
-    steps: tuple[BatchedStep, ...]
-    roots: tuple[int, ...]
-    last_use: tuple[int, ...]
-    owners: tuple[Owner, ...]
-    sizes: tuple[int, ...]
+    groups: int  # number of factor pools
+    steps: tuple[BatchedStep, ...]  # in order of execution
+    roots: tuple[int, ...]  # the pools of scalars, one scalar per component
+    last_use: tuple[int, ...]  # per pool the last step that reads it
+    owners: tuple[Owner, ...]  # for every variable the smallest factor that holds it
+    sizes: tuple[int, ...]  # number of states of each variable
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """The part of the work that lies before each step, and after the last, as predicted."""
+        """Predicted part of the work before each step, and after the last."""
         fixed = SECONDS_PER_GROUP * ELEMENTS_PER_SECOND
         work = [0.0]
         for step in self.steps:
@@ -104,15 +84,29 @@ class Program:
 def compiled(
     tree: ContractionTree, layout: tuple[int, ...], maximise: frozenset[int] = frozenset()
 ) -> Program:
-    """The program of a tree whose leaves lie in groups of ``layout`` factors; cached.
+    """Program of a tree; cached.
 
     Args:
-        tree: what to run.
-        layout: how many factors each group has, in the order of the tree's leaves.
-        maximise: the variables that are maximised out instead of summed.
+        tree: the contractions.
+        layout: number of factors of each group, in the order of the tree's leaves.
+        maximise: variables that are maximised out instead of summed.
     """
-    compiler = _Compiler(tree, layout, maximise)
-    return compiler.program()
+    return _Compiler(tree, layout, maximise).program()
+
+
+class _Signature(NamedTuple):
+    """Properties that steps must share to run as one."""
+
+    sizes: tuple[int, ...]  # by label
+    num_left: int
+    right_dims: tuple[int, ...]
+    out_dims: tuple[int, ...]
+    joined: bool
+    maximise: bool
+
+
+_Member: TypeAlias = tuple[int, int, int, tuple[int, ...]]
+"""A step's number, its left and right node, and its variables by label."""
 
 
 class _Compiler:
@@ -150,11 +144,9 @@ class _Compiler:
             len(self.layout), tuple(steps), tuple(roots), tuple(last_use), owners, self.sizes
         )
 
-    def _levels(
-        self,
-    ) -> list[dict[tuple[object, ...], list[tuple[int, int, int, tuple[int, ...]]]]]:
-        """Per level the steps by signature: (step, left, right, variables by label)."""
-        levels: list[dict[tuple[object, ...], list[tuple[int, int, int, tuple[int, ...]]]]] = []
+    def _levels(self) -> list[dict[_Signature, list[_Member]]]:
+        """Per level the steps by signature."""
+        levels: list[dict[_Signature, list[_Member]]] = []
         sizes, scopes, maximise = self.sizes, self.scopes, self.maximise
         depths = self.tree.levels
         leaves = len(self.tree.topology.scopes)
@@ -172,7 +164,7 @@ class _Compiler:
             out += [v for v in second if v in kept and v not in first]
             gone = [v for v in labels if v not in kept]
             largest = bool(gone) and gone[0] in maximise
-            signature = (
+            signature = _Signature(
                 tuple(sizes[v] for v in labels),
                 len(first),
                 tuple(labels[v] for v in second),
@@ -189,25 +181,22 @@ class _Compiler:
 
     def _batched(
         self,
-        signature: tuple[object, ...],
-        members: Sequence[tuple[int, int, int, tuple[int, ...]]],
+        signature: _Signature,
+        members: Sequence[_Member],
     ) -> BatchedStep:
-        sizes, first, right_dims, out_dims, joined, largest = signature
-        assert isinstance(sizes, tuple)
-        assert isinstance(first, int)
-        assert isinstance(right_dims, tuple)
-        assert isinstance(out_dims, tuple)
         return BatchedStep(
             left=self._operand([member[1] for member in members]),
-            right=self._operand([member[2] for member in members]) if joined else None,
-            left_dims=tuple(range(first)),
-            right_dims=right_dims,
-            out_dims=out_dims,
+            right=self._operand([member[2] for member in members]) if signature.joined else None,
+            left_dims=tuple(range(signature.num_left)),
+            right_dims=signature.right_dims,
+            out_dims=signature.out_dims,
             variables=torch.tensor([member[3] for member in members], device="cpu").reshape(
                 len(members), -1
             ),
-            gone=tuple(label for label in range(len(sizes)) if label not in out_dims),
-            maximise=bool(largest),
+            gone=tuple(
+                label for label in range(len(signature.sizes)) if label not in signature.out_dims
+            ),
+            maximise=signature.maximise,
         )
 
     def _operand(self, nodes: Sequence[int]) -> Operand:
@@ -231,15 +220,10 @@ class _Compiler:
 
 def _owners(tree: ContractionTree, layout: tuple[int, ...]) -> tuple[Owner, ...]:
     topology = tree.topology
-    starts = [0]
-    for count in layout:
-        starts.append(starts[-1] + count)
-    cells: list[float] = []
-    for group in range(len(layout)):
-        total = 1.0
-        for variable in topology.scopes[starts[group]]:
-            total *= topology.sizes[variable]
-        cells.append(total)
+    starts = list(accumulate(layout, initial=0))
+    cells = [
+        float(math.prod(topology.sizes[v] for v in topology.scopes[start])) for start in starts[:-1]
+    ]
     owned = bytearray(len(topology.sizes))
     owners: list[Owner] = []
     for group in sorted(range(len(layout)), key=cells.__getitem__):
@@ -253,12 +237,6 @@ def _owners(tree: ContractionTree, layout: tuple[int, ...]) -> tuple[Owner, ...]
                     rows.append(row)
                     variables.append(scope[slot])
             if rows:
-                owners.append(
-                    Owner(
-                        group,
-                        slot,
-                        torch.tensor(rows, device="cpu"),
-                        torch.tensor(variables, device="cpu"),
-                    )
-                )
+                both = (torch.tensor(part, device="cpu") for part in (rows, variables))
+                owners.append(Owner(group, slot, *both))
     return tuple(owners)

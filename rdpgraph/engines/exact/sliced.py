@@ -1,6 +1,5 @@
-"""Exact inference in slices: fix a few variables, solve each configuration of them, and add up."""
+"""Exact inference in slices: condition on a few variables, and add up the results."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from rdpgraph._core.cache import differentiable_property
 from rdpgraph.engines.exact.engine import ExactSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
+from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import duration
@@ -21,28 +21,19 @@ _TRIAL = 0.1  # the part of the time after which the rest is foreseen
 
 @dataclass(frozen=True, eq=False)
 class SlicedSolution(Solution):
-    """The sum, or the maximum, over the configurations of a cutset of variables.
+    """Sum, or maximum, over the configurations of a cutset of variables; exact.
 
-    Exact. Holds one slice at a time, so that memory is a slice's and time is their number times a
-    slice's (cutset conditioning: Pearl 1988, section 4.3). With potentials that require gradients
-    the graphs of all slices are held.
-
-    Attributes:
-        numbers: the fixed variables.
-        variables: how many the model has.
-        slices: the numbers of the slices that are summed: all, or some of them.
-        solve: gives the solution of a slice.
-        allowance: seconds for all answers.
-
-    Raises:
-        BudgetError: as soon as the slices done show that all will take longer.
+    Holds one slice at a time: memory is a slice's and time is their number times a slice's (cutset
+    conditioning: Pearl 1988, section 4.3). With potentials that require gradients the graphs of all
+    slices are held. Raises `BudgetError` as soon as the slices so far show that all will take
+    longer than allowed.
     """
 
-    numbers: tuple[int, ...]
-    variables: int
-    slices: range
-    solve: Callable[[int], ExactSolution]
-    allowance: Allowance
+    numbers: tuple[int, ...]  # the fixed variables
+    variables: int  # number of variables in the model
+    slices: range  # the slices that are summed: all, or some of them
+    solve: Callable[[int], ExactSolution]  # gives the solution of a slice
+    allowance: Allowance  # seconds for all answers
 
     def _slices(self) -> Iterator[ExactSolution]:
         begin, left = clock.now(), self.allowance.left()
@@ -61,15 +52,15 @@ class SlicedSolution(Solution):
             )
 
     def log_partition(self) -> Tensor:
-        return _log_sum(self.logs)
+        return soft_sum(self.logs, 0)
 
     @differentiable_property
     def logs(self) -> Tensor:
-        """(slices, B) log Z of each."""
+        """(slices, B) log Z of each slice."""
         return torch.stack([part.log_partition() for part in self._slices()])
 
     def _averaged(self, answer: Callable[[ExactSolution], Tensor]) -> Tensor:
-        """An expectation: the slices' answers weighted by their mass, in one pass."""
+        """Expectation: the slices' answers weighted by their mass, in one pass."""
         logs: list[Tensor] = []
         total: Tensor | None = None
         shift: Tensor | None = None
@@ -77,7 +68,7 @@ class SlicedSolution(Solution):
             log_z, value = part.log_partition(), answer(part)
             logs.append(log_z)
             peak = log_z.detach() if shift is None else torch.maximum(shift, log_z.detach())
-            safe = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+            safe = finite(peak)
             ends = (-1, *(1,) * (value.ndim - 1))
             weighted = value * (log_z - safe).exp().reshape(ends)
             if total is not None and shift is not None:
@@ -85,8 +76,7 @@ class SlicedSolution(Solution):
             total, shift = weighted, peak
         assert total is not None
         assert shift is not None
-        safe = torch.where(shift == -math.inf, torch.zeros_like(shift), shift)
-        mass = (_log_sum(torch.stack(logs)) - safe).exp()
+        mass = (soft_sum(torch.stack(logs), 0) - finite(shift)).exp()
         return total / torch.where(mass > 0, mass, 1.0).reshape(-1, *(1,) * (total.ndim - 1))
 
     def variable_marginals(self) -> Tensor:
@@ -107,11 +97,10 @@ class SlicedSolution(Solution):
         return best
 
     def mode(self) -> Tensor:
-        """(B, V) one most probable configuration; the first slice wins a tie."""
         return self.best()[0]
 
     def best(self) -> tuple[Tensor, Tensor]:
-        """(B, V) the mode, and (B,) its score."""
+        """(B, V) the mode (the first slice wins a tie), and (B,) its score."""
         best: Tensor | None = None
         score: Tensor | None = None
         for part in self._slices():
@@ -132,7 +121,7 @@ class SlicedSolution(Solution):
         return self.drawn(*chosen(self.logs, count, generator))
 
     def drawn(self, choice: Tensor, seeds: Tensor) -> Tensor:
-        """(count, B, V) draws within the slices chosen; 0 where that is none of these.
+        """(count, B, V) draws within the chosen slices; 0 where the slice is none of these.
 
         Args:
             choice: (count, B) numbers of slices.
@@ -160,23 +149,8 @@ class SlicedSolution(Solution):
 
 
 def chosen(logs: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """(count, B) slices drawn by their masses, and (slices,) seeds for what is drawn in each.
-
-    Args:
-        logs: (slices, B) log Z of each.
-        count: of draws.
-        generator: the randomness.
-    """
+    """(count, B) slices drawn by mass from (slices, B) log Z; (slices,) seeds for draws in each."""
     weights = torch.softmax(logs.detach().double(), 0).T
     choice = torch.multinomial(weights, count, replacement=True, generator=generator).T
     device = logs.device if generator is None else generator.device
     return choice, torch.randint(2**62, (len(logs),), generator=generator, device=device)
-
-
-def _log_sum(logs: Tensor) -> Tensor:
-    """The logsumexp over dim 0 without NaN, in value or gradient, where all are -inf."""
-    peak = logs.detach().amax(0)
-    peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
-    total = (logs - peak).exp().sum(0)
-    alive = total > 0
-    return torch.where(alive, torch.where(alive, total, 1.0).log() + peak, -math.inf)

@@ -11,6 +11,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rdpgraph.logspace.logmatrix import finite
+
 
 def floored(logs: Tensor, lowest: float) -> Tensor:
     """Logs clamped to at least ``lowest``, except for -inf.
@@ -25,18 +27,13 @@ def floored(logs: Tensor, lowest: float) -> Tensor:
 def rescaled(logs: Tensor, *, vanishing: bool) -> tuple[Tensor, Tensor]:
     """Logs whose maximum over states is 0, and the maxima subtracted (B, 1, n)."""
     peak = logs.amax(1, keepdim=True)
-    peak = finite_peak(peak) if vanishing else peak
+    peak = finite(peak) if vanishing else peak
     return logs - peak, peak
-
-
-def finite_peak(peak: Tensor) -> Tensor:
-    """Maxima as shifts: 0 instead of -inf."""
-    return torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
 
 
 def share(logs: Tensor, temperature: float) -> Tensor:
     """Softmax over dim 1: zero where nothing is possible, uniform over maxima at temperature 0."""
-    peak = finite_peak(logs.detach().amax(1, keepdim=True))
+    peak = finite(logs.detach().amax(1, keepdim=True))
     if temperature == 0:
         values = ((logs == peak) & (logs > -math.inf)).to(logs)
     else:
@@ -114,7 +111,7 @@ def maximum(table: Tensor, vector: Tensor) -> Tensor:
 def log_sum(table: Tensor, vector: Tensor) -> Tensor:
     """Log-sum-exp over J of sums of logs: exact at any range, -inf included."""
     with torch.no_grad():
-        shift = finite_peak(maximum(table, vector))
+        shift = finite(maximum(table, vector))
     total = torch.zeros_like(shift)
     for start, stop in _chunks(table, vector):
         logs = table[:, :, start:stop] + vector[:, None, start:stop]

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
-from rdpgraph.engines.loopy.arithmetic import finite_peak, neighbours
+from rdpgraph.engines.loopy.arithmetic import neighbours
 from rdpgraph.engines.loopy.edges import Edges, Port, edges_of
 from rdpgraph.engines.loopy.equations import Equations
 from rdpgraph.engines.loopy.kernels import CALL, Kernel, Ports
 from rdpgraph.engines.loopy.network_equations import reach
 from rdpgraph.engines.loopy.schedules import Schedule, Sets
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.logspace.logmatrix import safe_log
+from rdpgraph.logspace.logmatrix import finite, safe_log
 from rdpgraph.plan import clock
 from rdpgraph.plan.joingraph import ClusterGraph
 
@@ -71,7 +71,7 @@ class ClusterKernel(Kernel):
 
     def _made(self, tables: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         total = self._total(tables)
-        peak = finite_peak(total.detach().flatten(1).amax(1))
+        peak = finite(total.detach().flatten(1).amax(1))
         return (total - peak.reshape(-1, *(1,) * len(self.sizes))).exp(), peak
 
     def _total(self, tables: tuple[Tensor, ...]) -> Tensor:
@@ -139,7 +139,7 @@ class ClusterKernel(Kernel):
         places = self._deep(incoming, None)
         if len(places):
             logs = self._logs(incoming, None, places)
-            peak = finite_peak(logs.detach().flatten(2).amax(2))
+            peak = finite(logs.detach().flatten(2).amax(2))
             values = (logs - peak.reshape(*peak.shape, *(1,) * len(self.sizes))).exp()
             total = total.index_copy(1, places, values.expand(len(total), *values.shape[1:]))
             scale = scale.index_copy(1, places, peak.expand(len(total), -1))
@@ -172,7 +172,7 @@ class ClusterKernel(Kernel):
         gone = self._gone(kept)
         if not gone:
             return logs
-        peak = finite_peak(logs.detach().amax(gone, keepdim=True))
+        peak = finite(logs.detach().amax(gone, keepdim=True))
         return safe_log((logs - peak).exp().sum(gone)) + peak.squeeze(gone)
 
     def marginal(self, joint: Tensor, kept: Sequence[int]) -> Tensor:

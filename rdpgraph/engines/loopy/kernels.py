@@ -12,7 +12,6 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import (
     Contract,
-    finite_peak,
     log_sum,
     maximum,
     product,
@@ -21,7 +20,7 @@ from rdpgraph.engines.loopy.arithmetic import (
 )
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.reduction.network import Group
-from rdpgraph.logspace.logmatrix import safe_log, soft_sum
+from rdpgraph.logspace.logmatrix import finite, safe_log, soft_sum
 
 _OF_ENTRY = 5.0
 """Operations for each entry of a message, in addition to those of tables."""
@@ -154,7 +153,7 @@ class TableKernel(FactorKernel):
     @cached_property
     def _peak(self) -> Tensor:
         """(b, f) largest log-value of each factor; 0 if all are -inf."""
-        return finite_peak(self._logs.detach().flatten(1, -2).amax(1))
+        return finite(self._logs.detach().flatten(1, -2).amax(1))
 
     @cached_property
     def scaled(self) -> Tensor:

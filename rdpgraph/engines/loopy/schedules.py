@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.numbers import is_real
-from rdpgraph.engines.loopy.arithmetic import finite_peak
 from rdpgraph.engines.loopy.edges import Edges, components
 from rdpgraph.errors import ModelError
+from rdpgraph.logspace.logmatrix import finite
 
 Sets: TypeAlias = Iterator[Tensor | None]
 """Numbers of edges (n,) int64 to update at once, or None for all; one set after the other."""
@@ -291,7 +291,7 @@ class ProbabilityDamping(_Mean):
         if self.share == 0:
             return new
         pair = torch.stack([new + math.log1p(-self.share), old + math.log(self.share)])
-        shift = finite_peak(pair.detach().amax(0))
+        shift = finite(pair.detach().amax(0))
         total = (pair - shift).exp().sum(0)
         alive = (total > 0) & (new > -math.inf)
         return torch.where(alive, torch.where(alive, total, 1.0).log() + shift, -math.inf)

@@ -1,4 +1,4 @@
-"""Generalised arc consistency: states that no configuration allows are found before planning."""
+"""Generalised arc consistency: states that no configuration allows are removed before planning."""
 
 import torch
 from torch import Tensor
@@ -22,25 +22,25 @@ class Possible:
         self._left: tuple[int, Tensor] | None = None
 
     def left(self) -> Tensor:
-        """Where the states that are left lie in the mask, in order."""
+        """Positions of the remaining states in the mask, in order."""
         version = self.mask._version
         if self._left is None or self._left[0] != version:
             self._left = version, self.mask.nonzero().flatten()
         return self._left[1]
 
     def places(self, numbers: Tensor, size: int) -> Tensor:
-        """(*numbers, size): where the states of variables lie in the mask."""
+        """(*numbers, size) positions of the variables' states in the mask."""
         return self.starts[numbers].unsqueeze(-1) + torch.arange(size, device="cpu")
 
     def allow_only(self, number: int, states: Tensor) -> None:
-        """Strike out every state of a variable but these."""
+        """Strike out all other states of a variable."""
         start, stop = int(self.starts[number]), int(self.starts[number + 1])
         keep = torch.zeros(stop - start, dtype=torch.bool, device="cpu")
         keep[states] = True
         self.mask[start:stop] &= keep
 
     def allow_these(self, numbers: Tensor, states: Tensor) -> None:
-        """Strike out every state of some variables (n,) but these, (batch, n)."""
+        """Strike out all states of variables (n,) except these, (batch, n)."""
         start, stop = self.starts[numbers], self.starts[numbers + 1]
         ends = torch.zeros(len(self.mask) + 1, dtype=torch.long, device="cpu")
         ends.index_add_(0, start, torch.ones_like(start))
@@ -50,7 +50,7 @@ class Possible:
         self.mask &= keep
 
     def counts(self) -> Tensor:
-        """(V,) how many states each variable has left."""
+        """(V,) number of remaining states of each variable."""
         total = torch.cat(
             [torch.zeros(1, dtype=torch.long, device="cpu"), self.mask.long().cumsum(0)]
         )
@@ -60,11 +60,11 @@ class Possible:
 def strike_impossible(
     possible: Possible, factors: list[tuple[Tensor, Tensor, Tensor | None]]
 ) -> None:
-    """Strike out the states that some factor rules out, until nothing changes.
+    """Strike out states that some factor rules out, until nothing changes.
 
     Exact: a struck state has probability zero. Hard zeros propagate from factor to factor as in a
-    constraint network (Mackworth 1977, generalised to any arity); only factors next to a change
-    are looked at again.
+    constraint network (Mackworth 1977, generalised to any arity); only factors next to a change are
+    revised again.
 
     Args:
         possible: changed in place.
@@ -87,20 +87,11 @@ def strike_impossible(
 def _with_zeros(
     scopes: Tensor, allowed: Tensor, rows: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Only the factors that rule something out; the others never strike a state."""
+    """The factors that rule something out; the others never strike a state."""
     count = len(scopes)
     if rows is None:
-        rows = (
-            torch.arange(count, device="cpu")
-            if len(allowed) > 1
-            else torch.zeros(count, dtype=torch.long, device="cpu")
-        )
-    some = (
-        ~allowed.flatten(1).all(1)
-        if scopes.shape[1]
-        else torch.zeros(len(allowed), device="cpu").bool()
-    )
-    chosen = some[rows].nonzero().flatten()
+        rows = torch.arange(count, device="cpu") if len(allowed) > 1 else scopes.new_zeros(count)
+    chosen = (~allowed.flatten(1).all(1))[rows].nonzero().flatten()
     return scopes[chosen], allowed, rows[chosen]
 
 

@@ -1,4 +1,4 @@
-"""A factor graph made ready for exact inference: evidence applied, impossible states dropped."""
+"""A factor graph reduced to a network: evidence applied, impossible states dropped."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -20,21 +20,15 @@ _SMALL_TABLE = 16  # entries up to which a table is at least as quick as other m
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Factors of like shape over active variables.
+    """Factors of one shape over active variables."""
 
-    Attributes:
-        scopes: (F, n) active variables; n >= 1.
-        log_tables: (batch or 1, U, *sizes).
-        rows: (F,) which table each factor has; None if U is 1 or F.
-    """
-
-    scopes: Tensor
-    log_tables: Tensor
-    rows: Tensor | None
+    scopes: Tensor  # (F, n) active variables; n >= 1
+    log_tables: Tensor  # (batch or 1, U, *sizes)
+    rows: Tensor | None  # (F,) table of each factor; None if U is 1 or F
 
     @cached_property
     def extent(self) -> tuple[float, float]:
-        """The least and the largest log-value, NaN where one is; found in one pass and kept."""
+        """Smallest and largest log-value, NaN if one is; computed once."""
         tables = self.log_tables.detach()
         if not tables.numel():
             return -math.inf, -math.inf
@@ -42,7 +36,7 @@ class Group:
         return float(low), float(high)
 
     def each(self) -> Tensor:
-        """(batch or 1, F or 1, *sizes): the table of every factor."""
+        """(batch or 1, F or 1, *sizes) table of every factor."""
         if self.rows is None:
             return self.log_tables
         return self.log_tables[:, self.rows.to(self.log_tables.device)]
@@ -50,62 +44,44 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class HighOrderBlock:
-    """A block whose potential answers messages itself: no table is formed.
+    """A block whose potential computes messages itself, without a table."""
 
-    Attributes:
-        number: which block of the graph.
-        potential: of all its factors, (*batch, F or 1) leading dims.
-        scopes: (F, n) variables of the graph.
-    """
-
-    number: int
-    potential: Potential
-    scopes: Tensor
+    number: int  # of the block in the graph
+    potential: Potential  # of all its factors, (*batch, F or 1) leading dims
+    scopes: Tensor  # (F, n) variables of the graph
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """What the contraction engine works on.
+    """A reduced factor graph, which the engines solve."""
 
-    Attributes:
-        graph: where it comes from.
-        sizes: the states left of each active variable, at least two each.
-        groups: the factors that are left.
-        constant: (batch or 1,) the summed log-values of the factors that are constant now.
-        active: (V,) for each variable of the graph its active number, or -1 if it is settled.
-        settled: (batch or 1, V) the state of settled variables, -1 for active ones.
-        possible: the states left, or None if there are no hard zeros.
-        dropped: how many states hard zeros made impossible.
-        impossible: no configuration is possible.
-        origins: per block of the graph, where its factors went: (rows of the block, the group or
-            -1, the slots that stayed active).
-        high_order: blocks that are not among the groups, where that was asked for.
-    """
-
-    graph: FactorGraph
-    sizes: tuple[int, ...]
-    groups: tuple[Group, ...]
-    constant: Tensor
-    active: Tensor
-    settled: Tensor
-    possible: Possible | None
-    dropped: int
-    impossible: bool
+    graph: FactorGraph  # the model
+    sizes: tuple[int, ...]  # remaining states of each active variable, at least two each
+    groups: tuple[Group, ...]  # the remaining factors
+    constant: Tensor  # (batch or 1,) summed log-values of the factors that are constant now
+    active: Tensor  # (V,) active number of each variable of the graph, -1 if it is settled
+    settled: Tensor  # (batch or 1, V) state of settled variables, -1 for active ones
+    possible: Possible | None  # the remaining states; None if there are no hard zeros
+    dropped: int  # number of states that hard zeros made impossible
+    impossible: bool  # no configuration is possible
+    # per block of the graph the parts of its factors: (rows of the block, group or -1, slots that
+    # stayed active)
     origins: tuple[tuple[tuple[Tensor, int, tuple[int, ...]], ...], ...]
+    # blocks that are not among the groups, if they were asked for
     high_order: tuple[HighOrderBlock, ...] = ()
 
     @cached_property
     def batch(self) -> int:
-        """The number of batch items."""
+        """Number of batch items."""
         return math.prod(self.graph.batch_shape)
 
     @cached_property
     def numbers(self) -> Tensor:
-        """The graph's number of each active variable, auxiliary ones left out."""
+        """Graph's number of each active variable, auxiliary ones left out."""
         return (self.active >= 0).nonzero().flatten()
 
     def states_left(self, numbers: Tensor, size: int) -> Tensor:
-        """(n, size): the states left of variables that have ``size`` of them left."""
+        """(n, size) remaining states of variables that have ``size`` of them."""
         return _states_left(self.possible, numbers, size)
 
 
@@ -129,10 +105,10 @@ def reduce_graph(
 
     Args:
         graph: the model.
-        possible: the states left, if they are known already from a graph with less evidence.
-        high_order: keep potentials that answer messages themselves as they are, where their tables
-            are not small; else they are decomposed.
-        within: of the graph's variables, states beyond which none is possible.
+        possible: the remaining states, if known from a graph with less evidence.
+        high_order: keep potentials that compute messages themselves, unless their tables are
+            small; else they are decomposed.
+        within: states of the graph's variables beyond which none is possible.
     """
     batch = math.prod(graph.batch_shape)
     blocks = _high_order_blocks(graph) if high_order else ()
@@ -209,7 +185,7 @@ def _flat_batch(values: Tensor, trailing: int, graph: FactorGraph, batch: int) -
 def _split_evidence(
     settled: Tensor, sizes: Tensor, graph: FactorGraph
 ) -> tuple[Tensor, list[_Tables]]:
-    """Variables observed in some rows only get a table of zeros and -inf instead."""
+    """Tables of zeros and -inf instead of evidence on variables observed in some rows only."""
     seen = settled != MISSING
     partial = (seen.any(0) & ~seen.all(0)).nonzero().flatten()
     indicators: list[_Tables] = []
@@ -227,7 +203,7 @@ def _split_evidence(
 def _uniform(
     tables: list[_Tables], settled: Tensor, sizes: Tensor, graph: FactorGraph
 ) -> list[_Tables]:
-    """Zero tables for the variables that no factor holds."""
+    """Zero tables for variables without a factor."""
     lonely = settled[0] == MISSING
     for part in tables:
         lonely[part.scopes.reshape(-1)] = False
@@ -244,7 +220,7 @@ def _possible_states(
     settled: Tensor, sizes: Tensor, tables: list[_Tables], blocks: Sequence[HighOrderBlock],
     within: Possible | None,
 ) -> Possible | None:  # fmt: skip
-    """The states left by evidence and hard zeros; None if there are no hard zeros."""
+    """States left by evidence and hard zeros; None if there are no hard zeros."""
     factors: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for part in tables:
         if not part.scopes.shape[1] or not may_have_zeros(part.tables):
@@ -269,12 +245,12 @@ def _possible_states(
 
 
 def may_have_zeros(tables: Tensor) -> bool:
-    """Whether some log-value is -inf or NaN, or there is none at all; one pass over the tables."""
+    """Return whether some log-value is -inf or NaN, or there is none; one pass over the tables."""
     return not tables.numel() or not bool(tables.detach().amin() > -math.inf)
 
 
 def _strike_by_messages(possible: Possible, block: HighOrderBlock) -> bool:
-    """Strike out states that a block rules out; whether any. Sums, quicker than maxima, tell."""
+    """Strike out states that a block rules out, by sums (faster than maxima); whether any was."""
     sizes = block.potential.slots(block.scopes.shape[1])
     places = [possible.places(block.scopes[:, slot], size) for slot, size in enumerate(sizes)]
     like = torch.zeros((), dtype=block.potential.dtype, device=block.potential.device)
@@ -291,7 +267,7 @@ def _strike_by_messages(possible: Possible, block: HighOrderBlock) -> bool:
 
 
 def _settle(possible: Possible | None, counts: Tensor, settled: Tensor) -> Tensor:
-    """Variables with one state left are settled in it."""
+    """Evidence with variables of one remaining state settled in it."""
     numbers = ((counts == 1) & (settled[0] == MISSING)).nonzero().flatten()
     if not len(numbers):
         return settled
@@ -313,7 +289,7 @@ def _squeezed(
     graph: FactorGraph, tables: list[_Tables], counts: Tensor, settled: Tensor,
     possible: Possible | None, dropped: int,
 ) -> Network:  # fmt: skip
-    """Cut every table down to the states left, and regroup the factors by shape."""
+    """Cut every table down to the remaining states, and regroup factors by shape."""
     free = settled[0] == MISSING
     left = torch.where(free, counts, 1)
     impossible = bool((counts == 0).any())
@@ -351,7 +327,7 @@ def _squeezed(
 
 
 def _patterns(kept: Tensor) -> list[tuple[Tensor, tuple[int, ...]]]:
-    """The factors of a block by how many states their slots have left."""
+    """Factors of a block, by the remaining states of their slots."""
     if not len(kept):
         return []
     if len(kept) <= _FEW_FACTORS:
@@ -374,7 +350,7 @@ def _cut(
     part: _Tables, members: Tensor, kept: tuple[int, ...], settled: Tensor,
     possible: Possible | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The tables of some factors on the states left: (batch or 1, U, *kept) and rows."""
+    """Tables of some factors on the remaining states: (batch or 1, U, *kept) and rows."""
     tables, sizes = part.tables, part.tables.shape[2:]
     shared = tables.shape[1] == 1
     if kept == tuple(sizes):

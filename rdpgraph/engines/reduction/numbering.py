@@ -1,4 +1,4 @@
-"""From a reduced network's numbers back to those of the graph it came from."""
+"""Results in a reduced network's numbering, converted to that of the graph."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -16,14 +16,14 @@ def variable_table(
     empty: float,
     settled: Tensor | float,
 ) -> Tensor:
-    """Values of the states left as a flat (B, S) table over all states.
+    """Values of the remaining states as a flat (B, S) table over all states.
 
     Args:
         network: the reduced model.
-        parts: active variables (n,) with equally many states left, and their (batch or 1, n, k)
-            values; auxiliary variables are passed over.
-        empty: the value of a state that is not left.
-        settled: that of a settled variable's state: one number, or (B,).
+        parts: active variables (n,) with equally many remaining states k, and their values
+            (batch or 1, n, k); auxiliary variables are skipped.
+        empty: value of a state that was dropped.
+        settled: value of a settled variable's state: one number, or (B,).
     """
     domain = network.graph.domain
     device = network.constant.device
@@ -54,11 +54,11 @@ def variable_table(
 
 
 def factor_tables(network: Network, block: int, beliefs: Callable[[int], Tensor]) -> Tensor:
-    """Probabilities of a block's factors, (B, F, *sizes), settled slots included.
+    """(B, F, *sizes) probabilities of a block's factors, settled slots included.
 
     Args:
         network: the reduced model.
-        block: which block of the graph.
+        block: of the graph.
         beliefs: gives a group's (batch or 1, F, *sizes left).
     """
     declared = network.graph.blocks[block]
@@ -89,7 +89,7 @@ def factor_tables(network: Network, block: int, beliefs: Callable[[int], Tensor]
 
 
 def full_states(network: Network, active: Tensor) -> Tensor:
-    """States of active variables (n, B, active), numbered as left, as states of all (n, B, V)."""
+    """(n, B, V) states of all variables from (n, B, active) ones, numbered as remaining."""
     device = active.device
     settled = network.settled.to(device).expand(network.batch, -1)
     full = settled.expand(len(active), *settled.shape).clone()

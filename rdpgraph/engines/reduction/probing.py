@@ -1,7 +1,8 @@
-"""Singleton consistency: states whose assumption hard zeros refute are found before planning."""
+"""Singleton consistency: states whose assumption hard zeros refute are removed before planning."""
 
 import math
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -9,13 +10,13 @@ from rdpgraph.engines.reduction.network import Network
 from rdpgraph.plan import clock
 
 MOST_ZEROS = 500_000
-"""More impossible configurations than this are not looked at."""
+"""Impossible configurations, at most, that are examined."""
 
 MOST_LOOKS = 3_000_000
-"""Looks at an impossible configuration, all assumptions together; a second or two."""
+"""Visits of impossible configurations in all assumptions together; a second or two."""
 
 FULL_SECONDS = 60.0
-"""With a smaller time budget than this, both are smaller in proportion."""
+"""Time budget (seconds) below which both limits are smaller in proportion."""
 
 
 def refuted_states(
@@ -23,14 +24,14 @@ def refuted_states(
 ) -> list[tuple[int, list[int]]]:
     """Variables of the graph that lose states, and the states that they keep.
 
-    Each state is assumed in turn and followed up: where all but one of the values of an impossible
-    configuration hold, the last must not; where one state of a variable is left, it holds. An
-    assumption that ends in a contradiction is false, which may refute others (Debruyne and
-    Bessiere 1997; on clauses, the failed literals of satisfiability solvers). Exact, like arc
-    consistency, and stronger.
+    Each state is assumed in turn and propagated: if all but one of the values of an impossible
+    configuration hold, the last must not; if one state of a variable is left, it holds. An
+    assumption that ends in a contradiction is false, which may refute others (Debruyne and Bessiere
+    1997; on clauses, the failed literals of satisfiability solvers). Exact, like arc consistency,
+    and stronger.
 
-    Bounded by `MOST_ZEROS` and `MOST_LOOKS`, in proportion to the time budget, and by a deadline
-    on `clock.now`; what was found until then is kept.
+    Bounded by `MOST_ZEROS` and `MOST_LOOKS`, in proportion to the time budget, and by a deadline on
+    `clock.now`, at which the result so far is returned.
     """
     share = min(seconds / FULL_SECONDS, 1.0)
     zeros = _zeros(network, int(share * MOST_ZEROS))
@@ -51,8 +52,8 @@ def refuted_states(
 
 
 def _zeros(network: Network, most: int) -> list[tuple[int, ...]] | None:
-    """Every impossible configuration, as values (flat numbers of a variable's state)."""
-    starts = _starts(network.sizes)
+    """Impossible configurations, as flat numbers of variables' states; None if too many."""
+    starts = list(accumulate(network.sizes, initial=0))
     zeros: set[tuple[int, ...]] = set()
     for group in network.groups:
         impossible = (group.each().detach() == -math.inf).all(0).cpu()
@@ -67,16 +68,9 @@ def _zeros(network: Network, most: int) -> list[tuple[int, ...]] | None:
     return list(zeros)
 
 
-def _starts(sizes: tuple[int, ...]) -> list[int]:
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + size)
-    return starts
-
-
 @dataclass
 class _Search:
-    """Follows assumptions up, and takes them back."""
+    """Propagation of assumptions, which can be undone."""
 
     sizes: tuple[int, ...]
     zeros: list[tuple[int, ...]]
@@ -86,7 +80,7 @@ class _Search:
     looks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.starts = _starts(self.sizes)
+        self.starts = list(accumulate(self.sizes, initial=0))
         self._owner = [v for v, size in enumerate(self.sizes) for _ in range(size)]
         self._truth: list[bool | None] = [None] * len(self._owner)
         self._left = list(self.sizes)
@@ -96,7 +90,7 @@ class _Search:
                 self._held[value].append(zero)
 
     def run(self) -> set[int]:
-        """The values refuted."""
+        """Refuted values, as flat numbers of states."""
         truth = self._truth
         refuting = True
         while refuting:
@@ -126,7 +120,7 @@ class _Search:
             self._truth[value] = None
 
     def _follow(self, value: int, trail: list[int], *, holds: bool) -> bool:
-        """Whether a value may hold, or not hold; what follows from it is set, and on the trail."""
+        """Propagate a value's truth, recorded on the trail; False on a contradiction."""
         waiting = [(value, holds)]
         while waiting:
             value, holds = waiting.pop()
@@ -153,7 +147,7 @@ class _Search:
         return True
 
     def _ruled_out(self, value: int, waiting: list[tuple[int, bool]]) -> bool:
-        """What a value rules out by itself or with others that hold; False if all of a zero do."""
+        """Queue values ruled out by one value and others that hold; False if a whole zero holds."""
         truth = self._truth
         self.looks += len(self._held[value])
         for zero in self._held[value]:

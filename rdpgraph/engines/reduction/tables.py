@@ -1,4 +1,4 @@
-"""The factors of one batch item as arrays of NumPy, and the scores of configurations."""
+"""Factors of one batch item as NumPy arrays, and scores of configurations."""
 
 import math
 from collections.abc import Set
@@ -25,25 +25,15 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """Factors of like shape.
+    """Factors of one shape."""
 
-    Attributes:
-        scopes: (F, arity) variables, in increasing order.
-        values: (F, *sizes) log-values. A hard zero is -inf, or so low a number that a configuration
-            which violates fewer factors has the higher score, whatever the finite values are.
-    """
-
-    scopes: Integers
+    scopes: Integers  # (F, arity) variables, in increasing order
+    # (F, *sizes) log-values. A hard zero is -inf, or so low a number that a configuration which
+    # violates fewer factors has the higher score, whatever the finite values are.
     values: Floats
 
     def at(self, rows: Integers, states: Integers, free: int = -1) -> Floats:
-        """(n,) the values of some factors at states of all variables.
-
-        Args:
-            rows: (n,) of the factors.
-            states: (V,) of all variables.
-            free: a slot whose states are all read: the result is (n, size) then.
-        """
+        """(n,) values of factors ``rows`` at states (V,); (n, size) if one slot is ``free``."""
         index = [
             slice(None) if slot == free else states[self.scopes[rows, slot]]
             for slot in range(self.scopes.shape[1])
@@ -53,21 +43,15 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Factors with different scopes over active variables.
+    """Factors with different scopes over active variables."""
 
-    Attributes:
-        sizes: the states of each variable.
-        stacks: the factors by shape.
-        span: a bound on the absolute value of every sum of finite log-values.
-    """
-
-    sizes: tuple[int, ...]
-    stacks: tuple[Stack, ...]
-    span: float
+    sizes: tuple[int, ...]  # number of states of each variable
+    stacks: tuple[Stack, ...]  # the factors by shape
+    span: float  # bound on the absolute value of every sum of finite log-values
 
     @cached_property
     def graph(self) -> PrimalGraph:
-        """Who shares a factor with whom."""
+        """Primal graph: variables that share a factor."""
         adjacency: list[set[int]] = [set() for _ in self.sizes]
         for stack in self.stacks:
             for one, other in permutations(stack.scopes.T, 2):
@@ -81,21 +65,21 @@ class Tables:
 
     @cached_property
     def starts(self) -> Integers:
-        """(V + 1,) where the states of each variable begin in a list of all."""
+        """(V + 1,) first position of each variable's states in a flat list."""
         return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
 
     def finite(self) -> "Tables":
-        """The same with hard zeros as such low numbers; of tables with infinite values."""
+        """Tables with hard zeros replaced by such low numbers."""
         low = -2 * self.span - _SURE
         stacks = (Stack(stack.scopes, np.maximum(stack.values, low)) for stack in self.stacks)
         return Tables(self.sizes, tuple(stacks), self.span)
 
     def is_possible(self, score: float) -> bool:
-        """Whether a configuration with this score violates no factor."""
+        """Return whether a configuration with this score violates no factor."""
         return score >= -self.span - 0.5 * _SURE
 
     def score(self, states: Integers) -> float:
-        """The summed log-values of a configuration of all variables, hard zeros included."""
+        """Score of a configuration of all variables, hard zeros included."""
         every = [np.arange(len(stack.scopes)) for stack in self.stacks]
         pairs = zip(self.stacks, every, strict=True)
         return float(sum(stack.at(rows, states).sum() for stack, rows in pairs))
@@ -104,13 +88,13 @@ class Tables:
 def tables_of(
     network: Network, item: int, summed: Set[int] = frozenset(), *, zeros: bool = False
 ) -> Tables:
-    """The factors of one batch item of a network; those with one scope are added up.
+    """Factors of one batch item of a network; those with the same scope are added up.
 
     Args:
         network: reduced, without whole potentials.
         item: of the batch.
         summed: variables that will be summed over.
-        zeros: leave hard zeros as they are, -inf.
+        zeros: keep hard zeros as -inf.
     """
     by_shape: dict[tuple[int, ...], list[tuple[Integers, Integers, Floats]]] = {}
     count = 0
@@ -134,7 +118,7 @@ def tables_of(
 
 
 def _alike(rows: Integers) -> list[tuple[Integers, Integers]]:
-    """Different rows, each with the numbers of those that are equal to it."""
+    """Distinct rows, each with the numbers of its copies."""
     if len(rows) == 0 or bool((rows == rows[0]).all()):
         return [(row, np.arange(len(rows))) for row in rows[:1]]
     each, which = (part.numpy() for part in distinct_rows(torch.from_numpy(rows)))
@@ -144,7 +128,7 @@ def _alike(rows: Integers) -> list[tuple[Integers, Integers]]:
 
 
 def _merged(numbers: Integers, scopes: Integers, values: Floats) -> Stack:
-    """Factors of one shape in the order of their numbers; those with one scope are added up."""
+    """Factors of one shape, ordered by number; those with the same scope are added up."""
     if (numbers[1:] < numbers[:-1]).any():
         order = np.argsort(numbers)
         scopes, values = scopes[order], values[order]
@@ -162,7 +146,7 @@ def _merged(numbers: Integers, scopes: Integers, values: Floats) -> Stack:
 
 
 def _ranges(values: Floats) -> list[float]:
-    """Of each factor, the largest finite value less the smallest, and how far it is from zero."""
+    """Range of each factor's finite values plus the absolute value of their maximum."""
     flat = values.reshape(len(values), -1)
     flat = flat[(flat > -math.inf).any(1)]
     most = flat.max(1)

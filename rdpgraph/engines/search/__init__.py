@@ -1,1 +1,1 @@
-"""Modes where exact inference does not fit: large neighbourhoods, each of them solved exactly."""
+"""Modes where exact inference does not fit, by large neighbourhoods solved exactly."""

@@ -1,4 +1,4 @@
-"""Configurations that a search begins with or comes to, scored and compared."""
+"""Configurations of a search, scored and compared."""
 
 import math
 import warnings
@@ -27,18 +27,14 @@ _NOT_FOUND = (
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """Configurations found.
+    """Configurations that a search arrived at."""
 
-    Attributes:
-        states: (B, V) of all variables; of summed ones any. Where no possible configuration was
-            found, one with few violations.
-        scores: (B,) their log-values in nats, in float64; what sums that do not fit are at least.
-        optimal: (B,) whether it is proved that none is better; of a score of -inf, that there is
-            no possible configuration.
-    """
-
+    # (B, V) of all variables; any state for summed ones. If no possible configuration is known, one
+    # with few violations.
     states: Tensor
+    # (B,) their log-values in nats, in float64; lower bounds of sums that do not fit
     scores: Tensor
+    # (B,) it is proved that none is better; at a score of -inf, that none is possible
     optimal: Tensor
 
     @property
@@ -52,10 +48,10 @@ class Searched:
         return (self.found | ~self.optimal).cpu()
 
     def required(self, graph: FactorGraph, what: str = "mode") -> "Searched":
-        """The same, where each item has a possible configuration.
+        """Self, if each item has a possible configuration.
 
         Raises:
-            BudgetError: one has none that was found.
+            BudgetError: no possible one of some item is known.
             ImpossibleEvidenceError: it is proved that an item has none.
         """
         require_possible(f"There is no {what}", self.exists.reshape(graph.batch_shape))
@@ -69,16 +65,16 @@ class Searched:
         return self
 
     def warned(self) -> "Searched":
-        """The same, after a warning if a configuration is of probability zero."""
+        """Self, after a warning if a configuration has probability zero."""
         if not bool((self.found | self.optimal).all()):
             warnings.warn(_NOT_FOUND, stacklevel=2)
         return self
 
 
 def best_of(network: Network, every: Iterable[Tensor]) -> Searched:
-    """The best of some configurations (B, V) of the graph, of each batch item.
+    """Best of several configurations (B, V) of the graph, for each batch item.
 
-    Where all have probability zero, one with the fewest violations.
+    If all have probability zero, one with the fewest violations.
     """
     best, least = None, torch.zeros(0, device="cpu")
     for states in every:
@@ -95,7 +91,7 @@ def best_of(network: Network, every: Iterable[Tensor]) -> Searched:
 
 
 def likeliest(solution: Solution, graph: FactorGraph) -> Tensor:
-    """(B, V) the likeliest state of each variable by itself, by the marginals of a solution."""
+    """(B, V) likeliest state of each variable, by the marginals of a solution."""
     flat = solution.variable_marginals().detach().cpu()
     sizes = graph.domain.sizes.cpu()
     states = torch.zeros(len(flat), graph.num_variables, dtype=torch.long, device="cpu")
@@ -108,7 +104,7 @@ def likeliest(solution: Solution, graph: FactorGraph) -> Tensor:
 
 
 def violations(graph: FactorGraph, states: Tensor) -> Tensor:
-    """(B,) how many factors and observations configurations (B, V) contradict."""
+    """(B,) number of factors and observations that configurations (B, V) contradict."""
     states = states.to(graph.device).reshape(*graph.batch_shape, -1)
     clash, every, _ = log_values_at(
         states, graph.domain, graph.blocks, graph.observed, graph.device
@@ -120,7 +116,7 @@ def violations(graph: FactorGraph, states: Tensor) -> Tensor:
 
 
 def scored(network: Network, states: Tensor) -> Searched:
-    """Configurations (B, V) with their scores, of which nothing is proved."""
+    """Configurations (B, V) with their scores, not proved optimal."""
     left = begun(network, states)
     scores = network.constant.detach().double().cpu().expand(network.batch).clone()
     for item in range(network.batch):
@@ -133,7 +129,7 @@ def scored(network: Network, states: Tensor) -> Searched:
 
 
 def begun(network: Network, states: Tensor | None) -> Tensor:
-    """(B, active) where a search begins, the first states by default."""
+    """(B, active) initial states of a search, the first ones by default."""
     begun = torch.zeros(network.batch, len(network.sizes), dtype=torch.long, device="cpu")
     if states is not None:
         begun[:, : len(network.numbers)] = _left_states(network, states)
@@ -141,7 +137,7 @@ def begun(network: Network, states: Tensor | None) -> Tensor:
 
 
 def _left_states(network: Network, states: Tensor) -> Tensor:
-    """(B, active) the numbers, among the states left, of states (B, V) of the graph."""
+    """(B, active) states (B, V) of the graph, numbered among the remaining ones."""
     own = states.cpu()[:, network.numbers]
     sizes = torch.tensor(network.sizes[: len(network.numbers)], dtype=torch.long, device="cpu")
     left = own.clamp(max=(sizes - 1).clamp(min=0))
@@ -156,7 +152,7 @@ def _left_states(network: Network, states: Tensor) -> Tensor:
 
 
 def completed(tables: Tables, count: int, states: Integers) -> Integers:
-    """The best states of auxiliary variables, as long as their tables are small."""
+    """States with the best ones of auxiliary variables, as long as their tables are small."""
     part = range(count, len(tables.sizes))
     order = conditioned_order(tables.graph, part, rng=Random(0), cells=1e6)
     return states if order is None else eliminate(tables, order, states)[0]

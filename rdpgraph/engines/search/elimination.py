@@ -1,4 +1,4 @@
-"""The best states of some variables given all others, or draws: bucket elimination, traced back."""
+"""Bucket elimination of some variables given all others: best states, or draws."""
 
 import math
 from collections.abc import Callable, Sequence, Set
@@ -15,13 +15,13 @@ _Bucket: TypeAlias = list[tuple[tuple[int, ...], Floats]]
 
 _BYTE = 256
 _STEP, _CELL = 1e4, 2.0
-"""Operations that a variable takes, and each entry of its table."""
+"""Operations of a variable, and of each entry of its table."""
 
 
 def eliminate(
     tables: Tables, order: ConditionedOrder, states: Integers, *, summed: Set[int] = frozenset()
 ) -> tuple[Integers, float]:
-    """A configuration that is the best one among those that agree with the fixed variables.
+    """Best configuration among those that agree with the fixed variables.
 
     Dechter (1999), Bucket elimination: a unifying framework for reasoning.
 
@@ -29,7 +29,7 @@ def eliminate(
         tables: the model.
         order: eliminates some variables, those that are summed first; the others are fixed.
         states: (V,) of all variables; those of eliminated ones are not read.
-        summed: variables to sum over; their states come back as they are.
+        summed: variables to sum over; their states are returned unchanged.
 
     Returns:
         The states, and their log-value (nats), sums included.
@@ -53,17 +53,14 @@ def eliminate(
 def draw(
     tables: Tables, order: ConditionedOrder, states: Integers, count: int, rng: np.random.Generator
 ) -> Integers:
-    """Configurations drawn exactly from those that agree with the fixed variables.
+    """(count, V) exact draws from the configurations that agree with the fixed variables.
 
     Args:
         tables: the model, without infinite values.
         order: eliminates some variables; the others are fixed.
         states: (V,) of all variables; those of eliminated ones are not read.
-        count: how many.
+        count: of draws.
         rng: the randomness.
-
-    Returns:
-        (count, V).
     """
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, Floats]:  # noqa: ARG001
@@ -85,13 +82,9 @@ def _eliminated(
     states: Integers,
     reduced: Callable[[tuple[int, ...], Floats], tuple[Floats, npt.NDArray[Any] | None]],
 ) -> tuple[list[tuple[tuple[int, ...], npt.NDArray[Any]]], float]:
-    """What a reduction leaves of each step to trace back by, and the value at the end.
+    """Traces of the steps for a traceback, and the final value.
 
-    Args:
-        tables: the model.
-        order: of elimination.
-        states: (V,) of all variables.
-        reduced: gives the message of a step, without its first dim, and the trace, or None.
+    ``reduced`` gives the message of a step, without its first dim, and its trace, or None.
     """
     clock.count(_STEP * (len(order.steps) + len(order.fixed)) + _CELL * order.cells)
     buckets, total = _filled(tables, order, states)
@@ -113,7 +106,7 @@ def _eliminated(
 def _filled(
     tables: Tables, order: ConditionedOrder, states: Integers
 ) -> tuple[list[_Bucket], float]:
-    """The factors given what is fixed, each in the bucket that is emptied first; and the rest."""
+    """Factors given the fixed variables, each in its first bucket; and the sum of constant ones."""
     rank = np.full(len(tables.sizes), -1)
     rank[[step[0] for step in order.steps]] = np.arange(len(order.steps))
     alone = np.zeros(int(tables.starts[-1]))
@@ -158,11 +151,11 @@ def _filled(
 
 
 def _product(bucket: _Bucket, scope: tuple[int, ...], sizes: Sequence[int]) -> Floats:
-    """The sum of log-values over a scope; all are in the order of elimination."""
+    """Sum of log-values over a scope; all scopes are in elimination order."""
     joint: Floats | None = None
     shape = [sizes[v] for v in scope]
     own = False
-    bucket.sort(key=_length, reverse=True)
+    bucket.sort(key=lambda entry: len(entry[0]), reverse=True)
     for part, values in bucket:
         if len(part) < len(scope):
             held = set(part)
@@ -178,11 +171,7 @@ def _product(bucket: _Bucket, scope: tuple[int, ...], sizes: Sequence[int]) -> F
     return joint if joint.ndim == len(shape) and own else np.broadcast_to(joint, shape)
 
 
-def _length(part: tuple[tuple[int, ...], Floats]) -> int:
-    return len(part[0])
-
-
 def _log_sum(joint: Floats) -> Floats:
-    """(...) of (states, ...); no value is infinite."""
+    """Log-sum-exp over the first dim; no value is infinite."""
     peak = joint.max(0)
     return np.log(np.exp(joint - peak).sum(0)) + peak

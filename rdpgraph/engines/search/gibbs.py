@@ -1,4 +1,4 @@
-"""Configurations drawn, nearly, from a model: annealed Gibbs sampling from random starts.
+"""Annealed Gibbs sampling from random starts: configurations drawn approximately from a model.
 
 Kirkpatrick, Gelatt and Vecchi (1983), Optimization by simulated annealing; Hamze and de Freitas
 (2004), From fields to trees (moves that draw most variables at once).
@@ -17,13 +17,13 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
 
 _CHAINS, _SWEEPS, _FEWEST = 64, 24, 6
-"""Chains that are cooled side by side, how often each visits all variables, and the least of it."""
+"""Parallel chains, sweeps of each over all variables, and the fewest sweeps."""
 _VISIT = 6e3
-"""Operations that a variable, or a factor of it, takes at each visit by all chains."""
+"""Operations of a variable, or a factor of it, at each visit by all chains."""
 _LOOK = 100
-"""Variables between two looks at the clock."""
+"""Variables between two checks of the clock."""
 _FLAT = 3.0
-"""The range (nats) of the log-values of a factor at the highest temperature."""
+"""Range (nats) of a factor's log-values at the highest temperature."""
 _CELLS = 2048.0
 """Entries of the largest table of a move, or a few states squared."""
 _BYTES = 8.0 * 4.0
@@ -31,22 +31,17 @@ _BYTES = 8.0 * 4.0
 _DRAWN, _EACH, _MAXIMISED = 4, 8, 2
 """Moves at the temperature of the model, draws of each of them, and moves to a mode."""
 _KEPT = 64
-"""Configurations at most that are pinned."""
+"""Configurations, at most, that are pinned."""
 _SMALL = 0.1
-"""The part of Z that need not be found twice."""
+"""Part of Z that need not be found twice."""
 
 
 @dataclass(frozen=True, eq=False)
 class Annealed:
-    """What one start led to.
+    """Configurations from one start."""
 
-    Attributes:
-        drawn: (n, V) nearly draws, of the model.
-        others: (m, V) what chains and moves to modes came to.
-    """
-
-    drawn: Integers
-    others: Integers
+    drawn: Integers  # (n, V) approximate draws from the model
+    others: Integers  # (m, V) final states of chains and of moves to modes
 
 
 def annealed(
@@ -55,13 +50,13 @@ def annealed(
     """Draws near the best of several chains that begin at random states and high temperatures.
 
     A move draws, or maximises over, all variables that an order of small tables eliminates, given
-    the others; the others are chosen again for each move.
+    the others, which are chosen again for each move.
 
     Args:
         tables: the model.
         rng: the randomness.
         memory: bytes for the tables of a move.
-        deadline: on `clock.now`; None is the answer if it comes first.
+        deadline: on `clock.now`; None is returned if it comes first.
     """
     model, largest = tables.finite(), max(tables.sizes, default=1)
     chains = _cooled(model, rng, deadline)
@@ -85,9 +80,9 @@ def annealed(
 
 
 def _cooled(tables: Tables, rng: np.random.Generator, deadline: float) -> Integers | None:
-    """(C, V) the states of chains after sweeps at lower and lower temperatures.
+    """(C, V) states of chains after sweeps at decreasing temperatures.
 
-    Fewer sweeps where the first one says that there is no time for all; None for too few.
+    Fewer sweeps if the first one shows that there is no time for all; None for too few.
     """
     near = _neighbourhoods(tables)
     ranges = [float(np.ptp(stack.values)) for stack in tables.stacks]
@@ -118,7 +113,7 @@ def _cooled(tables: Tables, rng: np.random.Generator, deadline: float) -> Intege
 
 
 def _neighbourhoods(tables: Tables) -> list[list[tuple[Floats, Integers, Integers, Integers]]]:
-    """Of each variable its factors: flat values, the other variables, strides, and own places."""
+    """Per variable its factors: flat values, the other variables, strides, and own places."""
     near: list[list[tuple[Floats, Integers, Integers, Integers]]] = [[] for _ in tables.sizes]
     for stack in tables.stacks:
         shape = stack.values.shape[1:]
@@ -133,7 +128,7 @@ def _neighbourhoods(tables: Tables) -> list[list[tuple[Floats, Integers, Integer
 
 
 class Known:
-    """Configurations that were found, and how often."""
+    """Configurations reached so far, with counts."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -142,13 +137,9 @@ class Known:
         self.starts = 0
 
     def add(self, states: Integers) -> tuple[Integers, float]:
-        """Take what one start led to.
+        """Add the configurations (n, V) of one start.
 
-        Args:
-            states: (n, V).
-
-        Returns:
-            (V,) the heaviest that is new, and the log of the summed products of all that are.
+        Returns the heaviest new one (V,), and the log of the summed products of all new ones.
         """
         self.starts += 1
         new = dict[bytes, float]()
@@ -162,25 +153,25 @@ class Known:
 
     @property
     def lower(self) -> float:
-        """A bound of log Z: the log of their summed products."""
+        """Lower bound on log Z: the log of their summed products."""
         return log_total(self._scores.values())
 
     def heaviest(self, most: int) -> Integers:
-        """(P, V) those with the highest scores."""
+        """(P, V) configurations with the highest scores."""
         keys = sorted(self._scores, key=lambda key: -self._scores[key])[: min(most, _KEPT)]
         possible = [key for key in keys if self._scores[key] > -math.inf]
         rows = [np.frombuffer(key, np.int64) for key in possible]
         return np.array(rows, np.int64).reshape(len(rows), len(self._tables.sizes))
 
     def found_once(self, states: Integers) -> tuple[Integers, Floats]:
-        """Those of some configurations that one start alone led to, by number, and their scores."""
+        """Numbers and scores of the configurations that only one start reached."""
         keys = [row.tobytes() for row in states]
         once = [place for place, key in enumerate(keys) if self._found[key] == 1]
         scores = [self._scores[keys[place]] for place in once]
         return np.array(once, np.int64), np.array(scores, np.float64)
 
     def is_found_again(self, log_partition: float) -> bool:
-        """Whether two starts led to the heaviest, unless it is a small part of Z."""
+        """Return whether two starts reached the heaviest one, or it is a small part of Z."""
         best = max(self._scores, key=lambda key: self._scores[key], default=None)
         if best is None or self._scores[best] < log_partition + math.log(_SMALL):
             return best is not None
@@ -188,7 +179,7 @@ class Known:
 
 
 def log_total(scores: Iterable[float]) -> float:
-    """The log of the sum of exponentials; -inf of none."""
+    """Log-sum-exp of scores; -inf of none."""
     every = np.array([*scores, -math.inf])
     peak = every.max()
     return float(peak + np.log(np.exp(every - peak).sum())) if peak > -math.inf else -math.inf

@@ -1,4 +1,4 @@
-"""Better and better configurations, by solving large parts of a model exactly given the rest."""
+"""Large neighbourhood search: large parts of a model solved exactly given the rest."""
 
 import math
 from collections import deque
@@ -20,31 +20,31 @@ _BYTES = 4.0
 _TABLE, _SUMMED = 28.0, 2e7
 """Bytes for each entry of the largest table of a sum, and entries that are summed in a second."""
 _ONCE = 0.1
-"""The part of the time that one sum takes at most, as predicted."""
+"""Part of the time that one sum takes at most, as predicted."""
 _PART = 8000
-"""Variables of a part at most: moves of a larger one take long."""
+"""Variables of a part, at most: moves of a larger one take long."""
 _STALE = 8
-"""Moves without a gain after which the tables grow, or some fixed variables are changed."""
+"""Moves without a gain after which tables grow, or some fixed variables are changed."""
 _LONG = 0.03
-"""The part of the time that a move may take: tables grow up to there."""
+"""Part of the time that a move may take: tables grow up to there."""
 _KEPT, _AGAIN = 16, 0.8
-"""Orders that are kept, and how often one of them is taken again: to find one takes as long as to
-carry it out, and by then its fixed variables have other states."""
+"""Orders in the cache, and how often one is reused: finding one takes as long as carrying it out,
+and its fixed variables have other states by then."""
 _RETURN = 4
 """Moves after a change of fixed variables until its outcome is judged."""
 _GREEDY = 0.5
 """How often summed variables are eliminated in a greedy order, and not in the narrowest."""
 _LOCAL, _NEAR = 0.7, (10, 30, 100)
-"""How often a move with sums is about one variable, and of how many around it."""
+"""How often a move with sums is around one variable, and of how many variables."""
 _ORDERS = 5
 """Orders of the summed variables of which the narrowest is taken."""
 _ROUNDING = 1e-11
-"""The part of a score below which a gain is rounding."""
+"""Relative gain of a score that counts as rounding."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """What a progress callback sees after every move of a search.
+    """Progress of a search, as given to a callback after every move.
 
     Attributes:
         number: moves done.
@@ -59,29 +59,21 @@ class Move:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The outcome of a search.
+    """Outcome of a search."""
 
-    Attributes:
-        states: of all variables, the best configuration found.
-        score: its log-value (nats); sums included, where some variables are summed.
-        optimal: whether no configuration is better.
-        moves: how many parts were solved.
-        seconds: from the start to the last better configuration.
-    """
-
-    states: Integers
-    score: float
-    optimal: bool
-    moves: int
-    seconds: float
+    states: Integers  # (V,) the best configuration
+    score: float  # its log-value (nats), sums over summed variables included
+    optimal: bool  # no configuration is better
+    moves: int  # number of parts solved
+    seconds: float  # from the start to the last improvement
 
 
 class Search:
     """Large neighbourhood search (Shaw 1998) whose parts are nearly the whole model.
 
     A part is all that an elimination order with small tables can solve while a random cutset keeps
-    its states. Where moves bring nothing more, the tables grow, and some of the cutset is changed
-    at random (iterated local search: Lourenco, Martin and Stutzle 2003).
+    its states. When moves gain no more, the tables grow, and some of the cutset is changed at
+    random (iterated local search: Lourenco, Martin and Stutzle 2003).
     """
 
     def __init__(
@@ -95,7 +87,7 @@ class Search:
         deadline: float = math.inf,
         seconds: float = math.inf,
     ) -> None:
-        """A search that has not begun.
+        """Prepare a search.
 
         Args:
             tables: the model.
@@ -103,7 +95,7 @@ class Search:
             memory: bytes for the tables of a move.
             most: entries of the largest table, or the states of a variable if those are more.
             summed: variables to sum over.
-            deadline: on `clock.now`; an order of these is the best that was found by then.
+            deadline: on `clock.now`, for the search of their elimination order.
             seconds: for the search; sums that take a large part of them do not fit.
         """
         self.tables, self.rng, self.summed = tables, rng, summed
@@ -125,7 +117,7 @@ class Search:
         self.whole = len(tables.sizes) <= _PART or bool(summed)
 
     def value(self, states: Integers, *, deadline: float = math.inf) -> float | None:
-        """The log-value of a configuration; None where its sum has tables that are too large."""
+        """Log-value of a configuration; None if its sum has tables that are too large."""
         if not self.summed:
             return self.tables.score(states)
         if self.sums is None:
@@ -142,18 +134,17 @@ class Search:
         patience: float = math.inf,
         any_possible: bool = False,
         progress: Callable[[Move], None] | None = None,
+        constant: float = 0.0,
     ) -> Outcome | None:
-        """The best configuration that some seconds lead to.
+        """Search for some seconds; None if a sum over the summed variables has too large tables.
 
         Args:
-            states: where to begin.
+            states: initial ones.
             seconds: for the search; a move that would end later is not begun.
-            patience: stop where that many seconds brought nothing better.
-            any_possible: stop where no hard zero is met; of models without summed variables.
-            progress: called after every move.
-
-        Returns:
-            None where a sum over the summed variables has tables that are too large.
+            patience: seconds without an improvement after which to stop.
+            any_possible: stop once no hard zero is met; of models without summed variables.
+            progress: called after every move, with scores plus a constant.
+            constant: nats.
         """
         begin = gained = clock.now()
         end = begin + seconds
@@ -184,7 +175,7 @@ class Search:
             if walk.arrive(states, value):
                 gained = clock.now()
             if progress is not None:
-                progress(Move(moves, walk.best_value, clock.now() - begin))
+                progress(Move(moves, walk.best_value + constant, clock.now() - begin))
             if walk.stale % _STALE == _STALE - 1 and 2 * took < _LONG * seconds:
                 self._grow()
         return Outcome(
@@ -199,11 +190,9 @@ class Search:
         return True
 
     def _next(self, deadline: float, *, widely: bool) -> ConditionedOrder | None:
-        """A part, as large as tables of the present size solve; some are taken up again.
+        """A part, as large as tables of the present size allow; some are reused.
 
-        Args:
-            deadline: on `clock.now`.
-            widely: no small part about one variable.
+        Unless ``widely``, it may be a small part around one variable.
         """
         small = self.summed and self.asked and not widely
         if small and self.rng.random() < _LOCAL:
@@ -247,7 +236,7 @@ class Search:
         return None
 
     def _near(self, most: int) -> list[int]:
-        """Variables about one of those to maximise over, with all that is summed together."""
+        """Variables around one to maximise over, with all that are summed together."""
         adjacency = self.tables.graph.adjacency
         seed = self.rng.choice(self.asked)
         part, queue = {seed}, deque([seed])
@@ -263,7 +252,7 @@ class Search:
         return sorted(part)
 
     def _changed(self, states: Integers, order: ConditionedOrder) -> Integers:
-        """Other states for a few of the fixed variables."""
+        """States with random ones for a few of the fixed variables."""
         count = min(self.rng.choice((1, 1, 2, 3, 5, 8)), len(order.fixed))
         changed = states.copy()
         for v in self.rng.sample(order.fixed, count):
@@ -272,7 +261,7 @@ class Search:
 
 
 def _components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
-    """With which others each summed variable is summed together, given all that are not."""
+    """Per summed variable the connected component of summed ones that holds it."""
     components: dict[int, Set[int]] = {}
     for v in summed:
         if v in components:
@@ -290,9 +279,9 @@ def _components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
 def _narrowest(
     graph: PrimalGraph, summed: Set[int], rng: Random, deadline: float
 ) -> tuple[list[int], float]:
-    """An order of the summed variables given all others, and the entries of its largest table.
+    """Order of the summed variables given all others, and the entries of its largest table.
 
-    These are infinite if no order was found by the deadline.
+    The size is infinite if no order was found by the deadline.
     """
     names = sorted(summed)
     rank = {v: place for place, v in enumerate(names)}
@@ -309,7 +298,7 @@ def _narrowest(
 
 
 def _largest(graph: PrimalGraph, order: Sequence[int], deadline: float) -> float:
-    """Entries of the largest table of an order; infinite if they are not counted in time."""
+    """Entries of the largest table of an order; infinite if not counted in time."""
     adjacency = [set(near) for near in graph.adjacency]
     logs = [math.log(size) for size in graph.sizes]
     weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]
@@ -323,7 +312,7 @@ def _largest(graph: PrimalGraph, order: Sequence[int], deadline: float) -> float
 
 
 class _Walk:
-    """Where a search is, where it last settled, and the best place it came by."""
+    """Current, last accepted and best state of a search."""
 
     def __init__(self, states: Integers, value: float, rng: Random) -> None:
         self.here = self.home = self.best = states
@@ -333,15 +322,15 @@ class _Walk:
 
     @property
     def stuck(self) -> bool:
-        """Whether moves from home have brought nothing for long."""
+        """True if moves from home have gained nothing for long."""
         return not self.away and self.stale >= _STALE
 
     def leave(self, states: Integers) -> None:
-        """Try from elsewhere for a few moves."""
+        """Continue from other states for a few moves."""
         self.here, self.away = states, _RETURN
 
     def arrive(self, states: Integers, value: float) -> bool:
-        """Take a move's outcome; whether it is the best so far."""
+        """Accept or reject a move's outcome; return whether it is the best so far."""
         self.here = states
         gain = value > self.best_value + _ROUNDING * max(1.0, abs(value))
         if gain:

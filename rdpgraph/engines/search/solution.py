@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -25,24 +25,24 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 
 _BOUNDING = 0.1
-"""The part of the seconds that bounds of a mode take."""
+"""Part of the seconds that bounds on a mode take."""
 _STARTING = 0.4
-"""The part of the seconds in which messages say where a search for a mode begins."""
+"""Part of the seconds in which messages give the start of a search for a mode."""
 _ROOM = 1e9
-"""Bytes for bounds at most."""
+"""Bytes for bounds, at most."""
 
 
 def search(
     network: Network, limits: Limits, *, numbers: Tensor | None = None, start: Tensor | None = None,
     spared: Tensor | None = None,
 ) -> Searched:  # fmt: skip
-    """The best configurations found.
+    """Search for the best configuration of each item.
 
     Args:
         network: reduced, without whole potentials; some configuration may be possible.
         limits: of time and memory.
-        numbers: the variables of the graph to maximise over, the others summed; None: all.
-        start: (B, V) states to begin with; None: the first state of each.
+        numbers: variables of the graph to maximise over, the others summed; None: all.
+        start: (B, V) initial states; None: the first state of each.
         spared: (B,) items that are not searched; their scores are not read.
 
     Raises:
@@ -78,10 +78,9 @@ def search(
         patience = limits.patience * share
         result = None
         if fits:
-            told = _told(limits.progress, float(constant[item]))
             result = run.run(
                 first, seconds=share, patience=patience, any_possible=limits.any_possible,
-                progress=told,
+                progress=limits.progress, constant=float(constant[item]),
             )  # fmt: skip
         if result is None:
             limited = replace(limits, seconds=share)
@@ -91,10 +90,8 @@ def search(
                     "The sum over the other variables does not fit, whatever the states of those "
                     "asked for, and no possible configuration was drawn: raise the memory budget."
                 )
-            states[item], scores[item] = (
-                torch.from_numpy(candidate[0]),
-                candidate[1] + constant[item],
-            )
+            states[item] = torch.from_numpy(candidate[0])
+            scores[item] = candidate[1] + constant[item]
             continue
         states[item] = torch.from_numpy(result.states)
         possible = tables.is_possible(result.score)
@@ -107,7 +104,7 @@ def search(
 
 @torch.no_grad()
 def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Searched:
-    """Configurations (B, V), where one has probability zero the best that a search leads to."""
+    """Configurations (B, V), those of probability zero replaced by the best that a search finds."""
     scores = graph.score_states(states.reshape(*graph.batch_shape, -1))
     known = scores.double().reshape(-1).expand(len(states))
     given = Searched(states, known, torch.zeros_like(known, dtype=torch.bool))
@@ -126,44 +123,28 @@ def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Search
     )
 
 
-def _told(
-    progress: Callable[[Move], None] | None, constant: float
-) -> Callable[[Move], None] | None:
-    """Tells scores of the whole model."""
-    if progress is None:
-        return None
-    return lambda move: progress(replace(move, score=move.score + constant))
-
-
 @dataclass(frozen=True, eq=False)
 class Seeker:
-    """Finds, scores and bounds modes of a network.
+    """Search, scores and bounds of modes of a network."""
 
-    Attributes:
-        network: reduced, without whole potentials.
-        memory: bytes for the tables of a move, or of a bound.
-        patience: the part of the seconds after which a search without a gain ends.
-        bounding: whether there are few enough factors for bounds.
-        progress: called after every move.
-    """
-
-    network: Network
-    memory: float
-    patience: float
-    bounding: bool
+    network: Network  # reduced, without whole potentials
+    memory: float  # bytes for the tables of a move, or of a bound
+    patience: float  # part of the seconds without a gain after which a search ends
+    bounding: bool  # there are few enough factors for bounds
+    # called after every move
     progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
 
     def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
-        """The best configurations that some seconds lead to, of some variables or of all."""
+        """Best configurations of some variables or of all, within some seconds."""
         limits = Limits(seconds, self.memory, self.patience, progress=self.progress)
         return search(self.network, limits, numbers=numbers, start=start)
 
     def scored(self, states: Tensor) -> Searched:
-        """Configurations (B, V) as they are."""
+        """Configurations (B, V) with their scores."""
         return scored(self.network, states)
 
     def above(self, numbers: Tensor | None, scores: Tensor, seconds: float) -> Tensor:
-        """(B,) what no score exceeds, given those found."""
+        """(B,) upper bounds on all scores, given the best ones so far."""
         if not self.bounding:
             return torch.full_like(scores, math.inf)
         summed, memory = summed_by(self.network, numbers), self.memory
@@ -171,11 +152,11 @@ class Seeker:
 
 
 def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched, Tensor]:
-    """Configurations with what their bounds prove, and (B,) these bounds.
+    """Configurations, optimal where their bounds prove it, and (B,) the bounds.
 
     Args:
-        best: those that a search came to.
-        above: gives what no score exceeds from the scores that were found.
+        best: outcome of a search.
+        above: gives upper bounds from the scores of the outcome.
     """
     scores = best.scores.cpu()
     if bool(best.optimal.all()):
@@ -186,7 +167,7 @@ def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched,
 
 
 def summed_by(network: Network, numbers: Tensor | None) -> frozenset[int]:
-    """The active variables to sum over."""
+    """Active variables to sum over."""
     if numbers is None:
         return frozenset()
     kept = network.active[numbers]
@@ -194,22 +175,22 @@ def summed_by(network: Network, numbers: Tensor | None) -> frozenset[int]:
 
 
 class SearchedMarginalModes(Solution):
-    """A solution whose marginal modes are searched for, once for the same variables."""
+    """Solution whose marginal modes come from a search, once per set of variables."""
 
     @abstractmethod
     def _search(self, numbers: Tensor) -> Searched:
-        """The best configurations of some variables, the others summed out."""
+        """Search some variables, the others summed out."""
 
     @abstractmethod
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
-        """(B,) what no score exceeds, given those found; of some variables, or of all."""
+        """(B,) upper bounds on the scores of some variables, or of all, given the best so far."""
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) states, the best that a search came to."""
+        """(B, n) states, the best that a search found."""
         return self._searched(numbers).states[:, numbers]
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): of what was found, and by mini-buckets."""
+        """(B,) and (B,): score of the search, and bound by mini-buckets."""
         best = self._searched(numbers)
         key = tuple(numbers.tolist())
         if key not in self._limits:
@@ -231,23 +212,24 @@ class SearchedMarginalModes(Solution):
         return {}
 
 
+def _refused(*_: object) -> NoReturn:
+    raise UnsupportedError(
+        "Search() finds modes and marginal modes only; Auto() answers the other questions."
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class SearchSolution(SearchedMarginalModes):
-    """Modes by search, and nothing else.
+    """Modes by search, and nothing else."""
 
-    Attributes:
-        network: the reduced model.
-        limits: of each question.
-        start: gives (B, V) states to begin a mode with from some seconds.
-    """
-
-    network: Network
-    limits: Limits
+    network: Network  # the reduced model
+    limits: Limits  # of each question
+    # gives (B, V) initial states for a mode within some seconds
     start: Callable[[float], Tensor] = field(repr=False)
 
     @cached_property
     def best(self) -> Searched:
-        """The best configurations of all variables."""
+        """Best configurations of all variables."""
         begin, limits = clock.now(), self.limits
         start = self.start(_STARTING * limits.seconds)
         left = limits.seconds - (clock.now() - begin)
@@ -255,7 +237,7 @@ class SearchSolution(SearchedMarginalModes):
         return search(self.network, limits, start=start)
 
     def status(self) -> Status:
-        """Exact where the mode is proved to be one, or that there is none."""
+        """Status of the mode: exact if it is proved optimal, or that there is none."""
         if self.network.impossible:
             return Status(method="search")
         best = self._proved[0] if "_proved" in self.__dict__ else self.best
@@ -267,7 +249,7 @@ class SearchSolution(SearchedMarginalModes):
         return self.best.required(self.network.graph).states
 
     def mode_exists(self) -> Tensor | None:
-        """(B,) bool; a search that comes to no possible configuration is an error of its own."""
+        """(B,) bool; a search without a possible configuration raises an error instead."""
         constant = self.network.constant.detach().cpu().expand(self.network.batch)
         return (constant > -math.inf) & (not self.network.impossible)
 
@@ -305,23 +287,5 @@ class SearchSolution(SearchedMarginalModes):
             return torch.full((self.network.batch,), -math.inf, dtype=dtype, device="cpu")
         return _refused()
 
-    def variable_marginals(self) -> Tensor:
-        return _refused()
-
-    def factor_marginals(self, block: int) -> Tensor:
-        return _refused()
-
-    def expected_score(self) -> Tensor:
-        return _refused()
-
-    def max_marginals(self) -> Tensor:
-        return _refused()
-
-    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        return _refused()
-
-
-def _refused() -> NoReturn:
-    raise UnsupportedError(
-        "Search() finds modes and marginal modes only; Auto() answers the other questions."
-    )
+    variable_marginals = factor_marginals = expected_score = cast("Any", _refused)
+    max_marginals = sample = cast("Any", _refused)

@@ -1,4 +1,4 @@
-"""Where a search for a marginal mode begins; what is best where its sums do not fit."""
+"""Initial configurations for marginal modes, and estimates where their sums do not fit."""
 
 import math
 from collections.abc import Callable, Set
@@ -20,47 +20,39 @@ from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 
 _JOINT = 0.15
-"""The part of the time of a marginal mode in which a mode is sought to begin with."""
+"""Part of the time of a marginal mode in which a mode is sought first."""
 _BOUNDED = 0.15
-"""The part in which bounds say where to begin."""
+"""Part of it in which bounds give initial states."""
 _FEW = 10
 """Configurations of each kind whose sums are estimated."""
 _GRACE = 0.1
-"""The part of the time by which the population of the first of them may be late."""
+"""Part of the time by which the population of the first of them may be late."""
 _FACTOR = 1e-4
-"""Seconds that each factor takes in a pass of mini-buckets, at least."""
+"""Seconds of each factor in a pass of mini-buckets, at least."""
 _CELLS, _BEAM = 2.0**15, 300
-"""Entries of a table of these bounds, and configurations that are kept at a time."""
+"""Entries of a table of these bounds, and configurations in a beam."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a search goes on.
+    """Limits of a search."""
 
-    Attributes:
-        seconds: for all items of the batch.
-        memory: bytes for the tables of a move.
-        patience: the part of the seconds after which a search without a gain ends.
-        seed: of the randomness.
-        any_possible: stop at the first mode that is possible.
-        progress: called after every move.
-    """
-
-    seconds: float
-    memory: float = math.inf
-    patience: float = 1.0
-    seed: int = 0
-    any_possible: bool = False
+    seconds: float  # for all items of the batch
+    memory: float = math.inf  # bytes for the tables of a move
+    patience: float = 1.0  # part of the seconds without a gain after which a search ends
+    seed: int = 0  # of the randomness
+    any_possible: bool = False  # stop at the first mode that is possible
+    # called after every move
     progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
 
 
 def start_of_sums(
     network: Network, item: int, run: Search, states: Integers, limits: Limits
 ) -> Integers:
-    """Where to begin to look for a marginal mode.
+    """Initial states of a search for a marginal mode.
 
-    The best of a mode of all variables, whose part of those asked for has a sum above zero, and of
-    what bounds of the sums make the best.
+    The best of a mode of all variables, if its part of those asked for has a sum above zero, and of
+    the configurations whose sums have the highest bounds.
     """
     end = clock.now() + limits.seconds
     joint, tables = tables_of(network, item), tables_of(network, item, zeros=True)
@@ -88,11 +80,11 @@ def start_of_sums(
 
 
 def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
-    """(n, V) configurations of a population, which are possible.
+    """(n, V) possible configurations of a population.
 
-    It follows bounds of what all variables to come can add, those asked for at their best, in an
-    order that need not sum before it maximises: that only loosens the bounds. Where these say too
-    little to come to a possible configuration, it follows those of sums over all.
+    It follows bounds on all variables to come, those asked for maximised, in an order that need not
+    sum before it maximises: that only loosens the bounds. If these are too loose to reach a
+    possible configuration, it follows those of sums over all.
     """
     everything = frozenset(range(len(tables.sizes)))
     end = clock.now() + 0.5 * _JOINT * limits.seconds
@@ -136,11 +128,10 @@ def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
 def best_estimated(
     network: Network, item: int, summed: frozenset[int], start: Integers, limits: Limits
 ) -> tuple[Integers, float] | None:
-    """The best of some configurations by estimates of their sums, where these do not fit.
+    """Best of some configurations by estimates of their sums, where these do not fit.
 
-    What there is no time for is left out: of a configuration without an estimate it is known that
-    its sum is no less than its score with the states that it has. A model too large to draw in the
-    time has a mode of all variables instead.
+    A configuration without an estimate, for lack of time, has its score as a lower bound of its
+    sum. A model too large to draw in the time has a mode of all variables instead.
 
     Args:
         network: reduced, without whole potentials.
@@ -150,7 +141,7 @@ def best_estimated(
         limits: of time and memory.
 
     Returns:
-        (V,) states, and the log of what their sum is at least; None where none is possible.
+        (V,) states, and a lower bound on the log of their sum; None if none is possible.
     """
     end = clock.now() + limits.seconds
     slow = _FACTOR * sum(len(group.scopes) for group in network.groups)
@@ -187,7 +178,7 @@ def best_estimated(
 
 
 def _given(tables: Tables, states: Integers, free: Set[int]) -> tuple[Tables, float]:
-    """The factors of free variables given the states of all others, and the rest."""
+    """Factors of the free variables given the states of all others, and the constant rest."""
     rank = {v: place for place, v in enumerate(sorted(free))}
     merged: dict[tuple[int, ...], Floats] = {}
     constant = 0.0
