@@ -1,1 +1,1 @@
-"""Plans: elimination and contraction orders, schedules and their costs; integers, no tensors."""
+"""Plans: elimination and contraction orders, slices and their costs; integers, no tensors."""

@@ -1,4 +1,4 @@
-"""Simulated annealing of a contraction tree: local rotations, scored by the work they cause."""
+"""Simulated annealing of a contraction tree by local rotations."""
 
 from collections.abc import Callable
 from math import inf, log, log2
@@ -15,7 +15,7 @@ COLD = 0.05
 """Last temperature."""
 
 _VISIT = 600.0
-"""Operations that a visit of a node is counted as."""
+"""Operations counted for a visit of a node."""
 
 
 def anneal(
@@ -27,14 +27,13 @@ def anneal(
     write_weight: float = 1.0,
     deadline: float = inf,
 ) -> ContractionTree:
-    """The cheapest tree met while rotating ((A B) C) into ((A C) B) or ((B C) A), or `tree`.
+    """Cheapest tree met while rotating ((A B) C) into ((A C) B) or ((B C) A), or `tree`.
 
-    A sweep visits every node once, from the roots; a rotation that multiplies the cost of
-    its two steps by 2^d is taken with probability min(1, e^(-d / temperature)). The cost of a
-    step is its table size plus `write_weight` times the size of its result.
+    A sweep visits every node once, from the roots; a rotation that multiplies the cost of its two
+    steps by 2^d is accepted with probability min(1, e^(-d / temperature)). The cost of a step is
+    its table size plus `write_weight` times the size of its result; one to three microseconds per
+    visit.
 
-    Cost: one to three microseconds per visited node and sweep. Stops at `deadline` (on the clock
-    of `clock.now`).
     Source: Kalachev, Panteleev and Yung (2021), Multi-tensor contraction for XEB verification of
     quantum circuits, arXiv:2108.05665.
     """
@@ -58,8 +57,8 @@ def anneal(
 class _Rotations:
     """A binary tree over bitmask scopes, rotated in place.
 
-    Nodes are numbered as in the tree without its lone reductions. When a and b meet, the
-    variables that survive are those that their sibling or their grandparent's result has.
+    Nodes are numbered as in the tree without its lone reductions. When a and b are joined, the
+    variables that survive are those of their sibling or of their grandparent's result.
     """
 
     def __init__(self, tree: ContractionTree, write_weight: float) -> None:
@@ -98,11 +97,11 @@ class _Rotations:
         return top + log2(sum([2.0 ** max(w - top, -1000.0) for w in self.work[self.leaves :]]))
 
     def snapshot(self) -> tuple[list[int], list[int]]:
-        """The shape of the tree."""
+        """Current shape of the tree."""
         return self.left.copy(), self.right.copy()
 
     def sweep(self, temperature: float, random: Callable[[], float]) -> None:
-        """Offer one rotation to every node, parents first."""
+        """Propose one rotation at every node, parents first."""
         left, right, masks, work, leaves = self.left, self.right, self.masks, self.work, self.leaves
         step = self._step
         stack = [root for root in self.roots if root >= leaves]
@@ -145,21 +144,18 @@ class _Rotations:
             if right[p] >= leaves:
                 stack.append(right[p])
 
-    def _parents_first(self, left: list[int], right: list[int]) -> list[int]:
+    def tree(self, shape: tuple[list[int], list[int]]) -> ContractionTree:
+        """Contraction tree of a snapshot."""
+        left, right = shape
         order: list[int] = []
         stack = [root for root in self.roots if root >= self.leaves]
         while stack:
             p = stack.pop()
             order.append(p)
             stack += [child for child in (left[p], right[p]) if child >= self.leaves]
-        return order
-
-    def tree(self, shape: tuple[list[int], list[int]]) -> ContractionTree:
-        """The contraction tree of a snapshot."""
-        left, right = shape
         names = list(range(len(self.masks)))
         path: list[tuple[int, int]] = []
-        for p in reversed(self._parents_first(left, right)):
+        for p in reversed(order):
             names[p] = self.leaves + len(path)
             path.append((names[left[p]], names[right[p]]))
         return tree_from_path(self.topology, path)

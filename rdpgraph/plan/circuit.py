@@ -1,4 +1,4 @@
-"""Log Z and all marginals of a small model as a few steps over flat arrays, for any evidence."""
+"""Circuits: log Z and all marginals of a small model in a few steps over flat arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,96 +10,62 @@ from rdpgraph.plan.cliques import Clique, clique_tree
 from rdpgraph.plan.topology import Integers
 
 MOST_CELLS = 1 << 15
-"""Cells of all tables: up to here a step costs its call, not its arithmetic."""
+"""Cells of all tables up to which a step costs its call, not its arithmetic."""
 
 MOST_FACTORS = 1 << 10
 
 
 @dataclass(frozen=True, eq=False)
 class Scopes:
-    """Factors of like shape whose tables lie one after the other.
+    """Factors of one shape whose tables are contiguous."""
 
-    Attributes:
-        scopes: (F, arity) variables.
-        rows: (F,) which table each factor has.
-        tables: how many there are.
-    """
-
-    scopes: Integers
-    rows: Integers
-    tables: int
+    scopes: Integers  # (F, arity) variables
+    rows: Integers  # (F,) table of each factor
+    tables: int  # number of tables
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Sums of runs of gathered cells.
+    """Sums of runs of gathered cells."""
 
-    Attributes:
-        cells: what is gathered, run after run.
-        starts: where in that each run begins; none is empty.
-    """
-
-    cells: Integers
-    starts: Integers
+    cells: Integers  # to gather, run after run
+    starts: Integers  # of the runs, none of which is empty
 
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """The cliques at one distance from their roots; their cells and messages follow each other.
+    """Cliques at one distance from their roots, with contiguous cells and messages."""
 
-    Attributes:
-        cells: where the cells lie.
-        messages: where the messages to the parents lie.
-        pulls: of the children's messages that act on the first cells, one of each child in turn.
-        starts: where in the level the cells of each message begin.
-        above: the cells of the parents that each message is about.
-        spread: which of the level's messages each cell goes into.
-    """
-
-    cells: slice
-    messages: slice
+    cells: slice  # positions of the cells
+    messages: slice  # positions of the messages to the parents
+    # children's messages that act on the first cells, one of each child in turn
     pulls: tuple[Integers, ...]
-    starts: Integers
-    above: Runs
-    spread: Integers
+    starts: Integers  # first cell of each message, within the level
+    above: Runs  # the parents' cells that each message sums
+    spread: Integers  # message of the level that each cell contributes to
 
 
 @dataclass(frozen=True, eq=False)
 class Circuit:
-    """What to gather and to sum; no evidence and no table has a part in it.
+    """Gathers and sums of a small model, independent of evidence and tables."""
 
-    Attributes:
-        entries: how many there are in all tables; a zero follows them.
-        factors: per cell the entries whose sum is its log-value.
-        entry: of each entry gathered there, the cell.
-        owners: the clique of each cell.
-        cliques: where the cells of each clique begin.
-        levels: roots first.
-        states: per state of every variable the cells that make up its marginal.
-        variables: where the states of each variable begin.
-        variable: the variable of each state.
-        places: per variable where its clique's cells lie, and the shape (cells before its dim,
-            states, cells behind it).
-        log_cells: the log of how many configurations there are: a bound on every sum.
-        num_messages: of all levels.
-    """
-
-    entries: int
-    factors: Runs
-    entry: Integers
-    owners: Integers
-    cliques: Integers
-    levels: tuple[Level, ...]
-    states: Runs
-    variables: Integers
-    variable: Integers
+    entries: int  # number of entries in all tables; a zero follows them
+    factors: Runs  # per cell the entries whose sum is its log-value
+    entry: Integers  # cell of each gathered entry
+    owners: Integers  # clique of each cell
+    cliques: Integers  # first cell of each clique
+    levels: tuple[Level, ...]  # roots first
+    states: Runs  # per state of every variable the cells that make up its marginal
+    variables: Integers  # first state of each variable
+    variable: Integers  # variable of each state
+    # per variable its clique's cells, and their shape (before its dim, states, after it)
     places: tuple[tuple[slice, tuple[int, int, int]], ...]
-    log_cells: float
-    num_messages: int
+    log_cells: float  # log of the number of configurations, a bound on every sum
+    num_messages: int  # of all levels
 
 
 def circuit(blocks: Sequence[Scopes], sizes: Integers) -> Circuit | None:
-    """The circuit of factors over variables of some sizes; None if it is not small."""
+    """Circuit of factors over variables of some sizes; None if it is not small."""
     listed = [scope for block in blocks for scope in block.scopes.tolist()]
     counts: list[int] = sizes.tolist()
     cliques = clique_tree(listed, counts, cells=MOST_CELLS)
@@ -130,7 +96,7 @@ def circuit(blocks: Sequence[Scopes], sizes: Integers) -> Circuit | None:
 
 
 class _Grid:
-    """The cells of all cliques, one table after the other."""
+    """Cells of all cliques, one table after the other."""
 
     def __init__(self, cliques: list[Clique], sizes: list[int]) -> None:
         self.dims = [(*clique.separator, *clique.residual) for clique in cliques]
@@ -139,13 +105,9 @@ class _Grid:
         self.home: dict[int, int] = {}
         for number, (clique, dims) in enumerate(zip(cliques, self.dims, strict=True)):
             self.home.update((v, number) for v in clique.residual)
-            strides: dict[int, int] = {}
-            stride = 1
-            for v in reversed(dims):
-                strides[v] = stride
-                stride *= sizes[v]
+            strides, count = _strides(dims, sizes)
             self.strides.append(strides)
-            counts.append(stride)
+            counts.append(count)
         self.sizes = sizes
         self.counts = np.array(counts)
         self.starts = np.cumsum(self.counts) - self.counts
@@ -160,10 +122,10 @@ class _Grid:
     def indexed(
         self, cliques: list[int], offsets: Sequence[int], weights: list[dict[int, int]]
     ) -> tuple[Integers, Integers]:
-        """For each clique of a list its cells, and an index that is linear in their states.
+        """Cells of each clique of a list, and an index that is linear in their states.
 
         Args:
-            cliques: some, repeatedly if need be.
+            cliques: may repeat.
             offsets: the index at the first state of all variables.
             weights: by variable what each further state adds; nothing for the others.
         """
@@ -187,18 +149,14 @@ class _Grid:
 def _entries(
     blocks: Sequence[Scopes], sizes: list[int]
 ) -> tuple[list[int], list[dict[int, int]], int]:
-    """Per factor its first entry and the strides of its variables, and how many entries."""
+    """First entry of each factor, the strides of its variables, and the number of entries."""
     offsets: list[int] = []
     strides: list[dict[int, int]] = []
     total = 0
     for block in blocks:
         stride = 1
         for scope, row in zip(block.scopes.tolist(), block.rows.tolist(), strict=True):
-            stride = 1
-            own: dict[int, int] = {}
-            for v in reversed(scope):
-                own[v] = stride
-                stride *= sizes[v]
+            own, stride = _strides(scope, sizes)
             strides.append(own)
             offsets.append(total + row * stride)
         total += block.tables * stride
@@ -206,7 +164,7 @@ def _entries(
 
 
 def _homes(scopes: list[list[int]], cliques: list[Clique], count: int) -> list[int]:
-    """Per factor a clique that holds its scope: the lowest that owns one of its variables."""
+    """Per factor the lowest clique that owns one of its variables, and so holds its scope."""
     owner = [0] * count
     for number, clique in enumerate(cliques):
         for v in clique.residual:
@@ -218,7 +176,7 @@ def _homes(scopes: list[list[int]], cliques: list[Clique], count: int) -> list[i
 def _factor_runs(
     grid: _Grid, homes: list[int], offsets: list[int], strides: list[dict[int, int]], entries: int
 ) -> tuple[Runs, Integers]:
-    """Per cell the entries of the factors whose home its clique is, or the zero behind them."""
+    """Per cell the entries of the factors assigned to its clique, or the final zero."""
     bare = sorted(set(range(len(grid.counts))).difference(homes))
     none: list[dict[int, int]] = [{} for _ in bare]
     cells, index = grid.indexed(homes + bare, offsets + [entries] * len(bare), strides + none)
@@ -245,7 +203,7 @@ def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple
     # Every cell of a parent, once for each child: which of the child's messages acts on it.
     children = [number for number, clique in enumerate(cliques) if clique.parent >= 0]
     parents = [cliques[number].parent for number in children]
-    weights = [_message_strides(cliques[number].separator, sizes) for number in children]
+    weights = [_strides(cliques[number].separator, sizes)[0] for number in children]
     cells, index = grid.indexed(parents, begins[children].tolist(), weights)
     order = np.argsort(index, kind="stable")
     above, above_starts = cells[order], _run_starts(index, total)
@@ -275,16 +233,17 @@ def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple
     return tuple(levels), total
 
 
-def _message_strides(separator: tuple[int, ...], sizes: list[int]) -> dict[int, int]:
+def _strides(scope: Sequence[int], sizes: list[int]) -> tuple[dict[int, int], int]:
+    """Stride of each variable in a contiguous table, and the table's cells."""
     strides: dict[int, int] = {}
     stride = 1
-    for v in reversed(separator):
+    for v in reversed(scope):
         strides[v] = stride
         stride *= sizes[v]
-    return strides
+    return strides, stride
 
 
 def _run_starts(keys: Integers, count: int) -> Integers:
-    """Where the runs of the keys 0, 1, ... begin once they are sorted."""
+    """Starts of the runs of the keys 0, 1, ... once they are sorted."""
     lengths = np.bincount(keys, minlength=count)
     return np.cumsum(lengths) - lengths

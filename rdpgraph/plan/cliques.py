@@ -1,4 +1,4 @@
-"""A tree of the cliques of an elimination order, laid out level by level."""
+"""Clique trees of elimination orders, level by level."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,32 +9,25 @@ from rdpgraph.plan.orders import PrimalGraph, min_weight, peel
 
 @dataclass(frozen=True)
 class Clique:
-    """Variables with a joint table.
+    """Variables with a joint table."""
 
-    Attributes:
-        separator: those that its parent has too, in the order of its table's first dims.
-        residual: the others, the table's last dims.
-        parent: its place in the list of cliques; -1 for a root.
-        depth: how far from its root.
-    """
-
-    separator: tuple[int, ...]
-    residual: tuple[int, ...]
-    parent: int
-    depth: int
+    separator: tuple[int, ...]  # variables shared with the parent, the first dims of the table
+    residual: tuple[int, ...]  # the others, its last dims
+    parent: int  # position in the list of cliques; -1 for a root
+    depth: int  # distance from the root
 
 
 def clique_tree(
     scopes: Sequence[Sequence[int]], sizes: Sequence[int], *, cells: float
 ) -> list[Clique] | None:
-    """The cliques of a greedy order, parents first; None if their tables have too many cells.
+    """Cliques of a greedy order, parents first; None if their tables have too many cells.
 
     Every scope lies inside some clique, and every variable is in the residual of exactly one. Each
-    tree hangs from its middle, so that it has few levels; on a level, those with most children
+    tree is rooted in its middle, so that it has few levels; on a level, cliques with most children
     come first.
 
     Args:
-        scopes: variables that are in a factor together.
+        scopes: variables of each factor.
         sizes: of all variables, those in no scope too.
         cells: of all tables together.
     """
@@ -59,7 +52,7 @@ def clique_tree(
 def _maximal(
     adjacency: Sequence[set[int]], order: Sequence[int]
 ) -> tuple[list[set[int]], list[list[int]]]:
-    """The maximal cliques of an elimination order, and the neighbours of each in their tree."""
+    """Maximal cliques of an elimination order, and the neighbours of each in their tree."""
     filled = [set(near) for near in adjacency]
     rank = [0] * len(order)
     for place, v in enumerate(order):
@@ -89,7 +82,7 @@ def _maximal(
 
 
 def _hung(members: list[set[int]], links: list[list[int]]) -> list[Clique]:
-    """The cliques with a parent each, level by level."""
+    """Rooted clique trees, level by level."""
     seen = [False] * len(members)
     level: list[tuple[int, int]] = []
     for start in range(len(members)):
@@ -119,7 +112,7 @@ def _hung(members: list[set[int]], links: list[list[int]]) -> list[Clique]:
 
 
 def _reached(start: int, links: list[list[int]]) -> list[tuple[int, int]]:
-    """The cliques of a tree from one of them on, nearest first, and where each was reached from."""
+    """Cliques of a tree in breadth-first order from one of them, and their predecessors."""
     reached = [(start, -1)]
     for clique, before in reached:
         reached.extend((other, clique) for other in links[clique] if other != before)
@@ -127,7 +120,7 @@ def _reached(start: int, links: list[list[int]]) -> list[tuple[int, int]]:
 
 
 def _middle(reached: list[tuple[int, int]]) -> int:
-    """The middle of the path to the last that was reached."""
+    """Middle of the path to the last clique reached."""
     before = dict(reached)
     path = [reached[-1][0]]
     while before[path[-1]] >= 0:

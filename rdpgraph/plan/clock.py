@@ -1,4 +1,4 @@
-"""The clock that deadlines are on, and seconds that several pieces of work share."""
+"""Clock of all deadlines, and time allowances shared by several pieces of work."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from time import perf_counter
 from rdpgraph.errors import BudgetError
 
 PLANNING = 0.2
-"""The part of a time budget in which planning and preparing end."""
+"""Part of a time budget in which planning and preparation end."""
 
 LEAST_PLANNING = 0.1
 """Seconds that planning may take whatever the budget."""
@@ -24,28 +24,24 @@ _EARLY, _HOPELESS, _LITTLE = 0.25, 2.0, 1e-3
 
 
 _LOOK = 2e-5
-"""Seconds that a look at a counter stands for: about a step of a greedy order."""
+"""Seconds counted for a look at a counter: about a step of a greedy order."""
 
 _OPERATIONS = 3e8
-"""Operations that a counter takes for a second."""
+"""Operations counted as a second."""
 
 
 @dataclass(eq=False)
 class Counter:
-    """A clock that moves by work alone, so that what its deadlines end is the same anywhere.
+    """A clock that advances by work alone, so that deadlines fall alike on every machine."""
 
-    Attributes:
-        seconds: predicted for what was done so far.
-    """
-
-    seconds: float = 0.0
+    seconds: float = 0.0  # predicted for the work so far
 
 
 _counter: ContextVar[Counter | None] = ContextVar("counter", default=None)
 
 
 def now() -> float:
-    """Seconds since some moment; every deadline is on this clock."""
+    """Seconds on the clock of all deadlines."""
     counter = _counter.get()
     if counter is None:
         return perf_counter()
@@ -54,7 +50,7 @@ def now() -> float:
 
 
 def count(operations: float) -> None:
-    """Tell a counter, where there is one, what was done since the last look."""
+    """Advance the counter, if there is one, by the work since the last look."""
     counter = _counter.get()
     if counter is not None:
         counter.seconds += operations / _OPERATIONS
@@ -62,7 +58,7 @@ def count(operations: float) -> None:
 
 @contextmanager
 def counted(counter: Counter | None) -> Generator[None]:
-    """Puts a counter in place of the machine's clock; None: leaves it."""
+    """Replace the machine's clock by a counter; None: leave it."""
     token = _counter.set(counter) if counter is not None else None
     try:
         yield
@@ -72,24 +68,20 @@ def counted(counter: Counter | None) -> Generator[None]:
 
 
 class Watch:
-    """Seconds for one piece of work, from now on."""
+    """Time limit of one piece of work, from now on."""
 
     def __init__(self, seconds: float = inf) -> None:
         self.seconds, self._begin = seconds, now()
 
     @property
     def spent(self) -> float:
-        """Seconds so far."""
+        """Seconds since the start."""
         return now() - self._begin
 
     def look(self, done: Callable[[], float] | None = None) -> None:
-        """Refuse to go on once the seconds are over, or will be by far.
+        """Raise `BudgetError` once the seconds are over, or will be by far.
 
-        Args:
-            done: the part of the work that is behind, as predicted.
-
-        Raises:
-            BudgetError: they are.
+        ``done`` gives the predicted part of the work that is finished.
         """
         spent = self.spent
         if spent <= _EARLY * self.seconds:
@@ -103,32 +95,26 @@ class Watch:
 
 
 def ways_out(seconds: float, budget: str, *others: str) -> str:
-    """Advice: to raise a budget unless nobody would wait for so many seconds, or others."""
+    """Advice to raise a budget, unless so many seconds are hopeless, or to do something else."""
     ways = [f"raise the {budget} budget", *others] if seconds < _NEVER else [*others]
     return ", or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
 
 
 @dataclass(eq=False)
 class Allowance:
-    """Seconds that several pieces of work share; time between them is not counted.
+    """Seconds that several pieces of work share; time between them is not counted."""
 
-    Attributes:
-        seconds: for all of them.
-        spent: so far.
-        counter: what they are counted on; None: the clock.
-    """
-
-    seconds: float
-    spent: float = 0.0
-    counter: Counter | None = None
+    seconds: float  # for all of them
+    spent: float = 0.0  # so far
+    counter: Counter | None = None  # replaces the clock, if given
 
     def left(self, share: float = 1.0) -> float:
-        """A part of what is left; a tenth of the whole at least, so that every answer gets some."""
+        """Part of the seconds that are left, and at least a tenth of all for every answer."""
         return max(share * (self.seconds - self.spent), _LEAST * self.seconds)
 
     @contextmanager
     def spending(self) -> Generator[None]:
-        """Counts what is done inside."""
+        """Add the time inside to `spent`."""
         with counted(self.counter):
             begin = now()
             try:

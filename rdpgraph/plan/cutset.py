@@ -11,18 +11,12 @@ from rdpgraph.plan.orders import PrimalGraph, Queue, joined
 
 @dataclass(frozen=True, eq=False)
 class ConditionedOrder:
-    """The order in which some variables are eliminated while all others are fixed.
+    """Elimination order of some variables while all others are fixed."""
 
-    Attributes:
-        fixed: the variables of the part that had to be fixed (a cutset).
-        steps: for each eliminated variable, itself and then the variables of its message, in the
-            order in which they are eliminated later.
-        cells: entries of all tables on the way.
-    """
-
-    fixed: tuple[int, ...]
+    fixed: tuple[int, ...]  # variables of the part that had to be fixed (a cutset)
+    # per eliminated variable, itself and then the variables of its message, by elimination
     steps: tuple[tuple[int, ...], ...]
-    cells: float
+    cells: float  # entries of all tables
 
 
 def conditioned_order(
@@ -36,13 +30,13 @@ def conditioned_order(
     degree: float = 1.0,
     deadline: float = inf,
 ) -> ConditionedOrder | None:
-    """An order that eliminates most variables of a part, with no table above a size.
+    """Order that eliminates most variables of a part, with no table above a size.
 
-    Greedy by least clique weight, ties at random. Where the smallest clique is too large, one of
-    its variables is fixed: drawn in proportion to its number of neighbours to the power `degree`.
+    Greedy by least clique weight, ties at random. If the smallest clique is too large, one of its
+    variables is fixed: drawn in proportion to its number of neighbours to the power `degree`.
 
     Args:
-        graph: who shares a tensor with whom; left as it is.
+        graph: the primal graph; unchanged.
         part: the variables to eliminate; all others are fixed from the start.
         rng: the randomness.
         cells: entries that no table exceeds.
@@ -52,7 +46,7 @@ def conditioned_order(
         deadline: give up (None) when `clock.now` passes this.
 
     Returns:
-        The order; None past the deadline, or where summed variables alone make a larger table.
+        The order; None past the deadline, or if summed variables alone make a larger table.
     """
     members, none = set(part), set[int]()  # one for all that are not of the part
     adjacency = [

@@ -1,17 +1,16 @@
-"""Join graphs: clusters of tensors no larger than a bound, and what they tell each other."""
+"""Join graphs: clusters of tensors of bounded size, and their links."""
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from math import inf, log2, prod
-from threading import Lock
 
+from rdpgraph._core.recent import Recent
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import elimination_order, min_weight
 from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.topology import Topology
 
 _SWEEPS = 20
-"""What a run of messages is taken to need."""
+"""Sweeps that a run of messages is assumed to need."""
 
 _PASSES = 3
 """Passes over a cluster's table for each of its links and sweep."""
@@ -24,61 +23,46 @@ _MOST_BITS = 27.0
 """Log2 of the largest table tried."""
 
 _BYTES = 16
-"""Of each entry of a cluster, its belief included."""
+"""Bytes per entry of a cluster, its belief included."""
 
-_MOST = 32
-_known: OrderedDict[object, tuple[Budget, "ClusterGraph | None"]] = OrderedDict()
-_lock = Lock()
+_graphs: "Recent[tuple[Budget, ClusterGraph | None]]" = Recent(32)
 
 
 @dataclass(frozen=True)
 class Link:
-    """Two clusters that exchange messages over the variables of a separator.
+    """Two clusters that exchange messages over the variables of a separator."""
 
-    Attributes:
-        child: the cluster that comes first in the order.
-        parent: the other.
-        separator: ascending.
-    """
-
-    child: int
-    parent: int
-    separator: tuple[int, ...]
+    child: int  # the cluster that comes first in the order
+    parent: int  # the other
+    separator: tuple[int, ...]  # ascending
 
 
 @dataclass(frozen=True)
 class ClusterGraph:
-    """Clusters in an order in which messages flow.
+    """Clusters in the order of messages.
 
-    For every variable, the links whose separators have it make a tree of the clusters that have
-    it. With no variable split (`exact`) the whole is a junction tree.
-
-    Attributes:
-        sizes: of the variables.
-        scopes: per cluster its variables, ascending.
-        tensors: per cluster the tensors that it holds; each tensor is in one cluster.
-        links: children before parents.
-        exact: no bucket was split.
+    For every variable, the links whose separators hold it form a tree of the clusters that hold it.
+    With no variable split (`exact`) the whole is a junction tree.
     """
 
-    sizes: tuple[int, ...]
-    scopes: tuple[tuple[int, ...], ...]
-    tensors: tuple[tuple[int, ...], ...]
-    links: tuple[Link, ...]
-    exact: bool
+    sizes: tuple[int, ...]  # of the variables
+    scopes: tuple[tuple[int, ...], ...]  # variables of each cluster, ascending
+    tensors: tuple[tuple[int, ...], ...]  # tensors of each cluster; each tensor is in one
+    links: tuple[Link, ...]  # children before parents
+    exact: bool  # no bucket was split
 
     def elements(self) -> int:
         """Entries of all clusters' tables."""
         return sum(prod([self.sizes[v] for v in scope]) for scope in self.scopes)
 
     def setup_seconds(self, batch: int) -> float:
-        """Predicted for making the tables and reading the answers off them."""
+        """Predicted seconds to make the tables and read the answers off them."""
         count = len(self.scopes) + sum(map(len, self.tensors))
         work = 2 * _PASSES * batch * self.elements()
         return _SECONDS_PER_TABLE * count + work / _ELEMENTS_PER_SECOND
 
     def seconds(self, batch: int) -> float:
-        """Predicted for a run until convergence."""
+        """Predicted seconds of a run until convergence."""
         degree = [1] * len(self.scopes)
         for link in self.links:
             degree[link.child] += 1
@@ -97,8 +81,8 @@ def join_graph(
     """Mini-bucket elimination as a join graph (Dechter, Rish 2003; Mateescu et al. 2010).
 
     The bucket of each variable is split so that no part's table has more than ``most_elements``
-    entries (if single tensors do not force it); the parts are linked by the variable, and each
-    passes on its other variables. None past a deadline on `clock.now`.
+    entries (unless single tensors force it); the parts are linked by the variable, and each passes
+    on its other variables. None past a deadline on `clock.now`.
     """
     sizes = topology.sizes
     place = {v: i for i, v in enumerate(order)}
@@ -146,7 +130,7 @@ def join_graph(
 
 
 def _absorbed(graph: ClusterGraph) -> ClusterGraph:
-    """The same with every child taken into a parent that has no variable beside its message."""
+    """Join graph with every child merged into a parent that equals their separator."""
     into = list(range(len(graph.scopes)))
     scopes = list(graph.scopes)
 
@@ -184,25 +168,19 @@ def _absorbed(graph: ClusterGraph) -> ClusterGraph:
 def choose_join_graph(
     topology: Topology, *, budget: Budget, batch: int = 1, deadline: float = inf
 ) -> ClusterGraph | None:
-    """The join graph with the largest bound that keeps to a budget; remembered by topology.
+    """Join graph with the largest bound within a budget; cached by topology.
 
     Args:
-        topology: what is left of the model.
-        budget: for a run; half of the memory, as a cluster's belief stands beside its table.
+        topology: the reduced model.
+        budget: for a run; half of the memory, as a cluster's belief is stored with its table.
         batch: items solved together.
-        deadline: on `clock.now`; what was found until then is taken, and None if that is nothing.
+        deadline: on `clock.now`; the best so far is taken, None if there is none.
     """
     key = topology.key(), budget.key(), batch
-    with _lock:
-        if key in _known and budget.resembles(_known[key][0]):
-            _known.move_to_end(key)
-            return _known[key][1]
-    graph = _choose(topology, budget, batch, deadline)
-    with _lock:
-        _known[key] = budget, graph
-        while len(_known) > _MOST:
-            _known.popitem(last=False)
-    return graph
+    known = _graphs.get(key)
+    if known is not None and budget.resembles(known[0]):
+        return known[1]
+    return _graphs.put(key, (budget, _choose(topology, budget, batch, deadline)))[1]
 
 
 def _choose(topology: Topology, budget: Budget, batch: int, deadline: float) -> ClusterGraph | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from math import exp, inf, log
 from random import Random
@@ -15,7 +16,7 @@ from rdpgraph.plan.topology import Topology
 
 @dataclass(frozen=True)
 class PrimalGraph:
-    """Who shares a tensor with whom: one set of neighbours per variable, and the sizes."""
+    """Neighbours of each variable, those it shares a tensor with, and the sizes."""
 
     adjacency: tuple[Set[int], ...]
     sizes: tuple[int, ...]
@@ -34,10 +35,10 @@ class Rule(Protocol):
         limit: float = inf,
         deadline: float = inf,
     ) -> list[int] | None:
-        """The order.
+        """Order the variables.
 
         Args:
-            graph: left as it is.
+            graph: unchanged.
             rng: breaks ties at random; without one the smaller clique, then the smaller id, wins.
             noise: scores are multiplied by 1 + noise * u, u uniform on [0, 1); needs `rng`.
             last: variables to eliminate after all others (marginal MAP).
@@ -48,7 +49,7 @@ class Rule(Protocol):
 
 
 def primal_graph(topology: Topology) -> PrimalGraph:
-    """The primal graph: variables are adjacent when a tensor has both."""
+    """Primal graph: variables are adjacent if a tensor has both."""
     adjacency: list[set[int]] = [set() for _ in topology.sizes]
     for scope in topology.scopes:
         for v in scope:
@@ -83,9 +84,9 @@ def peel(
 ) -> tuple[list[int], PrimalGraph, list[int]]:
     """Variables whose early elimination is safe, the graph that remains, and its old ids.
 
-    Safe are simplicial variables (degree 0 and 1 among them) and those in series: degree 2, and
-    no smaller than one of the two neighbours. Whole rounds are taken at a time, from all sides,
-    so that trees stay shallow. Variables in `last` stay, as do all from the deadline on.
+    Safe are simplicial variables (degree 0 and 1 among them) and those in series: degree 2, and no
+    smaller than one of the two neighbours. Whole rounds are taken at a time, from all sides, so
+    that trees stay shallow. Variables in `last` stay, as do all from the deadline on.
 
     Source: van den Eijkhof, Bodlaender and Koster (2007), Safe reduction rules for weighted
     treewidth.
@@ -122,32 +123,6 @@ def peel(
     rank = {name: i for i, name in enumerate(names)}
     core = tuple({rank[u] for u in adjacency[name]} for name in names)
     return prefix, PrimalGraph(core, tuple(sizes[name] for name in names)), names
-
-
-def min_fill(
-    graph: PrimalGraph,
-    *,
-    rng: Random | None = None,
-    noise: float = 0.0,
-    last: Set[int] = frozenset(),
-    limit: float = inf,
-    deadline: float = inf,
-) -> list[int] | None:
-    """Eliminate the variable whose neighbours lack the fewest edges among themselves."""
-    return _fill_order(graph, [1] * len(graph.sizes), rng, noise, last, limit, deadline)
-
-
-def weighted_min_fill(
-    graph: PrimalGraph,
-    *,
-    rng: Random | None = None,
-    noise: float = 0.0,
-    last: Set[int] = frozenset(),
-    limit: float = inf,
-    deadline: float = inf,
-) -> list[int] | None:
-    """The fewest missing edges among neighbours, each counted as the product of its ends' sizes."""
-    return _fill_order(graph, graph.sizes, rng, noise, last, limit, deadline)
 
 
 def min_weight(
@@ -187,12 +162,12 @@ def min_weight(
 def joined(
     v: int, adjacency: list[set[int]], weights: list[float], logs: Sequence[float]
 ) -> Iterator[int]:
-    """Eliminate a variable: its neighbours become a clique, each given as soon as that is done.
+    """Eliminate a variable: connect its neighbours to a clique, yielding each when it is done.
 
     Args:
         v: the variable; its own neighbours stay as they are.
         adjacency: of all variables; changed.
-        weights: the logs of the cliques that eliminating each would make; changed.
+        weights: logs of the cliques that eliminating each variable would make; changed.
         logs: of the variables' sizes.
     """
     near = adjacency[v]
@@ -222,11 +197,11 @@ class Queue:
         self._noise = noise
 
     def drop(self, v: int) -> None:
-        """Take a variable out."""
+        """Remove a variable from the queue."""
         self._now.pop(v, None)
 
     def push(self, v: int, score: float) -> None:
-        """Enter a variable, or enter it again."""
+        """Enter a variable, or change its score."""
         if self._random:
             if self._noise:
                 score *= 1.0 + self._noise * self._random()
@@ -237,7 +212,7 @@ class Queue:
         heappush(self._heap, entry)
 
     def pop(self) -> int | None:
-        """The variable with the least score; None when there is none."""
+        """Remove and return the variable with the least score; None if empty."""
         while self._heap:
             entry = heappop(self._heap)
             v = entry[2]
@@ -249,12 +224,13 @@ class Queue:
 
 def _fill_order(
     graph: PrimalGraph,
-    weights: Sequence[int],
-    rng: Random | None,
-    noise: float,
-    last: Set[int],
-    limit: float,
-    deadline: float,
+    *,
+    rng: Random | None = None,
+    noise: float = 0.0,
+    last: Set[int] = frozenset(),
+    limit: float = inf,
+    deadline: float = inf,
+    weighted: bool,
 ) -> list[int] | None:
     """Min-fill with incremental scores: exact fill counts at every step.
 
@@ -262,6 +238,7 @@ def _fill_order(
     pairs left without an edge are those between N and O and those inside O; for y outside N, the
     new edges between its neighbours in N are subtracted.
     """
+    weights = graph.sizes if weighted else (1,) * len(graph.sizes)
     plain = all(w == 1 for w in weights)
     get = weights.__getitem__
 
@@ -310,6 +287,13 @@ def _fill_order(
     return order
 
 
+min_fill: Rule = partial(_fill_order, weighted=False)
+"""Eliminate the variable whose neighbours lack the fewest edges among themselves."""
+
+weighted_min_fill: Rule = partial(_fill_order, weighted=True)
+"""The same, each missing edge counted as the product of its ends' sizes."""
+
+
 def _make_clique(
     adjacency: list[set[int]],
     near: set[int],
@@ -318,7 +302,7 @@ def _make_clique(
     mass: Callable[[Set[int]], int],
     deadline: float,
 ) -> set[int] | None:
-    """Connect `near` to a clique and update the fill scores; the variables with new scores."""
+    """Connect `near` to a clique and update the fill scores; return the changed variables."""
     outside = {u: adjacency[u] - near for u in near}
     changed = set(near)
     for a in near:
@@ -352,11 +336,11 @@ def _make_clique(
 def forest_order(topology: Topology) -> list[int] | None:
     """A leaves-to-root order when the factor graph is a forest, else None.
 
-    Leaves are peeled from all sides, round by round, so levels are as shallow as the forest
+    Leaves are removed from all sides, round by round, so levels are as shallow as the forest
     allows; every clique fits inside one factor. Cost: linear; 10^6 variables take about 2 s.
 
-    A variable is a leaf when at most one tensor with other remaining variables has it. The sums
-    of remaining neighbours' ids stand in for adjacency lists: with one left, the sum is its id.
+    A variable is a leaf when at most one tensor with other remaining variables has it. Sums of
+    remaining neighbours' ids replace adjacency lists: with one left, the sum is its id.
     """
     count = topology.num_variables
     alive = topology.lengths > 1

@@ -1,4 +1,4 @@
-"""The plan with its costs, as data that prints, and the budgets of memory and time."""
+"""Plans with their costs, as data that prints, and budgets of memory and time."""
 
 import os
 from dataclasses import dataclass, field
@@ -10,23 +10,18 @@ from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.plan.tree import ContractionTree
 
 SHARE = 0.6
-"""The part of the machine's available memory that a plan takes by default."""
+"""Part of the machine's available memory that a plan takes by default."""
 
 _ALIKE = 1.25
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits for a plan.
+    """Limits for a plan."""
 
-    Attributes:
-        memory_bytes: for the tables of one run.
-        seconds: predicted run time, planning not counted.
-        measured: the memory is what the machine had available, which changes all the time.
-    """
-
-    memory_bytes: float
-    seconds: float = 60.0
+    memory_bytes: float  # for the tables of one run
+    seconds: float = 60.0  # predicted run time, planning not counted
+    # the memory is what the machine had available, which changes all the time
     measured: bool = False
 
     def __post_init__(self) -> None:
@@ -37,30 +32,30 @@ class Budget:
             )
 
     def key(self) -> tuple[float | None, float]:
-        """Key that plans are remembered by; measured memory is compared by `resembles`."""
+        """Cache key of plans; measured memory is compared by `resembles`."""
         return None if self.measured else self.memory_bytes, self.seconds
 
     def resembles(self, other: "Budget") -> bool:
-        """Return whether a plan for one will do for the other, of equal keys."""
+        """Return whether a plan for one also serves the other, of equal keys."""
         ratio = self.memory_bytes / other.memory_bytes
         return 1 / _ALIKE <= ratio <= _ALIKE
 
     @staticmethod
     def of_machine(seconds: float = 60.0) -> "Budget":
-        """60% of the memory that this machine, or its container, has available."""
+        """Budget of 60% of the memory that this machine, or its container, has available."""
         return Budget(SHARE * _available(), seconds, measured=True)
 
 
 def require_room(needed: float, what: str, memory: float | None = None) -> None:
-    """Refuse what does not fit the memory, before it is made.
+    """Refuse allocations that do not fit the memory.
 
     Args:
         needed: bytes.
-        what: what would take them, at the beginning of the message.
+        what: would take them; the beginning of the message.
         memory: bytes that may be taken; None: 60% of what this machine has available.
 
     Raises:
-        BudgetError: it does not fit.
+        BudgetError: they do not fit.
     """
     if needed <= (SMALL if memory is not None else _LITTLE):
         return
@@ -135,32 +130,20 @@ SECONDS_PER_GROUP = 1e-4
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of running a tree once, for a whole batch.
+    """Cost of running a tree once, for a whole batch."""
 
-    Attributes:
-        flops: sum over steps of the product of the sizes in the union of the operands' scopes.
-        stored: elements of all intermediates, leaves excluded: what a forward pass holds when a
-            backward pass is to follow.
-        peak: most intermediate elements alive at once when operands are freed after use, leaves
-            excluded.
-        width: log2 of the largest table multiplied out in a step (for one batch item).
-        steps: number of steps.
-        groups: number of batched launches: steps of one level and one shape pattern are one.
-        seconds: flops / ELEMENTS_PER_SECOND + groups * SECONDS_PER_GROUP; inf when too large
-            for a float.
-    """
-
-    flops: int
+    flops: int  # sum over steps of the product of the sizes in the union of the operands' scopes
+    # elements of all intermediates without leaves, held from a forward to a backward pass
     stored: int
-    peak: int
-    width: float
-    steps: int
-    groups: int
-    seconds: float
+    peak: int  # most intermediate elements alive at once when operands are freed after use
+    width: float  # log2 of the largest table multiplied out in a step (for one batch item)
+    steps: int  # number of steps
+    groups: int  # number of batched launches: steps of one level and one shape pattern are one
+    seconds: float  # predicted; inf when too large for a float
 
 
 def cost(tree: ContractionTree, *, batch: int = 1) -> Cost:
-    """The cost of `tree` for `batch` items. Takes a few microseconds per step."""
+    """Cost of `tree` for `batch` items, computed in a few microseconds per step."""
     sizes, scopes = tree.topology.sizes, tree.scopes
     leaves = tree.topology.num_tensors
     volumes = [0] * leaves
@@ -189,7 +172,7 @@ def cost(tree: ContractionTree, *, batch: int = 1) -> Cost:
 
 
 def predicted_seconds(flops: int, groups: int) -> float:
-    """The time model, for one run without a backward pass."""
+    """Predicted seconds of one run without a backward pass."""
     try:
         return flops / ELEMENTS_PER_SECOND + groups * SECONDS_PER_GROUP
     except OverflowError:
@@ -217,12 +200,13 @@ def count_groups(tree: ContractionTree) -> int:
     return len(groups)
 
 
-_PASSES = 3  # all marginals: one pass up and two products down for each step
+PASSES = 3
+"""Cost of all marginals, in passes: one pass up and two products down for each step."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model will be solved.
+    """Route by which a model will be solved, and its cost.
 
     Attributes:
         route: ``"forest"``, ``"contraction"``, ``"structure"``, ``"join graph"``,
@@ -239,8 +223,8 @@ class Plan:
         slices: variables that are fixed in turn.
         num_slices: their configurations.
         seconds: predicted, for all marginals.
-        planning_seconds: what making this plan took.
-        fits: whether it keeps to its budget.
+        planning_seconds: time that making this plan took.
+        fits: it keeps to its budget.
         remedy: if not, by how much, and what to do.
         memory: bytes that answers may take; None: what the machine has.
         tree: the order of contraction.
@@ -292,7 +276,7 @@ class Plan:
 def structure_plan(
     name: str, *, num_variables: int, states: int, flops: float = 0.0, element_bytes: int = 4
 ) -> Plan:
-    """The plan of a structure, which has a recursion of its own.
+    """Plan of a structure, which has a recursion of its own.
 
     Args:
         name: of its type.
@@ -310,7 +294,7 @@ def structure_plan(
         flops=flops,
         peak_bytes=own,
         stored_bytes=2 * own,
-        seconds=_PASSES * flops / ELEMENTS_PER_SECOND,
+        seconds=PASSES * flops / ELEMENTS_PER_SECOND,
     )
 
 
@@ -325,7 +309,7 @@ def quantity(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time that a person reads at a glance."""
+    """A time in readable units."""
     if seconds < 1e-3:
         return "1 ms"
     if seconds < 1:

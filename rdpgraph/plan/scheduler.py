@@ -1,39 +1,34 @@
-"""From a topology and a budget to a plan: what is sliced to fit; remembered by topology."""
+"""Plans for a topology and a budget, sliced if need be; cached by topology."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from math import inf, log, prod
-from threading import Lock
 
+from rdpgraph._core.recent import Recent
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
-from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, Budget, Plan, cost, duration, quantity
+from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, PASSES, Budget, Plan, cost, duration, quantity
 from rdpgraph.plan.search import HOPELESS_BITS, HopelessError, search
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, tree_from_order
 
 SEARCHING = 0.12
-"""The part of a time budget after which the search for an order ends."""
+"""Part of a time budget after which the search for an order ends."""
 
 _SLICING = 0.02
 
 BOTH_WAYS = 2.5
-"""Marginals take this many times the tables of the pass up: those of the pass down, and what is
-in between; measured."""
+"""Memory of marginals relative to the tables of the upward pass: those of the downward pass, and
+temporaries; measured."""
 
 _EASY = 2e7
-"""Cells of all tables made on the way: a fraction of a second."""
-
-PASSES = 3
-"""All marginals cost one pass up and two products down for each step."""
+"""Cells of all tables of an easy order: a fraction of a second."""
 
 _OTHERS = ("condition on more evidence", "use an approximate method")
-_MOST = 128
-_known: OrderedDict[object, tuple[Budget, Plan]] = OrderedDict()
-_easy: OrderedDict[bytes, bool] = OrderedDict()
-_lock = Lock()
+_plans: Recent[tuple[Budget, Plan]] = Recent(128)
+_easy: Recent[bool] = Recent(128)
 
 
 def make_plan(
@@ -47,53 +42,40 @@ def make_plan(
     sliceable: int | None = None,
     deadline: float | None = None,
 ) -> Plan:
-    """The plan for a topology, from memory if one of this shape was made before.
+    """Plan for a topology, cached by its shape.
 
-    Where the budget's memory is the machine's, a plan for up to a quarter more or less is taken.
+    If the budget's memory is the machine's, a plan for up to a quarter more or less is taken.
 
     Args:
-        topology: what is left of the model.
-        budget: the limits; a plan that cannot keep to them says so in ``fits`` and ``remedy``.
+        topology: the reduced model.
+        budget: the limits; a plan that exceeds them says so in ``fits`` and ``remedy``.
         element_bytes: 4 or 8.
         batch: items solved together.
         last: variables eliminated after all others.
         dropped_states: for the report.
         sliceable: only variables numbered under this are fixed in slices; None: all.
-        deadline: when the search ends, on `clock.now`; None: after 12% of the seconds.
+        deadline: of the search, on `clock.now`; None: after 12% of the seconds.
     """
     key = (topology.key(), budget.key(), element_bytes, batch, last, dropped_states, sliceable)
-    with _lock:
-        if key in _known and budget.resembles(_known[key][0]):
-            _known.move_to_end(key)
-            return _known[key][1]
+    known = _plans.get(key)
+    if known is not None and budget.resembles(known[0]):
+        return known[1]
     start = clock.now()
     if deadline is None:
         deadline = start + max(SEARCHING * budget.seconds, clock.LEAST_PLANNING)
     plan = _plan(topology, budget, element_bytes, batch, last, dropped_states, sliceable, deadline)
     plan = replace(plan, planning_seconds=clock.now() - start)
-    with _lock:
-        _known[key] = budget, plan
-        while len(_known) > _MOST:
-            _known.popitem(last=False)
-    return plan
+    return _plans.put(key, (budget, plan))[1]
 
 
 def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
-    """Whether a plain greedy order makes it cheap; remembered by topology. Not past a deadline."""
+    """Return whether a plain greedy order is cheap, by a deadline; cached by topology."""
     key = topology.key()
-    with _lock:
-        if key in _easy:
-            _easy.move_to_end(key)
-            return _easy[key]
+    if (known := _easy.get(key)) is not None:
+        return known
     core = peel(primal_graph(topology), deadline=deadline)[1]
     easy = min_weight(core, limit=_EASY, deadline=deadline) is not None
-    if clock.now() > deadline:
-        return easy
-    with _lock:
-        _easy[key] = easy
-        while len(_easy) > _MOST:
-            _easy.popitem(last=False)
-    return easy
+    return easy if clock.now() > deadline else _easy.put(key, easy)
 
 
 def _plan(
@@ -107,12 +89,9 @@ def _plan(
         route, why = "forest", "the factor graph has no cycles: two passes are exact"
     else:
         try:
+            memory = elements * batch
             tree = search(
-                topology,
-                deadline=deadline,
-                memory_elements=elements * batch,
-                last=last,
-                batch=batch,
+                topology, deadline=deadline, memory_elements=memory, last=last, batch=batch
             )
         except BudgetError as error:
             hopeless = isinstance(error, HopelessError) or clock.now() <= deadline
@@ -136,7 +115,13 @@ def _plan(
         tree=tree,
     )
     if plan.stored_bytes <= budget.memory_bytes:
-        return plan if seconds <= budget.seconds else _too_slow(plan, budget)
+        if seconds <= budget.seconds:
+            return plan
+        remedy = (
+            f"needs about {duration(plan.seconds)} (width {plan.width:.0f}) and the budget is "
+            f"{duration(budget.seconds)}; {clock.ways_out(plan.seconds, 'time', *_OTHERS)}"
+        )
+        return replace(plan, fits=False, remedy=remedy)
     most = budget.seconds * ELEMENTS_PER_SECOND / PASSES / batch
     slices: tuple[int, ...] = ()
     deadline = clock.now() + max(_SLICING * budget.seconds, clock.LEAST_PLANNING)
@@ -181,14 +166,6 @@ def _out_of_reach(topology: Topology, dropped: int, *, late: bool) -> Plan:
     )
 
 
-def _too_slow(plan: Plan, budget: Budget) -> Plan:
-    remedy = (
-        f"needs about {duration(plan.seconds)} (width {plan.width:.0f}) and the budget is "
-        f"{duration(budget.seconds)}; {clock.ways_out(plan.seconds, 'time', *_OTHERS)}"
-    )
-    return replace(plan, fits=False, remedy=remedy)
-
-
 def choose_slices(
     tree: ContractionTree,
     *,
@@ -200,12 +177,10 @@ def choose_slices(
     """Variables to loop over, so that the stored elements of one slice fit; () if they fit now.
 
     Greedy: each round fixes the variable that multiplies the operations of all slices together by
-    the least, for what it takes off the stored elements. When nothing more can be taken off, what
-    was chosen so far comes back although it does not fit; so it does once all slices together need
-    more than ``operations``, and from the deadline (on `clock.now`) on. Only variables numbered
-    under ``below`` are fixed.
-
-    Cost: linear in the scopes of all steps, per variable chosen.
+    the least, relative to the stored elements that it saves. The variables so far are returned,
+    although they do not suffice, when nothing more can be saved, once all slices together need more
+    than ``operations``, and from the deadline (on `clock.now`) on. Only variables numbered under
+    ``below`` are fixed. Cost: linear in the scopes of all steps, per variable chosen.
     """
     sizes = list(tree.topology.sizes)
     scopes = tree.scopes
@@ -238,7 +213,7 @@ def choose_slices(
 
 
 def _savings(scopes: list[tuple[int, ...]], sizes: list[int]) -> tuple[int, Counter[int]]:
-    """The elements of tables over these scopes, and how many fixing each variable would save."""
+    """Elements of tables over these scopes, and how many fixing each variable would save."""
     total = 0
     saved: Counter[int] = Counter()
     for scope in scopes:
@@ -251,7 +226,7 @@ def _savings(scopes: list[tuple[int, ...]], sizes: list[int]) -> tuple[int, Coun
 
 
 def sliced_topology(topology: Topology, variables: Iterable[int]) -> Topology:
-    """The topology of one slice: the fixed variables have size 1, all numbers stay.
+    """Topology of one slice: the fixed variables have size 1, all numbers stay.
 
     The steps of a tree for `topology` are a tree for the result, too.
     """
@@ -261,5 +236,5 @@ def sliced_topology(topology: Topology, variables: Iterable[int]) -> Topology:
 
 
 def sliced_tree(tree: ContractionTree, variables: Iterable[int]) -> ContractionTree:
-    """The same steps on one slice: `cost` of it is the cost of one slice."""
+    """The same steps on one slice, whose `cost` is that of the slice."""
     return ContractionTree(sliced_topology(tree.topology, variables), tree.steps)

@@ -1,4 +1,4 @@
-"""The search for a good contraction tree: greedy orders first, then annealing while it pays.
+"""Search for a good contraction tree: greedy orders first, then annealing while it pays.
 
 Annealing starts in turn from the best tree, a noisy elimination order, and opt_einsum's and
 cotengra's greedy paths; started from any of them it found cheaper trees per second than those
@@ -28,40 +28,40 @@ from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, Step, Workbench, tree_from_order, tree_from_path
 
 HOPELESS_BITS = 64
-"""When no greedy order needs fewer than 2^this operations, the search gives up. Annealing has
-gained up to 15 bits on the hardest UAI models (linkage), which would not be enough."""
+"""Log2 of the operations beyond which the search gives up if every greedy order needs them.
+Annealing has gained up to 15 bits on the hardest UAI models (linkage), which would not be
+enough."""
 MOST_TENSORS = 5_000
-"""Larger components are left to the elimination orders, which scale."""
+"""Tensors of a component up to which other libraries are asked for a path."""
 
 
 class HopelessError(BudgetError):
-    """No order is cheap enough, and time is not what was missing."""
+    """No order is cheap enough, and time is not the reason."""
 
 
 FEW_VARIABLES = 100
-"""The greedy orders of so few variables take no time: no clock is looked at, so that they are the
-same on every machine and run."""
+"""Variables up to which greedy orders ignore the clock, so that they are alike on every machine."""
 
 LEAST_SECONDS = 0.01
-"""A plan that runs in less than this is not improved: it is the same on every machine and run."""
+"""Seconds of a plan below which it is not improved, so that it is alike on every machine."""
 
 CLOCK_STEP = 1e-9
-"""Seconds that a run is taken to last at least, where the clock has not moved."""
+"""Least seconds of a run, for clocks that have not moved."""
 
 FIRST_SWEEPS = 50
-"""Length of the first annealing run of a component."""
+"""Sweeps of the first annealing run of a component."""
 
 SWEEP_GROWTH = 1.5
-"""Each annealing run is this much longer than the one before."""
+"""Growth of the sweeps from one annealing run to the next."""
 
 MOST_SWEEPS = 20_000
-"""Longest annealing run."""
+"""Sweeps of the longest annealing run."""
 
 MOST_MASKS = 1 << 30
-"""Annealing holds a bit per tensor and variable of a component; larger ones are not annealed."""
+"""Bits (one per tensor and variable of a component) up to which a component is annealed."""
 
 LONG_RUN = 500
-"""Annealing runs with at least this many sweeps start hotter, every other time."""
+"""Sweeps from which annealing starts hotter, every other run."""
 
 MEMORY_WRITE_WEIGHT = 4.0
 """Weight of a stored element against an operation once the best tree exceeds the memory."""
@@ -70,16 +70,16 @@ STALE_RUNS = 8
 """Tries in a row without gaining `WORTHWHILE` that end the search in a component."""
 
 WORTHWHILE = 0.98
-"""A better tree must cost at most this fraction to keep the search going."""
+"""Relative cost that a better tree must reach to keep the search going."""
 
 FRESH_EVERY = 4
-"""Every so many annealing runs start from a new order or path, not from the best tree."""
+"""Annealing runs per one that starts from a new order or path, not from the best tree."""
 
 FOREIGN_SECONDS = 1.0
-"""Other libraries are asked for a path only if this much time is left: importing them takes it."""
+"""Seconds that must be left to ask other libraries for a path: importing them takes as long."""
 
 FOREIGN_SECONDS_PER_TENSOR = 1e-3
-"""And this much for each tensor: their searches have no clock."""
+"""Additional seconds per tensor, as their searches have no clock."""
 
 
 def search(
@@ -91,25 +91,25 @@ def search(
     last: Set[int] = frozenset(),
     batch: int = 1,
 ) -> ContractionTree:
-    """The cheapest contraction tree found in reasonable time.
+    """Search for the cheapest contraction tree in reasonable time.
 
     A forest gets its optimal tree at once. Otherwise every component is peeled of its safe
     variables, tried with the greedy orders, and annealed; components that are alike are solved
-    once. The search stops when it has taken as long as the best tree is predicted to run, when
-    it no longer gains, or at the deadline.
+    once. The search stops when it has taken as long as the best tree is predicted to run, when it
+    no longer gains, or at the deadline.
 
     Args:
         topology: the model's shape.
         deadline: on `clock.now`.
-        memory_elements: trees that store more elements than this rank behind all that fit, by how
-            far they exceed and by predicted time (slicing turns the first into the second).
-        seed: decides every random choice; the time limits decide how many there are.
+        memory_elements: trees that store more elements than this rank behind all that fit, by their
+            excess and by predicted time (slicing turns the first into the second).
+        seed: of every random choice; the time limits decide how many there are.
         last: variables eliminated after all others of their component (marginal MAP). Every step
             in such a component eliminates at most one variable.
         batch: number of items that run at once; multiplies operations and storage.
 
     Raises:
-        BudgetError: when no order of fewer than 2^64 operations is in sight by the deadline.
+        BudgetError: no order of fewer than 2^64 operations is in sight by the deadline.
     """
     began = clock.now()
     order = None if last else forest_order(topology)
@@ -132,7 +132,7 @@ def search(
 def _parts(
     topology: Topology, last: Set[int], memory_elements: float, batch: int, deadline: float
 ) -> list["_Part"]:
-    """The distinct components, each with all its places in the topology."""
+    """Distinct components, each with all its places in the topology."""
     parts: dict[object, _Part] = {}
     for tensors in topology.components():
         scopes = [topology.scopes[t] for t in tensors]
@@ -154,7 +154,7 @@ def _parts(
 
 
 class _Part:
-    """One component and its copies: the peeled prefix, the core, the best core tree so far."""
+    """A component and its copies: the peeled prefix, the core, and the best core tree so far."""
 
     def __init__(self, topology: Topology, last: Set[int], deadline: float) -> None:
         self.topology = topology
@@ -180,7 +180,7 @@ class _Part:
         self.visit_seconds = 4e-6
 
     def rank(self, tree_cost: Cost | None = None) -> tuple[bool, float]:
-        """Sorts trees and parts: what fits the memory by time, the rest by time and excess."""
+        """Sort key of trees and parts: those within memory by time, the rest by time and excess."""
         excess = self.excess(tree_cost)
         return excess > 0, log2(self.predicted(tree_cost)) + 2.0 * excess
 
@@ -198,7 +198,7 @@ class _Part:
         return predicted_seconds(flops * self.copies, groups) + self.levels * SECONDS_PER_GROUP
 
     def try_greedy(self, stop: float) -> None:
-        """Each deterministic rule once; the fastest one first, so that there is a tree."""
+        """Try each deterministic rule once, the fastest first, so that there is a tree."""
         if not self.core.num_tensors:
             return
         if self.core.num_variables <= FEW_VARIABLES:
@@ -223,7 +223,7 @@ class _Part:
         self.improvable = self.core.num_tensors > 2 and masks <= MOST_MASKS
 
     def improve(self, rng: Random, end: float) -> None:
-        """One more try for a better tree: annealing, or another order if some come last."""
+        """Try again for a better tree: by annealing, or by an order if some variables come last."""
         before = self.rank()
         if self.last:
             self._reorder(rng, end)
@@ -268,7 +268,7 @@ class _Part:
             self._offer(tree)
 
     def _fresh(self, rng: Random, end: float) -> ContractionTree | None:
-        """Another place to anneal from: a noisy order, or another library's path, in turn."""
+        """New tree to anneal from: a noisy order, or another library's path, in turn."""
         turn = self.runs // FRESH_EVERY % 3
         count = self.core.num_tensors
         needed = FOREIGN_SECONDS + FOREIGN_SECONDS_PER_TENSOR * count
@@ -321,7 +321,7 @@ def _renamed(
 
 
 def _joined(topology: Topology, parts: list[_Part]) -> ContractionTree:
-    """The parts' steps, written once per copy in the topology's own numbers."""
+    """Steps of all parts, once per copy, in the topology's numbers."""
     joined: list[Step] = []
     for part in parts:
         steps = part.steps()
@@ -332,7 +332,7 @@ def _joined(topology: Topology, parts: list[_Part]) -> ContractionTree:
 
 
 def opt_einsum_tree(topology: Topology) -> ContractionTree:
-    """The tree of opt_einsum's greedy path."""
+    """Tree of opt_einsum's greedy path."""
     from opt_einsum.paths import greedy
 
     inputs: Any = [frozenset(scope) for scope in topology.scopes]
@@ -343,7 +343,7 @@ def opt_einsum_tree(topology: Topology) -> ContractionTree:
 
 
 def cotengra_tree(topology: Topology, seed: int) -> ContractionTree:
-    """The tree of the best of a few of cotengra's randomised greedy paths."""
+    """Tree of the best of a few of cotengra's randomised greedy paths."""
     from cotengra import RandomGreedyOptimizer
 
     inputs = [tuple(map(str, scope)) for scope in topology.scopes]

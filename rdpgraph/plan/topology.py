@@ -1,4 +1,4 @@
-"""The shape of a model as integers: which variables each tensor touches, and their sizes."""
+"""Topology of a model as integers: the variables of each tensor, and their sizes."""
 
 import hashlib
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Topology:
     """Scopes of the tensors and sizes of the variables: all that planning reads.
 
     A variable that is in no scope belongs to no component and appears in no tree: its sum is its
-    size, which the caller accounts for.
+    size, which the caller accounts for. 60,000 tensors take about 20 ms.
 
     Args:
         scopes: one tuple of distinct variable ids per tensor, never empty.
@@ -27,8 +27,6 @@ class Topology:
 
     Raises:
         ModelError: on an empty scope, a repeated or unknown variable, or a size below 1.
-
-    Cost: linear in the total length of the scopes; 60,000 tensors take about 20 ms.
     """
 
     scopes: tuple[tuple[int, ...], ...]
@@ -86,7 +84,7 @@ class Topology:
 
     @cached_property
     def owners(self) -> Integers:
-        """The tensor of each entry of `flat`."""
+        """Tensor of each entry of `flat`."""
         return np.repeat(np.arange(len(self.scopes), dtype=np.int64), self.lengths)
 
     @cached_property
@@ -102,10 +100,7 @@ class Topology:
         return self._digest
 
     def components(self) -> tuple[tuple[int, ...], ...]:
-        """Tensors per connected component, ascending, components by their smallest variable.
-
-        Cost: a few vectorised passes (minimum-label hooking with pointer jumping).
-        """
+        """Tensors per connected component, ascending, components by their smallest variable."""
         if not self.scopes:
             return ()
         starts = np.cumsum(self.lengths) - self.lengths

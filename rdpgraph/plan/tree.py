@@ -1,4 +1,4 @@
-"""Contraction trees, and their steps: in which order tensors are multiplied and summed."""
+"""Contraction trees and their steps: the order in which tensors are multiplied and summed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,16 +26,11 @@ class Step(NamedTuple):
 
 
 class Workbench:
-    """The live tensors of a contraction under way.
+    """Live tensors of a contraction under way.
 
-    Tensors are numbered as in `ContractionTree`: leaves first, then one per step. With
-    `eager=True` a step sums out every variable that no other live tensor has; otherwise a
-    variable goes only when `eliminate` asks for it. Scopes of results are ascending.
-
-    Attributes:
-        steps: the steps so far.
-        flops: sum over steps of the product of the sizes in the union of the operands' scopes.
-        stored: elements of all results so far.
+    Tensors are numbered as in `ContractionTree`: leaves first, then one per step. With `eager=True`
+    a step sums out every variable that no other live tensor has; otherwise only `eliminate` removes
+    variables. Scopes of results are ascending. ``flops`` and ``stored`` are those of `Cost`.
     """
 
     def __init__(self, topology: Topology, *, eager: bool = True) -> None:
@@ -68,9 +63,9 @@ class Workbench:
         return [t for t in self.uses[variable] if self.alive[t]]
 
     def reduce(self, tensor: int, drop: Iterable[int] | None = None) -> int:
-        """Sum out `drop` (default: all variables that only this tensor has); the new id.
+        """Sum out `drop` (default: all variables that only this tensor has); return the new id.
 
-        Returns the tensor itself, without a step, when there is nothing to sum out.
+        The tensor itself is returned, without a step, when there is nothing to sum out.
         """
         scope, counts = self.scopes[tensor], self.counts
         gone = set(drop) if drop is not None else {v for v in scope if counts[v] == 1}
@@ -84,7 +79,7 @@ class Workbench:
         return self._append(tensor, -1, kept, self.levels[tensor] + 1)
 
     def multiply(self, left: int, right: int, drop: int | None = None) -> int:
-        """Multiply two live tensors (and sum out: see the class); the id of the result.
+        """Multiply two live tensors (and sum out: see the class); return the id of the result.
 
         `drop` names one variable to sum out when not eager. A leaf's own private variables are
         summed out first where that saves work.
@@ -134,7 +129,7 @@ class Workbench:
             self.reduce(bucket[0], None if self.eager else (variable,))
 
     def residual(self) -> tuple[Topology, list[int], tuple[int, ...]]:
-        """The live tensors as a topology of their own, their ids here, and its variables here."""
+        """Live tensors as a separate topology, their ids here, and its variables here."""
         live = self.live()
         names = tuple(sorted({v for t in live for v in self.scopes[t]}))
         rank = {name: i for i, name in enumerate(names)}
@@ -190,7 +185,7 @@ class ContractionTree:
 
     @cached_property
     def roots(self) -> tuple[int, ...]:
-        """The scalar at the end of each component, ascending."""
+        """Final scalar of each component, ascending."""
         leaves = self.topology.num_tensors
         return tuple(leaves + i for i, step in enumerate(self.steps) if not step.scope)
 
@@ -237,15 +232,12 @@ class ContractionTree:
 def tree_from_order(
     topology: Topology, order: Iterable[int], *, eager: bool = True
 ) -> ContractionTree:
-    """The tree of bucket elimination along `order`.
+    """Tree of bucket elimination along `order` (Dechter 1999).
 
     In each bucket the tensors are multiplied pairwise, smallest first, which combines m alike
     messages in depth log m. With `eager` a step also sums out every other variable that no other
     live tensor has; without it a step sums out at most one variable, strictly in the given order
-    (what a marginal MAP order needs). Variables missing from `order` come last, ascending.
-
-    Cost: a few microseconds per step.
-    Source: Dechter (1999), Bucket elimination: a unifying framework for reasoning.
+    (as marginal MAP requires). Variables missing from `order` come last, ascending.
     """
     bench = Workbench(topology, eager=eager)
     for variable in order:
@@ -256,15 +248,15 @@ def tree_from_order(
 def tree_from_path(
     topology: Topology, path: Iterable[Sequence[int]], *, ssa: bool = True
 ) -> ContractionTree:
-    """The tree of a pairwise contraction path, as opt_einsum and cotengra give it.
+    """Tree of a pairwise contraction path, as opt_einsum and cotengra give it.
+
+    Joins of finished components are dropped, and tensors that the path leaves are contracted.
 
     Args:
-        topology: what the path is for.
+        topology: of the path.
         path: one tuple of operands per contraction; one or more than two operands are fine.
-        ssa: whether operands are numbered once and for all, or are positions in the list of
-            live tensors (opt_einsum's default), where results are appended at the end.
-
-    Joins of finished components are dropped, and whatever the path leaves open is contracted.
+        ssa: operands have permanent numbers; else they are positions in the list of live tensors
+            (opt_einsum's default), where results are appended at the end.
     """
     bench = Workbench(topology)
     component = [0] * topology.num_tensors

@@ -31,8 +31,8 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter, counted
-from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, Budget, Plan, duration
-from rdpgraph.plan.scheduler import PASSES, SEARCHING
+from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, PASSES, Budget, Plan, duration
+from rdpgraph.plan.scheduler import SEARCHING
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import exactly, plan_network, solved
 from rdpgraph.schedulers.counting import CountOf, counting_of

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph._core.recent import Recent
 from rdpgraph.errors import ModelError
-from rdpgraph.plan import scheduler
 from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.scheduler import make_plan
 from rdpgraph.plan.topology import Topology
@@ -31,12 +31,19 @@ def test_the_second_plan_of_a_shape_is_the_first():
     assert plan_of(grid(4, 4), Budget(1e9, 1.0)) is not first
 
 
-def test_what_is_remembered_is_bounded_and_threads_share_it():
+def test_the_values_asked_for_last_are_kept():
+    recent = Recent[int](3)
+    for number in range(6):
+        assert recent.put(number, number) == number
+        assert recent.get(3) == (None if number < 3 else 3)
+    assert [recent.get(number) for number in range(6)] == [None, None, None, 3, 4, 5]
+
+
+def test_threads_share_plans():
     shapes = [Topology(((0, 1), (1, 2)), (2, 2, size)) for size in range(2, 160)]
     with ThreadPoolExecutor(4) as pool:
         plans = list(pool.map(plan_of, shapes))
     assert [plan.num_variables for plan in plans] == [3] * len(shapes)
-    assert len(scheduler._known) <= scheduler._MOST
     assert plan_of(shapes[-1]) is plan_of(shapes[-1])
 
 

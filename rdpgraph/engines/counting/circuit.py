@@ -2,17 +2,16 @@
 
 import ctypes
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.counting.encoding import Clause, Encoding
+from rdpgraph._core.recent import Recent
+from rdpgraph.engines.counting.encoding import Encoding
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import min_weight, primal_graph
@@ -24,9 +23,7 @@ _WIDE = 1e8
 _ORDERING = 0.25
 """Part of the time in which an order is sought."""
 
-_KEPT = 16
-_known: OrderedDict[tuple[int, tuple[Clause, ...]], "Circuit"] = OrderedDict()
-_lock = Lock()
+_circuits: "Recent[Circuit]" = Recent(16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +128,9 @@ def compiled(
         BudgetError: it does not fit.
     """
     key = encoding.count, encoding.clauses
-    with _lock:
-        if key in _known:
-            _known.move_to_end(key)
-            return _known[key]
-    count, clauses = encoding.count, encoding.clauses
+    if (known := _circuits.get(key)) is not None:
+        return known
+    count, clauses = key
     end = clock.now() + seconds
     scopes = tuple(tuple({abs(x) - 1 for x in clause}) for clause in clauses)
     elimination = min_weight(
@@ -158,12 +153,7 @@ def compiled(
             f"{seconds:.3g} s and {memory / 1e9:.3g} GB; "
             f"{clock.ways_out(seconds, 'time or memory', 'use an approximate method')}."
         )
-    circuit = _levelled(count, out[: answer[1]], int(answer[0]))
-    with _lock:
-        _known[key] = circuit
-        while len(_known) > _KEPT:
-            _known.popitem(last=False)
-    return circuit
+    return _circuits.put(key, _levelled(count, out[: answer[1]], int(answer[0])))
 
 
 def _levelled(literals: int, listed: Any, root: int) -> Circuit:
