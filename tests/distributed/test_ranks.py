@@ -1,4 +1,4 @@
-"""Every answer on 1, 2 and 4 processes equals that of one."""
+"""Every answer on 1 and 3 processes equals that of one."""
 
 import json
 import os
@@ -16,8 +16,8 @@ import rdpgraph as rg
 from rdpgraph.distributed import alone
 from rdpgraph.loopy import FromBeliefs
 from tests.distributed import costs, graphs, spread  # noqa: F401
-from tests.distributed.checks import CHECKS, SECONDS, outcomes
-from tests.distributed.faults import LIMIT, state_of
+from tests.distributed.checks import CHECKS, RANKS, SECONDS, outcomes
+from tests.distributed.faults import state_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,14 +29,13 @@ def test_answers_of_many_processes_are_those_of_one(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.distributed.checks", str(tmp_path)]
     subprocess.run(command, env=environment, cwd=ROOT, timeout=15 * SECONDS, check=True)
-    for ranks in (2, 4):
-        files = [tmp_path / str(ranks) / f"{rank}.json" for rank in range(ranks)]
-        all_hold([json.loads(file.read_text()) for file in files])
+    files = [tmp_path / str(RANKS) / f"{rank}.json" for rank in range(RANKS)]
+    all_hold([json.loads(file.read_text()) for file in files])
     (tmp_path / "1").mkdir()
     with alone() as mesh:
         all_hold([outcomes(mesh, tmp_path / "1")])
     ends = json.loads((tmp_path / "faults.json").read_text())
-    assert [own[:2] for own in ends.pop("answered")] == [[0, ""], [0, ""]]
+    assert ends.pop("answered") == [[0, ""], [0, ""]]
     for fault, ended in ends.items():
         ended_in_one_line(fault, ended)
     is_as_it_was(tmp_path / "saved")
@@ -55,13 +54,12 @@ def all_hold(found: list[dict[str, str]]) -> None:
     assert all(set(own) == set(CHECKS) for own in found)
 
 
-def ended_in_one_line(fault: str, ended: list[tuple[int, str, float]]) -> None:
-    """All but the process that was lost, which ends with 9; not long after the time limit."""
+def ended_in_one_line(fault: str, ended: list[tuple[int, str]]) -> None:
+    """All but the process that was lost, which ends with 9."""
     survivors = [own for own in ended if own[0] != 9]
     assert survivors, fault
-    for code, said, seconds in survivors:
+    for code, said in survivors:
         assert code == 1, fault
-        assert seconds < 12 * LIMIT, fault  # a busy machine is slow to start
         assert said.startswith("Error: "), fault
         assert len(said.splitlines()) == 1, fault
 

@@ -229,7 +229,7 @@ def test_a_range_beyond_the_type_is_exact(dtype):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("scheduler", "route", "length"),
-    [(rg.Auto(), "structure", 10_000), (rg.Contraction(), "forest", 2_000)],
+    [(rg.Auto(), "structure", 10_000), (rg.Contraction(), "forest", 500)],
 )
 def test_a_long_chain_in_single_precision(scheduler, route, length):
     states = 4
@@ -275,9 +275,9 @@ def ising(side, dtype=torch.float64):
 
 @pytest.mark.long
 def test_slices_give_the_answers_of_the_whole():
-    pixels, graph = ising(6)
+    pixels, graph = ising(5)
     whole = rg.infer(graph)
-    sliced = rg.infer(graph, scheduler=rg.Contraction(memory=whole.plan.stored_bytes / 3))
+    sliced = rg.infer(graph, scheduler=rg.Contraction(memory=whole.plan.stored_bytes / 2))
     assert sliced.plan.num_slices > 1
     assert sliced.plan.slices
     assert close(sliced.log_partition, whole.log_partition)
@@ -296,11 +296,11 @@ def test_slices_give_the_answers_of_the_whole():
 def test_slices_keep_to_the_evidence_of_each_item():
     generator = torch.Generator().manual_seed(6)
     pixels, graph = ising(4)
-    seen = torch.randint(-1, 2, (5, 4, 4), generator=generator)
+    seen = torch.randint(-1, 2, (3, 4, 4), generator=generator)
     graph = graph.condition({pixels: seen})
     whole = rg.infer(graph)
-    sliced = rg.infer(graph, scheduler=rg.Contraction(memory=whole.plan.stored_bytes / 3))
-    fixed = seen.reshape(5, -1)[:, torch.tensor(sliced.solution.numbers)]
+    sliced = rg.infer(graph, scheduler=rg.Contraction(memory=whole.plan.stored_bytes / 2))
+    fixed = seen.reshape(3, -1)[:, torch.tensor(sliced.solution.numbers)]
     assert sliced.plan.num_slices > 1
     assert bool((fixed >= 0).any())
     assert close(sliced.log_partition, whole.log_partition)

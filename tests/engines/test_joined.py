@@ -239,7 +239,7 @@ def test_a_junction_tree_answers_everything_exactly():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_what_is_possible_stays_so_however_far_apart_the_values(seed):
     """Messages grow around loops, far beyond the range of a float64 below the largest value."""
     _, graph = grid(4, 4, 2, 1000.0, seed=seed)

@@ -81,10 +81,10 @@ def test_what_is_counted_ends_what_has_a_deadline():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("scale", [0.5, 2.0])
 def test_marginals_of_grids_are_no_further_from_exact_ones_than_plain_messages(scale):
     ours = theirs = 0.0
-    for seed in range(3):
+    for seed in range(2):
         graph = grid(8, scale, seed=seed)
         exact = rg.infer(graph, scheduler=rg.Contraction()).marginal("x")
         tight = rg.infer(graph, scheduler=rg.Auto(memory=6e3)).marginal("x")
@@ -97,7 +97,7 @@ def test_marginals_of_grids_are_no_further_from_exact_ones_than_plain_messages(s
 @pytest.mark.long
 @pytest.mark.parametrize(("noise", "seed"), [(0.04, 0), (0.08, 1)])
 def test_no_more_checks_are_violated_than_by_plain_messages(noise, seed):
-    graph, checks = code(120, noise, seed)
+    graph, checks = code(60, noise, seed)
     ours, theirs = (
         rg.infer(graph, scheduler=one).marginal("x").argmax(-1)
         for one in (rg.Auto(memory=1e6), rg.Loopy())

@@ -184,9 +184,9 @@ def test_a_search_goes_on_from_the_mode_that_messages_say(watch):
 
 @pytest.mark.long
 def test_slices_that_take_too_long_are_told_after_the_first_few(watch):
-    graph = frustrated(side=6)
+    graph = frustrated(side=5)
     whole = rg.explain(graph, scheduler=rg.Contraction())
-    scheduler = rg.Contraction(memory=whole.stored_bytes / 4, seconds=50.0)
+    scheduler = rg.Contraction(memory=whole.stored_bytes / 2, seconds=50.0)
     posterior = rg.infer(graph, scheduler=scheduler)
     assert posterior.plan.num_slices > 1
     solved, solution = [], posterior.solution

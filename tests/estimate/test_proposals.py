@@ -82,7 +82,7 @@ def test_scores_are_what_their_names_say():
     mean = torch.stack(
         [table.mean(1).log(), (table.mean(0) * table.mean(1)).log(), table.mean(0).log()]
     )
-    assert torch.allclose(scores(Landmark(20_000)), unary + mean, atol=0.05)
+    assert torch.allclose(scores(Landmark(4_000)), unary + mean, atol=0.1)
 
 
 @pytest.mark.long

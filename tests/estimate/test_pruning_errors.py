@@ -47,12 +47,8 @@ def runs_of(posterior):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("model", "chains"),
-    [
-        (bitext(3, 3), 64), (hypertree(5, 1), 64), (chain(), 64), (segments(5, 2), 256),
-        (mixed(2, 3), 64), (graph(), 128),
-    ],
-)  # fmt: skip
+    ("model", "chains"), [(hypertree(5, 1), 64), (chain(), 64), (segments(5, 2), 256)]
+)
 def test_squared_errors_fall_as_one_over_the_sweeps(model, chains):
     (exact, asked), generator = exact_answers(model), seeded()
     errors, posterior = [], None
@@ -73,14 +69,10 @@ def even(model):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "model", [chain(3, 2), even(hypertree(4, 1)), graph(), rg.Bitext.words(
-        1.5 + 0.3 * draw(2, 2), 0.3 * draw(2, seed=1), 0.3 * draw(2, seed=2), inverted=-0.2
-    )],
-)  # fmt: skip
+@pytest.mark.parametrize("model", [chain(3, 2), even(hypertree(4, 1)), graph()])
 def test_intervals_cover_the_exact_expectations_as_often_as_they_say(model):
     exact, asked = exact_answers(model)
-    posterior = pruned(model, 150, selected=Alternating(share=1 / 3), chains=250)
+    posterior = pruned(model, 100, selected=Alternating(share=1 / 3), chains=150)
     covered = []
     for run in runs_of(posterior):
         low, high = (end.flatten()[asked] for end in run.answer_interval(0.9))
@@ -97,16 +89,16 @@ def test_intervals_of_rare_answers_know_how_seldom_chains_move():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", [bitext(3, 3), hypertree(5, 2), chain(), mixed(2, 3), graph()])
+@pytest.mark.parametrize("model", [bitext(2, 3), hypertree(5, 2), chain(), mixed(2, 2), graph()])
 def test_soft_counts_beat_hard_ones_at_every_budget(model):
     (exact, asked), generator = exact_answers(model), seeded()
     run = sweeps_of(pruned(model, 1, chains=64, selected=Alternating(share=1 / 3))).run
     soft = hard = torch.zeros(64, len(exact), dtype=torch.float64)
-    for sweeps in range(1, 65):
+    for sweeps in range(1, 17):
         sweep = run.sampler.step(run.state, generator)
         run = replace(run, state=sweep.state)
         soft = soft + sweep.expected.answers.flatten(1)[:, asked]
         hard = hard + sweep.state.draw.answers.flatten(1)[:, asked].double()
-        if sweeps in (1, 4, 16, 64):
+        if sweeps in (1, 4, 16):
             errors = [(own / sweeps - exact).square().sum() for own in (soft, hard)]
             assert errors[0] < errors[1]

@@ -90,18 +90,18 @@ def test_trees_keep_what_is_apart_from_a_required_span():
 
 
 def alignments():
-    """The derivations of a bitext of 3 x 3 words, phrases among its leaves."""
-    phrases = torch.full((4, 4, 4, 4), -torch.inf, dtype=torch.float64)
-    phrases[0, 2, 1, 3], phrases[1, 3, 0, 1] = 0.4, 0.2
+    """The derivations of a bitext of 3 x 2 words, phrases among its leaves."""
+    phrases = torch.full((4, 4, 3, 3), -torch.inf, dtype=torch.float64)
+    phrases[0, 2, 0, 2], phrases[1, 3, 0, 1] = 0.4, 0.2
     model = rg.Bitext.words(
-        draw(3, 3), draw(3, seed=1), draw(3, seed=2), straight=0.2, inverted=-0.4,
+        draw(3, 2), draw(3, seed=1), draw(2, seed=2), straight=0.2, inverted=-0.4,
         phrases=phrases, normal_form=True,
     )  # fmt: skip
     found = model.k_best(200)
     assert found.scores[-1] == -torch.inf
     states = found.states[found.scores > -torch.inf]
-    answers = torch.zeros(len(states), 3, 3, dtype=torch.bool)
-    for i, k, j, m in itertools.product(range(4), repeat=4):
+    answers = torch.zeros(len(states), 3, 2, dtype=torch.bool)
+    for i, k, j, m in itertools.product(range(4), range(4), range(3), range(3)):
         leaf = states[:, i, k, j, m] >= 6
         answers[:, i:k, j:m] |= leaf[:, None, None]
     masks = masks_of(model, rg.infer)
@@ -110,12 +110,12 @@ def alignments():
 
 
 def mixed():
-    """The trees of 3 x 3 words by rules that mix words and up to three parts."""
-    words = [draw(4, 4, 4, 4, 1), draw(3, 3), draw(3, seed=1), draw(3, seed=2), draw(10, seed=3)]
+    """The trees of 3 x 2 words by rules that mix words and up to three parts."""
+    words = [draw(4, 4, 3, 3, 1), draw(3, 2), draw(3, seed=1), draw(2, seed=2), draw(10, seed=3)]
     model = rg.MixedBitext(*words[:4], rules=words[4])
-    listed = list(trees_of_rules(0, 3, 0, 3))
+    listed = list(trees_of_rules(0, 3, 0, 2))
     scores = torch.tensor([tree.score(*words) for tree in listed], dtype=torch.float64)
-    answers = torch.zeros(len(listed), 3, 3, dtype=torch.bool)
+    answers = torch.zeros(len(listed), 3, 2, dtype=torch.bool)
     for own, tree in zip(answers, listed, strict=True):
         for link in tree.links:
             own[link] = True
@@ -136,19 +136,19 @@ def segmentations():
 
 
 def grid():
-    """A grid of 2 x 3 variables of two states."""
-    pixels = rg.VariableArray("pixel", (2, 3), 2)
+    """A grid of 2 x 2 variables of two states."""
+    pixels = rg.VariableArray("pixel", (2, 2), 2)
     model = rg.FactorGraph(
         [
             rg.FactorBlock((pixels[:, :-1], pixels[:, 1:]), rg.Table(draw(2, 2))),
             rg.FactorBlock((pixels[:-1], pixels[1:]), rg.Table(draw(2, 2, seed=1))),
-            rg.FactorBlock((pixels,), rg.Table(draw(2, 3, 2, seed=2))),
+            rg.FactorBlock((pixels,), rg.Table(draw(2, 2, 2, seed=2))),
         ]
     )
-    states = torch.tensor(list(itertools.product(range(2), repeat=6)))
+    states = torch.tensor(list(itertools.product(range(2), repeat=4)))
     answers = torch.nn.functional.one_hot(states, 2).flatten(1).bool()
     masks = masks_of(model, rg.infer)
-    return masks, masks.open().nonzero(), answers, model.score({pixels: states.reshape(-1, 2, 3)})
+    return masks, masks.open().nonzero(), answers, model.score({pixels: states.reshape(-1, 2, 2)})
 
 
 @pytest.mark.long
@@ -166,9 +166,9 @@ def test_every_kernel_of_a_grid_leaves_the_posterior_invariant():
     masks, some, answers, scores = grid()
     posterior = scores.softmax(0)
     # What is held of a variable of two states fixes it, whichever state it is about.
-    kept = torch.tensor(list(itertools.product([False, True], repeat=6)))
+    kept = torch.tensor(list(itertools.product([False, True], repeat=4)))
     about = torch.stack([kept, torch.zeros_like(kept)], -1).flatten(1)
-    other = about.unflatten(1, (6, 2)).flip(-1).flatten(1)
+    other = about.unflatten(1, (4, 2)).flip(-1).flatten(1)
     for chosen in (about, other[9:11], (about | other)[-2:]):
         held = chosen.unsqueeze(1).expand(-1, len(scores), -1)
         found = stepped(masks, some, answers, scores, held)

@@ -279,10 +279,10 @@ def test_more_states_and_more_replicates_come_nearer():
     graph = mixed()
     exact = rg.infer(graph).log_partition.exp()
     for selection in (TopTail(1, 2), Threshold(3)):
-        posterior = estimate(graph, Local(), selection, replicates=4000)
+        posterior = estimate(graph, Local(), selection, replicates=1000)
         error = float(posterior.standard_error) * float(exact)
         assert abs(float(posterior.log_partition.exp() - exact)) < 5 * error
-        assert error < 0.2 * float(exact)
+        assert error < 0.4 * float(exact)
 
 
 def test_loopy_messages_solve_the_restricted_model_too():

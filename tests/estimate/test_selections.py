@@ -32,7 +32,7 @@ def inclusion(selection, log_q):
     return kept
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("keep", [1, 2, 3, 5])
 def test_the_threshold_is_that_of_fearnhead_and_clifford(seed, keep):
     log_q = scores(7, seed=seed)
@@ -48,7 +48,7 @@ def test_the_threshold_is_that_of_fearnhead_and_clifford(seed, keep):
         assert torch.allclose(support.log_weights, -expected[support.states].log(), atol=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_systematic_tail_is_a_threshold_on_the_rest(seed):
     log_q = scores(7, seed=seed)
     top = int(log_q.argmax())
@@ -61,7 +61,7 @@ def test_a_systematic_tail_is_a_threshold_on_the_rest(seed):
         assert len(support.states.unique()) == 4
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_tail_draws_are_independent(seed):
     log_q = scores(5, seed=seed)
     rest = log_q.clone()

@@ -65,7 +65,7 @@ def gap(log_a, log_q, top):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("top", "tail"), [(0, 1), (1, 1), (2, 1), (2, 2), (1, 3), (0, 3)])
+@pytest.mark.parametrize(("top", "tail"), [(0, 1), (1, 1), (2, 2), (1, 3)])
 def test_of_one_sum_the_variance_is_the_gap_over_the_number_of_draws(top, tail):
     """Theorem B.1 and corollary B.2, exactly: the slope in 1 / K2 is that of one draw."""
     log_a, log_q = draw(5), draw(5, seed=1)
@@ -84,7 +84,7 @@ def test_drawn_in_proportion_to_the_terms_one_sum_does_not_vary():
 def test_without_repeats_one_sum_varies_less():
     """Over proposals on average; a single one may be unlucky in its order."""
     less = []
-    for seed in range(20):
+    for seed in range(8):
         log_a = draw(6, seed=seed)
         log_q = log_a + 0.5 * draw(6, seed=100 + seed)
         ours = moments(*sums(log_a, log_q, rg.randomized.TopSystematic(1, 3)))[1]

@@ -224,6 +224,7 @@ def observed(name, count=60):
     return data.masked_fill(hidden, NAN), [1, 20, 2, 30, count - 53]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["hmm", "hsmm", "durations"])
 @pytest.mark.parametrize("name", EMISSIONS)
 def test_the_history_never_falls(name: str, kind: str) -> None:
@@ -380,12 +381,12 @@ def test_impossible_transitions_stay() -> None:
 
 def test_more_starts_are_no_worse() -> None:
     data, lengths = observed("categorical")
-    one = learn.HMM(3, learn.Categorical(4), limit=20).fit(data, lengths)
-    more = learn.HMM(3, learn.Categorical(4), limit=20, starts=4).fit(data, lengths)
+    one = learn.HMM(3, learn.Categorical(4), limit=8).fit(data, lengths)
+    more = learn.HMM(3, learn.Categorical(4), limit=8, starts=3).fit(data, lengths)
     assert more.fit_.history[-1] >= one.fit_.history[-1]
-    again = learn.HMM(3, learn.Categorical(4), limit=20, starts=4).fit(data, lengths)
+    again = learn.HMM(3, learn.Categorical(4), limit=8, starts=3).fit(data, lengths)
     assert again.fit_.history == more.fit_.history
-    other = learn.HMM(3, learn.Categorical(4), limit=20).fit(data, lengths, generator=draws(9))
+    other = learn.HMM(3, learn.Categorical(4), limit=8).fit(data, lengths, generator=draws(9))
     assert other.fit_.history != one.fit_.history
 
 

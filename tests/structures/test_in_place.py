@@ -179,6 +179,7 @@ def test_what_is_written_into_one_tensor_is_seen(name):
 
 
 @pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_is_seen_by_every_question(name, dtype):

@@ -221,15 +221,15 @@ def test_sampled_tails_are_unbiased_over_many_draws_and_intervals_cover():
     rng = np.random.default_rng(0)
     given = model.condition(rng.integers(0, 2, (4, 16)) * rng.integers(0, 2, (4, 16)))
     exact = given.log_cosets()
-    found = given.kept(12, replicates=100_000, generator=torch.Generator().manual_seed(0))
+    found = given.kept(12, replicates=20_000, generator=torch.Generator().manual_seed(0))
     ratio = (found.log_cosets - exact).exp()
     assert ((ratio - 1).abs() < 5 * found.standard_error * ratio).all()
     covered = 0
-    for seed in range(200):
+    for seed in range(60):
         some = given.kept(12, replicates=50, generator=torch.Generator().manual_seed(seed))
         ratio = (some.log_cosets - exact).exp()
         covered += ((ratio - 1).abs() < 2 * some.standard_error * ratio).double().mean().item()
-    assert covered / 200 > 0.85
+    assert covered / 60 > 0.85
 
 
 def test_more_than_sixty_four_open_checks_are_kept():

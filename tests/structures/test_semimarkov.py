@@ -507,8 +507,8 @@ def test_from_unary_at_ten_thousand_positions_in_float32():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("steps", "zeros"), [(2_000, False), (10_000, True)])
-def test_float32_holds_at_ten_thousand_positions(steps, zeros):
+@pytest.mark.parametrize(("steps", "zeros"), [(500, False), (3_000, True)])
+def test_float32_holds_at_thousands_of_positions(steps, zeros):
     model = random_model(steps, 3, 3, scale=3.0, dtype=torch.float32)
     if zeros:
         model = SemiMarkov(model.unary, model.transition.clone().fill_diagonal_(-math.inf))
@@ -517,7 +517,7 @@ def test_float32_holds_at_ten_thousand_positions(steps, zeros):
         model.log_partition().double(), exact.log_partition(), rtol=1e-6, atol=0
     )
     torch.testing.assert_close(model.marginals().double(), exact.marginals(), rtol=0, atol=2e-5)
-    if steps < 10_000:  # choice by choice in torch
+    if not zeros:  # choice by choice in torch
         torch.testing.assert_close(model.entropy().double(), exact.entropy(), rtol=1e-5, atol=0)
     torch.testing.assert_close(
         exact.score(model.mode()), exact.score(exact.mode()), rtol=1e-6, atol=0
@@ -528,10 +528,10 @@ def test_float32_holds_at_ten_thousand_positions(steps, zeros):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_range_of_thousands_of_nats_in_float32(seed):
     """What seems lost at one step decides the answer at a later one."""
-    rough = with_zeros(random_model(6, 3, 3, batch=(4,), seed=seed, scale=1000.0), seed)
+    rough = with_zeros(random_model(5, 3, 3, batch=(2,), seed=seed, scale=1000.0), seed)
     model = SemiMarkov(rough.unary.float(), rough.transition.float())
     exact = SemiMarkov(model.unary.double(), model.transition.double())
-    for item in range(4):
+    for item in range(2):
         truth = Truth(exact.unary[item], exact.transition)
         torch.testing.assert_close(model.log_partition()[item].double(), truth.log_z)
         torch.testing.assert_close(

@@ -345,7 +345,7 @@ def test_low_rank_is_dense():
 
 @pytest.mark.long
 def test_single_precision_holds_over_long_sequences():
-    steps = 500
+    steps = 200
     model = model_of("dense", steps, 2, 4)
     unary, table = (30 * model.unary).float(), (30 * model.transition).float()
     states, weights = few_of(model, 2, replicates=1)

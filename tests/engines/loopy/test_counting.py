@@ -185,7 +185,7 @@ def test_the_bound_is_said_and_only_where_it_holds():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["flooding", "sequential", "residual"])
+@pytest.mark.parametrize("name", ["flooding", "sequential"])
 def test_the_bound_holds_for_evidence_and_more_states(name):
     pixels, graph = random_grid(1, 3, 3, 3, coupling=1.0)
     graph = graph.condition({pixels[1, 1]: [-1, 0, 2]})
@@ -210,9 +210,9 @@ def triples(seed, batch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("trees", [1, 8, 30])
+@pytest.mark.parametrize("trees", [1, 8])
 def test_drawn_trees_bound_log_z_of_factors_of_three(trees):
-    graph = triples(0, 100)
+    graph = triples(0, 50)
     how = rg.loopy.TreeReweighted(trees=trees)
     posterior = loopy(graph, counting=how, damping=0.5, tolerance=1e-6, sweeps=300)
     converged = posterior.solution.outcome.converged

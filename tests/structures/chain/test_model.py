@@ -43,7 +43,11 @@ KINDS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    ["one state", "no step", "lengths and own transitions", "two batch dims", "a potential",
+     "a potential per step", "hard zeros"],
+)  # fmt: skip
 def test_conformance(kind):
     model = KINDS[kind]
     assert bool((model.log_partition() > -math.inf).all())

@@ -57,6 +57,7 @@ PROPOSALS = [
 ]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 @pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
 def test_the_expectation_of_z_is_z(selection, proposal):
@@ -67,6 +68,7 @@ def test_the_expectation_of_z_is_z(selection, proposal):
     torch.testing.assert_close(mean, model.log_partition(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("proposal", [LocalGlobal(), Landmark(2), Pilot(most=2)], ids=name)
 @pytest.mark.parametrize(("kind", "preterminals"), [*((k, 0) for k in KINDS), ("dense", 2)])
 def test_the_expectation_of_z_is_z_with_all_rules(proposal, kind, preterminals):
@@ -149,6 +151,7 @@ def test_what_trees_cannot_have_is_never_kept():
     assert torch.equal(possible[..., :3].any(-1), within & wide)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("selection", [*SELECTIONS, Top(2), TopTail(2, 2)], ids=repr)
 @pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
 def test_replicates_of_a_batch(selection, proposal):
