@@ -1,17 +1,16 @@
-"""Fits in files of safetensors, which hold numbers alone and are read by any program."""
+"""Fits in files of safetensors."""
 
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from rdpgraph.engines.solution import Status
-from rdpgraph.errors import FileFormatError, UnsupportedError
-from rdpgraph.io.text import PathLike, write_bytes_atomically
+from rdpgraph.errors import FileFormatError
+from rdpgraph.io.tensors import read_tensors, require_like, write_tensors
+from rdpgraph.io.text import PathLike
 from rdpgraph.learn.em import EM, Fit, Statistics
 
 
@@ -25,7 +24,7 @@ def save(fit: Fit, path: PathLike) -> None:
     known: dict[str, Tensor] = {}
 
     def keep(name: str, tensor: Tensor) -> Tensor:
-        known[name] = tensor.detach().clone().contiguous()
+        known[name] = tensor
         return tensor
 
     _mapped(fit.parameters, "parameters", keep)
@@ -35,7 +34,7 @@ def save(fit: Fit, path: PathLike) -> None:
         "history": fit.history, "log_likelihood": fit.log_likelihood, "updates": updates,
         "status": asdict(fit.status),
     }  # fmt: skip
-    write_bytes_atomically(path, _safetensors().save(known, {"fit": json.dumps(told)}))
+    write_tensors(path, known, {"fit": json.dumps(told)})
 
 
 def load(em: EM, path: PathLike) -> Fit:
@@ -49,23 +48,13 @@ def load(em: EM, path: PathLike) -> Fit:
         FileFormatError: no such file, or one of other parameters.
         UnsupportedError: safetensors is not installed.
     """
-    library, data = _safetensors(), Path(path).read_bytes()
-    try:
-        known: dict[str, Tensor] = library.load(data)
-        size = int.from_bytes(data[:8], "little")
-        told = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fit"])
-    except Exception as error:  # the library has an exception of its own
-        raise FileFormatError(f"{path}: not a fit that was saved: {error}") from None
+    known, every = read_tensors(path, "a fit that was saved")
+    if "fit" not in every:
+        raise FileFormatError(f"{path}: not a fit that was saved.")
+    told = json.loads(every["fit"])
 
     def restore(name: str, tensor: Tensor) -> Tensor:
-        stored = known.get(name)
-        if stored is None or stored.shape != tensor.shape:
-            shape = None if stored is None else tuple(stored.shape)
-            raise FileFormatError(
-                f"{path}: expected {name} of shape {tuple(tensor.shape)}; got {shape}. Load it "
-                "with the parameters that it was saved from."
-            )
-        return stored.to(tensor)
+        return require_like(path, name, known.get(name), tensor)
 
     parameters = _mapped(dict(em.parameters), "parameters", restore)
     averages: Statistics = {}
@@ -91,13 +80,3 @@ def _mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> A
         parts = {key: _mapped(getattr(value, key), f"{name}.{key}", change) for key in held}
         return replace(value, **parts)
     return value
-
-
-def _safetensors() -> Any:
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ImportError:
-        raise UnsupportedError(
-            "Saving fits needs safetensors, which is not installed: pip install "
-            "'rdpgraph[safetensors]'; a Fit can be pickled too."
-        ) from None

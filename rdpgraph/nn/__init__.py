@@ -8,7 +8,8 @@ and `ConstrainedHMM`.
 
 from rdpgraph.model.potentials.patterns import Pattern
 from rdpgraph.nn.crf import CRF, Constraints, bio_constraints, bioes_constraints
-from rdpgraph.nn.hmm import HMM, FeatureMap
+from rdpgraph.nn.features import FeatureMap
+from rdpgraph.nn.hmm import HMM
 from rdpgraph.nn.semicrf import SemiCRF
 from rdpgraph.nn.vae import (
     Decoder,

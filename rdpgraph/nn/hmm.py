@@ -1,72 +1,26 @@
-"""A hidden Markov model of text as a module, and learned positive features."""
+"""A hidden Markov model of text as a module."""
 
+import json
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core.numbers import is_real, is_whole
-from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.potentials.features import RandomFeatures
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import EvidenceError, FileFormatError, ModelError
+from rdpgraph.io.tensors import read_tensors, require_like, write_tensors
+from rdpgraph.io.text import PathLike, write_bytes_atomically
+from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.model.potentials.table import as_states
+from rdpgraph.model.potentials.table import as_states, as_values
+from rdpgraph.nn.features import FeatureMap
 from rdpgraph.structures.chain import rank_chains
-from rdpgraph.structures.chain.checks import checked_lengths
+from rdpgraph.structures.chain.checks import checked_lengths, checked_rows
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
-
-
-class FeatureMap(nn.Module):
-    """Positive features exp(x W) of embeddings, W learned.
-
-    What low-rank models train instead of random features: no estimate of exp(x . y), but a
-    family of potentials of its own, exact. W starts as orthogonal random directions. Chiu, Deng
-    and Rush 2021 (arXiv:2201.02715), section 4.
-
-    Example:
-        >>> states = torch.randn(1000, 16)
-        >>> feature_map = FeatureMap(16, 32)
-        >>> feature_map.low_rank(states, states).shape
-        (1000, 1000)
-
-    Args:
-        dimension: of the embeddings.
-        features: how many, the rank.
-        generator: of the initial W.
-
-    Attributes:
-        weight: (features, dimension).
-    """
-
-    def __init__(
-        self, dimension: int, features: int, *, generator: torch.Generator | None = None
-    ) -> None:
-        super().__init__()
-        drawn = RandomFeatures(dimension, features, generator=generator)
-        self.weight = nn.Parameter(drawn.directions.clone())
-
-    def forward(self, embeddings: Tensor) -> Tensor:
-        """(*lead, n, dimension) as log-features (*lead, n, features), nats.
-
-        Raises:
-            ModelError: embeddings of another dimension.
-        """
-        if embeddings.shape[-1] != self.weight.shape[1]:
-            raise ModelError(
-                f"FeatureMap of dimension {self.weight.shape[1]} got embeddings "
-                f"{tuple(embeddings.shape)}."
-            )
-        return embeddings @ self.weight.mT - math.log(len(self.weight)) / 2
-
-    def low_rank(self, left: Tensor, right: Tensor) -> LowRank:
-        """The potential of value ``exp(x W) . exp(y W)``, embeddings (*lead, states, dimension)."""
-        return LowRank(self(left), self(right))
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"dimension={self.weight.shape[1]}, features={len(self.weight)}"
-
 
 _CELLS = 2**24
 _SPREAD = 2.0
@@ -96,7 +50,7 @@ class HMM(nn.Module):
         states: how many, N.
         vocabulary: how many tokens, V.
         rank: of the transitions; None: a dense N x N softmax.
-        dimension: of the embeddings.
+        dimension: of the embeddings; None: none, and the tables are the parameters.
         dropout: the share of states that each training call leaves out, renormalised over the
             rest; fewer states are also less work. Chiu and Rush 2020 (arXiv:2011.04640), 3.3.
         counts: (V,) of the tokens in the training text: the emissions begin near their
@@ -115,13 +69,14 @@ class HMM(nn.Module):
         states: int,
         vocabulary: int,
         rank: int | None = None,
-        dimension: int = 128,
+        dimension: int | None = 128,
         dropout: float = 0.0,
         counts: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        sizes = (states, vocabulary, dimension, 1 if rank is None else rank)
-        fits = all(is_whole(size, 1) for size in sizes) and is_real(dropout)
+        sizes = (states, vocabulary, dimension, rank)
+        fits = is_real(dropout) and is_whole(states, 1) and is_whole(vocabulary, 1)
+        fits = fits and all(size is None or is_whole(size, 1) for size in sizes[2:])
         if not fits or not 0.0 <= dropout < 1.0:
             raise ModelError(
                 "HMM needs states, vocabulary, dimension and rank >= 1 and a dropout in [0, 1); "
@@ -134,21 +89,120 @@ class HMM(nn.Module):
                 f"{tuple(counts.shape)}."
             )
         super().__init__()
-        self.dropout = dropout
-        scale = math.sqrt(_SPREAD) / dimension**0.25  # of products of two: a deviation of _SPREAD
+        self.dropout, self.vocabulary, self.rank, self.dimension = (
+            dropout,
+            vocabulary,
+            rank,
+            dimension,
+        )
+        wide = 1 if dimension is None else dimension
+        # Of products of two, or by itself, a deviation of _SPREAD.
+        scale = _SPREAD if dimension is None else math.sqrt(_SPREAD) / wide**0.25
 
-        def drawn(size: int) -> nn.Parameter:
-            return nn.Parameter(scale * torch.randn(size, dimension, generator=generator))
+        def drawn(size: int, columns: int = wide) -> nn.Parameter:
+            return nn.Parameter(scale * torch.randn(size, columns, generator=generator))
 
-        self.start = nn.Parameter(torch.zeros(states))
-        self.before, self.after, self.emitting = drawn(states), drawn(states), drawn(states)
-        self.tokens, self.bias = drawn(vocabulary), nn.Parameter(torch.zeros(vocabulary))
+        self.start, self.features = nn.Parameter(torch.zeros(states)), None
+        self.after = self.tokens = None
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        if dimension is None:
+            self.before = drawn(states, states if rank is None else rank)
+            self.after = None if rank is None else drawn(states, rank)
+            self.emitting = drawn(states, vocabulary)
+        else:
+            self.before, self.after, self.emitting = drawn(states), drawn(states), drawn(states)
+            self.tokens = drawn(vocabulary)
         if counts is not None:
             frequent = counts.to(self.bias).clamp(min=0.5).log()
             self.bias.data = frequent - frequent.mean()
-        self.features = None if rank is None else FeatureMap(dimension, rank, generator=generator)
-        if self.features is not None:
+        if rank is not None and dimension is not None:
+            self.features = FeatureMap(dimension, rank, generator=generator)
             self.features.weight.data *= scale
+
+    @classmethod
+    def from_probabilities(
+        cls, start: ArrayLike, transition: ArrayLike | LowRank, emission: ArrayLike
+    ) -> "HMM":
+        """The model of three matrices, which are its parameters (`dimension` is None).
+
+        Each may hold probabilities or their logs, which is told by what its rows sum to.
+
+        Args:
+            start: (N,) or (1, N) of the first state.
+            transition: (N, N), [from, to], or `LowRank.normalised` logs.
+            emission: (N, V) of the tokens in each state.
+
+        Raises:
+            ModelError: rows that sum to one in neither form, or shapes that do not fit.
+        """
+        first = _logs("start", start).flatten()
+        rank = transition.rank if isinstance(transition, LowRank) else None
+        if isinstance(transition, LowRank):
+            checked_rows("HMM's transition", transition)
+            links = [transition.log_left, transition.log_right]
+        else:
+            links = [_logs("transition", transition)]
+        shown, states = _logs("emission", emission), len(first)
+        square = (states, states) if rank is None else (states, rank)
+        shapes = [tuple(part.shape) for part in (*links, shown)]
+        if shapes != [*(square for _ in links), (states, shapes[-1][-1])]:
+            raise ModelError(
+                "HMM needs start (N,), transition (N, N) and emission (N, V); got "
+                f"{(states,)}, {shapes[0]} and {shapes[-1]}."
+            )
+        with torch.device("meta"):
+            model = cls(states=states, vocabulary=shown.shape[1], rank=rank, dimension=None)
+        given = dict(zip(("before", "after"), links, strict=False))
+        given |= {"start": first, "emitting": shown, "bias": shown.new_zeros(shown.shape[1])}
+        model.load_state_dict({name: part.to(shown) for name, part in given.items()}, assign=True)
+        return model.requires_grad_()
+
+    def save_pretrained(self, folder: PathLike) -> None:
+        """Write ``config.json`` and ``model.safetensors`` to a folder, each of them atomically.
+
+        Raises:
+            UnsupportedError: safetensors is not installed.
+            OSError: they cannot be written.
+        """
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        config = {name: getattr(self, name) for name in _SIZES} | {"states": len(self.start)}
+        write_tensors(Path(folder, "model.safetensors"), self.state_dict(), {"format": "pt"})
+        data = json.dumps({"model_type": "rdpgraph.nn.HMM", **config}, indent=2)
+        write_bytes_atomically(Path(folder, "config.json"), data.encode())
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: PathLike, *, names: tuple[str, str, str] | None = None
+    ) -> "HMM":
+        """The model of a folder that `save_pretrained` wrote; or that of another program.
+
+        Args:
+            folder: one that is here, as ``huggingface_hub.snapshot_download(...)`` leaves one.
+            names: of the start, the transition and the emission in another program's
+                ``model.safetensors``: what `from_probabilities` is given.
+
+        Raises:
+            FileFormatError: not such files.
+            UnsupportedError: safetensors is not installed.
+        """
+        path = Path(folder, "model.safetensors")
+        known, _ = read_tensors(path, "the tensors of an HMM")
+        if names is not None:
+            lacking = [name for name in names if name not in known]
+            if lacking:
+                raise FileFormatError(f"{path} has no {lacking[0]!r:.80}; it has {sorted(known)}.")
+            return cls.from_probabilities(*(known[name] for name in names))
+        config = Path(folder, "config.json")
+        try:
+            told = json.loads(config.read_bytes())
+            model = cls(**{name: told[name] for name in ("states", *_SIZES)})
+        except (ValueError, KeyError, TypeError) as error:  # a ModelError is a ValueError
+            raise FileFormatError(f"{config}: not the sizes of an HMM: {error!s:.200}") from None
+        own = model.state_dict()
+        kept = {name: require_like(path, name, known.get(name), own[name]) for name in own}
+        dtype = known["start"].dtype
+        model.to(dtype).load_state_dict({name: known[name] for name in kept})
+        return model
 
     def log_likelihood(
         self, tokens: Tensor, lengths: Tensor | None = None,
@@ -199,6 +253,15 @@ class HMM(nn.Module):
         """The log-probabilities of a state after another, (N, N) or `LowRank`."""
         return self._transition(None)
 
+    def emission(self) -> Tensor:
+        """(N, V) the log-probabilities of tokens in each state."""
+        every = torch.arange(self.vocabulary, device=self.start.device)
+        return self._emission(every, None).mT
+
+    def matrices(self) -> tuple[Tensor, Tensor | LowRank, Tensor]:
+        """Start (N,), transition and emission, as `Chain.hmm` and `ConstrainedHMM` take them."""
+        return self._start(None), self.transition(), self.emission()
+
     def _chain(
         self, tokens: Tensor, lengths: Tensor, active: Tensor | None, transition: Tensor | LowRank
     ) -> Chain:
@@ -208,10 +271,15 @@ class HMM(nn.Module):
         return Chain(unary, transition, lengths=lengths)
 
     def _start(self, active: Tensor | None) -> Tensor:
-        return _some(self.start, active).log_softmax(0)
+        return _shares(_some(self.start, active))
 
     def _transition(self, active: Tensor | None) -> Tensor | LowRank:
-        before, after = _some(self.before, active), _some(self.after, active)
+        before = _some(self.before, active)
+        if self.after is None:
+            return _shares(before if active is None else before[:, active])
+        after = _some(self.after, active)
+        if self.tokens is None:
+            return LowRank.normalised(before, after)
         if self.features is None:
             return (before @ after.mT).to(before.dtype).log_softmax(1)
         features = (self.features(side).to(side.dtype) for side in (before, after))
@@ -219,18 +287,23 @@ class HMM(nn.Module):
 
     def _emission(self, tokens: Tensor, active: Tensor | None) -> Tensor:
         """(*tokens.shape, N) log-probabilities of tokens in each state."""
-        emitting = _some(self.emitting, active)
-        blocks = emitting.split(max(1, _CELLS // len(self.tokens)))
-        totals = torch.cat([self._totals(block, again=len(blocks) > 1) for block in blocks])
+        emitting, known, bias = _some(self.emitting, active), self.tokens, self.bias
         symbols, rows = tokens.unique(return_inverse=True)
-        logits = self.tokens[symbols] @ emitting.mT + self.bias[symbols].unsqueeze(1)
-        return nn.functional.embedding(rows, logits - totals)
+        if known is None:
+            shown = _shares(emitting + bias)[:, symbols]
+            return nn.functional.embedding(rows, shown.mT)
 
-    def _totals(self, emitting: Tensor, *, again: bool) -> Tensor:
-        """The log-normalisers of some states; made again for the gradient where all are many."""
-        if not again:
-            return _log_total(emitting, self.tokens, self.bias)
-        return checkpoint(_log_total, emitting, self.tokens, self.bias, use_reentrant=False)  # pyright: ignore
+        def total(block: Tensor) -> Tensor:
+            """Log-normalisers of some states; made again for the gradient where all are many."""
+            return torch.logsumexp(block @ known.mT + bias, 1)
+
+        blocks = emitting.split(max(1, _CELLS // self.vocabulary))
+        totals = [
+            total(block) if len(blocks) == 1 else checkpoint(total, block, use_reentrant=False)
+            for block in blocks
+        ]
+        logits = known[symbols] @ emitting.mT + bias[symbols].unsqueeze(1)
+        return nn.functional.embedding(rows, logits - torch.cat(totals))  # pyright: ignore
 
     def _active(self, generator: torch.Generator | None) -> Tensor | None:
         states = len(self.start)
@@ -244,20 +317,37 @@ class HMM(nn.Module):
     def _checked(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens, 0 beyond the lengths, and lengths."""
         tokens, lengths = checked_tokens("HMM", tokens, lengths)
-        require_known(f"HMM of {len(self.tokens)} tokens", tokens, len(self.tokens))
+        require_known(f"HMM of {self.vocabulary} tokens", tokens, self.vocabulary)
         return tokens, lengths
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
-        return f"states={len(self.start)}, vocabulary={len(self.tokens)}, dropout={self.dropout}"
+        return f"states={len(self.start)}, vocabulary={self.vocabulary}, dropout={self.dropout}"
+
+
+_SIZES = ("vocabulary", "rank", "dimension", "dropout")
+
+
+def _logs(name: str, given: ArrayLike) -> Tensor:
+    """Logs of probabilities that are given, or of logs that are."""
+    values = as_values(f"HMM's {name}", given)
+    sums = values.sum(-1)
+    if bool((values >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+        return values.log()
+    checked_rows(f"HMM's {name}", values)
+    return values
+
+
+def _shares(logits: Tensor) -> Tensor:
+    """Log-probabilities by rows; -inf where all of a row is."""
+    total = soft_sum(logits, -1).unsqueeze(-1)
+    return torch.where(
+        total > -math.inf, logits - torch.where(total > -math.inf, total, 0.0), -math.inf
+    )
 
 
 def _some(values: Tensor, active: Tensor | None) -> Tensor:
     return values if active is None else values[active]
-
-
-def _log_total(states: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
-    return torch.logsumexp(states @ tokens.mT + bias, 1)
 
 
 def checked_tokens(name: str, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:

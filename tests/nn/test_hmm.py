@@ -1,6 +1,7 @@
 """The hidden Markov model of text."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -200,3 +201,78 @@ def test_lengths_are_checked_whatever_the_route(batch, length):
     tokens = torch.zeros(batch, 3, dtype=torch.long)
     with pytest.raises(rg.errors.ModelError, match="lengths"):
         model.log_likelihood(tokens, torch.full((batch,), length))
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_tables_may_be_the_parameters(rank):
+    generator = torch.Generator().manual_seed(6)
+    made = HMM(states=6, vocabulary=9, rank=rank, dimension=None, dropout=0.5, generator=generator)
+    tokens, lengths = text()
+    made = made.double()
+    found = made.train(mode=False)(tokens, lengths)
+    expected = rg.Chain.hmm(*made.matrices(), tokens, lengths=lengths).log_partition()
+    assert torch.allclose(found, expected)
+    made.train()(tokens, lengths, generator=generator).sum().backward()
+    given = [p.grad for p in made.parameters()]
+    assert all(bool(grad.isfinite().all()) for grad in given)
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+@pytest.mark.parametrize("as_logs", [False, True])
+def test_matrices_of_other_programs_are_read(rank, as_logs):
+    start, transition, emission = (part.detach() if isinstance(part, torch.Tensor) else part
+                                   for part in model(rank).matrices())  # fmt: skip
+    if isinstance(transition, torch.Tensor):
+        transition = torch.where(transition < -4, -math.inf, transition).log_softmax(1)
+    link = transition
+    if not as_logs:
+        start, emission = start.exp(), emission.exp()
+        link = transition.exp() if isinstance(transition, torch.Tensor) else transition
+    made = HMM.from_probabilities(start.unsqueeze(0), link, emission)
+    tokens, lengths = text()
+    logs = (start, emission) if as_logs else (start.log(), emission.log())
+    expected = rg.Chain.hmm(logs[0], transition, logs[1], tokens, lengths=lengths).log_partition()
+    assert torch.allclose(made(tokens, lengths), expected)
+    made(tokens, lengths).sum().backward()
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in made.parameters())
+
+
+def test_matrices_that_do_not_fit_are_refused():
+    rows = torch.full((3, 3), 1 / 3)
+    with pytest.raises(rg.errors.ModelError, match="HMM's emission needs rows"):
+        HMM.from_probabilities(rows[0], rows, 2 * rows)
+    with pytest.raises(rg.errors.ModelError, match=r"got \(2,\), \(3, 3\) and \(3, 3\)"):
+        HMM.from_probabilities(torch.tensor([0.5, 0.5]), rows, rows)
+
+
+@pytest.mark.parametrize(("rank", "dimension"), [(None, 8), (4, 8), (None, None), (4, None)])
+def test_a_saved_model_is_the_same(tmp_path, rank, dimension):
+    pytest.importorskip("safetensors")
+    made = HMM(states=6, vocabulary=9, rank=rank, dimension=dimension, dropout=0.25).double()
+    made.save_pretrained(tmp_path / "new" / "model")
+    again = HMM.from_pretrained(tmp_path / "new" / "model")
+    assert torch.equal(again.eval()(*text()), made.eval()(*text()))
+    assert again.dropout == 0.25
+
+
+def test_models_of_other_programs_are_read_by_name(tmp_path):
+    library = pytest.importorskip("safetensors.torch")
+    start, transition, emission = (part.detach() for part in model(None).matrices())
+    given = {"alpha": transition.exp(), "beta": emission.contiguous(), "gamma": start}
+    library.save_file(given, tmp_path / "model.safetensors")
+    read = HMM.from_pretrained(tmp_path, names=("gamma", "alpha", "beta"))
+    assert torch.allclose(read(*text()), model(None)(*text()))
+    with pytest.raises(rg.errors.FileFormatError, match=r"no 'pi'; it has \['alpha', 'beta', 'g"):
+        HMM.from_pretrained(tmp_path, names=("pi", "alpha", "beta"))
+    (tmp_path / "config.json").write_text('{"states": 3}')
+    with pytest.raises(rg.errors.FileFormatError, match="not the sizes of an HMM"):
+        HMM.from_pretrained(tmp_path)
+    sizes = '{"states": 3, "vocabulary": 4, "rank": null, "dimension": 2, "dropout": 0.0}'
+    (tmp_path / "config.json").write_text(sizes)
+    with pytest.raises(
+        rg.errors.FileFormatError, match=r"expected start of shape \(3,\); got None"
+    ):
+        HMM.from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(rg.errors.FileFormatError, match="not the tensors of an HMM"):
+        HMM.from_pretrained(tmp_path)
