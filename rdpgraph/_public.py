@@ -49,6 +49,7 @@ from rdpgraph.model.potentials.lowrank import Bilinear, LowRank
 from rdpgraph.model.potentials.sparse import Sparse
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
+from rdpgraph.plan.clock import interruptible
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
@@ -132,6 +133,7 @@ __all__ = [
     "from_pgmpy",
     "from_pyagrum",
     "infer",
+    "interruptible",
     "learn",
     "loopy",
     "nn",

@@ -1,10 +1,12 @@
 """The types of answers, which questions to posteriors and structures return.
 
 Here belong states and values of all variables of a graph, lists of the k best configurations of
-each structure, relaxed draws, estimates with their errors, and moves of a search as they are told.
+each structure, relaxed draws, estimates with their errors, moves of a search as they are told, and
+a line that shows them.
 `Posterior`, `Plan`, `Status` and `Segmentation` are names of `rdpgraph`.
 """
 
+from rdpgraph._core.progress import show_progress
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.estimate.control import ControlledEstimate
 from rdpgraph.estimate.feature_errors import PartitionError
@@ -36,4 +38,5 @@ __all__ = [
     "RelaxedStates",
     "Replicates",
     "StateValues",
+    "show_progress",
 ]

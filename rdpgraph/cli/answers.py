@@ -359,12 +359,18 @@ def _json(answer: Answer) -> str:
         body["rows"].append(entry)
     if len(body["rows"]) == 1:
         body.update(body.pop("rows")[0])
-    return json.dumps(body, indent=1, allow_nan=False) + "\n"
+    return as_json(body) + "\n"
 
 
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
+def as_json(body: dict[str, Any]) -> str:
+    """A JSON object, in which numbers that are not finite are null."""
+    finite = {key: _finite(value) for key, value in body.items()}
+    return json.dumps(finite, indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The value; None for infinity, which JSON lacks."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rows(tensors: list[Tensor], count: int, *, vectors: bool) -> list[list[Any]]:

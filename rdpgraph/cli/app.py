@@ -32,6 +32,7 @@ from rdpgraph.cli.options import (
     ParseTask,
     ProposalName,
     Settings,
+    Style,
     Task,
     Time,
     Whole,
@@ -124,7 +125,8 @@ def infer_command(
     """Answer a question about a model, or about each of many.
 
     The answers of many are written into the folder --output, each as MODEL.TASK. Under torchrun
-    its processes share the models between them, or a large one by --method loopy.
+    its processes share the models between them, or a large one by --method loopy. Ctrl-C ends with
+    the best answer so far and the exit code 130; a second one ends at once.
     """
     begin = monotonic()
     names = list(query or ())
@@ -136,17 +138,18 @@ def infer_command(
         raise typer.BadParameter(
             f"--format uai writes all variables for {task}; with --query use table or json"
         )
+    from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import answer, as_text, plain, print_table
     from rdpgraph.cli.drawing import checked_target
     from rdpgraph.cli.loading import Files, queried, require_room_for_answers
     from rdpgraph.cli.solving import (
         about,
         answered_here,
+        best_so_far,
         ending,
         estimator_of,
         place,
         posterior_of,
-        progress,
         scheduler_of,
         seeded,
         spread,
@@ -161,7 +164,7 @@ def infer_command(
     for model, target in answered_here(models, output, task, evidence):
         checked_target(target, model, evidence)
         with about(model, models), ending(time_seconds, spent=started):
-            with progress("reading", time_seconds) as tell:
+            with show_progress("reading", time_seconds) as tell, best_so_far() as stop:
                 scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, tell)
                 rewrite = estimator_of(estimator, keep, proposal, replicates)
                 generator = seeded(seed)
@@ -183,7 +186,9 @@ def infer_command(
                     posterior = posterior_of(graph, scheduler, rewrite, generator)
                 tell("solving")
                 answered = answer(posterior, task, asked, sums=style is not Format.UAI, until=until)
-            if not posterior.status.converged:
+            if stop.asked:
+                ended = 130
+            elif not posterior.status.converged:
                 ended = 3 if strict else 0
                 warn(f"{model}: not converged. {posterior.status.remedy}")
             if len(models) == 1 and place()[0]:
@@ -204,6 +209,8 @@ def infer_command(
             sys.stdout.write(text)
         else:
             write_text_atomically(target, text, wait=time_seconds)
+        if stop.asked:
+            break
     raise typer.Exit(ended)
 
 
@@ -215,20 +222,23 @@ def explain_command(
     memory_bytes: Memory = None,
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    style: Style = ParseFormat.TEXT,
 ) -> None:
     """Print the plan for a model, without running it."""
+    from rdpgraph._core.progress import show_progress
+    from rdpgraph.cli.answers import as_json
     from rdpgraph.cli.loading import Files
-    from rdpgraph.cli.solving import ending, progress
+    from rdpgraph.cli.solving import ending
     from rdpgraph.infer import explain
     from rdpgraph.plan.clock import Allowance
     from rdpgraph.schedulers import Auto
 
-    with progress("planning", time_seconds), ending(time_seconds):
+    with show_progress("planning", time_seconds), ending(time_seconds):
         allowance = Allowance(time_seconds)
         with allowance.spending():
             graph = Files(limit, time_seconds).load(model, evidence, settings or ())
         plan = explain(graph, scheduler=Auto(memory_bytes, allowance.left()))
-    typer.echo(str(plan))
+    typer.echo(str(plan) if style is ParseFormat.TEXT else as_json(plan.figures()))
 
 
 @app.command()
@@ -264,15 +274,16 @@ def draw(
     limit: Limit = None,
 ) -> None:
     """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
+    from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.drawing import checked_picture
     from rdpgraph.cli.drawing import draw as draw_graph
     from rdpgraph.cli.loading import Files
-    from rdpgraph.cli.solving import ending, posterior_of, progress
+    from rdpgraph.cli.solving import ending, posterior_of
     from rdpgraph.io.text import WAIT
     from rdpgraph.schedulers import Auto
 
     checked_picture(output, model, evidence)
-    with progress("drawing"), ending(time_seconds):
+    with show_progress("drawing"), ending(time_seconds):
         graph = Files(limit, min(WAIT, time_seconds)).load(model, evidence, settings or ())
         barred = marginals and graph.num_variables <= 40
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds)) if barred else None
@@ -294,9 +305,7 @@ def parse_command(
         int | None, typer.Option(min=1, max=10**6, help="How many draws, 1 unless given (sample).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the draws (sample).")] = None,
-    style: Annotated[
-        ParseFormat, typer.Option("--format", help="How to write it.")
-    ] = ParseFormat.TEXT,
+    style: Style = ParseFormat.TEXT,
     output: Output = None,
     picture: Annotated[
         Path | None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rdpgraph.cli.options import Limit, Model, Output, Settings, Whole
+from rdpgraph.cli.options import Limit, Model, Output, ParseFormat, Settings, Style, Whole
 
 if TYPE_CHECKING:
     from rdpgraph.model.graph import FactorGraph
@@ -31,35 +31,45 @@ def fit_command(
     ] = 1e-6,
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    style: Style = ParseFormat.TEXT,
 ) -> None:
     """Fit the tables of a Bayesian network to rows with gaps, from its own tables on.
 
     Zeros of the tables stay. Variables without a column are hidden; an empty field, ?, * and NaN
-    are missing.
+    are missing. Ctrl-C writes the tables of the last step and ends with the exit code 130.
     """
+    from rdpgraph._core.progress import show_progress
+    from rdpgraph.cli.answers import as_json
     from rdpgraph.cli.drawing import checked_target
     from rdpgraph.cli.loading import Files
-    from rdpgraph.cli.solving import ending, progress, warn
+    from rdpgraph.cli.solving import best_so_far, ending, warn
     from rdpgraph.io.files import text_of, write
-    from rdpgraph.learn import BayesianNetwork, Step
+    from rdpgraph.learn import BayesianNetwork
 
     checked_target(output, model, data)
     text_of(output)  # refused before anything is read
-    with progress("reading", time_seconds) as tell, ending(time_seconds):
-
-        def report(step: Step) -> None:
-            tell(f"step {step.number}, log-likelihood {step.objective:.4f}")
-
+    with show_progress("reading", time_seconds) as tell, ending(time_seconds):
         graph = Files(limit, time_seconds).load(model)
         rows = _read_rows(data, graph, limit, time_seconds)
         network = BayesianNetwork(
-            graph, prior=prior, limit=steps, tolerance=tolerance, progress=report
-        ).fit(rows)
+            graph, prior=prior, limit=steps, tolerance=tolerance, progress=tell
+        )
+        with best_so_far() as stop:
+            network.fit(rows)
         write(network.graph_, output)
     fit = network.fit_
-    typer.echo(f"log-likelihood {fit.log_likelihood:.4f} nats, {len(rows)} rows, {fit.steps} steps")
+    if style is ParseFormat.JSON:
+        body = {
+            "log_likelihood": fit.log_likelihood, "rows": len(rows), "steps": fit.steps,
+            "converged": fit.status.converged, "remedy": fit.status.remedy,
+        }  # fmt: skip
+        typer.echo(as_json(body))
+    else:
+        likelihood = f"log-likelihood {fit.log_likelihood:.4f} nats"
+        typer.echo(f"{likelihood}, {len(rows)} rows, {fit.steps} steps")
     if not fit.status.converged:
         warn(f"{output}: {fit.status.remedy}")
+    raise typer.Exit(130 if stop.asked else 0)
 
 
 def sample_command(
@@ -72,15 +82,16 @@ def sample_command(
     limit: Limit = None,
 ) -> None:
     """Draw rows from a model, given what is set, as comma-separated values."""
+    from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.drawing import checked_target
     from rdpgraph.cli.loading import Files
-    from rdpgraph.cli.solving import ending, posterior_of, progress, seeded
+    from rdpgraph.cli.solving import ending, posterior_of, seeded
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.schedulers import Auto
 
     checked_target(output, model)
     generator = seeded(seed)
-    with progress("drawing", time_seconds), ending(time_seconds):
+    with show_progress("drawing", time_seconds), ending(time_seconds):
         graph = Files(limit, time_seconds).load(model, settings=settings or ())
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds))
         text = posterior.sample(count, generator).to_frame().to_csv(index=False)

@@ -151,6 +151,7 @@ Limit = Annotated[
     float | None,
     typer.Option("--limit", parser=memory, metavar="2GiB", help="Most text read of a file."),
 ]
+Style = Annotated[ParseFormat, typer.Option("--format", help="How to write it.")]
 Output = Annotated[
     Path | None, typer.Option(help="The file to write, atomically, instead of printing.")
 ]

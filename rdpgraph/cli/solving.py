@@ -11,15 +11,9 @@ from time import monotonic
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
-from rich.progress import Task as RichTask
-from rich.text import Text
 
 from rdpgraph.cli.options import EstimatorName, Method, ProposalName, Task
-from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Sequential
-from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.errors import BudgetError, ModelError, RdpgraphError, in_a_line
 from rdpgraph.estimate.estimator import Estimator
 from rdpgraph.estimate.pilot import Pilot
@@ -28,6 +22,7 @@ from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Size
 from rdpgraph.infer import explain, infer
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.clock import Stop, interruptible
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
 
@@ -52,19 +47,12 @@ def scheduler_of(
     time_seconds: float,
     damping: float | None,
     sweeps: int | None,
-    tell: Callable[[str], None],
+    report: Callable[[object], None],
 ) -> Auto | Contraction | JoinGraph | Loopy:
     """The scheduler that the options ask for, which tells of its sweeps."""
     iterative = method in (Method.LOOPY, Method.JOIN)
     if not iterative and (damping is not None or sweeps is not None):
         raise typer.BadParameter("--damping and --sweeps need --method loopy or --method join")
-
-    def report(step: Sweep | Move) -> None:
-        if isinstance(step, Move):
-            tell(f"search: move {step.number}, best score {step.score:.4f}")
-        else:
-            tell(f"messages: sweep {step.number}, residual {step.residual:.1e}")
-
     if method is Method.LOOPY:
         return Loopy(
             schedule=Sequential(),
@@ -107,34 +95,6 @@ def posterior_of(
 def warn(message: str) -> None:
     """Say in a line on standard error what an answer is worth."""
     typer.echo(in_a_line(f"Warning: {message}"), err=True)
-
-
-@contextmanager
-def progress(what: str, seconds: float = 0.0) -> Generator[Callable[[str], None]]:
-    """A spinner, what is done and the time left on a terminal's standard error; else nothing.
-
-    What it gives takes what is done next.
-    """
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    text = TextColumn("{task.description} ...", markup=False)
-    left = (_Left(monotonic() + seconds),) if seconds else ()
-    with Progress(SpinnerColumn(), text, *left, console=console, transient=True) as shown:
-        task = shown.add_task(what)
-        yield lambda doing: shown.update(task, description=doing)
-
-
-class _Left(ProgressColumn):
-    """The seconds that are left of the budget."""
-
-    def __init__(self, until: float) -> None:
-        super().__init__()
-        self.until = until
-
-    def render(self, task: RichTask) -> Text:
-        return Text(f"{max(self.until - monotonic(), 0.0):.0f} s left", style="dim")
 
 
 def estimator_of(
@@ -243,6 +203,24 @@ def _number(name: str, default: int) -> int:
         return int(os.environ.get(name, default))
     except ValueError:
         raise typer.BadParameter(f"{name} is a number; got {os.environ[name]!r}") from None
+
+
+@contextmanager
+def best_so_far() -> Generator[Stop]:
+    """End work inside at Ctrl-C with the best answer so far, or as interrupted where there is none.
+
+    Raises:
+        KeyboardInterrupt: there is none, or Ctrl-C came twice.
+    """
+    with interruptible() as stop:
+        try:
+            yield stop
+        except RdpgraphError:
+            if stop.asked:
+                raise KeyboardInterrupt from None
+            raise
+    if stop.asked:
+        warn("stopped: this is the best answer so far.")
 
 
 class _Rung(BaseException):

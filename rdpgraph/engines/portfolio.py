@@ -1,5 +1,6 @@
 """Several approximate solutions, of which the first that converged answers."""
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,8 @@ from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Valu
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
+
+_log = logging.getLogger(__name__)
 
 _PLAIN = 0.1
 """The part of the time for plain messages."""
@@ -81,6 +84,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
             end = clock.now() + self.allowance.left()
             for attempt in self.attempts:
                 every.append(attempt(end - clock.now()))
+                _log.debug("tried: %s", every[-1].status())
                 # What stopped at the end of the time is no worse than what does not begin.
                 if every[-1].status().converged or clock.now() > end:
                     break

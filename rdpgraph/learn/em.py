@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.estimate.estimator import Estimator, Model
 from rdpgraph.infer import infer
 from rdpgraph.learn.batches import Batches, Rows
 from rdpgraph.learn.parameters import Parameter
+from rdpgraph.plan import clock
 from rdpgraph.schedulers import Scheduler
 
 Statistics = dict[str, tuple[Tensor, ...]]
@@ -35,6 +37,9 @@ class Step:
     start: int
     number: int
     objective: float
+
+    def __str__(self) -> str:
+        return f"step {self.number}, log-likelihood {self.objective:.4f}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +195,9 @@ class EM:
             update = self.stepwise if not last and not converged else None
             scored = self._scored(batches, parameters, averages, update, generator)
             history.append(scored.objective)
-            if self.progress is not None:
-                self.progress(Step(number, len(history) - 1, history[-1]))
-            if last or converged:
+            step = Step(number, len(history) - 1, history[-1])
+            stopped = not goes_on(self.progress, step) or clock.stopped()
+            if last or converged or stopped:
                 break
             if len(history) - first > 1:
                 gain = history[-1] - history[-2]
@@ -206,7 +211,8 @@ class EM:
                 break
             else:
                 parameters = _maximised(parameters, scored.statistics)
-        remedy = "" if converged else f"not converged in {self.limit} steps: give a larger limit"
+        steps = len(history) - 1 - first
+        remedy = "" if converged else f"not converged in {steps} steps: give a larger limit"
         if not scored.exact:
             remedy = "log Z was estimated: the history may fall, and so may the likelihood"
         if fell:

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
+from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.batches import Batches, Rows
 from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.parameters import Parameter
+from rdpgraph.plan import clock
 
 _NULL = 1e-9
 """The part of the largest eigenvalue below which one of the information is zero."""
@@ -75,15 +77,14 @@ def fit_by_gradient(
     converged = False
     for number in range(em.limit):
         history.append(-mass * float(steps.step(loss)))  # pyright: ignore  # torch says Tensor
-        if em.progress is not None:
-            em.progress(Step(0, len(history) - 1, history[-1]))
+        going = goes_on(em.progress, Step(0, len(history) - 1, history[-1]))
         converged = number > 0 and abs(history[-1] - history[-2]) < em.tolerance * mass
-        if converged:
+        if converged or not going or clock.stopped():
             break
     with torch.no_grad():
         value, likelihood = objective(back=False)
         ended = _at(parameters, free)
-    remedy = "" if converged else f"not converged in {em.limit} steps: give a larger limit"
+    remedy = "" if converged else f"not converged in {len(history)} steps: give a larger limit"
     status = Status(
         exact, converged, biased=not exact, iterations=len(history), method="gradient",
         remedy=remedy,

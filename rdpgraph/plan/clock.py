@@ -1,5 +1,7 @@
 """Clock of all deadlines, and time allowances shared by several pieces of work."""
 
+import signal
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -40,13 +42,87 @@ class Counter:
 _counter: ContextVar[Counter | None] = ContextVar("counter", default=None)
 
 
+@dataclass(eq=False)
+class Stop:
+    """A request to end work early, with the best answer so far.
+
+    Attributes:
+        asked: set by Ctrl-C, or by anybody else.
+    """
+
+    asked: bool = False
+    _passed: float = 0.0
+
+    def passed(self) -> float:
+        """Seconds added to the clock: once asked, each look at it is past every deadline."""
+        if self.asked:
+            self._passed += _NEVER
+        return self._passed
+
+
+_stop: ContextVar[Stop | None] = ContextVar("stop", default=None)
+
+
+@contextmanager
+def interruptible() -> Generator[Stop]:
+    """End work inside at the first Ctrl-C with the best answer so far; a second one raises.
+
+    Whatever looks at the clock or counts sweeps, moves or steps ends soon: messages, searches,
+    estimates, pruning and fits, each with what it has, and a status that says not converged.
+    Exact inference has nothing before its end: `Auto` then answers by messages, and `Contraction`
+    raises `BudgetError`. Posteriors answer when they are asked: ask inside. Outside the main thread
+    Ctrl-C is left alone.
+
+    Yields:
+        A `Stop`, whose ``asked`` says whether to stop, and may be set from another thread.
+
+    Example:
+        >>> import torch
+        >>> import rdpgraph as rg
+        >>> x = rg.VariableArray("x", (30, 30), 2)
+        >>> own = rg.Table(torch.randn(30, 30, 2, generator=torch.Generator().manual_seed(0)))
+        >>> tie = rg.Table(torch.eye(2))
+        >>> graph = rg.FactorGraph(
+        ...     [rg.FactorBlock((x,), own), rg.FactorBlock((x[1:], x[:-1]), tie),
+        ...      rg.FactorBlock((x[:, 1:], x[:, :-1]), tie)])
+        >>> with rg.interruptible() as stop:
+        ...     stop.asked = True  # as Ctrl-C does
+        ...     status = rg.infer(graph, rg.Loopy(tolerance=0.0)).status
+        >>> status.converged, status.iterations
+        (False, 1)
+    """
+    stop = Stop()
+
+    def ask(*_: object) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    token = _stop.set(stop)
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, ask) if ours else None
+    try:
+        yield stop
+    finally:
+        _stop.reset(token)
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
+def stopped() -> bool:
+    """Return whether the work is to end, for loops without a deadline."""
+    stop = _stop.get()
+    return stop is not None and stop.asked
+
+
 def now() -> float:
     """Seconds on the clock of all deadlines."""
-    counter = _counter.get()
+    counter, stop = _counter.get(), _stop.get()
+    passed = 0.0 if stop is None else stop.passed()
     if counter is None:
-        return perf_counter()
+        return perf_counter() + passed
     counter.seconds += _LOOK
-    return counter.seconds
+    return counter.seconds + passed
 
 
 def count(operations: float) -> None:
@@ -83,6 +159,8 @@ class Watch:
 
         ``done`` gives the predicted part of the work that is finished.
         """
+        if stopped():
+            raise BudgetError("Stopped; exact inference has no answer before its end.")
         spent = self.spent
         if spent <= _EARLY * self.seconds:
             return

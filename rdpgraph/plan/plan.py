@@ -1,9 +1,10 @@
 """Plans with their costs, as data that prints, and budgets of memory and time."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf, log2, prod
 from pathlib import Path
+from typing import Any
 
 from rdpgraph._core.notebook import panel
 from rdpgraph.errors import BudgetError, ModelError
@@ -268,6 +269,10 @@ class Plan:
         if self.remedy:
             lines.append(f"  remedy     {self.remedy}")
         return "\n".join(lines)
+
+    def figures(self) -> dict[str, Any]:
+        """The attributes by name, except the order of contraction."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tree"}
 
     def _repr_html_(self) -> str:
         return panel(str(self))

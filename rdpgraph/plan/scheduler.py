@@ -1,5 +1,6 @@
 """Plans for a topology and a budget, sliced if need be; cached by topology."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,6 +27,7 @@ temporaries; measured."""
 _EASY = 2e7
 """Cells of all tables of an easy order: a fraction of a second."""
 
+_log = logging.getLogger(__name__)
 _OTHERS = ("condition on more evidence", "use an approximate method")
 _plans: Recent[tuple[Budget, Plan]] = Recent(128)
 _easy: Recent[bool] = Recent(128)
@@ -65,7 +67,8 @@ def make_plan(
         deadline = start + max(SEARCHING * budget.seconds, clock.LEAST_PLANNING)
     plan = _plan(topology, budget, element_bytes, batch, last, dropped_states, sliceable, deadline)
     plan = replace(plan, planning_seconds=clock.now() - start)
-    return _plans.put(key, (budget, plan))[1]
+    _log.debug("planned: %s, width %.1f, %.3g s predicted", plan.route, plan.width, plan.seconds)
+    return plan if clock.stopped() else _plans.put(key, (budget, plan))[1]
 
 
 def is_easy(topology: Topology, *, deadline: float = inf) -> bool:

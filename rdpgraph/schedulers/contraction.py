@@ -182,7 +182,9 @@ def _slice(
     slice_network = reduce_graph(part, possible=network.possible)
     ample = replace(budget, seconds=budget.seconds * 1e6)
     deadline = clock.now() + SEARCHING * budget.seconds
-    return _exact(slice_network, planned(slice_network, ample, deadline=deadline), budget)
+    plan = planned(slice_network, ample, deadline=deadline)
+    require_fit(plan)
+    return _exact(slice_network, plan, budget)
 
 
 _NAME = "_prepared"

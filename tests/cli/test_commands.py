@@ -6,6 +6,8 @@ import itertools
 import json
 import math
 import random
+import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -621,8 +623,8 @@ def test_progress_is_the_phase_and_the_time_left_on_terminals_alone(monkeypatch)
     lines = io.StringIO()
     for terminal in (True, False):
         console = Console(file=lines, force_terminal=terminal, width=80)
-        monkeypatch.setattr(solving, "Console", lambda console=console, **_: console)
-        with solving.progress("reading", 60.0) as tell:
+        monkeypatch.setattr("rich.console.Console", lambda console=console, **_: console)
+        with rg.answers.show_progress("reading", 60.0) as tell:
             tell("messages: sweep 3, residual 1.0e-02")
         if terminal:
             shown = lines.getvalue()
@@ -641,3 +643,30 @@ def test_answers_that_do_not_fit_are_refused_before_anything_is_planned(run, tmp
     code, _, error = run("infer", model, "--memory", "100MB", "--format", "uai")
     assert code == 1
     assert "1,000,000 numbers each" in error
+
+
+def test_the_plan_is_json_too(run, grid):
+    code, out, _ = run("explain", grid, "--format", "json")
+    plan = rg.explain(rg.read(grid), rg.Auto(seconds=60.0))
+    told = json.loads(out)
+    assert (code, told["route"], told["width"]) == (0, plan.route, plan.width)
+    assert "tree" not in told
+
+
+def test_ctrl_c_prints_the_best_answer_so_far(run, grid, monkeypatch):
+    sweeps = []
+
+    def press(step):
+        sweeps.append(step)
+        if len(sweeps) == 3:  # after "planning" and "solving"
+            signal.raise_signal(signal.SIGINT)
+
+    shown = "rdpgraph._core.progress.show_progress"
+    monkeypatch.setattr(shown, lambda *_: nullcontext(press))
+    options = ("--method", "loopy", "--set", "0=1", "--time", "60s", "--format", "json")
+    code, out, error = run("infer", grid, "--task", "PR", *options)
+    assert code == 130
+    assert "stopped: this is the best answer so far" in error
+    body = json.loads(out)
+    assert body["converged"] is False
+    assert math.isfinite(body["log_partition"])

@@ -1,6 +1,9 @@
 """The commands fit and sample."""
 
+import json
 import math
+import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas
@@ -43,6 +46,28 @@ def test_a_fit_is_that_of_the_library(run, data, tmp_path):
     assert f"log-likelihood {network.fit_.log_likelihood:.4f} nats, 300 rows" in out
     for name in ("bronc", "dysp", "tub"):
         torch.testing.assert_close(fitted.cpt(name), network.graph_.cpt(name), atol=1e-6, rtol=0)
+
+
+def test_ctrl_c_writes_the_tables_of_the_last_step(run, data, tmp_path, monkeypatch):
+    rows = pandas.read_csv(data).drop(columns="tub")
+    rows.to_csv(data, index=False)
+
+    one, stopped = tmp_path / "one.bif", tmp_path / "stopped.bif"
+    code, out, _ = run("fit", ASIA, data, "-o", one, "--steps", 1, "--format", "json")
+    assert (code, json.loads(out)["steps"], json.loads(out)["converged"]) == (0, 1, False)
+    told = []
+
+    def press_once(step):
+        told.append(step)
+        if step.number == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    shown = "rdpgraph._core.progress.show_progress"
+    monkeypatch.setattr(shown, lambda *_: nullcontext(press_once))
+    code, _, error = run("fit", ASIA, data, "-o", stopped)
+    assert (code, len(told)) == (130, 2)
+    assert "stopped: this is the best answer so far" in error
+    assert stopped.read_text() == one.read_text()
 
 
 def test_states_may_be_numbers(run, tmp_path):

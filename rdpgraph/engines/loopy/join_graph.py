@@ -100,6 +100,7 @@ class JoinedSolution(Approximation):
             trace += outcome.trace
             updates += outcome.updates
             done = bool(outcome.converged.all()) or len(trace) >= self.sweeps
+            done |= len(outcome.trace) < limits.sweeps  # the time is over, or progress ended it
             if done or clock.now() > deadline:
                 break
             if len(trace) == 1:

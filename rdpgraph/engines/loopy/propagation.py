@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, Schedule, Sequential, sets_of
 from rdpgraph.engines.loopy.subsets import EdgeSubsets
@@ -132,6 +133,9 @@ class Sweep:
     seconds: float
     updates: int
 
+    def __str__(self) -> str:
+        return f"messages: sweep {self.number}, residual {self.residual:.1e}"
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -201,9 +205,8 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
         if bool(unfinished.any()):
             break
         before, spent = spent, clock.now() - begin
-        if limits.progress is not None:
-            limits.progress(Sweep(number + 1, worst, spent, shares.updates))
-        if worst <= limits.tolerance:
+        step = Sweep(number + 1, worst, spent, shares.updates)
+        if not goes_on(limits.progress, step) or clock.stopped() or worst <= limits.tolerance:
             break
         if limits.seconds is not None and 2 * spent - before > limits.seconds:
             break

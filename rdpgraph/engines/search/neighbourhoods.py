@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from random import Random
 
+from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.reduction.tables import Integers, Tables
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.plan import clock
@@ -55,6 +56,9 @@ class Move:
     number: int
     score: float
     seconds: float
+
+    def __str__(self) -> str:
+        return f"search: move {self.number}, best score {self.score:.4f}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +178,9 @@ class Search:
                 )
             if walk.arrive(states, value):
                 gained = clock.now()
-            if progress is not None:
-                progress(Move(moves, walk.best_value + constant, clock.now() - begin))
+            move = Move(moves, walk.best_value + constant, clock.now() - begin)
+            if not goes_on(progress, move):
+                break
             if walk.stale % _STALE == _STALE - 1 and 2 * took < _LONG * seconds:
                 self._grow()
         return Outcome(
