@@ -9,6 +9,7 @@ in the folder at the same time and a checkpoint that is damaged.
 
     python examples/hmm_lm.py train train.txt --valid valid.txt --out run
     python examples/hmm_lm.py evaluate test.txt --out run
+    python examples/hmm_lm.py export model --out run
 
 The step size falls to zero along a cosine over ``--epochs``, so choose how many there is time for.
 ``--bfloat16`` takes the products of training in bfloat16, on processors that are faster in it;
@@ -17,6 +18,10 @@ what is evaluated is in float32 and exact, with all states.
 Files may be gzipped. Words are split at spaces; with ``--characters`` they are single characters.
 Words of the training text that occur less than ``--least`` times, and words it lacks, are
 ``<unk>``. A line ends in ``<eos>``, which counts in the perplexity.
+
+With ``--numbers V`` lines are tokens, numbers below V with spaces between them, to which nothing is
+added: samples of another language model, of which this one learns to look ahead. ``export`` writes
+a folder that `rdpgraph.nn.HMM.from_pretrained` reads.
 """
 
 # sphinx_gallery_thumbnail_path = "generated/hmm_lm.png"
@@ -43,7 +48,7 @@ from rdpgraph.nn import HMM
 app = typer.Typer(add_completion=False, help=__doc__)
 Batch = tuple[Tensor, Tensor]
 FIXED = ("states", "rank", "dimension", "dropout", "least", "characters", "seed", "tokens",
-         "sentences", "text")  # fmt: skip
+         "sentences", "numbers", "text")  # fmt: skip
 FREE = ("epochs", "rate", "bfloat16")
 
 
@@ -53,7 +58,7 @@ def refuse(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def read(path: Path, *, characters: bool) -> list[list[str]]:
+def read(path: Path, *, characters: bool, numbers: int = 0) -> list[list[str]]:
     """Sentences as lists of words."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
@@ -61,9 +66,14 @@ def read(path: Path, *, characters: bool) -> list[list[str]]:
             lines = [line.rstrip("\n") for line in file]
     except (UnicodeDecodeError, OSError) as error:
         raise typer.BadParameter(f"{path} is no text in UTF-8: {error}.") from None
-    found = [[*(line if characters else line.split()), "<eos>"] for line in lines if line.strip()]
+    end = [] if numbers else ["<eos>"]
+    found = [[*(line if characters else line.split()), *end] for line in lines if line.strip()]
     if not found:
         raise typer.BadParameter(f"{path} has no sentences.")
+    known = set(map(str, range(numbers)))
+    wrong = next((word for line in found for word in line if numbers and word not in known), None)
+    if wrong is not None:
+        raise typer.BadParameter(f"{path} has {wrong!r:.40}, no number below {numbers}.")
     return found
 
 
@@ -210,12 +220,19 @@ def agreed(options: dict[str, Any], begun_with: dict[str, Any], given: set[str])
 
 
 def begun(
-    lines: list[list[str]], sizes: dict, *, least: int, characters: bool, seed: int
+    lines: list[list[str]],
+    sizes: dict,
+    *,
+    least: int,
+    characters: bool,
+    seed: int,
+    numbers: int = 0,
 ) -> tuple[HMM, dict]:
     """A model of the words of a text that nothing has trained, and what a checkpoint holds."""
     counts = Counter(word for line in lines for word in line)
     kept = [word for word, count in counts.items() if count >= least and word != "<unk>"]
-    words = {word: number for number, word in enumerate(["<unk>", *kept])}
+    known = map(str, range(numbers)) if numbers else ["<unk>", *kept]
+    words = {word: number for number, word in enumerate(known)}
     tally = torch.tensor([float(counts[word]) for word in words])
     tally[0] = counts.total() - tally[1:].sum()  # of all that is <unk>
     sizes = sizes | {"vocabulary": len(words)}
@@ -269,6 +286,7 @@ def train(
     bfloat16: Annotated[bool, typer.Option("--bfloat16")] = False,  # noqa: FBT002
     least: Annotated[int, typer.Option(min=1, help="occurrences of a word")] = 1,
     characters: Annotated[bool, typer.Option("--characters")] = False,  # noqa: FBT002
+    numbers: Annotated[int, typer.Option(min=0, help="lines of tokens below this")] = 0,
     seed: int = 0,
     sentences: Annotated[int, typer.Option(min=0, help="only so many sentences; 0: all")] = 0,
     save_every: Annotated[float, typer.Option(help="seconds between checkpoints")] = 60.0,
@@ -278,7 +296,7 @@ def train(
     given = {n for n in names if "DEFAULT" not in str(context.get_parameter_source(n))}
     options = {"states": states, "rank": rank, "dimension": dimension, "dropout": dropout,
                "least": least, "characters": characters, "seed": seed, "tokens": tokens,
-               "sentences": sentences, "epochs": epochs, "rate": rate,
+               "sentences": sentences, "numbers": numbers, "epochs": epochs, "rate": rate,
                "bfloat16": bfloat16}  # fmt: skip
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -288,20 +306,25 @@ def train(
         goes_on = (out / "checkpoint.pt").exists()
         if goes_on:
             model, state = load(out)
+            state["options"] = {"numbers": 0} | state["options"]
             characters = state["options"]["characters"] if "characters" not in given else characters
+            numbers = state["options"]["numbers"] if "numbers" not in given else numbers
             sentences = state["options"]["sentences"] if "sentences" not in given else sentences
-        lines = read(text, characters=characters)[: sentences or None]
+        lines = read(text, characters=characters, numbers=numbers)[: sentences or None]
         options["text"] = digest(lines)
         if goes_on:
             state["options"] = agreed(options, state["options"], given)
         else:
             sizes = {name: options[name] for name in ("states", "dimension", "dropout")}
             sizes["rank"] = rank or None
-            model, state = begun(lines, sizes, least=least, characters=characters, seed=seed)
+            model, state = begun(
+                lines, sizes, least=least, characters=characters, seed=seed, numbers=numbers
+            )
             state["options"] = options
         held = []
         if valid is not None:
-            held = numbered(read(valid, characters=characters), state["words"])
+            said = read(valid, characters=characters, numbers=numbers)
+            held = numbered(said, state["words"])
         data = numbered(lines, state["words"])
         typer.echo(f"{model}\n{len(data):,} sentences, {sum(map(len, data)):,} tokens")
         report(out, state["log"])
@@ -367,8 +390,23 @@ def evaluate(
 ) -> None:
     """The perplexity of a text under a trained model."""
     model, state = load(out)
-    data = numbered(read(text, characters=state["characters"]), state["words"])
+    numbers = state["options"].get("numbers", 0)
+    lines = read(text, characters=state["characters"], numbers=numbers)
+    data = numbered(lines, state["words"])
     typer.echo(f"perplexity {perplexity(model, data, tokens):.2f}")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="to be written")],
+    out: Annotated[Path, typer.Option(exists=True, help="folder of the run")] = Path("hmm-run"),
+) -> None:
+    """Write a trained model for `HMM.from_pretrained`, and its words in their order."""
+    model, state = load(out)
+    model.save_pretrained(folder)
+    words = json.dumps(list(state["words"]), ensure_ascii=False)
+    replaced(folder / "words.json", lambda file: file.write(words.encode()))
+    typer.echo(f"{folder}: {model}")
 
 
 if __name__ == "__main__":

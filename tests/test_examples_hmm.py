@@ -9,6 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import rdpgraph as rg
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -193,6 +195,24 @@ def test_a_second_run_in_a_folder_is_refused(begun_run, text):
     with module.alone(out):
         told(call(module, "train", text, "--out", out), "Another run")
     assert call(module, "train", text, "--out", out).exit_code == 0
+
+
+def test_samples_of_another_model_become_one_that_is_read(tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("safetensors")
+    module, samples, out = loaded("hmm_lm"), tmp_path / "samples.txt", tmp_path / "run"
+    samples.write_text("3 1 4 1 5\n2 6 5\n" * 4)
+    call(module, "train", samples, "--numbers", 8, "--out", out, *SMALL, "--epochs", 1)
+    call(module, "train", samples, "--out", out)  # goes on: nothing is left to do
+    call(module, "export", tmp_path / "model", "--out", out)
+    read = rg.nn.HMM.from_pretrained(tmp_path / "model").eval()
+    tokens = torch.tensor([[3, 1, 4], [2, 7, 0]])
+    trained, _ = module.load(out)
+    assert torch.equal(read(tokens), trained.eval()(tokens))
+    assert json.loads((tmp_path / "model" / "words.json").read_text()) == list("01234567")
+    refused = call(module, "train", samples, "--numbers", 6, "--out", tmp_path / "less")
+    assert refused.exit_code == 2
+    assert "no number below 6" in " ".join(refused.output.split())
 
 
 @pytest.mark.long
