@@ -32,7 +32,7 @@ class _Package(ModuleType):
         return vars(self)[name]
 
     def __setattr__(self, name: str, value: object) -> None:
-        # The import system binds a submodule here: `infer` stays the function.
+        # The import system would bind the submodule `infer` over the function.
         if name != "infer" or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 

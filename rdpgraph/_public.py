@@ -1,4 +1,4 @@
-"""The public names of the package, which has them from here when one is first asked for.
+"""The public names of the package, loaded on first access.
 
 At the top are those of ordinary tasks; the rest is in the modules that come first.
 """

@@ -1,4 +1,4 @@
-"""The types of answers, which questions to posteriors and structures return.
+"""Types of the answers that posteriors and structures return.
 
 Here belong states and values of all variables of a graph, lists of the k best configurations of
 each structure, relaxed draws, estimates with their errors, moves of a search as they are told, and

@@ -1,7 +1,7 @@
-"""Distributions with the interface of `torch.distributions`, answered by structures.
+"""Distributions over sequences of states with the interface of `torch.distributions`.
 
-Here belong classes that take the place of a `torch.distributions.Distribution`: `log_prob`,
-`sample`, `entropy` and KL divergences over sequences of states.
+Subclasses of `torch.distributions.Distribution` by structures: `log_prob`, `sample`, `entropy` and
+KL divergences.
 """
 
 import math

@@ -1,7 +1,6 @@
-"""Exceptions that the library raises on purpose.
+"""Exceptions that the library raises on purpose, all under `RdpgraphError`.
 
-Here belong their types, all under `RdpgraphError`. Every message names the thing, what was
-expected, what came, and the way out.
+Every message names the thing, what was expected, what came, and the remedy.
 """
 
 import re
@@ -34,7 +33,7 @@ def printable(text: str) -> str:
 
 
 def in_a_line(text: str) -> str:
-    """Text as a message shows it: printable, in one line, long words and texts without middles."""
+    """Text on one printable line, long words and texts without their middles."""
     line = printable(" ".join(text.split()))
     return _LONG.sub(r"\1 ... \2", _LONG_WORD.sub(r"\1...\2", line))
 
@@ -43,7 +42,7 @@ class RdpgraphError(Exception):
     """Base of every error this library raises on purpose; its message is one short line."""
 
     def __init__(self, *args: object) -> None:
-        # What came is shown as it shows itself: a graph and a tensor in several lines.
+        # Graphs and tensors print on several lines.
         super().__init__(*(in_a_line(a) if isinstance(a, str) else a for a in args))
 
 
@@ -59,7 +58,7 @@ class UnknownVariableError(ModelError, KeyError):
     """A name that a graph, or an answer about one, does not have."""
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""  # that of KeyError is a repr
+        return str(self.args[0]) if self.args else ""  # KeyError's own is a repr
 
 
 class EvidenceError(RdpgraphError, ValueError):
@@ -88,11 +87,7 @@ class UnsupportedError(RdpgraphError, NotImplementedError):
 
 @contextmanager
 def no_raw_memory_error(what: str) -> Generator[None, None, None]:
-    """Say what there was no memory for, in a line, where an allocation fails.
-
-    Raises:
-        BudgetError: instead of torch's error and Python's.
-    """
+    """Raise a `BudgetError` of one line where an allocation fails."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -1,10 +1,9 @@
-"""What code of your own is built on: the interfaces, and the objects that they pass around.
+"""Interfaces for your own code, and the objects that they exchange.
 
-Here belong the base classes of potentials, structures, recursions, estimators and schedulers, the
-tape on which a recursion is written, and the registries: of structures that are recognised in
-graphs, and of file formats.
-Interfaces of one algorithm are beside its choices: `rdpgraph.loopy.Schedule`,
-`rdpgraph.randomized.Proposal`. The checks for what you write are in `rdpgraph.testing`.
+Base classes of potentials, structures, recursions, estimators and schedulers, the tape on which a
+recursion is written, and the registries of structures and of file formats. Interfaces of one
+algorithm are beside its choices: `rdpgraph.loopy.Schedule`, `rdpgraph.randomized.Proposal`.
+`rdpgraph.testing` checks implementations.
 """
 
 from rdpgraph.engines.solution import Solution

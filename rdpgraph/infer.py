@@ -1,4 +1,4 @@
-"""infer() and explain(): the one place where the rooms meet."""
+"""The functions infer() and explain(), which connect schedulers, estimators and posteriors."""
 
 from functools import partial
 from typing import overload

@@ -1,10 +1,8 @@
-"""What `Loopy` is made of: counting numbers, schedules, damping and gradients.
+"""Options of `Loopy`: counting numbers, schedules, damping and gradients.
 
-Here belongs each choice that belief propagation leaves open: how often each factor is counted
-(`Bethe`, `TreeReweighted`, `Fractional`, `CountingNumbers` of your own), which messages are
-computed next (`Flooding`, `Sequential`, `Residual`, `RandomSubsets`, a `Schedule` of your own), how
-much of the old message is kept, and how the gradient is found. The scheduler itself is
-`rdpgraph.Loopy`.
+Counting numbers of factors (`Bethe`, `TreeReweighted`, `Fractional`, `CountingNumbers` of your
+own), the order of messages (`Flooding`, `Sequential`, `Residual`, `RandomSubsets`, a `Schedule` of
+your own), damping, and the method of the gradient. The scheduler itself is `rdpgraph.Loopy`.
 """
 
 from rdpgraph.engines.loopy.counting import Bethe, CountingNumbers, Fractional, TreeReweighted

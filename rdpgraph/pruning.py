@@ -1,9 +1,9 @@
-"""What `RandomizedPruning` is made of: likely questions, selections, masks, and its posterior.
+"""Parts of `RandomizedPruning`: likely questions, selections, masks, and its posterior.
 
 A model that can be masked has yes-or-no questions (`Masks`): whether a span is a constituent, two
-words are aligned, a step is in a state. A `Likely` chooses those worth asking, and a `Selected`
-those whose answers each sweep holds. Here belong those that are built in, and the interfaces of
-your own. The estimator itself is `rdpgraph.RandomizedPruning`.
+words are aligned, a step is in a state. A `Likely` chooses the questions worth asking, and a
+`Selected` those whose answers each sweep holds. The estimator itself is
+`rdpgraph.RandomizedPruning`.
 """
 
 from rdpgraph.estimate.pruning.estimator import Everything, Given, Likely, LikelyBy, masks_of

@@ -1,8 +1,8 @@
-"""What `Randomized` is made of: proposals and selections.
+"""Parts of `Randomized`: proposals and selections.
 
-A `Proposal` says how much each state of a variable is expected to weigh; a `Selection` decides
-which states are kept and with which weights, so that Z stays unbiased. Here belong those that are
-built in, and the interfaces of your own. The estimator itself is `rdpgraph.Randomized`.
+A `Proposal` scores how much each state of a variable is expected to weigh; a `Selection` chooses
+the states to keep and their weights, so that Z stays unbiased. The estimator itself is
+`rdpgraph.Randomized`.
 """
 
 from rdpgraph.estimate.lowrank import LowRankPilot

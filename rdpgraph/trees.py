@@ -1,9 +1,9 @@
-"""What models of trees are made of: binary rules, grammars in files, and trees themselves.
+"""Parts of models of trees: binary rules, grammars in files, and trees themselves.
 
-Here belong the rules that a `Hypertree` takes (dense, sparse, of low rank, factorised, none), the
-`Grammar` that is read from text and turned into one, and `Trees`, a batch of derivations. The
-structures themselves (`Hypertree`, `ProjectiveDependencies`, `NonProjectiveDependencies`,
-`Derivations`) are names of `rdpgraph`.
+The rules that a `Hypertree` takes (dense, sparse, of low rank, factorised, none), the `Grammar`
+that is read from text and turned into one, and `Trees`, a batch of derivations. The structures
+(`Hypertree`, `ProjectiveDependencies`, `NonProjectiveDependencies`, `Derivations`) are names of
+`rdpgraph`.
 """
 
 from rdpgraph.io.grammar import Grammar, parse_grammar, read_grammar

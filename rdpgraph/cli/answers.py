@@ -1,4 +1,4 @@
-"""Answers in words: for people, for programs, and in the competitions' format."""
+"""Answers as tables, as JSON, and in the format of the UAI competitions."""
 
 import json
 import math
@@ -27,26 +27,23 @@ CONFIDENCE = 0.95
 _MOST_ROWS = 400
 _BAR = 24
 _CLOSED = 1e-6
-"""The part of a score below which a gap is rounding."""
+"""Relative gap of scores that counts as rounding."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was asked of a posterior, as plain lists: one entry per evidence row.
+    """Answers of a posterior as plain lists, one entry per evidence row.
 
     Attributes:
-        task: the question.
-        names: the variables reported.
-        states: the names of their states, or None.
-        log_partition: log Z per row, nats; NaN where it was not asked for.
-        values: per row and variable the probabilities (MAR) or the state (MAP, MMAP).
-        scores: per row the log-score of the configuration (MAP), or what the log of its mass is,
-            or is at least (MMAP), nats.
+        states: the names of the variables' states, or None.
+        log_partition: log Z, nats; NaN where it was not asked for.
+        values: per variable the probabilities (MAR) or the state (MAP, MMAP).
+        scores: log-scores of the configuration (MAP), or lower bounds on the log-mass (MMAP).
         numbers: the variables' places in the model.
-        optimal: per row whether no configuration is better (MAP, MMAP), as far as that is known.
-        mode_bounds: per row what no score exceeds, nats; +inf where that is not known.
-        bounds: per row between which log Z lies for certain, nats; empty where not asked for.
-        interval: the same with a probability of `CONFIDENCE`.
+        optimal: True where no configuration is known to be better (MAP, MMAP).
+        mode_bounds: upper bounds on all scores, nats; +inf where none is known.
+        bounds: certain bounds on log Z, nats; empty where not asked for.
+        interval: bounds on log Z that hold with probability `CONFIDENCE`.
     """
 
     posterior: Posterior
@@ -71,25 +68,18 @@ def answer(
     sums: bool = True,
     until: float = math.inf,
 ) -> Answer:
-    """Ask a posterior.
+    """The answer of a posterior to a task about the query variables (all, if none are given).
 
-    Args:
-        posterior: of the model.
-        task: the question.
-        query: the variables; none: all.
-        sums: whether log Z is asked for too where that is not the question.
-        until: on `clock.now`, from when on it is not asked for, nor what proves a mode; NaN then.
-
-    Raises:
-        ImpossibleEvidenceError: the evidence or the model has probability zero.
+    ``sums`` asks for log Z as well; after ``until`` on `clock.now` it is left out, as are proofs
+    of a mode. Raises `ImpossibleEvidenceError` where the evidence has probability zero.
     """
     graph = posterior.graph
     if graph.num_variables != len(graph.variables):
         raise ModelError("The command line answers models of single variables.")
     places = [graph.domain.place(name) for name in query] or list(range(len(graph.variables)))
     entries = [graph.variables[place] for place in places]
-    # First, so that what approximates log Z does not take the time that these need.
-    with warnings.catch_warnings(action="ignore"):  # an error follows
+    # Before log Z, whose approximation could use up the time.
+    with warnings.catch_warnings(action="ignore"):  # an error follows the warning
         mode = _mode(posterior, task, entries)
         marginals = posterior.marginals() if task is Task.MAR else None
     said = mode is not None or (marginals is not None and _are_possible(marginals))
@@ -111,7 +101,7 @@ def answer(
         if sums:
             optimal = posterior.mode_is_optimal().reshape(-1).tolist()
             ceilings = posterior.mode_bound().reshape(-1).tolist()
-        elif late:  # there is no time to prove anything
+        elif late:  # no time for a proof
             optimal = [posterior.status.exact] * len(log_z)
             ceilings = scores if posterior.status.exact else []
     elif mode is not None and mode.optimal is not None:
@@ -152,7 +142,7 @@ def _bounds(posterior: Posterior, confidence: float) -> tuple[tuple[float, float
 
 
 def _are_possible(marginals: StateValues) -> bool:
-    """Whether those of each row sum to one, as they do where the evidence has a probability."""
+    """Test if marginals have mass, as they do where the evidence is possible."""
     return all(bool((own.detach().sum(-1) > 0).all()) for own in marginals.values())
 
 
@@ -185,12 +175,12 @@ def as_text(answer: Answer, style: Format) -> str:
 
 
 def plain(**options: Any) -> Console:
-    """A console that prints names as they are, whatever brackets and colons they have."""
+    """A console that prints markup, colons and numbers as plain text."""
     return Console(**options, markup=False, emoji=False, highlight=False)
 
 
 def print_table(answer: Answer, console: Console) -> None:
-    """The answer for people."""
+    """Print the answer for people."""
     plan, status = answer.posterior.plan, answer.posterior.status
     for row, log_z in enumerate(answer.log_partition):
         if len(answer.log_partition) > 1:
@@ -209,9 +199,10 @@ def print_table(answer: Answer, console: Console) -> None:
             console.print(f"with confidence {CONFIDENCE:.0%} between {least} and {most} nats")
         bar = _error_bar(answer.posterior, row)
         if bar is not None:
+            error, size, count = bar
             console.print(
-                f"standard error {bar.error:.2g} nats, from {bar.replicates} replicates; "
-                f"effective sample size {bar.size:.1f}"
+                f"standard error {error:.2g} nats, from {count} replicates; effective sample size "
+                f"{size:.1f}"
             )
         if answer.task is not Task.PR:
             console.print(_table(answer, row, console))
@@ -230,7 +221,7 @@ def print_table(answer: Answer, console: Console) -> None:
 
 
 def _between(ends: Sequence[tuple[float, float]], row: int) -> tuple[float, float] | None:
-    """Bounds of log Z; None where it is known, or nothing is."""
+    """Bounds of log Z; None where it is exact, or nothing is known."""
     if not ends:
         return None
     lower, upper = ends[row]
@@ -245,27 +236,20 @@ def _gap(answer: Answer, row: int) -> float | None:
     return gap if gap > _CLOSED * max(1.0, abs(answer.scores[row])) else None
 
 
-@dataclass(frozen=True)
-class _ErrorBar:
-    error: float
-    size: float
-    replicates: int
-
-
-def _error_bar(posterior: Posterior, row: int) -> _ErrorBar | None:
-    """How sure an estimate is of log Z; None where nothing is estimated, or nothing known of it."""
+def _error_bar(posterior: Posterior, row: int) -> tuple[float, float, int] | None:
+    """Standard error, effective size and number of replicates; None where nothing is estimated."""
     count = posterior.replicates.count
     if count < 2:
         return None
     error = float(posterior.standard_error.reshape(-1)[row])
     size = posterior.effective_sample_size.reshape(-1)[row]
-    # Of few that differ much, more is known to be uncertain than their differences say.
+    # The status may know of more uncertainty than the few replicates show.
     known = posterior.status.standard_error
-    return _ErrorBar(max(error, known or 0.0), float(size), count)
+    return max(error, known or 0.0), float(size), count
 
 
 def _worth(answer: Answer) -> str:
-    """Exact, or what kind of approximation."""
+    """The quality of the answer: exact, or the kind of approximation."""
     status = answer.posterior.status
     worth = "exact" if status.exact else "approximate"
     if isinstance(answer.posterior.solution, RestrictedSolution) and not status.exact:
@@ -340,9 +324,9 @@ def _json(answer: Answer) -> str:
             }
         bar = _error_bar(answer.posterior, row)
         if bar is not None:
-            entry["standard_error"] = bar.error
-            entry["effective_sample_size"] = bar.size
-            entry["replicates"] = bar.replicates
+            entry |= zip(
+                ("standard_error", "effective_sample_size", "replicates"), bar, strict=True
+            )
         between = _between(answer.bounds, row)
         if between is not None:
             entry["lower_bound"], entry["upper_bound"] = map(_finite, between)

@@ -42,15 +42,15 @@ from rdpgraph.errors import in_a_line, printable
 
 
 class _Commands(TyperGroup):
-    """The commands; they quote what is wrong with an option as other errors do, in short."""
+    """The group of commands; usage errors are printed on one line."""
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        """As a group does: parse the options before the command."""
+        """Parse the options before the command."""
         with _in_short():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        """As a group does: parse those of the command, and run it."""
+        """Parse the options of the command, and run it."""
         with _in_short():
             return super().invoke(ctx)
 
@@ -141,7 +141,7 @@ def infer_command(
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import answer, as_text, plain, print_table
     from rdpgraph.cli.drawing import checked_target
-    from rdpgraph.cli.loading import Files, queried, require_room_for_answers
+    from rdpgraph.cli.loading import load, queried, require_room_for_answers
     from rdpgraph.cli.solving import (
         about,
         answered_here,
@@ -158,7 +158,7 @@ def infer_command(
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.plan.clock import Allowance, now
 
-    # The imports, which the first model waits for.
+    # Imports count as time of the first model.
     started = min(monotonic() - begin, 0.5 * time_seconds)
     ended = 0
     for model, target in answered_here(models, output, task, evidence):
@@ -171,17 +171,19 @@ def infer_command(
                 allowance = Allowance(time_seconds)
                 until = now() + time_seconds - started
                 with allowance.spending():
-                    graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
+                    graph = load(
+                        model, evidence, settings or (), device, limit=limit, wait=time_seconds
+                    )
                 tell("planning")
-                # To write of as many variables takes less than half as long as to read of them.
+                # Writing takes less than half as long as reading.
                 allowance.spent = 1.5 * allowance.spent + started
                 started = 0.0
                 scheduler = replace(scheduler, seconds=allowance.left())
-                asked = queried(graph, names)  # refused before anything is planned
+                asked = queried(graph, names)  # checked before planning
                 require_room_for_answers(graph, task, asked, style, memory_bytes)
                 if len(models) == 1 < place()[1]:
                     posterior = spread(graph, scheduler, rewrite, task)
-                    until = inf  # all processes ask the same
+                    until = inf  # all processes must ask the same questions
                 else:
                     posterior = posterior_of(graph, scheduler, rewrite, generator)
                 tell("solving")
@@ -192,7 +194,7 @@ def infer_command(
                 ended = 3 if strict else 0
                 warn(f"{model}: not converged. {posterior.status.remedy}")
             if len(models) == 1 and place()[0]:
-                break  # all have the answer; the first writes it
+                break  # only the first process writes
             if style is not Format.TABLE:
                 text = as_text(answered, style)
             elif target is None:
@@ -236,7 +238,7 @@ def explain_command(
     with show_progress("planning", time_seconds), ending(time_seconds):
         allowance = Allowance(time_seconds)
         with allowance.spending():
-            graph = Files(limit, time_seconds).load(model, evidence, settings or ())
+            graph = load(model, evidence, settings or (), limit=limit, wait=time_seconds)
         plan = explain(graph, scheduler=Auto(memory_bytes, allowance.left()))
     typer.echo(str(plan) if style is ParseFormat.TEXT else as_json(plan.figures()))
 
@@ -250,15 +252,15 @@ def convert(
 ) -> None:
     """Read a model in one format and write it in another."""
     from rdpgraph.cli.drawing import checked_target
-    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.loading import load
     from rdpgraph.cli.solving import ending
     from rdpgraph.io.files import text_of, write
     from rdpgraph.io.text import WAIT
 
     checked_target(target, model)
-    text_of(target)  # refused before anything is read
+    text_of(target)  # checked before reading
     with ending(time_seconds):
-        write(Files(limit, min(WAIT, time_seconds)).load(model), target)
+        write(load(model, limit=limit, wait=min(WAIT, time_seconds)), target)
 
 
 @app.command()
@@ -351,7 +353,7 @@ def _print_version(asked: bool) -> None:  # noqa: FBT001
     if asked:
         typer.echo(f"rdpgraph {version('rdpgraph')}")
         from rdpgraph.structures.recursion.library import (
-            status,  # loads torch, after the first line
+            status,  # loads torch, so after the first line
         )
 
         typer.echo(f"Structures on the CPU: {status()}")
@@ -371,4 +373,4 @@ def options(
     ] = False,
 ) -> None:
     """Inference in discrete graphical models: exact, planned before it runs."""
-    del show_version  # its callback has acted on it
+    del show_version  # handled by its callback

@@ -1,4 +1,4 @@
-"""Pictures of models and trees, and the files that answers are written to."""
+"""Pictures of models and trees, and checks of output files."""
 
 import errno
 import os
@@ -23,16 +23,13 @@ from rdpgraph.query.posterior import Posterior
 
 
 def checked_target(target: Path | None, *sources: Path | None) -> None:
-    """Refuse a file to write that is one that is read, or is in no folder to write to.
-
-    Raises:
-        FileFormatError: it is one of the sources.
-        OSError: it is a folder, or its folder does not exist or takes no files.
-    """
+    """Refuse an output that is a source, or that cannot be written."""
     if target is None:
         return
     for source in sources:
-        if source is not None and source.exists() and target.exists() and _same(source, target):
+        if source is None or not source.is_file() or not target.exists():
+            continue
+        if os.path.samefile(source, target):
             raise FileFormatError(f"{target}: this file is read; write to another one.")
     mode = mode_of(target)
     if mode is not None and not stat.S_ISREG(mode):
@@ -47,12 +44,7 @@ def checked_target(target: Path | None, *sources: Path | None) -> None:
 
 
 def checked_picture(target: Path | None, *sources: Path | None, output: Path | None = None) -> None:
-    """The same of a picture, whose name must say its format, beside another output.
-
-    Raises:
-        FileFormatError: the name's suffix is no picture format, or as `checked_target`.
-        OSError: as `checked_target`.
-    """
+    """Refuse a picture of another suffix, or that is another output, a source or not writable."""
     if target is not None and target.suffix.lower() not in PICTURES:
         raise FileFormatError(
             f"{target}: a picture's name ends in {', '.join(PICTURES)}; got {target.suffix!r}."
@@ -62,10 +54,6 @@ def checked_picture(target: Path | None, *sources: Path | None, output: Path | N
         raise FileFormatError(f"{target}: this file is already an output; name another one.")
 
 
-def _same(source: Path, target: Path) -> bool:
-    return source.is_file() and os.path.samefile(source, target)
-
-
 def _error(number: int, target: Path) -> OSError:
     return OSError(number, os.strerror(number), str(target))
 
@@ -73,35 +61,30 @@ def _error(number: int, target: Path) -> OSError:
 _WITH_BARS = 40
 _WITH_NAMES = 150
 _MOST = 400
-_MOST_CELLS = 1 << 22  # of the tables that are looked into for arrows
+_MOST_CELLS = 1 << 22  # of the tables tested for a Bayesian network
 _DOT = 0.13  # inches
 _SQUARE = 0.09
 _NOTHING = 1e-6
 _MOST_STATES = 8  # with bars
 _NAMES, _BARS = 8.5, 5.5  # points
-_WIDE = 0.61 / 72  # of a letter, in inches for each point
+_WIDE = 0.61 / 72  # width of a letter, inches per point
 _LONGEST = 18
 _MOST_WORDS = 400
-_SHARES = (0.5, 0.35, 0.65, 0.2, 0.8)  # of an edge, where its factor may be
-_FONTS = ["DejaVu Sans Mono", "DejaVu Sans"]  # the second has letters that the first lacks
+_SHARES = (0.5, 0.35, 0.65, 0.2, 0.8)  # candidate places of a factor along an edge
+_FONTS = ["DejaVu Sans Mono", "DejaVu Sans"]  # the second as a fallback for glyphs
 _INK, _LINE, _SEEN, _BLUE = "#3b4752", "#9aa3ad", "#d3dce6", "#1d4e79"
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box with a name, and lines of text below it.
-
-    Attributes:
-        name: of the variable.
-        lines: a bar for each state; none where there are no marginals.
-    """
+    """A box with a variable's name, and a line with a bar for each state."""
 
     name: str
     lines: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """The name, cut where it is long."""
+        """The name, cut if it is long."""
         return self.name if len(self.name) <= _LONGEST else f"{self.name[: _LONGEST - 1]}…"
 
     @property
@@ -114,7 +97,7 @@ class Box:
 
 
 def box_of(variable: Variable, posterior: Posterior | None) -> Box:
-    """The box of a variable, with its marginal where there is one and its states are few."""
+    """The box of a variable, with its marginal if there is one and it has few states."""
     title = printable(variable.name)
     if posterior is None or variable.size > _MOST_STATES:
         return Box(title)
@@ -177,7 +160,7 @@ def draw(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
 
 
 def _conditionals(graph: FactorGraph) -> list[Conditional] | None:
-    """The tables of a Bayesian network; None where it is none, or where they are large."""
+    """The tables of a Bayesian network; None for other graphs and for large tables."""
     if graph.num_factors != graph.num_variables:
         return None
     cells = sum(block.count * int(np.prod(block.sizes)) for block in graph.blocks)
@@ -196,7 +179,7 @@ def _observed(graph: FactorGraph) -> list[bool]:
 
 
 def _directed(axes: Any, conditionals: Sequence[Conditional], sizes: Any) -> list[Point]:
-    """Draw the arrows; gives the place of each variable."""
+    """Draw the arrows; the place of each variable."""
     size_of = {c.child.name: tuple(size) for c, size in zip(conditionals, sizes, strict=True)}
     parents = {c.child.name: [parent.name for parent in c.parents] for c in conditionals}
     laid = layered(parents, size_of)
@@ -206,7 +189,7 @@ def _directed(axes: Any, conditionals: Sequence[Conditional], sizes: Any) -> lis
 
 
 def _draw_arrow(axes: Any, route: Sequence[Point]) -> None:
-    """A line that is straight where it passes a layer and bends in between, with a head."""
+    """Draw an arrow, straight through layers and curved between them."""
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path as Line
 
@@ -214,7 +197,7 @@ def _draw_arrow(axes: Any, route: Sequence[Point]) -> None:
     for place, (x, y) in enumerate(route[1:]):
         before = points[-1]
         if abs(before[0] - x) + abs(before[1] - y) < _NOTHING:
-            continue  # a line without a direction has no head
+            continue  # zero length
         if place % 2 == 0:  # through a layer
             points.append((x, y))
             codes.append(Line.LINETO)
@@ -232,7 +215,7 @@ def _draw_arrow(axes: Any, route: Sequence[Point]) -> None:
 
 
 def _undirected(axes: Any, graph: FactorGraph, sizes: Any) -> Any:
-    """Draw the edges and the squares of the factors; gives the place of each variable."""
+    """Draw the edges and the squares of factors; the place of each variable."""
     scopes = [tuple(scope) for block in graph.blocks for scope in block.scopes.tolist()]
     joined = [scope for scope in scopes if len(scope) > 1]
     larger = [scope for scope in joined if len(scope) > 2]
@@ -242,7 +225,7 @@ def _undirected(axes: Any, graph: FactorGraph, sizes: Any) -> Any:
     for edge in edges_of(len(every), joined):
         line = line_of(places, every, edge)
         axes.plot(line[:, 0], line[:, 1], color=_LINE, linewidth=1.1, zorder=1)
-        if edge[1] < graph.num_variables:  # the factor is where its edge leaves both boxes
+        if edge[1] < graph.num_variables:  # an edge between two variables is a factor
             squares.append(_middle(line, every[edge[0]], every[edge[1]], squares))
     for (number,) in {scope for scope in scopes if len(scope) == 1}:
         squares.append(places[number] + sizes[number] * [-0.5, 0.5])
@@ -252,11 +235,11 @@ def _undirected(axes: Any, graph: FactorGraph, sizes: Any) -> Any:
 
 
 def _middle(line: Any, one: Any, other: Any, taken: Sequence[Any]) -> Any:
-    """The middle of what can be seen of an edge between two boxes, or near it where it is taken."""
+    """The middle of the visible part of an edge between two boxes, or a free place near it."""
     if len(line) > 2:
         return line[len(line) // 2]
     step = line[1] - line[0]
-    with np.errstate(divide="ignore"):  # level and upright edges leave by one side
+    with np.errstate(divide="ignore"):  # horizontal and vertical edges
         first, last = (float((size / 2 / np.abs(step)).min()) for size in (one, other))
     points = [line[0] + (first + share * (1 - last - first)) * step for share in _SHARES]
     free = (p for p in points if all(np.abs(p - near).max() > 1.5 * _SQUARE for near in taken))
@@ -304,11 +287,7 @@ class _Node:
 
 
 def draw_tree(bracketed: str, target: Path) -> None:
-    """Draw a tree, given in brackets, words at the bottom, to a name that ends in a format's.
-
-    Raises:
-        UnsupportedError: matplotlib is missing, or the tree is too large to be readable.
-    """
+    """Draw a tree given in brackets, words at the bottom."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -343,7 +322,7 @@ def draw_tree(bracketed: str, target: Path) -> None:
 
 
 def _nodes_of(bracketed: str) -> list[_Node]:
-    """The nodes of the tree that brackets say, parents first; words are nodes without parts."""
+    """The nodes of a bracketed tree, parents first; words have no parts."""
     tokens = re.findall(r"[()]|[^\s()]+", bracketed)
     above, nodes = [_Node("")], list[_Node]()
     for before, token in zip(["", *tokens], tokens, strict=False):
@@ -359,7 +338,7 @@ def _nodes_of(bracketed: str) -> list[_Node]:
 
 
 def _place(nodes: list[_Node]) -> int:
-    """Set x: words side by side, parents over their parts; gives the depth."""
+    """Set x: words side by side, parents over their parts; the depth of the tree."""
     words = [node for node in nodes if not node.parts]
     for place, node in enumerate(words):
         node.x = float(place)

@@ -1,4 +1,4 @@
-"""The way in and out: streams that may be closed, errors of one line, exit codes."""
+"""Entry point: closed streams, errors of one line, exit codes."""
 
 import errno
 import os
@@ -12,10 +12,10 @@ from rdpgraph.errors import RdpgraphError, in_a_line
 
 
 class _Closed(TextIOBase):
-    """Standard output that the caller has closed."""
+    """A standard output that the caller has closed."""
 
     def write(self, text: str, /) -> int:
-        """Raise an error that says what to do: there is no output to write to."""
+        """Raise an error that names --output."""
         raise OSError(errno.EBADF, "it is closed; use --output FILE", "standard output")
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     try:
         _answered()
     except BaseException as error:
-        # An import that is interrupted may go on by halves and fail later, with another error.
+        # An interrupted import may fail later with another error.
         if caught or isinstance(error, KeyboardInterrupt):
             _fail("Stopped.", 130)
         raise
@@ -56,14 +56,14 @@ def _answered() -> None:
 def _run() -> None:
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]  # closed by the caller
         sys.stdout = _Closed()
-    if hasattr(sys.stdout, "reconfigure"):  # a name that the terminal lacks is escaped
+    if hasattr(sys.stdout, "reconfigure"):  # escape characters that the terminal lacks
         sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore
     from rdpgraph.cli.app import app
 
     try:
         app(prog_name="rdpgraph")
     except SystemExit:
-        sys.stdout.flush()  # here, where a full disk still has an exit code
+        sys.stdout.flush()  # while a full disk can still set the exit code
         raise
     except RdpgraphError as error:
         _fail(str(error))
@@ -74,11 +74,11 @@ def _run() -> None:
 
 
 def _drop_stdout() -> None:
-    """What is still buffered goes nowhere, so that nothing fails once more at the exit."""
+    """Discard buffered output, so that flushing at exit does not fail again."""
     if not isinstance(sys.stdout, _Closed):
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except (OSError, ValueError):  # no file behind it
+        except (OSError, ValueError):  # not a file
             return
 
 

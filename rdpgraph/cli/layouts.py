@@ -1,4 +1,4 @@
-"""Places for the boxes of a graph, in inches: none on another, lines around the others.
+"""Layouts of boxes without overlap, in inches, with lines around other boxes.
 
 Directed graphs are laid out in layers from top to bottom with few crossings (Sugiyama, Tagawa and
 Toda 1981): networkx's layouts in layers neither sort them nor have a place for an edge that passes
@@ -21,29 +21,24 @@ Scope: TypeAlias = tuple[int, ...]
 _SWEEPS = 24
 _GAP = 0.25  # between neighbours of a layer, in inches
 _BETWEEN = 0.55  # between layers
-_BEND = 0.12  # the width that an edge takes where it passes a layer
-_MANY = 600  # nodes, above which shortest paths take long
+_BEND = 0.12  # width of an edge that crosses a layer
+_MANY = 600  # nodes above which shortest paths are too slow
 _APART = 0.22  # between two boxes of an undirected graph
 _LARGEST = 60.0  # inches of a side
-_ASPECT = 1.4  # boxes are wider than they are high
+_ASPECT = 1.4  # width of boxes over height
 _BENDS = (0.0, 0.15, -0.15, 0.3, -0.3, 0.5, -0.5)
 
 
 @dataclass(frozen=True)
 class Layered:
-    """Where boxes and edges are, in inches, y upwards.
-
-    Attributes:
-        places: the centre of each node's box.
-        routes: the points that the edge from a node to another passes, from top to bottom.
-    """
+    """Centres of boxes and points along edges (from top to bottom), in inches, y upwards."""
 
     places: dict[str, Point]
     routes: dict[tuple[str, str], list[Point]]
 
 
 def layered(parents: Mapping[str, Sequence[str]], sizes: Mapping[str, Point]) -> Layered:
-    """Places for the nodes of a directed acyclic graph, from their parents and the boxes' sizes."""
+    """A layered layout of a directed acyclic graph, from parents and the sizes of boxes."""
     import networkx as nx
 
     graph: Any = nx.DiGraph()
@@ -52,12 +47,12 @@ def layered(parents: Mapping[str, Sequence[str]], sizes: Mapping[str, Point]) ->
     ranks: dict[str, int] = {}
     for rank, names in enumerate(nx.topological_generations(graph)):
         ranks.update(dict.fromkeys(names, rank))
-    for name in reversed(list(ranks)):  # as low as children allow
+    for name in reversed(list(ranks)):  # as far down as children allow
         ranks[name] = min((ranks[child] - 1 for child in graph[name]), default=ranks[name])
     layers: list[list[Any]] = [[] for _ in range(max(ranks.values(), default=-1) + 1)]
     for name in ranks:
         layers[ranks[name]].append(name)
-    links: Any = nx.DiGraph()  # an edge has a place of its own in each layer that it passes
+    links: Any = nx.DiGraph()  # edges have a cell in each layer that they cross
     links.add_nodes_from(ranks)
     for parent, child in graph.edges:
         path = [(parent, child, rank) for rank in range(ranks[parent] + 1, ranks[child])]
@@ -85,7 +80,7 @@ def layered(parents: Mapping[str, Sequence[str]], sizes: Mapping[str, Point]) ->
 
 
 def _order(layers: list[list[Any]], links: Any) -> None:
-    """Sort each layer by the mean place of what its cells are joined to; keep the best order."""
+    """Sort each layer by the mean place of its cells' neighbours; keep the fewest crossings."""
     best, fewest = [list(layer) for layer in layers], _crossings(layers, links)
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
@@ -103,7 +98,7 @@ def _numbered(layers: list[list[Any]]) -> dict[Hashable, int]:
 
 
 def _crossings(layers: list[list[Any]], links: Any) -> int:
-    """How many pairs of edges cross."""
+    """The number of pairs of edges that cross."""
     places, total = _numbered(layers), 0
     for layer in layers:
         ends = [(places[cell], places[below]) for cell in layer for below in links[cell]]
@@ -113,7 +108,7 @@ def _crossings(layers: list[list[Any]], links: Any) -> int:
 
 
 def _spread(layers: list[list[Any]], links: Any, widths: dict[Any, float]) -> dict[Any, float]:
-    """The x of each cell: near those that it is joined to, in order and without an overlap."""
+    """The x of each cell: near its neighbours, in order and without overlap."""
     from scipy.optimize import isotonic_regression
 
     offsets: list[Places] = []
@@ -132,12 +127,10 @@ def _spread(layers: list[list[Any]], links: Any, widths: dict[Any, float]) -> di
 
 
 def unfolded(sizes: Places, scopes: Sequence[Scope]) -> Places:
-    """(nodes, 2) places in inches, y upwards: those of variables, then of the larger factors.
+    """(nodes, 2) places in inches, y upwards, of variables and then of factors over more than two.
 
-    Args:
-        sizes: (nodes, 2) width and height of the boxes, those of the larger factors included.
-        scopes: the variables of each factor over two variables, and those of each larger one; a
-            larger factor is a node, numbered after the variables in the order of the scopes.
+    ``sizes`` (nodes, 2) has the widths and heights of all boxes; ``scopes`` are those of factors
+    over two or more variables.
     """
     import networkx as nx
 
@@ -160,7 +153,7 @@ def unfolded(sizes: Places, scopes: Sequence[Scope]) -> Places:
 
 
 def edges_of(count: int, scopes: Sequence[Scope]) -> list[tuple[int, int]]:
-    """Pairs of nodes to be joined: two variables, or a variable and a larger factor, each once."""
+    """Edges of the drawing: pairs of variables, or a variable and a larger factor."""
     larger = [scope for scope in scopes if len(scope) > 2]
     first = count - len(larger)
     pairs = {(min(scope), max(scope)) for scope in scopes if len(scope) == 2}
@@ -169,7 +162,7 @@ def edges_of(count: int, scopes: Sequence[Scope]) -> list[tuple[int, int]]:
 
 
 def line_of(places: Places, sizes: Places, edge: tuple[int, int]) -> Places:
-    """(points, 2) of an edge, bent so that it passes the other boxes where one bend does that."""
+    """(points, 2) of an edge, bent around the other boxes where one bend suffices."""
     one, other = places[list(edge)]
     side = np.array([one[1] - other[1], other[0] - one[0]])
     share = np.linspace(0.0, 1.0, 65)[:, None]
@@ -182,14 +175,14 @@ def line_of(places: Places, sizes: Places, edge: tuple[int, int]) -> Places:
 
 
 def _laid(part: Any, nodes: list[int]) -> Places:
-    """(nodes, 2) places of any scale, edges as level or upright as they can be."""
+    """(nodes, 2) places of any scale, edges as horizontal or vertical as possible."""
     import networkx as nx
 
     if len(nodes) < 3:
         return np.array([[float(place), 0.0] for place, _ in enumerate(nodes)])
     start = nx.spectral_layout(part)
     if len({tuple(np.round(place, 6)) for place in start.values()}) < len(nodes):
-        start = nx.circular_layout(part)  # such as for the leaves of a star
+        start = nx.circular_layout(part)  # for symmetric nodes, such as the leaves of a star
     if len(nodes) <= _MANY:
         layout = nx.kamada_kawai_layout(part, pos=start)
     else:
@@ -202,7 +195,7 @@ def _laid(part: Any, nodes: list[int]) -> Places:
 
 
 def _grown(places: Places, sizes: Places) -> Places:
-    """Scaled until no two boxes touch."""
+    """Places scaled until no two boxes touch."""
     places = (places - places.mean(0)) * [_ASPECT, 1.0]
     needed = (sizes[:, None] + sizes[None]) / 2 + _APART
     with np.errstate(divide="ignore"):

@@ -1,4 +1,4 @@
-"""The commands about data: fit tables to rows, and draw rows."""
+"""The commands fit and sample: tables from rows, and rows from a model."""
 
 import sys
 from io import BytesIO
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rdpgraph.model.graph import FactorGraph
 
 _GAPS = "", "?", "*", "NA", "NaN", "nan", "null", "-1"
-"""Texts that stand for no state, unless a state is called so."""
+"""Texts of missing values, unless a state has such a name."""
 
 
 def fit_command(
@@ -102,12 +102,7 @@ def sample_command(
 
 
 def _read_rows(path: Path, graph: "FactorGraph", limit: float | None, wait: float) -> Any:
-    """The rows of a file as a DataFrame of states.
-
-    Raises:
-        FileFormatError: no comma-separated values.
-        UnsupportedError: pandas is not installed.
-    """
+    """Read a file of comma-separated values as a DataFrame of states."""
     from rdpgraph.errors import FileFormatError, UnsupportedError
     from rdpgraph.io.tables import all_variables
     from rdpgraph.io.text import LIMIT, read_bytes

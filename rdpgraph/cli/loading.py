@@ -1,9 +1,8 @@
-"""From names of files to a model with its evidence."""
+"""Reading of a model and its evidence from files."""
 
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,60 +26,39 @@ _NUMBER, _PLAIN = 900.0, 120.0
 measured on 60,000 rows of eight variables as JSON, and on a million states."""
 
 
-@dataclass(frozen=True)
-class Files:
-    """How files are read.
-
-    Attributes:
-        limit: the most bytes of text of one file; None: what readers take by default.
-        wait: how long a pipe may be silent, in seconds.
-    """
-
-    limit: float | None = None
-    wait: float = 60.0
-
-    def load(
-        self,
-        model: Path,
-        evidence: Path | None = None,
-        settings: Sequence[str] = (),
-        device: Device = Device.CPU,
-    ) -> FactorGraph:
-        """The model of a file, evidence included.
-
-        Raises:
-            RdpgraphError: the file, the evidence or the device is not usable.
-        """
-        graph = read(model, limit=int(self.limit or LIMIT), wait=self.wait)
-        if device is Device.CUDA:
-            if not torch.cuda.is_available():
-                raise EvidenceError(
-                    "Device cuda is not available on this machine; use --device cpu."
-                )
-            graph = graph.to("cuda")
-        if evidence is not None:
-            most = int(self.limit or EVIDENCE_LIMIT)
-            rows = list(read_evidence(evidence, limit=most, wait=self.wait))
-            names = dict.fromkeys(name for row in rows for name in row)
-            if len(rows) == 1:
-                graph = graph.condition(_by_place(graph, rows[0]))
-            elif names:
-                batch = {name: [row.get(name, MISSING) for row in rows] for name in names}
-                graph = graph.condition(_by_place(graph, batch))
-        for setting in settings:
-            name, equals, state = setting.rpartition("=")
-            if not equals or not name:
-                raise typer.BadParameter(f"--set needs NAME=STATE; got {setting!r}")
-            graph = graph.condition({name: _state(graph, name, state)})
-        return graph
+def load(
+    model: Path,
+    evidence: Path | None = None,
+    settings: Sequence[str] = (),
+    device: Device = Device.CPU,
+    *,
+    limit: float | None,
+    wait: float,
+) -> FactorGraph:
+    """The model of a file, evidence included; bytes of text and seconds of silence are limited."""
+    graph = read(model, limit=int(limit or LIMIT), wait=wait)
+    if device is Device.CUDA:
+        if not torch.cuda.is_available():
+            raise EvidenceError("Device cuda is not available on this machine; use --device cpu.")
+        graph = graph.to("cuda")
+    if evidence is not None:
+        rows = list(read_evidence(evidence, limit=int(limit or EVIDENCE_LIMIT), wait=wait))
+        names = dict.fromkeys(name for row in rows for name in row)
+        if len(rows) == 1:
+            graph = graph.condition(_by_place(graph, rows[0]))
+        elif names:
+            batch = {name: [row.get(name, MISSING) for row in rows] for name in names}
+            graph = graph.condition(_by_place(graph, batch))
+    for setting in settings:
+        name, equals, state = setting.rpartition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"--set needs NAME=STATE; got {setting!r}")
+        graph = graph.condition({name: _state(graph, name, state)})
+    return graph
 
 
 def queried(graph: FactorGraph, names: Sequence[str]) -> list[str]:
-    """The variables of a query; a name that is not of the model's may be a query file's.
-
-    Raises:
-        RdpgraphError: an unknown variable, or a file that is not read.
-    """
+    """The variables of a query; a name that the model lacks may be a query file's."""
     expanded: list[str] = []
     for name in names:
         if name not in graph.domain.by_name and (name == "-" or os.path.isfile(name)):
@@ -96,12 +74,7 @@ def queried(graph: FactorGraph, names: Sequence[str]) -> list[str]:
 def require_room_for_answers(
     graph: FactorGraph, task: Task, query: Sequence[str], style: Format, memory: float | None
 ) -> None:
-    """Refuse evidence rows and states whose answers, as they are written, do not fit.
-
-    Raises:
-        BudgetError: they do not.
-        ModelError: there are more rows than the format holds.
-    """
+    """Refuse evidence rows and states whose answers, as text, exceed memory or the format."""
     rows, numbers = math.prod(graph.batch_shape), 0
     if style is Format.UAI and rows > 1:
         raise ModelError(f"The uai format holds one evidence row; got {rows}. Use json.")
@@ -119,7 +92,7 @@ def require_room_for_answers(
 def _by_place(
     graph: FactorGraph, row: Mapping[str, Any], what: str = "evidence"
 ) -> dict[Named, Any]:
-    """Such files number the variables; a model with names is asked by its order."""
+    """Evidence by the model's names; numbers in evidence files are places in the model."""
     names, entries = graph.domain.by_name, graph.variables
     numbered = all(name in names for name in row)
     if numbered and bool(graph.domain.takes_indices.all()):
@@ -131,7 +104,7 @@ def _by_place(
                 f"The {what} names variable {name}; the model has {len(entries)} variables."
             )
         entry = entries[names[name] if numbered else int(name)]
-        # States are numbered as well, whatever they are called.
+        # States are given by index, even where they have names.
         result[entry.name] = state if isinstance(entry.states, int) else torch.tensor(state)
     return result
 
@@ -141,5 +114,5 @@ def _state(graph: FactorGraph, name: str, text: str) -> State:
     for state in names_of(graph.domain.states_of(name)):
         if str(state) == text:
             return state
-    # A longer number is not a state either: its name is refused in a line.
+    # Longer numbers are refused as unknown names.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text

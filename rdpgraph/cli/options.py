@@ -1,4 +1,4 @@
-"""Values of the options, and what they mean; nothing here waits for torch."""
+"""Types and parsers of the options, without torch."""
 
 import math
 import re

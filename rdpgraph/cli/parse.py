@@ -24,22 +24,16 @@ _CHARTS = {
     ParseTask.MARGINALS: 4.5,
     ParseTask.SAMPLE: 1.3,
 }
-"""How many times the charts of inside values, of 8 numbers for each symbol of a span and one for
-each rule, an answer takes; measured on up to 800 words and 93 rules."""
-_TREES = 6  # arrays of states while trees are drawn, scored and written
-_SPLITS = 14  # bytes for each three words: the places of both parts of every split
-_TABLES = 4  # of all rules, while they are laid out
+"""Memory of an answer in charts of inside values, of 8 numbers for each symbol of a span and one
+for each rule; measured on up to 800 words and 93 rules."""
+_TREES = 6  # arrays of states per tree drawn, scored and written
+_SPLITS = 14  # bytes for each three words: places of both parts of a split
+_TABLES = 4  # copies of the rules during layout
 
 
 @dataclass(frozen=True, eq=False)
 class Parsed:
-    """Sentences and their hypertree.
-
-    Attributes:
-        grammar: whose symbols are the states.
-        sentences: their words.
-        hypertree: one item for each sentence.
-    """
+    """Sentences, and their hypertree with one item for each, over the symbols of a grammar."""
 
     grammar: Grammar
     sentences: tuple[tuple[str, ...], ...]
@@ -54,19 +48,7 @@ def parsed(
     draws: int,
     memory_bytes: float | None,
 ) -> Parsed:
-    """Sentences, cut at blanks, as a hypertree of one batch.
-
-    Args:
-        grammar: whose trees they have.
-        sentences: their words.
-        task: what will be asked.
-        draws: how many trees of each there will be.
-        memory_bytes: for charts and trees; None: what the machine has free.
-
-    Raises:
-        BudgetError: they would take more.
-        EvidenceError: a sentence without words, or with one that the grammar does not have.
-    """
+    """Sentences as a hypertree of one batch; refuses unknown words, and too much memory."""
     words = tuple(tuple(sentence.split()) for sentence in sentences)
     if not words or not all(words):
         raise EvidenceError("parse needs sentences of at least one word.")
@@ -84,10 +66,10 @@ def parsed(
 
 
 def needed(grammar: Grammar, lengths: Sequence[int], *, task: ParseTask, draws: int) -> float:
-    """The bytes that sentences of some lengths take at most."""
+    """An upper bound on the bytes for sentences of some lengths."""
     longest = max(lengths)
     cells = len(lengths) * longest**2
-    # Rules are looked up at every split of spans of a width.
+    # Rules are looked up at every split of the spans of a width.
     charts = _CHARTS[task] * (8 * len(grammar.symbols) + len(grammar.rules))
     trees = 0 if task in (ParseTask.LOGZ, ParseTask.MARGINALS) else _TREES * draws
     rules = grammar_rules(grammar).parts[0].numel()
@@ -97,11 +79,7 @@ def needed(grammar: Grammar, lengths: Sequence[int], *, task: ParseTask, draws: 
 def answers(
     parses: Parsed, task: ParseTask, *, count: int, generator: torch.Generator | None
 ) -> list[dict[str, Any]]:
-    """What was asked of each sentence, as plain values.
-
-    Raises:
-        ImpossibleEvidenceError: a sentence that the grammar does not have, unless log Z is asked.
-    """
+    """Answers for each sentence, as plain values; refuses sentences without a tree."""
     tree, names = parses.hypertree, parses.grammar.symbols
     log_z = tree.log_partition().tolist()
     rows: list[dict[str, Any]] = [
@@ -147,12 +125,12 @@ def answers(
 
 
 def as_text(rows: Sequence[dict[str, Any]], parses: Parsed, style: ParseFormat) -> str:
-    """The answers, as they are printed."""
+    """Format the answers for printing."""
     return _as_json(rows) if style is ParseFormat.JSON else _as_lines(rows, parses)
 
 
 def _as_lines(rows: Sequence[dict[str, Any]], parses: Parsed) -> str:
-    """One line for each tree, or span, or sentence."""
+    """Lines of text, one for each tree, span or sentence."""
     lines: list[str] = []
     for row, words in zip(rows, parses.sentences, strict=True):
         if "trees" in row:
@@ -167,11 +145,11 @@ def _as_lines(rows: Sequence[dict[str, Any]], parses: Parsed) -> str:
 
 
 def _as_json(rows: Sequence[dict[str, Any]]) -> str:
-    """A list, one entry for each sentence; an impossible one has log_partition null."""
+    """A JSON list, one entry for each sentence; an impossible one has log_partition null."""
     for row in rows:
         if row["log_partition"] == -math.inf:
             row["log_partition"] = None
         for tree in row.get("trees", ()):
-            if tree["log_probability"] == -math.inf:  # of an MBR tree that the rules do not have
+            if tree["log_probability"] == -math.inf:  # an MBR tree without rules
                 tree["log_probability"] = None
     return json.dumps(list(rows), indent=1, allow_nan=False) + "\n"

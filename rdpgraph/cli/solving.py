@@ -1,4 +1,4 @@
-"""From options to a posterior: estimators, schedulers, the time, and several processes."""
+"""Schedulers and estimators of the options, the time limit, and several processes."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ _PROPOSALS: dict[ProposalName, Callable[[], Proposal]] = {
     ProposalName.PILOT: Pilot,
 }
 _SLACK = 1.2
-_MORE = 1.0  # a model of no size takes some time too
+_MORE = 1.0  # seconds, for small models
 
 
 def scheduler_of(
@@ -93,7 +93,7 @@ def posterior_of(
 
 
 def warn(message: str) -> None:
-    """Say in a line on standard error what an answer is worth."""
+    """Print a warning on one line of standard error."""
     typer.echo(in_a_line(f"Warning: {message}"), err=True)
 
 
@@ -103,11 +103,7 @@ def estimator_of(
     proposal: ProposalName | None,
     replicates: int | None,
 ) -> Estimator | None:
-    """The estimator asked for; None: exact.
-
-    Raises:
-        ModelError: a number that makes no sense.
-    """
+    """The estimator of the options; None: exact."""
     if name is EstimatorName.EXACT:
         if keep is not None or proposal is not None or replicates is not None:
             raise typer.BadParameter(
@@ -122,7 +118,7 @@ def estimator_of(
 
 
 def seeded(seed: int | None) -> torch.Generator | None:
-    """A generator; without a seed, torch's own randomness."""
+    """A generator of a seed; None without one, for torch's global randomness."""
     if seed is None:
         return None
     if not -(2**63) <= seed < 2**64:
@@ -133,10 +129,9 @@ def seeded(seed: int | None) -> torch.Generator | None:
 def answered_here(
     models: Sequence[Path], output: Path | None, task: Task, evidence: Path | None
 ) -> list[tuple[Path, Path | None]]:
-    """The models that this process answers, each with the file that its answer is written to.
+    """The models that this process answers, each with its output file.
 
-    Of several processes each takes every so-manieth model. They say nothing to each other: a
-    process that fails ends with its line, and torchrun ends the rest. One model is of all.
+    Several processes split the models between them; a single model is answered by all.
     """
     rank, ranks = place()
     if len(models) == 1:
@@ -158,7 +153,7 @@ def answered_here(
 
 @contextmanager
 def about(model: Path, models: Sequence[Path]) -> Generator[None]:
-    """What goes wrong with one of several models begins with its name."""
+    """Prefix errors with the model's name where there are several models."""
     try:
         yield
     except RdpgraphError as error:
@@ -168,7 +163,7 @@ def about(model: Path, models: Sequence[Path]) -> Generator[None]:
 
 
 def place() -> tuple[int, int]:
-    """Which process this is, and of how many."""
+    """The rank of this process, and the number of processes."""
     rank, ranks = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if not 0 <= rank < ranks:
         raise typer.BadParameter(f"RANK is from 0 to WORLD_SIZE - 1; got {rank} and {ranks}")
@@ -181,7 +176,7 @@ def spread(
     estimator: Estimator | None,
     task: Task,
 ) -> Posterior:
-    """The posterior of one large model, by messages between its parts, one on each process."""
+    """The posterior of one large model by messages between parts, one on each process."""
     simple = isinstance(scheduler, Loopy) and estimator is None
     if not simple or task not in (Task.PR, Task.MAR):
         raise typer.BadParameter(
@@ -198,7 +193,7 @@ def spread(
 
 
 def _number(name: str, default: int) -> int:
-    """Of the environment, as torchrun sets it."""
+    """An integer of the environment, as torchrun sets it."""
     try:
         return int(os.environ.get(name, default))
     except ValueError:
@@ -224,21 +219,15 @@ def best_so_far() -> Generator[Stop]:
 
 
 class _Rung(BaseException):
-    """The time is over; nothing that goes on after errors goes on after it."""
+    """Signal of the end of time; no handler of errors catches it."""
 
 
 @contextmanager
 def ending(seconds: float, *, spent: float = 0.0) -> Generator[None]:
-    """Ends what is done inside once the seconds, a fifth more and a second are over.
+    """Raise `BudgetError` in the block after 1.2 times the seconds plus one.
 
-    Seconds that were spent before count too, as far as a half of them.
-
-    Everything looks at the clock and ends by itself where it can; this is for what cannot, such as
-    reading a file for longer than that. Nothing happens where there are no alarms: in threads, and
-    on Windows.
-
-    Raises:
-        BudgetError: they are over.
+    Up to half of the ``spent`` seconds count. A last resort, for code that does not watch the
+    clock, such as reading a file; without effect in threads and on Windows.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or not hasattr(signal, "setitimer"):
@@ -262,5 +251,5 @@ def ending(seconds: float, *, spent: float = 0.0) -> Generator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
-        if left:  # of someone else's alarm
+        if left:  # restore an earlier alarm
             signal.setitimer(signal.ITIMER_REAL, max(left - (monotonic() - begin), 1e-3), interval)

@@ -1,8 +1,8 @@
-"""More than one process, on torch.distributed: the same answers as one.
+"""Inference by several processes of torch.distributed, with the answers of one.
 
-Models whose tables outgrow a machine. `group` makes a mesh of the processes that torchrun started,
-and `partition` spreads the factors of a graph over it. Nothing of this is loaded before it is asked
-for.
+For models whose tables exceed the memory of a machine. `group` makes a mesh of the processes that
+torchrun started, and `partition` divides the factors of a graph between them. `rdpgraph` does not
+import it by itself.
 """
 
 from rdpgraph.distributed.cuts import by_metis, partition

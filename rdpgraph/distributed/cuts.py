@@ -1,6 +1,5 @@
 """Graphs that every process holds, cut into parts: in blocks, as assigned, or by METIS."""
 
-import math
 from collections.abc import Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING
@@ -9,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.numbers import is_whole
-from rdpgraph.distributed.graphs import GraphPart
-from rdpgraph.distributed.wire import Wire, fingerprint_of
+from rdpgraph.distributed.collectives import Peers, fingerprint_of
+from rdpgraph.distributed.graphs import GraphPart, members_among
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def by_metis(graph: FactorGraph, ranks: int) -> Tensor:
-    """(V,) an assignment for `partition`: alike many variables on each rank, few links cut.
+    """An assignment (V,) for `partition`: equally many variables on each rank, few links cut.
 
     Two variables are linked if a factor holds both. O(links) time and memory, on every rank.
 
     Args:
         graph: the same on every rank.
-        ranks: how many parts.
+        ranks: the number of parts.
 
     Raises:
         UnsupportedError: pymetis is not installed.
@@ -83,45 +82,51 @@ def partition(
     Raises:
         ModelError: an assignment that does not fit, or graphs that differ between the ranks.
     """
-    wire, count = Wire.of(mesh), graph.num_variables
+    peers, count = Peers.of(mesh), graph.num_variables
     if assignment is None:
-        assignment = torch.arange(count) * wire.ranks // max(1, count)
+        assignment = torch.arange(count) * peers.ranks // max(1, count)
     whole = assignment.dtype == torch.long and assignment.shape == (count,)
     if not whole or (
-        count and not 0 <= int(assignment.amin()) <= int(assignment.amax()) < wire.ranks
+        count and not 0 <= int(assignment.amin()) <= int(assignment.amax()) < peers.ranks
     ):
         raise ModelError(
-            f"partition needs the ranks of {count:,} variables, int64 from 0 to {wire.ranks - 1}; "
+            f"partition needs the ranks of {count:,} variables, int64 from 0 to {peers.ranks - 1}; "
             f"got {assignment!r:.80}."
         )
-    wire.require_alike("graphs, or their assignments", fingerprint_of(graph, assignment))
-    present = torch.zeros(wire.ranks, count, dtype=torch.bool)
+    peers.require_alike("graphs, or their assignments", fingerprint_of(graph, assignment))
+    present = torch.zeros(peers.ranks, count, dtype=torch.bool)
     present[assignment, torch.arange(count)] = True
     for block in graph.blocks:
         if block.arity:
             ranks = assignment[block.scopes[:, :1]].expand_as(block.scopes)
             present[ranks, block.scopes] = True
-    mine = present[wire.rank]
+    mine = present[peers.rank]
     numbers = mine.nonzero().flatten()
     local = torch.full((count,), -1).scatter(0, numbers, torch.arange(len(numbers)))
-    blocks = [_part(block, assignment, wire.rank, local) for block in graph.blocks]
+    blocks = [_part(block, assignment, peers.rank, local) for block in graph.blocks]
     blocks = [block for block in blocks if block.count]
-    # A factor of nothing, for the batch dims and the type of what is elsewhere.
+    # A constant factor, for the batch dims and type of the whole graph.
     nothing = Table(torch.zeros(graph.batch_shape, dtype=graph.dtype, device=graph.device))
     empty = torch.zeros(1, 0, dtype=torch.long)
     blocks.append(Block(empty, nothing, (), None, torch.tensor([graph.num_factors])))
     observed = None if graph.observed is None else graph.observed[..., numbers]
-    part = FactorGraph.from_blocks(_domain(graph.domain, numbers), blocks, observed)
+    entries: list[Entry] = [
+        VariableArray(entry.name, (len(rows),), entry.states)
+        if isinstance(entry, VariableArray)
+        else entry
+        for entry, rows, _ in members_among(graph.domain, numbers)
+    ]
+    part = FactorGraph.from_blocks(Domain(tuple(entries)), blocks, observed)
     shared: dict[int, Sequence[Variable | VariableArray]] = {}
-    for rank in range(wire.ranks):
+    for rank in range(peers.ranks):
         both = local[(mine & present[rank]).nonzero().flatten()]
-        if rank != wire.rank and len(both):
-            shared[rank] = _views(part.domain, both)
+        if rank != peers.rank and len(both):
+            shared[rank] = [view for *_, view in members_among(part.domain, both)]
     return GraphPart(part, mesh, shared, home=(graph.domain, numbers))
 
 
 def _part(block: Block, assignment: Tensor, rank: int, local: Tensor) -> Block:
-    """The factors of a block whose first variable is a rank's; those of none are the first's."""
+    """The factors of a block whose first variable is a rank's; constants are the first rank's."""
     if not block.arity:
         rows = torch.arange(block.count if rank == 0 else 0)
     else:
@@ -133,31 +138,3 @@ def _part(block: Block, assignment: Tensor, rank: int, local: Tensor) -> Block:
     if not lead:
         shape = ()
     return Block(local[block.scopes[rows]], potential, shape, None, block.declared[rows])
-
-
-def _domain(domain: Domain, numbers: Tensor) -> Domain:
-    """Of some of the variables, sorted; arrays are of those of their members that are there."""
-    entries: list[Entry] = []
-    for entry, first in zip(domain.entries, domain.starts, strict=False):
-        stop = first + math.prod(entry.shape)
-        count = int(((numbers >= first) & (numbers < stop)).sum())
-        if isinstance(entry, Variable):
-            entries += [entry] * count
-        elif count:
-            entries.append(VariableArray(entry.name, (count,), entry.states))
-    return Domain(tuple(entries))
-
-
-def _views(domain: Domain, numbers: Tensor) -> list[Variable | VariableArray]:
-    """Variables by their numbers, sorted, as views of the entries that they are members of."""
-    declared: list[Variable | VariableArray] = []
-    for entry, first in zip(domain.entries, domain.starts, strict=False):
-        stop = first + math.prod(entry.shape)
-        members = numbers[(numbers >= first) & (numbers < stop)] - first
-        if isinstance(entry, Variable):
-            declared += [entry] * len(members)
-        elif len(members):
-            declared.append(
-                VariableArray(entry.name, (len(members),), entry.states, view=(entry, members))
-            )
-    return declared

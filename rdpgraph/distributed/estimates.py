@@ -1,4 +1,4 @@
-"""Estimators whose chains or replicates are spread over the processes of a mesh."""
+"""Estimators whose chains or replicates are divided between processes."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import differentiable_property
+from rdpgraph.distributed.collectives import Peers, fingerprint_of
 from rdpgraph.distributed.slices import Summed, part_of
-from rdpgraph.distributed.wire import Wire, fingerprint_of
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Estimator, Model, Problem
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class SpreadChains(Estimator):
-    """Randomized pruning whose chains are spread over the processes of a mesh.
+    """Randomized pruning whose chains are divided between the processes of a mesh.
 
-    Each rank sweeps some of the chains, one after the other; after it every rank has the averages
-    of all, with R-hat and standard errors over all of them, as `RandomizedPruning` has. A chain has
-    noise of its own, so that one seed gives the same on any number of ranks. Nothing is sent before
-    the end. The posterior can be gone on from by ``RandomizedPruning(..., resume=posterior)``.
+    Each rank sweeps some of the chains, one after the other; then every rank has the averages of
+    all, with R-hat and standard errors over all of them, as `RandomizedPruning` gives them. A chain
+    has a generator of its own, so that one seed gives the same on any number of ranks. Nothing is
+    sent before the end. ``RandomizedPruning(..., resume=posterior)`` continues from the posterior.
 
     Args:
-        pruning: how many sweeps and chains; without `seconds` and `resume`, for all chains are
-            averaged over equally many sweeps.
+        pruning: sweeps and chains; without `seconds` and `resume`, as all chains are averaged over
+            equally many sweeps.
         mesh: of one dim.
 
     Raises:
@@ -75,23 +75,23 @@ class SpreadChains(Estimator):
         Raises:
             ModelError: models or generators that differ between the ranks.
         """
-        wire, pruning = Wire.of(self.mesh), self.pruning
-        wire.require_alike("models", fingerprint_of(model))
-        wire.require_one_state(generator)
+        peers, pruning = Peers.of(self.mesh), self.pruning
+        peers.require_alike("models", fingerprint_of(model))
+        peers.require_one_state(generator)
         seeds: list[int] = torch.randint(2**62, (pruning.chains,), generator=generator).tolist()
 
         def swept() -> list[Run]:
-            return [self._run(one, seed) for seed in part_of(seeds, wire.rank, wire.ranks)]
+            return [self._run(one, seed) for seed in part_of(seeds, peers.rank, peers.ranks)]
 
         with torch.no_grad():
-            one = replace(wire.agreed(lambda: pruning.sampler(model, solve=solve)), chains=1)
-            # The model stays where it is.
-            told = wire.told([vars(run) | {"sampler": None} for run in wire.agreed(swept)])
+            one = replace(peers.agreed(lambda: pruning.sampler(model, solve=solve)), chains=1)
+            # The model is not sent.
+            told = peers.told([vars(run) | {"sampler": None} for run in peers.agreed(swept)])
         runs = [Run(**parts | {"sampler": one}) for row in told for parts in row]
         return averaged(model, Run.joined(runs))
 
     def _run(self, sampler: Sampler, seed: int) -> Run:
-        """The sweeps of one chain, with a generator of its own."""
+        """Sweep one chain with a generator of its own."""
         noise, pruning = torch.Generator().manual_seed(seed), self.pruning
         return Run.begun(sampler, noise).onward(
             pruning.sweeps, warm_up=pruning.warming, seconds=math.inf, generator=noise
@@ -100,9 +100,9 @@ class SpreadChains(Estimator):
 
 @dataclass(frozen=True, eq=False)
 class SpreadReplicates(Estimator):
-    """Randomized estimates whose replicates are spread over the processes of a mesh.
+    """Randomized estimates whose replicates are divided between the processes of a mesh.
 
-    Every rank chooses the states of all replicates, as one process would of the same seed, and
+    Every rank chooses the states of all replicates, as one process would with the same seed, and
     solves some of them; log Z, its standard error and expectations are those of all. Each rank has
     the gradients of its own replicates: add them up over the ranks.
 
@@ -128,44 +128,44 @@ class SpreadReplicates(Estimator):
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:
-        """The model on the states of the replicates here.
+        """The model on the states of the replicates of this rank.
 
         Raises:
             ModelError: models or generators that differ between the ranks.
         """
-        wire = Wire.of(self.mesh)
-        wire.require_alike("models", fingerprint_of(model))
-        wire.require_one_state(generator)
+        peers = Peers.of(self.mesh)
+        peers.require_alike("models", fingerprint_of(model))
+        peers.require_one_state(generator)
         problem = self.estimator.prepare(model, solve=solve, generator=generator)
         restriction = problem.lift
         assert isinstance(restriction, Restriction)
         every = range(restriction.replicates)
-        counts = tuple(len(part_of(every, rank, wire.ranks)) for rank in range(wire.ranks))
-        numbers = part_of(every, wire.rank, wire.ranks) or every[:1]
+        counts = tuple(len(part_of(every, rank, peers.ranks)) for rank in range(peers.ranks))
+        numbers = part_of(every, peers.rank, peers.ranks) or every[:1]
         here = restriction.of_replicates(torch.tensor(numbers))
-        return Problem(here.model, _Spread(here, wire, counts))
+        return Problem(here.model, _Spread(here, peers, counts))
 
 
 @dataclass(frozen=True, eq=False)
 class _Spread:
-    """The lift from the replicates here to all of them."""
+    """The lift from the replicates of this rank to all of them."""
 
     restriction: Restriction
-    wire: Wire
+    peers: Peers
     counts: tuple[int, ...]
 
     def __call__(self, solution: Solution) -> "SpreadReplicated":
-        count = self.counts[self.wire.rank]
+        count = self.counts[self.peers.rank]
         weight = math.log(count / sum(self.counts)) if count else -math.inf
-        return SpreadReplicated(self.restriction(solution), self.wire, weight, self.counts)
+        return SpreadReplicated(self.restriction(solution), self.peers, weight, self.counts)
 
 
 @dataclass(frozen=True, eq=False)
 class SpreadReplicated(Summed):
     """Answers by the replicates of all ranks.
 
-    Attributes:
-        counts: by rank how many it solves; one with none solves the first, at no weight.
+    ``counts`` are the replicates that each rank solves; one with none solves the first, at no
+    weight.
     """
 
     local: RestrictedSolution
@@ -174,10 +174,10 @@ class SpreadReplicated(Summed):
     @differentiable_property
     def replicates(self) -> Replicates:
         """The estimates of Z of all ranks."""
-        self.wire.asked("log_partition")
-        values = self.wire.agreed(lambda: self.local.replicates.log_partitions)
-        here = values[: self.counts[self.wire.rank]]
-        return Replicates(self.wire.gathered(here, self.counts))
+        self.peers.asked("log_partition")
+        values = self.peers.agreed(lambda: self.local.replicates.log_partitions)
+        here = values[: self.counts[self.peers.rank]]
+        return Replicates(self.peers.gathered(here, self.counts))
 
     def log_partitions(self) -> Tensor:
         """(replicates, B) log Z of the replicates of all ranks, nats."""
@@ -196,19 +196,11 @@ class SpreadReplicated(Summed):
         return self.averaged(question, lambda: self.local.joint(numbers, solve))
 
     def mode(self) -> Tensor:
-        """Not available.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Raise `UnsupportedError`: replicates on several ranks have no mode."""
         _refuse("modes")
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Not available.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Raise `UnsupportedError`: replicates on several ranks have no draws."""
         _refuse("draws")
 
 

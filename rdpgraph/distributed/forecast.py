@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A model of alike devices and the links between them; the defaults are those of an H100.
+    """A model of identical devices and the links between them; the defaults are those of an H100.
 
-    Figures of data sheets are upper bounds: for times that hold, measure one step on one device
-    and a collective on two, and give those.
+    Data sheets give upper bounds: for realistic times, measure one step on one device and a
+    collective on two.
 
     Args:
-        ranks: how many devices.
+        ranks: the number of devices.
         rate: multiply-adds a second of one of them, in the type of the model.
         memory_rate: bytes a second that it reads.
         link: bytes a second that it sends.
@@ -52,12 +52,12 @@ class Cluster:
         Args:
             cells: entries of all tables of the part.
             messages: numbers in all its messages from factors.
-            edges: how many messages those are.
+            edges: the number of those messages.
             shared: numbers sent in a sweep, to all neighbours.
             element: bytes of a number.
         """
         sent = float(shared * element) + 16.0 * (self.ranks - 1) / self.ranks  # a sum over all
-        # Tables, and messages read and written a few times, with the places where they stand.
+        # Tables, and messages with their indices, read and written a few times.
         moved = float(cells + 8 * messages) * element + 48.0 * edges
         memory = float(2 * cells + 8 * messages) * element + 120.0 * edges
         work = 2.0 * cells + 8.0 * messages
@@ -72,7 +72,7 @@ class Forecast:
     """Bytes that each rank sends and holds, and its time; print it.
 
     Attributes:
-        ranks: how many there are.
+        ranks: their number.
         sent_bytes: by each rank in a sweep.
         memory_bytes: at the most, of each rank.
         busy_seconds: of its device in a sweep.
@@ -94,7 +94,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Whether a device has the memory."""
+        """True where a device has the memory."""
         return self.memory_bytes <= self.room
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Graphs in parts, one on each process: loopy belief propagation over all of them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
@@ -17,7 +17,7 @@ from rdpgraph.distributed.boundary import (
     refuse_to_solve,
     watched,
 )
-from rdpgraph.distributed.wire import Wire, fingerprint
+from rdpgraph.distributed.collectives import Peers, fingerprint
 from rdpgraph.engines.loopy.counting import Bethe, Fractional
 from rdpgraph.engines.loopy.schedules import Flooding
 from rdpgraph.engines.loopy.solution import LoopySolution
@@ -43,12 +43,12 @@ Shared: TypeAlias = Mapping[int, Sequence[Variable | VariableArray]]
 
 @dataclass(frozen=True, eq=False)
 class GraphPart:
-    """The factors of a graph that this process has, and the variables that it shares.
+    """The factors of a graph on this process, and the variables that it shares.
 
     Each factor is in one part. A variable is in every part that has a factor of it, and each two
-    parts say to each other which variables they share, in one order. No process holds the whole:
-    each declares its own part, under names of its own. `partition` makes the parts of a graph that
-    every process holds.
+    parts list the variables that they share, in one order. No process holds the whole: each
+    declares its own part, under names of its own. `partition` makes the parts of a graph that every
+    process holds.
 
     Args:
         graph: of this rank's factors, evidence included: on a shared variable in all of its parts.
@@ -56,7 +56,7 @@ class GraphPart:
         shared: by the rank of another part, the variables shared with it.
 
     Raises:
-        ModelError: parts that do not say the same of what they share.
+        ModelError: parts that disagree about what they share.
 
     Example:
         >>> import rdpgraph as rg
@@ -76,7 +76,7 @@ class GraphPart:
     home: tuple[Domain, Tensor] | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        wire, graph = self.wire, self.graph
+        peers, graph = self.peers, self.graph
         observed = graph.observed
         local: dict[int, object] = {}
         for rank, numbers in self.numbers.items():
@@ -84,7 +84,7 @@ class GraphPart:
             if observed is not None and bool((observed[..., numbers] == MISSING).all()):
                 seen = 0
             local[rank] = (graph.domain.sizes[numbers].tolist(), seen)
-        told = wire.told((graph.batch_shape, str(graph.dtype), local))
+        told = peers.told((graph.batch_shape, str(graph.dtype), local))
         for rank, (batch, dtype, theirs) in enumerate(told):
             if (batch, dtype) != told[0][:2]:
                 raise ModelError(
@@ -92,8 +92,8 @@ class GraphPart:
                     f"{told[0][:2]}, rank {rank} has {(batch, dtype)}."
                 )
             for other, mine in theirs.items():
-                if not 0 <= other < wire.ranks or other == rank:
-                    raise ModelError(f"Rank {rank} of {wire.ranks} shares variables with {other}.")
+                if not 0 <= other < peers.ranks or other == rank:
+                    raise ModelError(f"Rank {rank} of {peers.ranks} shares variables with {other}.")
                 if told[other][2].get(rank) != mine:
                     raise ModelError(
                         f"Ranks {rank} and {other} must say the same of the variables they share, "
@@ -101,13 +101,13 @@ class GraphPart:
                     )
 
     @cached_property
-    def wire(self) -> Wire:
-        """The ranks of the mesh, and how they send to each other."""
-        return Wire.of(self.mesh)
+    def peers(self) -> Peers:
+        """The group of ranks, with its collectives."""
+        return Peers.of(self.mesh)
 
     @cached_property
     def numbers(self) -> dict[int, Tensor]:
-        """By rank of a neighbour, the numbers here of the variables shared with it."""
+        """The local numbers of the variables shared with each neighbour, by rank."""
         return {
             rank: torch.cat([self.graph.domain.numbers(item).reshape(-1) for item in items])
             for rank, items in sorted(self.shared.items())
@@ -115,10 +115,10 @@ class GraphPart:
         }
 
     def infer(self, scheduler: Loopy | None = None) -> "PartPosterior":
-        """The beliefs of loopy belief propagation over all parts: on every rank, at once.
+        """Loopy belief propagation over all parts, called on every rank at once.
 
-        Sweep by sweep the messages of one process with the same choices. Gradients are as of one
-        process, by any `Gradient`; each rank has those of its own factors.
+        The messages are those of one process with the same choices, sweep by sweep. Gradients are
+        as of one process, by any `Gradient`; each rank has those of its own factors.
 
         Args:
             scheduler: of `Flooding`, with any damping, temperature, tolerance, gradient and number
@@ -132,20 +132,20 @@ class GraphPart:
         scheduler = scheduler or Loopy()
         _require_in_parts(scheduler)
         kinds = (scheduler.damping, scheduler.counting, scheduler.gradient)
-        self.wire.require_alike(
+        self.peers.require_alike(
             "schedulers",
             (*map(repr, kinds), scheduler.sweeps, scheduler.tolerance, scheduler.temperature),
         )
         network, numbers = self._agreed(), self.numbers
-        self.wire.agreed(
+        self.peers.agreed(
             lambda: require_fit(loopy_plan(network, scheduler.sweeps, "", memory=scheduler.memory))
         )
-        solution = replace(scheduler.solution(network), among=joining(self.wire, network, numbers))
-        impossible = self.wire.largest(torch.tensor(float(network.impossible)))
+        solution = replace(scheduler.solution(network), among=joining(self.peers, network, numbers))
+        impossible = self.peers.largest(torch.tensor(float(network.impossible)))
         return PartPosterior(self, solution, bool(impossible))
 
     def _agreed(self) -> Network:
-        """The part without the states that any part rules out; asked until no more are."""
+        """The part without the states that any part rules out, iterated to a fixed point."""
         sizes = self.graph.domain.sizes
         places = {rank: _places(sizes, numbers) for rank, numbers in self.numbers.items()}
         within: Possible | None = None
@@ -155,9 +155,9 @@ class GraphPart:
             if network.possible is not None:
                 left.mask &= network.possible.mask[: len(left.mask)]
             sent = {rank: left.mask[shared].float() for rank, shared in places.items()}
-            arrived = exchanged(self.wire, sent)
+            arrived = exchanged(self.peers, sent)
             struck = any(bool((sent[rank] > arrived[rank]).any()) for rank in sent)
-            if not bool(self.wire.largest(torch.tensor(float(struck)))):
+            if not bool(self.peers.largest(torch.tensor(float(struck)))):
                 return network
             for rank, shared in places.items():
                 left.mask[shared] &= arrived[rank] > 0
@@ -166,14 +166,14 @@ class GraphPart:
 
 @dataclass(frozen=True, eq=False)
 class PartPosterior:
-    """What loopy belief propagation says of a part of a graph, and of the whole.
+    """Beliefs of a part of a graph, and log Z of the whole.
 
     All ranks ask the same questions in the same order.
 
     Attributes:
-        part: what was declared.
+        part: as declared.
         solution: the messages of this part.
-        impossible: whether some part allows nothing.
+        impossible: True where some part allows nothing.
     """
 
     part: GraphPart
@@ -184,7 +184,7 @@ class PartPosterior:
     def log_partition(self) -> Tensor:
         """(*batch,) log Z of the whole graph, on every rank."""
         graph = self.part.graph
-        self.part.wire.asked("log_partition")
+        self.part.peers.asked("log_partition")
         if self.impossible:
             return torch.full(graph.batch_shape, -math.inf, dtype=graph.dtype)
         return self.solution.log_partition().reshape(graph.batch_shape)
@@ -193,7 +193,7 @@ class PartPosterior:
     def _flat(self) -> Tensor:
         """(B, S) the beliefs of the variables here."""
         values = self.solution
-        self.part.wire.asked("marginals")
+        self.part.peers.asked("marginals")
         if self.impossible:
             network = values.network
             return network.constant.new_zeros(network.batch, self.part.graph.domain.total_states)
@@ -208,22 +208,11 @@ class PartPosterior:
         domain, numbers = self.part.home or (graph.domain, torch.arange(graph.num_variables))
         starts = graph.domain.sizes.cumsum(0) - graph.domain.sizes
         answers: dict[Entry, Tensor] = {}
-        for entry, first in zip(domain.entries, domain.starts, strict=False):
-            count = math.prod(entry.shape)
-            here = ((numbers >= first) & (numbers < first + count)).nonzero().flatten()
-            if not len(here):
-                continue
+        for entry, here, view in members_among(domain, numbers):
             places = starts[here].unsqueeze(1) + torch.arange(entry.size)
             values = flat[:, places.to(flat.device)]
-            key: Entry = entry
-            if isinstance(entry, VariableArray):
-                members = numbers[here] - first
-                if len(members) < count:
-                    key = VariableArray(
-                        entry.name, (len(members),), entry.states, view=(entry, members)
-                    )
-            shape = (*graph.batch_shape, *key.shape, entry.size)
-            answers[key] = values.reshape(shape)
+            key = entry if len(here) == math.prod(entry.shape) else view
+            answers[key] = values.reshape([*graph.batch_shape, *key.shape, entry.size])
         return StateValues(answers, domain)
 
     def marginal(self, item: Named) -> Tensor:
@@ -235,7 +224,7 @@ class PartPosterior:
         return self.marginals()[item]
 
     def gathered(self) -> StateValues:
-        """`marginals` of all variables of the graph, on every rank, of parts by `partition`.
+        """The marginals of all variables of the graph on every rank, for parts made by `partition`.
 
         Raises:
             UnsupportedError: parts that were declared one by one: the names of each are its own.
@@ -249,26 +238,18 @@ class PartPosterior:
         return StateValues(answers, domain)
 
     def mode(self) -> NoReturn:
-        """Not available, nor are draws, joints and entropies.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Raise `UnsupportedError`, as for draws, joints and entropies."""
         refuse()
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> NoReturn:
-        """Not available.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Raise `UnsupportedError`: parts have no draws."""
         refuse()
 
     def posterior(self, graph: FactorGraph) -> Posterior:
-        """The same of all variables, as a `Posterior` of the graph that `partition` was given."""
+        """A `Posterior` with the gathered marginals, of the graph that `partition` was given."""
         beliefs = self._all_beliefs()[1]
         solution = Gathered(self.log_partition.reshape(-1), beliefs, self.status)
-        ranks = self.part.wire.ranks
+        ranks = self.part.peers.ranks
         plan = Plan("loopy", f"in {ranks} parts, one on each process", graph.num_variables)
         return Posterior(plan, solution, graph, graph, refuse_to_solve, refuse_to_solve)
 
@@ -279,23 +260,23 @@ class PartPosterior:
                 "Parts declared one by one have names of their own: gather what marginals() gives."
             )
         domain, numbers = self.part.home
-        graph, wire = self.part.graph, self.part.wire
+        graph, peers = self.part.graph, self.part.peers
         local = torch.ones(len(numbers), dtype=torch.bool)
         for rank, shared in self.part.numbers.items():
-            if rank < wire.rank:
+            if rank < peers.rank:
                 local[shared] = False
         here = local.nonzero().flatten()
         whole = self._flat.new_zeros(len(self._flat), domain.total_states)
-        wire.asked("gathered")
+        peers.asked("gathered")
         places = _places(graph.domain.sizes, here)
         whole[:, _places(domain.sizes, numbers[here])] = self._flat[:, places]
         if not self.impossible and self.solution.equations.records and torch.is_grad_enabled():
             whole = watched(whole)
-        return domain, wire.summed(whole)
+        return domain, peers.summed(whole)
 
     @cached_property
     def status(self) -> Status:
-        """Whether the messages of all parts converged, and in how many sweeps."""
+        """The convergence of the messages of all parts, and their number of sweeps."""
         if self.impossible:
             return Status(exact=True, method="loopy")
         local = self.solution.status()
@@ -306,7 +287,7 @@ class PartPosterior:
 
 
 def _require_in_parts(scheduler: Loopy) -> None:
-    """Refuse what a part cannot do alone, by its name."""
+    """Refuse options of a scheduler that parts do not support."""
     named = {
         "schedule=": (scheduler.schedule, isinstance(scheduler.schedule, Flooding)),
         "counting=": (scheduler.counting, isinstance(scheduler.counting, Bethe | Fractional)),
@@ -323,8 +304,19 @@ def _require_in_parts(scheduler: Loopy) -> None:
 
 
 def _places(sizes: Tensor, numbers: Tensor) -> Tensor:
-    """Where the states of variables lie among those of all."""
+    """The places of the states of variables among those of all."""
     local = sizes[numbers]
     starts = (sizes.cumsum(0) - sizes)[numbers]
     first = torch.repeat_interleave(starts - (local.cumsum(0) - local), local)
     return first + torch.arange(len(first))
+
+
+def members_among(domain: Domain, numbers: Tensor) -> Iterator[tuple[Entry, Tensor, Entry]]:
+    """Entries with variables among sorted numbers, the rows of these, and a view of them."""
+    for entry, first in zip(domain.entries, domain.starts, strict=False):
+        rows = ((numbers >= first) & (numbers < first + math.prod(entry.shape))).nonzero().flatten()
+        if len(rows) and isinstance(entry, VariableArray):
+            view = (entry, numbers[rows] - first)
+            yield entry, rows, VariableArray(entry.name, (len(rows),), entry.states, view=view)
+        elif len(rows):
+            yield entry, rows, entry

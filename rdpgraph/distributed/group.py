@@ -1,4 +1,4 @@
-"""Groups of processes: joined by what torchrun says, and ended by one line when one is lost."""
+"""Groups of processes: joined by torchrun's variables, ended with one line on an error."""
 
 import os
 import re
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def group(*, seconds: float = 300.0, backend: str | None = None) -> "Generator[DeviceMesh]":
-    """A mesh of all the processes that torchrun started, or SLURM by its variables; one dim.
+    """A mesh of all the processes that torchrun or SLURM started, of one dim.
 
     A process that is lost ends the others, and an error of one ends it, each with one line on
-    standard error and exit code 1: so inside is the whole of a program. A group that there is
-    already is taken as it is, with the time limit that it has.
+    standard error and exit code 1: so the block should hold the whole program. An existing group is
+    used as it is, with its time limit.
 
     Args:
         seconds: the time limit of joining, and of every message.
@@ -35,8 +35,6 @@ def group(*, seconds: float = 300.0, backend: str | None = None) -> "Generator[D
 
     Raises:
         SystemExit: with one line, of what went wrong with the group or the model.
-
-    Example: `ShardedChain`, with `alone`.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -46,7 +44,7 @@ def group(*, seconds: float = 300.0, backend: str | None = None) -> "Generator[D
     try:
         with one_line(here):
             if began:
-                # Numbers of Python's go by the one, tensors on a GPU by the other.
+                # gloo for objects and tensors on the CPU, nccl for tensors on GPUs.
                 _join(backend or ("cpu:gloo,cuda:nccl" if cuda else "gloo"), seconds, here)
             if cuda:
                 torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -73,7 +71,7 @@ def _join(backend: str, seconds: float, here: str) -> None:
 
 
 def _await_first(seconds: float, here: str) -> None:
-    """Wait until the first rank listens: torch's own wait ends in pages of frames of C++."""
+    """Wait until the first rank listens; torch's own wait would end in pages of C++ frames."""
     until = monotonic() + seconds
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     while True:
@@ -93,7 +91,7 @@ def _not_formed(seconds: float, here: str, why: str) -> GroupError:
 
 @contextmanager
 def alone() -> "Generator[DeviceMesh]":
-    """A mesh of this process alone: to try out what will run on many."""
+    """A mesh of this process alone, to try out programs for many."""
     from torch.distributed.device_mesh import init_device_mesh
 
     began = not dist.is_initialized()
@@ -111,16 +109,12 @@ def alone() -> "Generator[DeviceMesh]":
 
 @contextmanager
 def one_line(here: str) -> Generator[None]:
-    """Errors of the group's own as ours.
-
-    Raises:
-        GroupError: a message that did not arrive.
-    """
+    """Turn errors of torch's groups into a `GroupError` of one line."""
     try:
         yield
     except RdpgraphError:
         raise
-    except RuntimeError as error:  # what gloo and nccl raise, beside the errors that have a type
+    except RuntimeError as error:  # of gloo and nccl, beside typed errors
         if isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST):
             raise GroupError(
                 f"The group is lost, {here}: another process ended or does not answer "
@@ -130,13 +124,15 @@ def one_line(here: str) -> Generator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short."""
+    """The first line of an error's message, without its place in the source."""
     line = " ".join(str(error).split("\n")[0].split(". ")[0].split())
-    return re.sub(r"^\[?/[^]]*\] ?", "", line)[:160].rstrip(".")  # less the place in its source
+    return re.sub(r"^\[?/[^]]*\] ?", "", line)[:160].rstrip(
+        "."
+    )  # without the place in torch's source
 
 
 def _end(message: str) -> NoReturn:
-    """One line, and the end at once: threads that wait for the others would wait on."""
+    """Print one line and exit at once; threads that wait for other processes would block."""
     sys.stderr.write(f"Error: {message}\n")
     sys.stdout.flush()
     sys.stderr.flush()

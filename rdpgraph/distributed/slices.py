@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph.distributed.wire import Wire, fingerprint_of
+from rdpgraph.distributed.collectives import Peers, fingerprint_of
 from rdpgraph.engines.exact.sliced import SlicedSolution, chosen
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
@@ -30,34 +30,34 @@ Items = TypeVar("Items", Tensor, range, Sequence[Any])
 
 
 def share(items: Items, mesh: "DeviceMesh") -> Items:
-    """This rank's part of a sequence, or of a tensor's rows, in order; parts differ by one at most.
+    """This rank's part of a sequence, or of a tensor's rows; sizes differ by one at most.
 
     Args:
         items: the same on every rank: rows of evidence, sentences, models.
         mesh: of one dim.
     """
-    wire = Wire.of(mesh)
-    return part_of(items, wire.rank, wire.ranks)
+    peers = Peers.of(mesh)
+    return part_of(items, peers.rank, peers.ranks)
 
 
 def part_of(items: Items, rank: int, ranks: int) -> Items:
-    """A rank's part of them."""
+    """The part of a rank."""
     return items[len(items) * rank // ranks : len(items) * (rank + 1) // ranks]
 
 
 def pooled(replicates: Replicates, mesh: "DeviceMesh") -> Replicates:
     """The independent estimates of all ranks together: their mean Z, and its standard error.
 
-    Each rank makes its own, ``posterior.replicates``, from a generator of its own seed, and has
-    all of them after it. Differentiable: each rank's potentials have the gradient of the mean.
+    Each rank makes its own, ``posterior.replicates``, with a generator of its own seed.
+    Differentiable: each rank's potentials have the gradient of the mean.
 
     Args:
-        replicates: of this rank, of one batch shape everywhere; how many may differ.
+        replicates: of this rank, of one batch shape everywhere; their numbers may differ.
         mesh: of one dim.
     """
-    wire, values = Wire.of(mesh), replicates.log_partitions
-    counts = wire.told(len(values))
-    return Replicates(wire.gathered(values, counts), replicates.equal)
+    peers, values = Peers.of(mesh), replicates.log_partitions
+    counts = peers.told(len(values))
+    return Replicates(peers.gathered(values, counts), replicates.equal)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,35 +66,35 @@ class Summed(Solution):
 
     log Z is one logsumexp over the ranks of B numbers; an expectation of n numbers an item is one
     sum of B (n + 1), the answers of the ranks weighted by their masses. The gradient of each rank
-    is that of its own part of the sum: summed over the ranks it is that of one process.
+    is that of its own part of the sum.
 
     Attributes:
         local: the solution of the part here; of any part where the rank has none.
-        wire: the ranks.
+        peers: the ranks.
         log_weight: nats added to log Z of the part here; -inf where the rank has none.
     """
 
     local: Solution
-    wire: Wire
+    peers: Peers
     log_weight: float
 
     @differentiable_property
     def _log_mass(self) -> Tensor:
         """(B,) of the part here."""
-        return self.wire.agreed(self.local.log_partition) + self.log_weight
+        return self.peers.agreed(self.local.log_partition) + self.log_weight
 
     def log_partition(self) -> Tensor:
-        self.wire.asked("log_partition")
-        return self.wire.log_summed(self._log_mass)
+        self.peers.asked("log_partition")
+        return self.peers.log_summed(self._log_mass)
 
     def averaged(self, question: str, answer: Callable[[], Tensor]) -> Tensor:
         """An expectation: the ranks' answers weighted by their masses; 0 where log Z is -inf."""
-        self.wire.asked(question)
+        self.peers.asked(question)
         log_mass = self._log_mass
-        mass = (log_mass - finite(self.wire.largest(log_mass.detach()))).exp().unsqueeze(1)
-        value = self.wire.agreed(answer)
+        mass = (log_mass - finite(self.peers.largest(log_mass.detach()))).exp().unsqueeze(1)
+        value = self.peers.agreed(answer)
         parts = torch.cat([value.reshape(len(value), -1) * mass, mass], 1)
-        total, mass = self.wire.summed(parts).split([parts.shape[1] - 1, 1], 1)
+        total, mass = self.peers.summed(parts).split([parts.shape[1] - 1, 1], 1)
         return (total / torch.where(mass > 0, mass, 1.0)).reshape(value.shape)
 
     def variable_marginals(self) -> Tensor:
@@ -109,12 +109,12 @@ class Summed(Solution):
 
     def max_marginals(self) -> Tensor:
         """(B, S) the largest score with each state; not differentiable."""
-        self.wire.asked("max_marginals")
-        local = self.wire.agreed(self.local.max_marginals)
-        return self.wire.largest(local if self.log_weight > -math.inf else local - math.inf)
+        self.peers.asked("max_marginals")
+        local = self.peers.agreed(self.local.max_marginals)
+        return self.peers.largest(local if self.log_weight > -math.inf else local - math.inf)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """The answer of the part here, which refuses: parts cannot compare their marginal modes."""
+        """The local answer, which refuses: parts cannot compare their marginal modes."""
         return self.local.marginal_mode(numbers)
 
 
@@ -123,10 +123,10 @@ class SpreadSlices(Scheduler):
     """Exact contraction in slices, each on one of the processes of a mesh.
 
     A model whose tables do not fit into the memory of a process is solved once for each
-    configuration of a few variables, the cutset, as `Contraction` does; the configurations are
-    shared between the ranks, and what they find is summed up: see `docs/distributed.md`. The first
-    rank plans for all. A model that fits in one piece is solved whole, by every rank: give less
-    memory for more slices.
+    configuration of a few variables, the cutset, as by `Contraction`; the ranks divide the
+    configurations, and their results are summed: see `docs/distributed.md`. The first rank plans
+    for all. A model that fits in one piece is solved whole, by every rank: give less memory for
+    more slices.
 
     All ranks ask the same questions in the same order. Each has the gradients of its own slices:
     add them up over the ranks. One seed gives the same draws on any number of ranks.
@@ -156,72 +156,65 @@ class SpreadSlices(Scheduler):
     seconds: float = 60.0
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """The first rank's plan: which variables are fixed, and who solves which slices.
+        """The plan of the first rank: the variables fixed, and the slices of each rank.
 
         Raises:
             ModelError: graphs that differ between the ranks.
         """
-        wire = Wire.of(self.mesh)
-        wire.require_alike("graphs", fingerprint_of(graph))
+        peers = Peers.of(self.mesh)
+        peers.require_alike("graphs", fingerprint_of(graph))
         network, budget = reduce_graph(graph), budget_of(self.memory, self.seconds)
         plan = None
-        if not wire.rank:
-            together = replace(budget, seconds=self.seconds * wire.ranks)
+        if not peers.rank:
+            together = replace(budget, seconds=self.seconds * peers.ranks)
             deadline = clock.now() + max(SEARCHING * self.seconds, clock.LEAST_PLANNING)
             plan = planned(network, together, deadline=deadline)
-        plan = next(one for one in wire.told(plan) if one is not None)
+        plan = next(one for one in peers.told(plan) if one is not None)
         if plan.num_slices > 1:
-            seconds = plan.seconds * -(-plan.num_slices // wire.ranks) / plan.num_slices
-            why = f"{plan.why}; shared between {wire.ranks} processes"
+            seconds = plan.seconds * -(-plan.num_slices // peers.ranks) / plan.num_slices
+            why = f"{plan.why}; shared between {peers.ranks} processes"
             plan = replace(plan, why=why, seconds=seconds)
-        return plan, partial(_spread, wire, network, plan, budget)
+        return plan, partial(_spread, peers, network, plan, budget)
 
 
-def _spread(wire: Wire, network: Network, plan: Plan, budget: Budget) -> Solution:
+def _spread(peers: Peers, network: Network, plan: Plan, budget: Budget) -> Solution:
     if plan.num_slices == 1:
         return solved_network(network, plan, budget)
     whole = in_slices(network, plan, budget)
-    parts = tuple(part_of(whole.slices, rank, wire.ranks) for rank in range(wire.ranks))
-    here = parts[wire.rank]
+    parts = tuple(part_of(whole.slices, rank, peers.ranks) for rank in range(peers.ranks))
+    here = parts[peers.rank]
     local = replace(whole, slices=here or whole.slices[:1])
-    return SpreadSolution(local, wire, 0.0 if here else -math.inf, parts)
+    return SpreadSolution(local, peers, 0.0 if here else -math.inf, parts)
 
 
 @dataclass(frozen=True, eq=False)
 class SpreadSolution(Summed):
-    """Answers by the slices of all ranks.
-
-    Attributes:
-        parts: by rank the slices that it solves; one with none solves the first, at no weight.
-    """
+    """Answers by the slices of all ranks; one with none solves the first, at no weight."""
 
     local: SlicedSolution
     parts: tuple[range, ...]
 
     def mode(self) -> Tensor:
-        """(B, V) one most probable configuration; the first slice wins a tie."""
-        self.wire.asked("mode")
-        states, score = self.wire.agreed(self.local.best)
+        """(B, V) a most probable configuration; the first slice wins a tie."""
+        self.peers.asked("mode")
+        states, score = self.peers.agreed(self.local.best)
         score = score if self.log_weight > -math.inf else score - math.inf
-        # In one message: a number of states is exact in float64.
-        told = self.wire.stacked(torch.cat([score.unsqueeze(1), states], 1).double())
+        # In one message: state numbers are exact in float64.
+        told = self.peers.stacked(torch.cat([score.unsqueeze(1), states], 1).double())
         winner = told[:, :, :1].argmax(0, keepdim=True).expand(1, *told.shape[1:])
         return told.gather(0, winner)[0, :, 1:].long()
 
     @cached_property
     def _logs(self) -> Tensor:
         """(slices, B) log Z of every slice, on every rank."""
-        here = self.wire.agreed(lambda: self.local.logs.detach())
+        here = self.peers.agreed(lambda: self.local.logs.detach())
         counts = list(map(len, self.parts))
-        return self.wire.gathered(here[: counts[self.wire.rank]], counts)
+        return self.peers.gathered(here[: counts[self.peers.rank]], counts)
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, B, V) independent draws, the same on every rank.
-
-        The generators of the ranks must be in one state.
-        """
-        self.wire.asked(f"sample({count})")
-        self.wire.require_one_state(generator)
+        """(count, B, V) independent draws, the same on every rank."""
+        self.peers.asked(f"sample({count})")
+        self.peers.require_one_state(generator)
         choice, seeds = chosen(self._logs, count, generator)
-        here = replace(self.local, slices=self.parts[self.wire.rank])
-        return self.wire.total(self.wire.agreed(lambda: here.drawn(choice, seeds)))
+        here = replace(self.local, slices=self.parts[self.peers.rank])
+        return self.peers.total(self.peers.agreed(lambda: here.drawn(choice, seeds)))

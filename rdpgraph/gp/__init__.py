@@ -1,7 +1,7 @@
 """Structured Gaussian processes: Bayesian taggers by variational inference.
 
-The tagger is `StructuredGP`; the other names are its parts. Nothing of them is loaded before it is
-asked for.
+The tagger is `StructuredGP`; the other names are its parts. `rdpgraph` does not import it by
+itself.
 """
 
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised, ScoreFunction

@@ -1,4 +1,4 @@
-"""log Z of many chains, each sample with a transition of its own that all its sequences share."""
+"""log Z of many chains: samples of transitions, each shared by all sequences."""
 
 from typing import Any
 
@@ -9,22 +9,17 @@ from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
 _HEADROOM = {torch.float32: 60.0, torch.float64: 600.0}
-"""Nats between scores up to which scaled products do not underflow."""
+"""Maximum difference of scores, in nats, for products without underflow."""
 _FEW_SEQUENCES = 4
-"""Up to so many, products and sums are faster than the matrix products of a batch."""
+"""Number of sequences up to which broadcasting is faster than bmm."""
 
 
 def log_partition(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Tensor:
-    """(S, B) log Z in nats; differentiable once.
+    """(S, B) log Z in nats of scores (S, B, T, V) and pairwise (S, V, V); differentiable once.
 
     O(S B T V^2) time, as S products of (B, V) and (V, V) for each step; memory O(S B T V) where
-    gradients are tracked, beside the unary scores O(S B V) otherwise. `Chain` answers where scores
-    are so far apart that scaled probabilities would underflow, at O(S B T V^2) memory.
-
-    Args:
-        unary: (S, B, T, V) scores in nats, finite.
-        pairwise: (S, V, V) scores of neighbours, [from, to], finite.
-        lengths: (B,) from 1 to T.
+    gradients are tracked, else O(S B V). `Chain` answers where scaled probabilities would
+    underflow.
     """
     if not narrow(pairwise):
         return as_chain(unary, pairwise, lengths).log_partition()
@@ -33,7 +28,7 @@ def log_partition(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Tensor:
 
 
 def as_chain(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Chain:
-    """The same as one batch of `Chain`, whose transitions are written out for every step."""
+    """A batch (S, B) of `Chain` with a transition for every sample."""
     samples, batch, steps, states = unary.shape
     each = pairwise.reshape(samples, 1, 1, states, states)
     transition = each.expand(samples, batch, max(steps - 1, 0), states, states)
@@ -49,7 +44,7 @@ def score(unary: Tensor, pairwise: Tensor, states: Tensor, lengths: Tensor) -> T
 
 
 def pair_scores(pairwise: Tensor, sources: Tensor, targets: Tensor, within: Tensor) -> Tensor:
-    """(S, B) sums of the scores of pairs of states (B, E), of those `within` (B, E)."""
+    """(S, B) sums of the scores of pairs of states (B, E) where `within` (B, E)."""
     labels = pairwise.shape[-1]
     counts = pairwise.new_zeros(len(sources), labels * labels)
     counts.scatter_add_(1, sources * labels + targets, within.to(counts))
@@ -57,7 +52,7 @@ def pair_scores(pairwise: Tensor, sources: Tensor, targets: Tensor, within: Tens
 
 
 def chosen(values: Tensor, states: Tensor) -> Tensor:
-    """(S, B, T) of (S, B, T, V), the entries of states (B, T)."""
+    """(S, B, T) of (S, B, T, V): the entries of states (B, T)."""
     index = states.unsqueeze(-1).expand(*values.shape[:-1], 1)
     return values.gather(-1, index).squeeze(-1)
 
@@ -66,7 +61,7 @@ def log_sums(unary: Tensor, pairwise: Tensor, states: Tensor) -> Tensor:
     """(S, B, T - 1) for each two neighbours: log-sums over each one's states, the other one known.
 
     log sum_v exp(u_t+1(v) + f(y_t, v)) + log sum_v exp(u_t(v) + f(v, y_t+1)), as products of
-    matrices with exponentials that are computed once; differentiable.
+    matrices of exponentials; differentiable.
     """
     before, after = states[:, :-1], states[:, 1:]
     if not narrow(pairwise):
@@ -85,16 +80,13 @@ def log_sums(unary: Tensor, pairwise: Tensor, states: Tensor) -> Tensor:
 
 
 def narrow(pairwise: Tensor) -> bool:
-    """Whether the scores of pairs are so near each other that scaled products do not underflow."""
+    """Test if pair scores are close enough for scaled products not to underflow."""
     with torch.no_grad():
         return float(_apart(pairwise)) < _HEADROOM.get(pairwise.dtype, 0.0)
 
 
 def peaks_of(unary: Tensor, pairwise: Tensor) -> Tensor | None:
-    """(..., 1) what to take off scores (..., V) before they are exponentiated; detached.
-
-    None where all are so near zero that nothing need be taken off, which saves two passes.
-    """
+    """(..., 1) maxima to subtract from scores (..., V) before exponentiation; or None."""
     with torch.no_grad():
         low, high = unary.aminmax()
         room = _HEADROOM[unary.dtype] - float(_apart(pairwise))
@@ -114,9 +106,9 @@ class _LogPartition(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Tensor:
-        """(S, B) log Z in nats; what the backward pass needs is kept."""
+        """(S, B) log Z in nats."""
         keep = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        # Steps lead, so that each is one block of memory.
+        # Steps first, so that each is contiguous.
         emission = unary.permute(2, 0, 1, 3).clone(memory_format=torch.contiguous_format)
         peaks = peaks_of(emission, pairwise)
         emission = (emission if peaks is None else emission.sub_(peaks)).exp_()
@@ -134,7 +126,7 @@ class _LogPartition(torch.autograd.Function):
             if step:
                 state = _times(messages[-1], matrix).mul_(emission[step])
             scale = state.sum(-1, keepdim=True)
-            if step >= whole:  # beyond the length the message stays
+            if step >= whole:  # beyond the length the message is unchanged
                 active = within[step].unsqueeze(-1)
                 scale = torch.where(active, scale, 1.0)
                 state = torch.where(active, state, messages[-1])

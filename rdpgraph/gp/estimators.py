@@ -16,11 +16,9 @@ from rdpgraph.gp.posterior import Functions, Gaussians
 
 
 class Noise(NamedTuple):
-    """Standard normal draws; samples are last, where sums over them are products of matrices.
+    """Standard normal draws, unary (B, V, T, S) and pairwise (S, V, V).
 
-    Attributes:
-        unary: (B, V, T, S).
-        pairwise: (S, V, V).
+    Samples come last where sums over them are products of matrices.
     """
 
     unary: Tensor
@@ -28,7 +26,7 @@ class Noise(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """A number for each coordinate of the Gaussians of B sequences.
+    """Gradients in the Gaussians of B sequences.
 
     Attributes:
         mean: (B, V, T).
@@ -65,7 +63,7 @@ class Draws:
 
     @classmethod
     def of(cls, gaussians: Gaussians, dtype: torch.dtype) -> "Draws":
-        """With scores of a type."""
+        """The draws of Gaussians, scores in a floating type."""
         root = gaussians.root()
         pair = gaussians.pairwise_mean.to(dtype), gaussians.pairwise_scale.to(dtype)
         return cls(gaussians, root, gaussians.mean.to(dtype), root.to(dtype), *pair)
@@ -89,7 +87,7 @@ class Draws:
         return unary, torch.addcmul(self.pairwise_mean, self.pairwise_scale, drawn.pairwise)
 
     def in_parameters(self, slopes: Slopes) -> Slopes:
-        """Slopes in the coordinates of the noise as those in means, covariances and scales.
+        """Convert slopes from noise coordinates to means, covariances and scales.
 
         With a root L: L^-T g for the mean and L^-T G L^-1 / 2 for the covariance, equations 60 and
         61 before the products with A.
@@ -106,15 +104,13 @@ class Draws:
 
 @dataclass
 class Moments:
-    """Sums over samples of h, h l and, if asked for, h^2 and h^2 l; l is the log-likelihood.
+    """Sums over samples of h, h l and, with ``squares``, h^2 and h^2 l; l is the log-likelihood.
 
     h is grad log q in the coordinates of the noise e: mean + root (d + (1 + E) e) at d = 0 and
     E = 0. It is e for the mean and e e^T - 1 for the covariance. Nothing of size S T^2 is made:
     sums over samples are products of matrices.
 
     Attributes:
-        squares: whether those of h^2 and h^2 l are asked for.
-        count: of samples.
         total: (B,) the sum of l, at first ().
         sums: of h, h l, h^2 and h^2 l.
     """
@@ -125,7 +121,7 @@ class Moments:
     sums: list[Slopes] = field(default_factory=list[Slopes])
 
     def add(self, values: Tensor, drawn: Noise) -> None:
-        """More samples: log-likelihoods (S, B), and their noise."""
+        """Add samples: log-likelihoods (S, B), and their noise."""
         values = values.to(drawn.unary.dtype)
         self.count += len(values)
         self.total = self.total + values.double().sum(0)
@@ -148,7 +144,7 @@ class Moments:
 
         def ratio(h: Tensor, hl: Tensor, hh: Tensor, hhl: Tensor) -> Tensor:
             variance = hh - h * h / count
-            # One sample has no variance.
+            # zero for one sample
             return torch.where(variance > 0, (hhl - hl * h / count) / variance, 0.0)
 
         return Slopes(*map(ratio, h, hl, hh, hhl))
@@ -188,11 +184,11 @@ def _contracted(weights: Tensor, drawn: Noise, power: int) -> Slopes:
 
 
 _CELLS = 2**22
-"""Scores that are in memory at a time, where samples can be treated one after another."""
+"""Maximum of scores in memory at a time, in blocks of samples."""
 
 
 class GradientEstimator(ABC):
-    """How the expected log-likelihood of sequences and its gradient are estimated.
+    """An estimator of the expected log-likelihood of sequences and of its gradient.
 
     Scores are computed in ``dtype``, parameters and their Gaussians in float64.
     """
@@ -220,7 +216,7 @@ class GradientEstimator(ABC):
 
 @dataclass(frozen=True)
 class Reparameterised(GradientEstimator):
-    """Samples are functions of the parameters, and gradients pass through the likelihood.
+    """Pathwise gradients: samples are functions of the parameters.
 
     Far less noisy than the score function, so a few samples do; the likelihood must be
     differentiable. Functions are drawn at the inducing points, and at positions given those, so
@@ -228,7 +224,7 @@ class Reparameterised(GradientEstimator):
     Welling 2014, arXiv:1312.6114, section 2.4.
 
     Args:
-        samples: S for each sequence; an even number, for each draw comes with its mirror image.
+        samples: S for each sequence; even, as each draw comes with its mirror image.
         dtype: of the scores.
     """
 
@@ -254,17 +250,17 @@ class Reparameterised(GradientEstimator):
 
 @dataclass(frozen=True)
 class ScoreFunction(GradientEstimator):
-    """The gradient of log q times the log-likelihood, which is a black box: equations 11 and 12.
+    """The gradient of log q times the log-likelihood, a black box: equations 11 and 12.
 
-    The control variate is grad log q itself, whose expectation is zero, times a coefficient
-    Cov / Var for each number of the Gaussians. It is estimated from the first part of the samples,
-    and the others are averaged, so that the gradient is unbiased. Samples are treated in blocks,
-    so memory does not grow with their number. Where a likelihood has `pieces`, each of them is
-    sampled by itself, and nothing of size T^2 is left.
+    The control variate is grad log q, whose expectation is zero, times a coefficient Cov / Var for
+    each number of the Gaussians. It is estimated from the first part of the samples, and the others
+    are averaged, so that the gradient is unbiased. Samples are drawn in blocks, so memory does not
+    grow with their number. Where a likelihood has `pieces`, each is sampled by itself, and nothing
+    of size T^2 is formed.
 
     Args:
         samples: S for each sequence.
-        control: the part of them from which coefficients are estimated; 0 for no control variate.
+        control: the share of them for the coefficients; 0 for no control variate.
         dtype: of the scores.
     """
 

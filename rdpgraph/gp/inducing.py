@@ -18,22 +18,13 @@ from rdpgraph.gp.likelihoods import Labelling, Pieces
 def noise(
     *shape: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> Tensor:
-    """Independent standard normal draws, on a device whichever one the generator is on."""
+    """Independent standard normal draws on a device, whatever the generator's."""
     own = device if generator is None else generator.device
     return torch.randn(*shape, dtype=dtype, device=own, generator=generator).to(device)
 
 
 def cholesky(covariance: Tensor, what: str, remedy: str) -> Tensor:
-    """Lower Cholesky factors; differentiable.
-
-    Args:
-        covariance: (*batch, n, n).
-        what: it is of, as the message names it.
-        remedy: what to do where there is no factor.
-
-    Raises:
-        ModelError: a matrix without one.
-    """
+    """Lower Cholesky factors (*batch, n, n), differentiable; a `ModelError` says the remedy."""
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if bool(failed.any()):
         raise ModelError(
@@ -44,10 +35,10 @@ def cholesky(covariance: Tensor, what: str, remedy: str) -> Tensor:
 
 
 _NOTHING_LEFT = 1e-9
-"""Of the largest variance: less than this is explained by the points chosen, up to rounding."""
+"""Share of the largest variance below which a residual is rounding."""
 
 _SHORT = 16
-"""Positions up to which products of the rows of two of them are kept, at most 8 times the rows."""
+"""Number of positions up to which products of pairs of rows are cached."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +51,7 @@ class Conditional:
         rows: (B, T, M); zero beyond the lengths.
         covariance: (B, T, T) of the noise: equation 19; the identity beyond the lengths.
         root: (B, T, T) its lower Cholesky factor.
-        keeps: whether it is one for many steps of training.
+        keeps: True where it is used in many steps of training, so that products are cached.
     """
 
     rows: Tensor
@@ -71,10 +62,9 @@ class Conditional:
     _cut: list[tuple[Pieces, "Conditional"]] = field(init=False, default_factory=list, repr=False)
 
     def pairs(self) -> Tensor | None:
-        """(B, T (T + 1) / 2, M) products of the rows of two positions, the second not later.
+        """(B, T (T + 1) / 2, M) products of rows of two positions, the second not later; or None.
 
-        Diagonal covariances are linear in them. None where they are not worth their memory: for
-        one use, or for long sequences, where products of matrices are as fast.
+        Diagonal covariances are linear in them. Cached for short sequences in training.
         """
         steps = self.rows.shape[1]
         if not self.keeps or steps > _SHORT:
@@ -85,7 +75,7 @@ class Conditional:
         return self._pairs[0]
 
     def projected(self, log_scales: Tensor) -> Tensor:
-        """(B, V, T, T) covariances of the rows times functions of scales (V, M), independent."""
+        """(B, V, T, T) covariances of the rows times independent functions of scales (V, M)."""
         pairs = self.pairs()
         if pairs is None:
             projected: Tensor = _Projected.apply(self.rows, log_scales.exp())
@@ -97,10 +87,7 @@ class Conditional:
         return below.index_select(1, places.flatten()).unflatten(1, places.shape).movedim(-1, 1)
 
     def cut(self, pieces: Pieces) -> "Conditional":
-        """The functions at the positions of P pieces of the sequences, (P, W) and so on.
-
-        O(P W M) memory; kept with what it is cut from.
-        """
+        """The functions at the positions of P pieces of the sequences; O(P W M) memory, cached."""
         for known, short in self._cut:
             if known.same(pieces):
                 return short
@@ -111,7 +98,7 @@ class Conditional:
         pairs = self.covariance[left.unsqueeze(2), steps.unsqueeze(2), steps.unsqueeze(1)]
         apart = torch.eye(steps.shape[1], dtype=pairs.dtype, device=pairs.device)
         covariance = torch.where(both, pairs, apart)
-        # A principal block of a positive definite matrix is one.
+        # Principal blocks of positive definite matrices are positive definite.
         root = torch.linalg.cholesky(covariance)
         short = Conditional(rows, covariance, root, keeps=self.keeps)
         if self.keeps:
@@ -122,18 +109,18 @@ class Conditional:
 class _Projected(torch.autograd.Function):
     """(B, V, T, T) of rows (B, T, M) and scales (V, M): rows scales^2 rows^T for each label.
 
-    Label by label, forwards and backwards, so that no copy of the rows is made for each of them.
+    Computed label by label in both directions, without copies of the rows for all labels.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, scales: Tensor) -> Tensor:
-        """(B, V, T, T) covariances of the positions, for each label."""
+        """Covariances (B, V, T, T)."""
         ctx.save_for_backward(rows, scales)
         return torch.stack([scaled @ scaled.mT for scaled in (rows * one for one in scales)], 1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor]:  # type: ignore[override]
-        """Gradients of the rows, if they are asked for, and of the scales."""
+        """Gradients of the rows, if needed, and of the scales."""
         rows, scales = ctx.saved_tensors
         total = torch.zeros_like(rows) if ctx.needs_input_grad[0] else None
         slopes = torch.empty_like(scales)
@@ -146,11 +133,7 @@ class _Projected(torch.autograd.Function):
 
 
 def root_of(covariance: Tensor) -> Tensor:
-    """The lower Cholesky factor of the covariance at the inducing points.
-
-    Raises:
-        ModelError: there is none, for points that determine each other.
-    """
+    """The lower Cholesky factor of the covariance at the inducing points."""
     return cholesky(
         covariance,
         f"{covariance.shape[-1]} inducing points",
@@ -163,13 +146,8 @@ def conditional(
 ) -> Conditional:
     """Functions at the positions of sequences given those at the inducing points.
 
-    Args:
-        kernel: the covariance of functions.
-        root: (M, M) `root_of` the covariance at the inducing points.
-        cross: products of the positions (B, T) with the points.
-        own: products of the positions of each sequence, (B, T, T).
-        inside: (B, T) whether a position is within the length.
-        nugget: variance of independent noise at every position, a part of the model.
+    ``cross`` and ``own`` are products of the positions (B, T) with the points, and with each other;
+    ``inside`` (B, T) marks positions within the lengths; ``nugget`` is the variance of noise.
     """
     flat = kernel(cross).flatten(0, 1)  # one solve for all sequences
     rows = torch.linalg.solve_triangular(root.mT, flat, upper=True, left=False)
@@ -190,17 +168,15 @@ def conditional(
 
 @torch.no_grad()
 def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
-    """Which rows are the inducing points: each has the largest variance given those before it.
+    """Rows for inducing points (at most ``count``), each of largest variance given those before it.
 
     The greedy choice of a pivoted Cholesky decomposition (Burt, Rasmussen and van der Wilk 2020,
     section 4.2); it ends early where the points chosen determine all, so a covariance of low rank
-    needs no jitter. Deterministic. O(N M^2) for M of N rows, and one row of products for each.
-
-    Returns:
-        (at most count,) numbers of rows.
+    needs no jitter. Deterministic. O(N M^2) for M of N rows.
     """
     squares, column = features.squares(), features.columns_of_products()
-    variances = _diagonal(kernel, squares)
+    own = squares.unsqueeze(-1)
+    variances = kernel(Products(own.unsqueeze(-1), own, own)).reshape(-1)
     limit = _NOTHING_LEFT * float(variances.max())
     count = min(count, features.rows)
     factor = variances.new_zeros(count, features.rows)
@@ -222,15 +198,9 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
     return torch.tensor(places, device=squares.device)
 
 
-def _diagonal(kernel: Kernel, squares: Tensor) -> Tensor:
-    """(N,) the kernel's variances at the positions."""
-    column = squares.unsqueeze(-1)
-    return kernel(Products(column.unsqueeze(-1), column, column)).reshape(-1)
-
-
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Sequences of like lengths, padded to one.
+    """Sequences of similar lengths, padded to one.
 
     Attributes:
         places: of the sequences among all.
@@ -247,15 +217,7 @@ class Group:
 
 @dataclass(eq=False)
 class Basis:
-    """Inducing points, and what is known of the functions between them.
-
-    What hyperparameters change is recomputed where gradients reach them, and kept otherwise.
-
-    Args:
-        points: features of the inducing points.
-        kernel: of the functions.
-        nugget: variance of independent noise at every position.
-    """
+    """Inducing points, a kernel, a nugget, and a cache that `forget` clears."""
 
     points: Features
     kernel: Kernel
@@ -270,7 +232,7 @@ class Basis:
         return self.points.products(self.points)
 
     def forget(self) -> None:
-        """The hyperparameters have changed."""
+        """Clear the cache after a change of hyperparameters."""
         self._reused.clear()
         self._root = None
 
@@ -284,17 +246,12 @@ class Basis:
         return self._root
 
     def conditional(self, group: Group) -> Conditional:
-        """The functions at the positions of a group, given those at the points; once."""
+        """The functions at the positions of a group, given those at the points; not cached."""
         with torch.no_grad():
             return self._computed(group, self.root())
 
     def reused(self, group: Group, root: Tensor | None = None) -> Conditional:
-        """The same for many steps of training.
-
-        Args:
-            group: of sequences.
-            root: where gradients should reach the hyperparameters, what `root` gave.
-        """
+        """The result of `conditional`, cached; with a ``root``, fresh and differentiable in it."""
         if root is not None:
             return self._computed(group, root)
         reused = self._reused.get(id(group))
@@ -343,7 +300,7 @@ class Basis:
         states: Sequence[Tensor] | None,
         edges: Sequence[Tensor] | None,
     ) -> list[Group]:
-        """All sequences in groups of about a size, sorted by length so that little is padded."""
+        """Groups of all sequences, each of about a size, sorted by length to limit padding."""
         order = sorted(range(len(features)), key=lambda place: features[place].rows)
         count = -(-len(order) // size)
         bounds = [len(order) * part // count for part in range(count + 1)]

@@ -15,7 +15,7 @@ from rdpgraph.errors import ModelError
 
 
 class Products(NamedTuple):
-    """What kernels are made of.
+    """Inner products of rows, and their squared norms.
 
     Attributes:
         dots: (*batch, left, right) inner products of rows.
@@ -30,21 +30,13 @@ class Products(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Rows of features, (rows, columns); a sparse matrix stays one.
-
-    Attributes:
-        matrix: dense, or sparse COO and coalesced, of floating point.
-    """
+    """A matrix of features, (rows, columns), dense or sparse COO and coalesced."""
 
     matrix: Tensor
 
     @classmethod
     def of(cls, given: Any, name: str, *, dtype: torch.dtype) -> "Features":
-        """Features of a tensor, dense or sparse, a sparse matrix of scipy, or an array.
-
-        Raises:
-            ModelError: what is no matrix of finite numbers.
-        """
+        """Features of a tensor, dense or sparse, a sparse matrix of scipy, or an array."""
         if isinstance(given, Features):
             return given
         if hasattr(given, "tocoo") and not isinstance(given, Tensor):
@@ -71,7 +63,7 @@ class Features:
 
     @classmethod
     def stacked(cls, parts: Sequence["Features"]) -> "Features":
-        """The rows of several, which are all sparse or all dense."""
+        """The concatenated rows of several, which are all sparse or all dense."""
         if any(part.matrix.is_sparse for part in parts):
             sparse = [part.matrix.to_sparse_coo() for part in parts]
             return cls(torch.cat(sparse).coalesce())
@@ -79,17 +71,17 @@ class Features:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return self.matrix.shape[0]
 
     @property
     def columns(self) -> int:
-        """How many features each of them has."""
+        """The number of features."""
         return self.matrix.shape[1]
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """The device of the matrix."""
         return self.matrix.device
 
     def __getitem__(self, rows: Tensor) -> "Features":
@@ -105,17 +97,17 @@ class Features:
         return total.index_add_(0, self.matrix.indices()[0], values.square())
 
     def dots(self, other: "Features") -> Tensor:
-        """(rows, other's rows) inner products, dense; sparse rows are multiplied as such."""
+        """(rows, other's rows) inner products, dense."""
         with warnings.catch_warnings():
-            # That torch multiplies sparse matrices by rows inside, which it calls a beta.
+            # torch warns that its sparse CSR products are in beta.
             warnings.filterwarnings("ignore", message="Sparse CSR")
             products = torch.mm(self.matrix, other.matrix.t())
         return products.to_dense() if products.is_sparse else products
 
     def columns_of_products(self) -> Callable[[int], Tensor]:
-        """From a row to (rows,) inner products of all rows with it, for many of them.
+        """A function from a row to the (rows,) inner products of all rows with it.
 
-        What is sparse is sorted once; then a column costs a pass over the entries.
+        Sparse entries are sorted once; then a column costs a pass over them.
         """
         if not self.matrix.is_sparse:
             return lambda row: self.matrix @ self.matrix[row]
@@ -133,23 +125,14 @@ class Features:
         return column
 
     def products(self, other: "Features") -> Products:
-        """What the kernel between these rows and others is made of."""
+        """Products of these rows and others, for a kernel."""
         return Products(self.dots(other), self.squares(), other.squares())
 
 
 def feature_list(
     sequences: Iterable[Any], *, dtype: torch.dtype, columns: int | None = None
 ) -> list[Features]:
-    """The features of each sequence, checked against each other.
-
-    Args:
-        sequences: a matrix (positions, features) for each.
-        dtype: of the numbers.
-        columns: how many features there must be.
-
-    Raises:
-        ModelError: a sequence without a position, or with another number of features.
-    """
+    """The features of each sequence, checked against each other and a number of columns."""
     if not isinstance(sequences, Iterable):
         raise ModelError(
             f"A StructuredGP needs a list of matrices (positions, features); got {sequences!r:.80}."
@@ -187,10 +170,10 @@ def _of_scipy(given: Any) -> Tensor:
 class Kernel(nn.Module, ABC):
     """A covariance that depends on inner products and norms of features alone.
 
-    So features are multiplied once, sparsely, and each change of a hyperparameter costs one pass
-    over the products. Hyperparameters are positive, kept as logarithms, and learned unless their
-    ``requires_grad`` is off. Kernels are added and multiplied with ``+`` and ``*``. One of your
-    own is a subclass with `forward`.
+    Features are multiplied once, and each change of a hyperparameter costs one pass over the
+    products. Hyperparameters are positive, kept as logarithms, and learned unless their
+    ``requires_grad`` is off. Kernels are added and multiplied with ``+`` and ``*``. Subclasses
+    implement `forward`.
     """
 
     @abstractmethod
@@ -209,7 +192,7 @@ class Kernel(nn.Module, ABC):
         return Product(self, other)
 
     def fixed(self) -> "Kernel":
-        """This kernel, its hyperparameters no longer learned."""
+        """The kernel with hyperparameters that are not learned."""
         self.requires_grad_(False)  # noqa: FBT003
         return self
 
@@ -270,7 +253,7 @@ class Matern(Kernel):
 
     def forward(self, products: Products) -> Tensor:
         squares = _squared_distances(products)
-        # The root has no gradient at 0, where the covariance has one, of zero.
+        # The square root has no gradient at 0; that of the covariance is zero.
         apart = squares > 0
         distance = torch.where(apart, squares, 1.0).sqrt()
         distance = torch.where(apart, distance, 0.0)
@@ -298,7 +281,7 @@ class Sum(Kernel):
 
 
 class Product(Kernel):
-    """The product of covariances, which is one."""
+    """The product of covariances, itself a covariance."""
 
     def __init__(self, *kernels: Kernel) -> None:
         super().__init__()
@@ -312,7 +295,7 @@ class Product(Kernel):
 
 
 def _squared_distances(products: Products) -> Tensor:
-    # Rounding may leave a little less than zero.
+    # Clamped against rounding.
     return (products.left.unsqueeze(-1) + products.right.unsqueeze(-2) - 2 * products.dots).clamp(
         min=0.0
     )

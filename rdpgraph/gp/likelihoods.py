@@ -27,8 +27,7 @@ class Labelling:
     """Sequences of labels, padded to one length.
 
     Attributes:
-        states: (B, T) labels from 0; -1 beyond the lengths, and throughout where labels are asked
-            for.
+        states: (B, T) labels from 0; -1 beyond the lengths, and throughout in predictions.
         lengths: (B,) from 1 to T.
         edges: for each sequence, (E, 2) the pairs of positions that influence each other; None
             for neighbours.
@@ -39,17 +38,17 @@ class Labelling:
     edges: tuple[Tensor, ...] | None = None
 
     def inside(self) -> Tensor:
-        """(B, T) whether a position is within the length."""
+        """(B, T) True for positions within the length."""
         return inside(self.lengths, self.states.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Short sequences that are parts of longer ones, and may overlap.
+    """Short, possibly overlapping parts of sequences.
 
     Attributes:
         labels: of the P pieces.
-        sequences: (P,) which one each is a part of.
+        sequences: (P,) the sequence of each piece.
         positions: (P, W) there; anything in range beyond the length of a piece.
     """
 
@@ -59,7 +58,7 @@ class Pieces:
 
     @classmethod
     def neighbours(cls, labels: Labelling) -> "Pieces":
-        """Each position with the next one; sequences of one position are a piece by themselves."""
+        """Pairs of neighbouring positions; a sequence of one position is a piece by itself."""
         states, lengths = labels.states, labels.lengths
         steps = torch.arange(states.shape[1], device=states.device)
         # A position begins a piece if another one follows, or if it is alone.
@@ -72,7 +71,7 @@ class Pieces:
         return cls(Labelling(chosen, sizes), sequences, positions)
 
     def same(self, other: "Pieces") -> bool:
-        """Whether these are the same positions of the same sequences."""
+        """Test for equal positions of equal sequences."""
         return torch.equal(self.sequences, other.sequences) and torch.equal(
             self.positions, other.positions
         )
@@ -85,9 +84,8 @@ class Pieces:
 class Likelihood(ABC):
     """The probability of labels given scores of labels and of pairs of them.
 
-    Training asks for `log_prob` alone, as a black box: one of your own is a subclass with it.
-    Prediction asks for `marginals` and `sample`, which `ChainLikelihood` lends to those that train
-    by a likelihood that is cheaper.
+    Training calls `log_prob` alone, as a black box; subclasses implement it. Prediction calls
+    `marginals` and `sample`.
     """
 
     @abstractmethod
@@ -104,10 +102,9 @@ class Likelihood(ABC):
         """
 
     def pieces(self, labels: Labelling) -> Pieces | None:
-        """Pieces whose log-probabilities add up to those of their sequences, if there are such.
+        """Pieces whose log-probabilities add up to those of their sequences, or None (default).
 
-        Then gradients by the score function are those of each piece: they scatter less, and cost
-        less. None, the default, where the likelihood looks at sequences as wholes.
+        Gradients by the score function are then those of each piece: less noisy, and cheaper.
         """
         return None
 
@@ -133,7 +130,7 @@ class Likelihood(ABC):
 class ChainLikelihood(Likelihood):
     """Linear chains, exactly: equation 1 of the paper.
 
-    log Z costs O(S B T V^2) and is one batch of all samples and sequences (`gp.chains`).
+    log Z costs O(S B T V^2), for all samples and sequences in one batch.
 
     Galliani, Dezfouli, Bonilla and Quadrianto 2017, "Gray-box inference for structured Gaussian
     process models".
@@ -158,19 +155,19 @@ class ChainLikelihood(Likelihood):
 
 
 class PiecewisePseudoLikelihood(ChainLikelihood):
-    """Linear chains by pieces of two neighbours, each of whose labels is predicted from the other.
+    """Linear chains by pairs of neighbours, each label predicted from the other.
 
-    The sum over neighbours of log p(y | y', both unary scores) and log p(y' | y, ...): no recursion
-    over positions, but two products of matrices. Every piece counts its unary scores, as in
-    section 2.2 of the source; so positions inside a sequence count twice, and those alone once. Not
-    a lower bound of the likelihood. Predictions are those of the chain.
+    The sum over neighbours of log p(y | y', both unary scores) and log p(y' | y, ...), by two
+    products of matrices instead of a recursion. Every piece counts its unary scores, as in section
+    2.2 of the source; so positions inside a sequence count twice, and those alone once. Not a lower
+    bound of the likelihood. Predictions are those of the chain.
 
     Sutton and McCallum 2007, "Piecewise pseudolikelihood for efficient training of conditional
     random fields".
     """
 
     def pieces(self, labels: Labelling) -> Pieces:
-        """Neighbours, two by two."""
+        """Pairs of neighbours."""
         return Pieces.neighbours(labels)
 
     def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
@@ -194,10 +191,9 @@ _LABEL = "label"
 class GraphLikelihood(Likelihood):
     """A factor graph for each sequence: unary scores, and the pairwise ones on all its edges.
 
-    Edges are given to `StructuredGP.fit` and to predictions, as pairs of positions; without them
+    Edges are given to `StructuredGP.fit` and to predictions, as pairs of positions; by default
     neighbours are tied, as in a chain. Samples, and sequences whose edges are among those of a
-    longer one, are one batch of one graph: sequences of one kind need one solution, whose cost is
-    that of the longest for each of them.
+    longer one, are solved as one batch of one graph, at the cost of the longest for each.
 
     With the default scheduler, log Z is exact where the graph is narrow enough, and otherwise that
     of message passing: then what is maximised is no bound of the evidence.
@@ -249,7 +245,7 @@ class GraphLikelihood(Likelihood):
         pairwise: Tensor,
         of: Callable[["_Batch", Posterior], Tensor],
     ) -> Tensor:
-        """(S, B, ...) what `of` makes of each batch and its solution."""
+        """(S, B, ...) the answers by `of` for each batch and its solution."""
         batches = _batches(labels)
         parts = [
             of(batch, infer(batch.graph(unary, pairwise), scheduler=self.scheduler))
@@ -263,10 +259,10 @@ class _Batch:
     """Sequences that are solved as one graph.
 
     Attributes:
-        rows: (n,) which ones.
-        inside: (n, T) whether a position is within the length.
+        rows: (n,) their numbers.
+        inside: (n, T) True within the length.
         edges: (E, 2) of the graph.
-        there: (n, E) whether a sequence has the edge.
+        there: (n, E) True where a sequence has the edge.
     """
 
     rows: Tensor
@@ -275,7 +271,7 @@ class _Batch:
     there: Tensor
 
     def graph(self, unary: Tensor, pairwise: Tensor) -> FactorGraph:
-        """A batch (S, n). Positions that are not there are free, and sum to 1."""
+        """A graph of batch shape (S, n); positions beyond the length are free, and sum to 1."""
         length = self.inside.shape[1]
         array = VariableArray(_LABEL, (length,), unary.shape[-1])
         free = -math.log(unary.shape[-1])
@@ -291,7 +287,7 @@ class _Batch:
 
 
 def _batches(labels: Labelling) -> list[_Batch]:
-    """Sequences with those whose edges are among theirs: no graph is wider than the widest."""
+    """Batches of sequences whose edges are among those of the first one."""
     device, lengths = labels.states.device, labels.lengths.tolist()
     own = [_edges(labels, row, length) for row, length in enumerate(lengths)]
     members: list[list[int]] = []
@@ -305,7 +301,7 @@ def _batches(labels: Labelling) -> list[_Batch]:
     batches: list[_Batch] = []
     for rows in members:
         edges = sorted(own[rows[0]].elements())
-        # An edge that is there n times is the first n of its like.
+        # A repeated edge is matched by its count.
         nth = [edges[:place].count(edge) for place, edge in enumerate(edges)]
         there = [[own[row][edge] > n for edge, n in zip(edges, nth, strict=True)] for row in rows]
         batches.append(
@@ -320,7 +316,7 @@ def _batches(labels: Labelling) -> list[_Batch]:
 
 
 def _edges(labels: Labelling, row: int, length: int) -> Counter[tuple[int, int]]:
-    """How often each pair of positions of a sequence is tied."""
+    """The multiplicity of each tied pair of positions of a sequence."""
     if labels.edges is None:
         return Counter((step, step + 1) for step in range(length - 1))
     return Counter((one, other) for one, other in labels.edges[row].tolist())

@@ -17,7 +17,7 @@ _DTYPE = torch.float64
 class Covariance(nn.Module, ABC):
     """The covariances of K components and V labels, each over M points.
 
-    An object without parameters says which kind is wanted; `started` makes the parameters.
+    An object without parameters stands for its kind; `started` makes the parameters.
 
     Attributes:
         log_scales: (K, V, M) logarithms of the diagonals of lower Cholesky factors.
@@ -34,7 +34,7 @@ class Covariance(nn.Module, ABC):
         scale: float,
         device: torch.device | None = None,
     ) -> Self:
-        """A new one with parameters, all covariances scale^2 times the identity."""
+        """A copy with parameters, all covariances scale^2 times the identity."""
         started, shape = type(self)(), (components, labels, points)
         logs = torch.full(shape, math.log(scale), dtype=_DTYPE, device=device)
         started.log_scales = nn.Parameter(logs)
@@ -50,7 +50,7 @@ class Covariance(nn.Module, ABC):
 
     @abstractmethod
     def spread(self, noise: Tensor, component: int) -> Tensor:
-        """(S, V, M) standard normal noise made noise of these covariances, of one component."""
+        """(S, V, M) standard normal noise transformed to the covariances of one component."""
 
     @abstractmethod
     def traces(self) -> Tensor:
@@ -146,7 +146,7 @@ class FullCovariance(Covariance):
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """What bounds are made of: K components, and pairs of them.
+    """Statistics of K components and of pairs of them, for bounds on the entropy.
 
     Attributes:
         log_weights: (K,) normalised.
@@ -167,13 +167,7 @@ class EntropyBound(ABC):
     """A lower bound of the entropy of a mixture, so that the ELBO stays one of the evidence."""
 
     def entropy(self, log_weights: Tensor, means: Tensor, covariance: Covariance) -> Tensor:
-        """() nats; differentiable.
-
-        Args:
-            log_weights: (K,) normalised.
-            means: (K, V, M).
-            covariance: of the components.
-        """
+        """() nats; differentiable, in log-weights (K,) that are normalised and means (K, V, M)."""
         dimension = means.shape[1] * means.shape[2]
         single = (covariance.log_determinants() + dimension * (1 + math.log(2 * math.pi))) / 2
         if len(log_weights) == 1:
@@ -201,7 +195,7 @@ class JensenBound(EntropyBound):
 
 
 class PairwiseBound(EntropyBound):
-    """By Bhattacharyya distances between components: exact where they are the same or far apart.
+    """A bound by Bhattacharyya distances: exact for components that are equal or far apart.
 
     Kolchinsky and Tracey 2017, "Estimating mixture entropy with pairwise distances", equation 10
     and section 3.2.
@@ -216,7 +210,7 @@ class PairwiseBound(EntropyBound):
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """What is sampled for the expected log-likelihood: nothing larger than T x T (theorem 2).
+    """Marginals of the posterior at the positions of sequences, to sample from (theorem 2).
 
     Attributes:
         mean: (B, V, T) of the functions at the positions of each sequence.
@@ -346,8 +340,9 @@ class Functions:
     ) -> tuple[Tensor, Tensor]:
         """Samples (S, B, T, V) and (S, V, V) of the scores under one component.
 
-        Each is one draw of the functions, the same for all B sequences, and comes with its mirror
-        image, except for the last of an odd number. O(S T M V) for a sequence. Differentiable.
+        Each is one draw of the functions for all B sequences, paired with its mirror image
+        (antithetic), except for the last of an odd number. O(S T M V) for a sequence.
+        Differentiable.
 
         Args:
             samples: S.

@@ -25,7 +25,7 @@ from rdpgraph.gp.posterior import (
 )
 from rdpgraph.gp.training import Objective, Training
 
-_SEQUENCES = 16  # of one bound, together
+_SEQUENCES = 16  # in memory at a time for a bound
 _DTYPE = torch.float64
 
 Label = TypeVar("Label", bound=Hashable)
@@ -173,7 +173,7 @@ class StructuredGP(Arguments):
     ) -> list[list[Any]]:
         """The most probable label at each position, functions averaged over.
 
-        What minimises the expected number of wrong labels.
+        It minimises the expected number of wrong labels.
         """
         marginals = self.predict_marginals(sequences, edges=edges, generator=generator)
         return [[self.labels[state] for state in one.argmax(-1).tolist()] for one in marginals]
@@ -185,7 +185,7 @@ class StructuredGP(Arguments):
         edges: Iterable[Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> list[Tensor]:
-        """For each sequence, (positions, labels) probabilities, averaged over the functions.
+        """Probabilities (positions, labels) for each sequence, averaged over the functions.
 
         An average of ``predictive_samples`` draws of the functions, with antithetic pairs; the
         same draws each time if there is no generator.
@@ -207,7 +207,7 @@ class StructuredGP(Arguments):
         edges: Iterable[Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> list[list[list[Any]]]:
-        """For each sequence, ``predictive_samples`` draws of its labels, functions drawn as well.
+        """Draws of labels for each sequence, ``predictive_samples`` of them, functions drawn too.
 
         Raises:
             ModelError: not fitted, an empty sequence, or features unlike those of training.
@@ -221,7 +221,7 @@ class StructuredGP(Arguments):
         return [[[self.labels[state] for state in row] for row in one.mT.tolist()] for one in drawn]
 
     def score(self, sequences: Iterable[Any], labels: Iterable[Sequence[Hashable]]) -> float:
-        """The part of positions whose label is predicted."""
+        """The share of positions whose label is predicted."""
         pairs = [
             (one, other)
             for guess, truth in zip(self.predict(sequences), labels, strict=True)
@@ -254,16 +254,16 @@ class StructuredGP(Arguments):
         edges: Iterable[Tensor] | None,
         generator: torch.Generator | None,
     ) -> list[Tensor]:
-        """For each sequence (positions, ...) of what `ask` makes (B, T, ...) of sampled scores."""
+        """(positions, ...) answers for each sequence, from those of `ask` for batches of scores."""
         groups = self._groups(sequences, None, edges)
         generator = generator or torch.Generator().manual_seed(0)
         begun = generator.get_state()
         posterior = self.posterior_
-        # How many samples each component has, in proportion to its weight.
+        # Samples of each component, in proportion to its weight.
         bounds = (posterior.weights().cumsum(0) * self.predictive_samples).round().long().tolist()
         answers: dict[int, Tensor] = {}
         for group in groups:
-            # The functions are the same for all sequences, and answers those of each by itself.
+            # The same functions for all sequences, however they are grouped.
             generator.set_state(begun)
             with torch.no_grad():
                 given = self._basis.conditional(group)

@@ -19,12 +19,12 @@ from rdpgraph.gp.posterior import Functions, VariationalPosterior
 
 
 class SAGA(Optimizer):
-    """Descent on an average of items, one at a time, with a variance that vanishes.
+    """Stochastic gradient descent on an average of items, with a variance that vanishes.
 
     A step along g_i - old g_i + the average of all old ones, where g_i is the gradient of the item
     in ``.grad`` and old ones come from a table. It converges at a constant learning rate, where
-    SGD does not. Until an item is seen its entry is zero and no part of the average. The table
-    holds a copy of the parameters for every item: items times their size in memory.
+    SGD does not. Items not yet seen are left out of the average. The table takes items times the
+    memory of the parameters.
 
     Defazio, Bach and Lacoste-Julien 2014, "SAGA: a fast incremental gradient method", equation 1.
 
@@ -40,7 +40,7 @@ class SAGA(Optimizer):
 
     Args:
         params: parameters, or groups of them.
-        items: how many there are.
+        items: the number of items.
         lr: the learning rate, for instance 1 / (3 L) for items of L-Lipschitz gradients.
 
     Raises:
@@ -88,7 +88,7 @@ class SAGA(Optimizer):
             state["seen"] = torch.zeros(self.items, dtype=torch.bool, device=parameter.device)
         gradient, old = parameter.grad, state["table"][item]
         assert gradient is not None
-        if not state["seen"][item]:  # an item's first gradient has nothing to be compared with
+        if not state["seen"][item]:  # no earlier gradient of the item
             state["seen"][item] = True
             state["sum"] += gradient
             old.copy_(gradient)
@@ -99,19 +99,12 @@ class SAGA(Optimizer):
         return direction
 
 
-_TOGETHER = 16  # sequences in memory at a time, where a step takes all
+_TOGETHER = 16  # sequences in memory at a time in steps over all
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """The evidence lower bound of sequences in groups.
-
-    Attributes:
-        posterior: over functions.
-        basis: the inducing points, and the kernel.
-        likelihood: of labels given functions.
-        estimator: of the expected log-likelihood.
-    """
+    """The evidence lower bound of sequences in groups."""
 
     posterior: VariationalPosterior
     basis: Basis
@@ -123,10 +116,7 @@ class Objective:
     ) -> Tensor:
         """() nats: the expected log-likelihood of a group, summed over its sequences (equation 20).
 
-        Args:
-            group: of sequences.
-            generator: of the samples.
-            root: the basis's, where gradients should reach the hyperparameters.
+        ``root`` is the basis's, where gradients should reach the hyperparameters.
         """
         given = self.basis.reused(group, root)
         weights = self.posterior.weights()
@@ -147,19 +137,19 @@ class Training:
     """Steps of an optimiser of torch.
 
     Args:
-        steps: how many.
-        optimiser: makes it from parameters, as ``functools.partial(torch.optim.Adam, lr=0.1)``, the
-            default, does; a partial `SAGA` is told its items, which are the groups of sequences.
+        steps: the number of steps.
+        optimiser: makes it from parameters; default ``functools.partial(torch.optim.Adam,
+            lr=0.1)``; a partial `SAGA` is given its items, the groups of sequences.
         sequences: in a step; None for all of them. They are grouped by length, and the groups are
             visited in random order.
-        decay: whether the learning rate falls to zero, by a straight line in the second half.
-        kernel_every: hyperparameters move in one of so many steps, which then costs what the
-            covariances do, O(M^3 + N M^2); 0 leaves them as they are.
-        seconds: no step is begun after so many, on the clock; None for no limit.
+        decay: lower the learning rate to zero, linearly over the second half.
+        kernel_every: hyperparameters move in one of so many steps, which costs O(M^3 + N M^2) for
+            the covariances; 0 leaves them as they are.
+        seconds: no step begins after so many, by the clock; None for no limit.
         watch: called after each step with its number and the estimate of the bound, in nats.
 
     Raises:
-        ModelError: numbers below 1 where there must be some.
+        ModelError: steps or sequences below 1, or kernel_every below 0.
     """
 
     steps: int = 100
@@ -179,7 +169,7 @@ class Training:
             )
 
     def group_size(self) -> int:
-        """How many sequences are treated together."""
+        """The number of sequences in a group."""
         return self.sequences or _TOGETHER
 
     def run(
@@ -227,7 +217,7 @@ class Training:
 def _all(
     objective: Objective, groups: list[Group], generator: torch.Generator | None, *, moving: bool
 ) -> float:
-    """Gradients of minus the bound, group by group so that one is in memory; the bound."""
+    """Accumulate gradients of minus the bound, group by group to save memory; the bound."""
     root = objective.basis.root() if moving else None
     divergence = objective.posterior.divergence()
     divergence.backward()
@@ -247,7 +237,7 @@ def _one(
     *,
     moving: bool,
 ) -> float:
-    """The same by one group, which stands for all."""
+    """Gradients of minus the bound, estimated from one group; the bound."""
     root = objective.basis.root() if moving else None
     expected = objective.expected(groups[item], generator, root)
     bound = expected * len(groups) - objective.posterior.divergence()

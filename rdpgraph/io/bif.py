@@ -36,11 +36,11 @@ from rdpgraph.model.names import CODEC, Names
 from rdpgraph.model.variable import Variable, names_of
 
 _MOST_SLOTS = 60  # numpy and torch stop at 64 dims
-_MOST_OF_A_LIST = 1 << 8  # bytes of names of states that are remembered as they stand in the file
+_MOST_OF_A_LIST = 1 << 8  # bytes of a list of states that is cached as text
 _SHARED = 1 << 10
-_AT_ONCE = 1 << 9  # headers
+_AT_ONCE = 1 << 9  # headers read at a time
 
-# The blocks of the usual form, which are found many at a time.
+# Blocks of the usual form, matched many at a time.
 _VARIABLE = (
     rb"variable\s++([^\s{}()\[\]|,;\"]++)\s*+\{\s*+type\s++discrete\s*+\[\s*+([1-9][0-9]{0,8})\s*+\]\s*+\{"
     rb"([^{}()\[\]|;]*+)\}\s*+;?\s*+\}"
@@ -77,9 +77,7 @@ def read_bif(
 def parse_bif(
     text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
 ) -> FactorGraph:
-    """The network of a BIF file's text, as `read_bif` has it of a file.
-
-    A bytearray, which may be large, is read in place: its comments become blanks.
+    """The network of a BIF file's text, as `read_bif` reads it; a bytearray is changed in place.
 
     Example:
         >>> graph = parse_bif('''
@@ -100,21 +98,17 @@ def parse_bif(
 
 
 class _Blocks:
-    """The variables of a file in its order, and the headers of its probability blocks."""
+    """A reader of the variables of a file and of the headers of its probability blocks."""
 
     def __init__(self, text: BifText) -> None:
         self._text, self._data = text, text.data
         self._names, self._lists = Names(), StateLists()
         self._sizes, self._list_of = array("q"), array("i")
         self._known: dict[tuple[bytes, bytes], tuple[int, int]] = {}
-        self._spans = array("q")  # of each probability block: its start, body and end
+        self._spans = array("q")  # start, body and end of each probability block
 
     def read(self) -> Headers:
-        """All of them.
-
-        Raises:
-            FileFormatError: another word, or a brace or semicolon that lacks.
-        """
+        """Read all blocks."""
         text, at = self._text, 0
         while True:
             start, at = at, self._read_usual(at)
@@ -137,7 +131,7 @@ class _Blocks:
                 text.fail(start, "network, variable, probability or property")
 
     def _read_usual(self, at: int) -> int:
-        """Read blocks as long as they are of the usual form; the place after them."""
+        """Read blocks while they have the usual form; the place after them."""
         matches: list[tuple[bytes, ...]] = _BLOCKS.findall(self._data, at, at + PIECE)
         if matches and matches[-1][-1]:
             del matches[-1]
@@ -154,7 +148,7 @@ class _Blocks:
         return int(stops[most - 1]) if most else at
 
     def _add_usual(self, variables: Sequence[tuple[bytes, ...]]) -> int:
-        """Add variables given as (name, number, names of states); how many are as usual."""
+        """Add variables given as (name, number, names of states); the number of usual ones."""
         numbered = (self._list(*each[1:]) for each in variables)
         lists = list(itertools.takewhile(itemgetter(1), numbered))
         numbers = self._names.add_all([name for name, *_ in variables[: len(lists)]])
@@ -165,7 +159,7 @@ class _Blocks:
         return taken
 
     def _list(self, digits: bytes, text: bytes) -> tuple[int, int]:
-        """The number of a list of states as it stands in a file, and its length; 0 if unusual."""
+        """The number and length of a list of states as in the file; length 0 if it is unusual."""
         key = digits, text
         known = self._known.get(key)
         if known is None:
@@ -261,7 +255,7 @@ class _Blocks:
     def _usual_scopes(
         self, spans: NDArray[np.int64], defined: bytearray
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]] | None:
-        """How many variables some headers have, and all of them; None if any is unusual."""
+        """Sizes of the scopes of some headers, and their members; None if a header is unusual."""
         if (spans[:, 1] - spans[:, 0] > PIECE).any():
             return None
         texts = [bytes(self._data[start:body]) for start, body, _ in spans.tolist()]
@@ -288,7 +282,7 @@ class _Blocks:
         """The variables of a header, the child first."""
         text, scope = self._text, dict[int, None]()
         first = at = text.expect(start, b"probability", b"(")
-        for match in text.tokens(first, body):  # the last one is a brace
+        for match in text.tokens(first, body):  # the last token is a brace
             word, at = match[0], match.start()
             if word in (b",", b"|"):
                 continue
@@ -318,7 +312,7 @@ def _lengths(texts: Sequence[bytes]) -> NDArray[np.int64]:
 
 
 def _repeated(names: bytes, hashes: "array[int]") -> bytes | None:
-    """A name that stands twice among some, with newlines between them, or None."""
+    """A name that occurs twice in newline-separated text, or None."""
     ranked = np.frombuffer(hashes, dtype=np.int64).copy()
     ranked.sort()
     again = frozenset(ranked[1:][ranked[1:] == ranked[:-1]].tolist())
@@ -337,7 +331,7 @@ def _refuse_cycles(source: str, headers: Headers) -> None:
     blocks = np.empty(len(children), dtype=np.int32)
     blocks[children] = np.arange(len(children))
     if (blocks[members] <= np.repeat(np.arange(len(blocks)), np.diff(starts))).all():
-        return  # parents come first
+        return  # all parents precede their children
     cycle = find_cycle((starts[:-1] + 1).data, starts[1:].data, blocks[members].data)
     if cycle is not None:
         names = headers.variables.names

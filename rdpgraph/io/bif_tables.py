@@ -1,4 +1,4 @@
-"""The tables of BIF files, read straight into those of the graph."""
+"""Tables of BIF files, read into those of the graph without copies."""
 
 import math
 import re
@@ -34,14 +34,14 @@ _MOST_BY_DEFAULT = 1 << 24  # table entries that the `default` lines of a file m
 
 @dataclass(frozen=True, eq=False)
 class Headers:
-    """The variables of a file, and its probability blocks in their order.
+    """The variables of a file, and its probability blocks in order.
 
     Attributes:
         variables: those of the file.
         lists: the names of their states.
-        starts: where the scope of each block begins in ``members``, and at the end their count.
+        starts: offsets of the scopes in ``members``, and at the end their total.
         members: the numbers of variables, each child before its parents.
-        bodies: (F, 2) for each block the place after its first brace, and that of its last one.
+        bodies: (F, 2) the places after the first brace of a block and of its last one.
     """
 
     variables: CompactVariables
@@ -67,23 +67,17 @@ class _Alike:
 
 
 def read_tables(text: BifText, headers: Headers, dtype: torch.dtype) -> list[Block]:
-    """The factors P(child | parents), those of one shape in one block.
-
-    Args:
-        text: the file.
-        headers: where its blocks are.
-        dtype: of the log-values.
-    """
+    """The factors P(child | parents), those of one shape in one block."""
     reading = _Reading(text, headers)
     try:
         return [_block_of(group, headers, dtype) for group in reading.read()]
     except FileFormatError:
-        reading.read_one_by_one()  # the first error of the file, which another may have come before
+        reading.read_one_by_one()  # raises the first error in file order
         raise
 
 
 class _Reading:
-    """The tables of a file: of the usual form many at a time, others one by one."""
+    """A reader of tables: many of the usual form at a time, others one by one."""
 
     def __init__(self, text: BifText, headers: Headers) -> None:
         self._text, self._headers, self._budget = text, headers, _MOST_BY_DEFAULT
@@ -94,8 +88,8 @@ class _Reading:
         groups, lengths = self._groups(), np.diff(bodies)[:, 0]
         room = _MOST_BY_DEFAULT
         for group in groups:
-            # Nothing is allocated on the word of a header: only what the text fills, where an entry
-            # takes two bytes, and defaults as far as the budget goes.
+            # Allocate only what the text can fill, whatever the header says: an entry
+            # takes two bytes, and `default` has a budget.
             size = min(math.prod(group.shape), 2 * _MOST_BY_DEFAULT + len(data))
             lacking = size - (lengths[group.blocks] + 1) // 2
             short = bodies[group.blocks[lacking > 0]].tolist()
@@ -147,7 +141,7 @@ class _Reading:
                 values = read([texts[at] for at in part.tolist()], blocks, group.shape)
                 if values is not None and is_conditional(values, 1):
                     group.tables[places[part]] = values
-                elif len(part) > 1:  # one that is unusual is not to make the others slow
+                elif len(part) > 1:  # isolate unusual blocks by bisection
                     left += np.array_split(part, 2)
                 else:
                     self._read_alone(int(blocks[0]), group.tables[places[part[0]]])
@@ -155,7 +149,7 @@ class _Reading:
     def _tables_of(
         self, texts: list[bytes], blocks: NDArray[np.int32], shape: tuple[int, ...]
     ) -> Array | None:
-        """(B, size, rows) the probabilities of texts ``table probabilities;``; None for others."""
+        """(B, size, rows) the probabilities of bodies ``table probabilities;``; None for others."""
         matches = list(map(_TABLE.fullmatch, texts))
         if not all(matches):
             return None
@@ -166,7 +160,7 @@ class _Reading:
     def _rows_of(
         self, texts: list[bytes], blocks: NDArray[np.int32], shape: tuple[int, ...]
     ) -> Array | None:
-        """(B, size, rows) the probabilities of texts of all rows of a block; None for others."""
+        """(B, size, rows) the probabilities of bodies that list every row; None for others."""
         rows, members = math.prod(shape[1:]), self._headers.members
         if any(text.count(b";") != rows for text in texts):
             return None
@@ -191,23 +185,17 @@ class _Reading:
 
 
 def _strides(sizes: Sequence[int]) -> list[int]:
-    """For each dim how far apart its neighbours are; the last is the fastest."""
+    """The strides of a table of some sizes, the last dim the fastest."""
     return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
 
 
 def _rows_alike(
     text: bytes, count: int, codes: Sequence[tuple[Iterable[Codes], int]], size: int
 ) -> tuple[NDArray[np.int64], Array] | None:
-    """Rows ``(names) probabilities;``: (R,) their numbers and (R, size) the probabilities.
+    """Read ``count`` rows ``(names) probabilities;``: (R,) row numbers and (R, size) probabilities.
 
-    Args:
-        text: the rows.
-        count: how many there are.
-        codes: for each parent the numbers of its states, row by row, and their stride.
-        size: how many probabilities are in a row.
-
-    Returns:
-        None for a text that is anything else, or that may be.
+    ``codes`` has for each parent the numbers of its states, row by row, and its stride. None for
+    any other text.
     """
     read = statements_alike(text, count, [b"(", *[None] * len(codes), b")"], size)
     if read is None:
@@ -222,13 +210,9 @@ def _rows_alike(
 
 
 class _Body:
-    """The table of one block, (child, *parents), as its statements give it.
+    """A reader of one block's statements into the flat table (child, *parents).
 
-    Args:
-        text: the file.
-        headers: its variables and blocks.
-        block: which one.
-        values: the flat table, to be filled; None for one that the text cannot fill.
+    ``values`` is None for a table that the text cannot fill: its statements are checked alone.
     """
 
     def __init__(self, text: BifText, headers: Headers, block: int, values: Array | None) -> None:
@@ -270,7 +254,7 @@ class _Body:
         return unlisted
 
     def _part_end(self, start: int) -> int:
-        """The end of several statements that are a piece together, or of a longer one."""
+        """The end of the statements that fit a piece, or of one longer statement."""
         data, end = self._text.data, self._end
         if end - start <= PIECE:
             return end
@@ -293,7 +277,7 @@ class _Body:
         return unlisted
 
     def _read_rows(self, start: int, end: int) -> bool:
-        """Read a part that consists of rows of the usual form, if it does."""
+        """Read a part that has only rows of the usual form; False for others."""
         listed = self._listed
         if end - start > PIECE or self._values is None or not isinstance(listed, bytearray):
             return False
@@ -338,7 +322,7 @@ class _Body:
             self._fail_at_statement(start)
 
     def _numbers(self, start: int, end: int, count: int) -> Array:
-        """The probabilities of a part, in the table itself if they are all of it."""
+        """The probabilities of a part, read into the table itself if they fill it."""
         text, filled = self._text, self._values
         if filled is None or count != len(filled) or self._count:
             filled = np.empty(count if 2 * count <= end - start + 1 else 0)
@@ -365,7 +349,7 @@ class _Body:
             self._values.reshape(self._size, self._rows)[:, places] = rows.T
 
     def _row(self, at: int, names: Sequence[bytes]) -> int:
-        """The number of the row of some states, not listed before."""
+        """The number of the row of some states, which is not listed yet."""
         text = self._text
         try:
             pairs = zip(self._codes, names, strict=True)
@@ -385,12 +369,12 @@ class _Body:
 
 def _skip_properties(data: Bytes, start: int, end: int) -> int:
     match = _PROPERTIES.match(data, start, end)
-    assert match is not None  # it may be empty
+    assert match is not None  # the pattern matches the empty string
     return match.end()
 
 
 def _block_of(group: _Alike, headers: Headers, dtype: torch.dtype) -> Block:
-    assert group.values is not None  # else reading has failed
+    assert group.values is not None  # filled by _Reading.read
     places = group.blocks
     slots = headers.starts[places][:, None] + np.arange(len(group.shape))
     scopes = torch.from_numpy(headers.members[slots]).long()

@@ -1,4 +1,4 @@
-"""The text of a BIF file: its words, quoted names and punctuation, and errors with their lines."""
+"""Tokens of BIF files, quoted names among them, and errors with their lines."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from rdpgraph.io.tokens import Array, non_negative
 from rdpgraph.model.names import CODEC
 
 PIECE = 1 << 14
-"""Bytes that are cut into tokens at once; a token may be longer."""
+"""Bytes of a piece; a token may be longer."""
 
 _WORD = rb'[^\s\x1c-\x1f{}()\[\]|,;"]'
 _REST_OF_COMMENT = rb"(?:/[^\n]*|\*[\s\S]*?(?:\*/|\Z))"
@@ -26,7 +26,7 @@ _TOKEN = re.compile(rb'"[^"\n]*"|%b+|[{}()\[\]|,;"]' % _WORD)
 _CUT = re.compile(rb"[\s{}()|,;]")
 _MARKS_BUT_COMMAS = frozenset(bytes([mark]) for mark in b'{}()[]|;"')
 MARKS = _MARKS_BUT_COMMAS | {b","}
-# What a search for punctuation must not find within quotes, as bytes that no UTF-8 text holds.
+# Punctuation in quotes is masked by bytes that UTF-8 does not use.
 _QUOTABLE, _MASKS = b" \t\r\f\v{}()|,;", b"\xc0\xc1\xf5\xf6\xf7\xf8\xf9\xfa\xfb\xfc\xfd\xfe"
 _MASKED, _UNMASKED = bytes.maketrans(_QUOTABLE, _MASKS), bytes.maketrans(_MASKS, _QUOTABLE)
 _BLANKED = bytes(byte if byte == ord("\n") else ord(" ") for byte in range(256))
@@ -34,12 +34,7 @@ _BLANKED = bytes(byte if byte == ord("\n") else ord(" ") for byte in range(256))
 
 @dataclass(frozen=True, eq=False)
 class BifText:
-    """A BIF file without comments, whose quoted names hold no punctuation and no blanks.
-
-    Attributes:
-        data: UTF-8 with the lines of the file.
-        source: the file's name, for messages.
-    """
+    """The UTF-8 text of a BIF file without comments; blanks and marks in quotes are masked."""
 
     data: Bytes
     source: str
@@ -102,7 +97,7 @@ class BifText:
         return _TOKEN.finditer(self.data, start, end)
 
     def pieces(self, start: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
-        """The tokens of a part without its commas, some at a time, and where these begin."""
+        """The tokens of a part without commas, piece by piece, and where each piece begins."""
         while start < end:
             cut = _CUT.search(self.data, min(start + PIECE, end), end)
             stop = end if cut is None else cut.end()
@@ -110,9 +105,9 @@ class BifText:
             start = stop
 
     def names(self, start: int, end: int, count: int, what: str) -> Iterator[list[bytes]]:
-        """The ``count`` names of a part, apart by commas or spaces, some at a time.
+        """The ``count`` names of a part, separated by commas or spaces, piece by piece.
 
-        Names that hold spaces without quotes are read too, where commas alone give the count.
+        Unquoted names with spaces are read too, where commas alone give the count.
         """
         seen, plain = 0, True
         for _, words in self.pieces(start, end):
@@ -140,7 +135,7 @@ class BifText:
 
 
 def words_of(text: bytes) -> list[bytes]:
-    """The tokens of a short text without its commas."""
+    """The tokens of a short text, without commas."""
     if len(text.translate(None, b'{}[]|"')) < len(text):
         return [word for word in _TOKEN.findall(text) if word != b","]
     for mark in (b"(", b")", b";"):
@@ -149,7 +144,7 @@ def words_of(text: bytes) -> list[bytes]:
 
 
 def unquoted(word: bytes) -> bytes:
-    """A token as a name."""
+    """The name that a token writes."""
     quoted = len(word) > 1 and word.startswith(b'"')
     return word[1:-1].translate(_UNMASKED) if quoted else word
 
@@ -157,11 +152,10 @@ def unquoted(word: bytes) -> bytes:
 def statements_alike(
     text: bytes, count: int, head: Sequence[bytes | None], size: int
 ) -> tuple[list[list[bytes]], Array] | None:
-    """Statements of one form: the words at the open places of the head, and (count, size) numbers.
+    """Read ``count`` statements of one form: the head, ``size`` numbers and a semicolon.
 
-    Returns:
-        None for a text that is anything else than ``count`` times the head, ``size`` numbers and a
-        semicolon.
+    Returns the words at the open places (None) of the head, and (count, size) numbers; None for any
+    other text.
     """
     words = words_of(text)
     width, listed = len(head) + size + 1, list[list[bytes]]()

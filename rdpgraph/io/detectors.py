@@ -1,4 +1,4 @@
-"""Detector error models as stim writes them, and check matrices in the alist format."""
+"""Detector error models of stim, and check matrices in the alist format."""
 
 import os
 import re
@@ -15,14 +15,7 @@ _MOST = 10_000_000
 
 @dataclass(frozen=True)
 class DetectorErrors:
-    """Errors, each with the detectors and observables that it flips.
-
-    Attributes:
-        columns: of each error its detectors and its observables; one that is named twice cancels.
-        rates: the probability of each.
-        num_detectors: how many detectors.
-        num_observables: how many observables.
-    """
+    """Errors with the detectors and observables that they flip; one named twice cancels."""
 
     columns: list[tuple[list[int], list[int]]]
     rates: list[float]
@@ -31,25 +24,12 @@ class DetectorErrors:
 
 
 def read_detectors(path: str | os.PathLike[str]) -> DetectorErrors:
-    """The errors of a file of `parse_detectors`."""
+    """The errors of a ``.dem`` file, as `parse_detectors` reads them."""
     return parse_detectors(read_text(Path(path)), source=str(path))
 
 
 def parse_detectors(text: str, *, source: str = "A detector error model") -> DetectorErrors:
-    r"""The errors of a model as text: error, detector, logical_observable, shift, repeat.
-
-    Args:
-        text: of a ``.dem`` file.
-        source: its name, for messages.
-
-    Raises:
-        FileFormatError: what is no such text, with its line.
-
-    Example:
-        >>> text = "repeat 2 {\n error(0.1) D0 D1 ^ D1 L0\n shift_detectors 1\n}"
-        >>> parse_detectors(text).columns
-        [([0, 1, 1], [0]), ([1, 2, 2], [0])]
-    """
+    """The errors of a detector error model of stim: error, detector, shift, repeat."""
     columns: list[tuple[list[int], list[int]]] = []
     rates: list[float] = []
     counts = {"D": 0, "L": 0}
@@ -124,19 +104,10 @@ def parse_detectors(text: str, *, source: str = "A detector error model") -> Det
 
 
 def parse_alist(text: str, *, source: str = "An alist") -> tuple[list[list[int]], int]:
-    """The checks of each bit, and how many checks there are, of a matrix in the alist format.
+    """The checks of each bit, and their number, of a check matrix in the alist format.
 
-    Args:
-        text: of the file: the numbers of bits and checks, the largest degrees, all degrees, and
-            the checks of each bit, from 1; those after it are not needed.
-        source: its name, for messages.
-
-    Raises:
-        FileFormatError: what is no alist.
-
-    Example:
-        >>> parse_alist("3 2 2 2  1 2 1  2 2  1 0 1 2 2 0")
-        ([[0], [0, 1], [1]], 2)
+    The text has the numbers of bits and checks, the largest degrees, all degrees, and the checks of
+    each bit, from 1; what follows is not needed.
     """
     try:
         numbers = [int(word) for word in text.split()]

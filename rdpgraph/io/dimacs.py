@@ -10,7 +10,7 @@ import torch
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.tables import refuse_several
 from rdpgraph.io.text import Bytes, fail, shown
-from rdpgraph.model.block import Block
+from rdpgraph.model.block import Block, in_order
 from rdpgraph.model.compact_variables import CompactVariables
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
@@ -192,7 +192,8 @@ def format_dimacs(graph: FactorGraph) -> str:
     weights = torch.zeros(graph.num_variables, 2, dtype=torch.float64)
     weighted = torch.zeros(graph.num_variables, dtype=torch.bool)
     refuse_several(graph)
-    for block, row in _in_order(graph):
+    for place, row in in_order(graph.blocks):
+        block = graph.blocks[place]
         numbers, potential = block.scopes[row].tolist(), block.potential
         if isinstance(potential, Automaton) and len(numbers) > _TABLED:
             chosen = block.select(torch.tensor([row], device="cpu"))
@@ -227,16 +228,6 @@ def format_dimacs(graph: FactorGraph) -> str:
     if bool(weighted.any()):
         head.insert(0, "c t wmc")
     return "\n".join([*head, *clauses]) + "\n"
-
-
-def _in_order(graph: FactorGraph) -> list[tuple[Block, int]]:
-    """Every factor as a row of a block, in order of declaration."""
-    every = [
-        (place, number, row)
-        for number, block in enumerate(graph.blocks)
-        for row, place in enumerate(block.declared.tolist())
-    ]
-    return [(graph.blocks[number], row) for _, number, row in sorted(every)]
 
 
 def _rejected(automaton: Automaton) -> Iterator[list[int]]:

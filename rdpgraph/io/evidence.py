@@ -1,4 +1,4 @@
-"""The UAI formats beside the models: evidence, queries of marginal MAP, and results."""
+"""UAI formats of evidence, of queries of marginal MAP, and of results."""
 
 import math
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
@@ -12,20 +12,17 @@ from rdpgraph.io.tokens import Numbers
 from rdpgraph.model.names import Decimals
 
 LIMIT = 1 << 25
-"""The most bytes of text by default, 32 MiB."""
+"""Default maximum of bytes of text, 32 MiB."""
 _PIECE = 1 << 13
-"""Numbers that are turned at once."""
+"""Numbers converted at a time."""
 _MOST = 2.0**53
 Array = NDArray[np.signedinteger[Any]]
 
 
 class Row(Mapping[str, int]):
-    """Evidence by the name of the variable, in the order of the file: a mapping over an array.
+    """A row of evidence by the names of variables, in file order: a mapping over (n, 2) integers.
 
-    Equal to the dictionary of the same states, and a tenth of its size.
-
-    Args:
-        pairs: (n, 2) variables, each once, and their states.
+    Equal to the dictionary of the same states, in a tenth of its memory.
     """
 
     __slots__ = ("_names", "_pairs")
@@ -47,11 +44,11 @@ class Row(Mapping[str, int]):
         return (name for name, _ in self.items())
 
     def items(self) -> ItemsView[str, int]:
-        """Names and states."""
+        """Pairs of names and states."""
         return _Items(self)
 
     def each(self) -> Iterator[tuple[str, int]]:
-        """The same, a piece of the array at a time."""
+        """Iterate over pairs, converting a piece of the array at a time."""
         for first in range(0, len(self), _PIECE):
             for variable, state in self._pairs[first : first + _PIECE].tolist():
                 yield str(variable), state
@@ -92,7 +89,7 @@ def read_evidence(
 
 
 def parse_evidence(text: str | Bytes, *, source: str = "<text>") -> Sequence[Mapping[str, int]]:
-    """The rows of an evidence file's text, as `read_evidence` has them of a file.
+    """The rows of an evidence file's text, as `read_evidence` reads them.
 
     Example:
         >>> parse_evidence("2  0 1  3 0"), parse_evidence("2  1 0 1  1 0 0")
@@ -127,7 +124,7 @@ def read_query(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> Seq
 
 
 def parse_query(text: str | Bytes, *, source: str = "<text>") -> Sequence[str]:
-    """The query variables of a marginal MAP file's text, as `read_query` has them of a file.
+    """The query variables of a marginal MAP file's text, as `read_query` reads them.
 
     Example:
         >>> parse_query("2  3 0")
@@ -150,7 +147,7 @@ def parse_query(text: str | Bytes, *, source: str = "<text>") -> Sequence[str]:
 
 
 class Rows(Sequence[Mapping[str, int]]):
-    """The rows of a file, each made when it is asked for; equal to a list of the same."""
+    """Rows of a file, made on access; equal to a list of the same."""
 
     def __init__(self, listed: "_Listed", starts: Array) -> None:
         self._listed, self._starts = listed, starts
@@ -179,7 +176,7 @@ class Rows(Sequence[Mapping[str, int]]):
 
 
 class _Listed:
-    """All numbers of a file at once, -1 for those that are not whole."""
+    """The numbers of a file as integers, -1 for those that are not whole."""
 
     def __init__(self, text: str | Bytes, source: str) -> None:
         self.numbers = Numbers(text.encode() if isinstance(text, str) else text, source)
@@ -200,7 +197,7 @@ class _Listed:
 
 
 def _starts(listed: _Listed, count: int) -> tuple[Array, int]:
-    """Where the rows begin, up to one whose length does not fit, and the place after them."""
+    """The offsets of the rows, up to one whose length does not fit, and the place after them."""
     starts, at, end = np.empty(count, dtype=listed.values.dtype), 1, listed.end
     values, places = listed.values.data, starts.data
     for number in range(count):
@@ -212,7 +209,7 @@ def _starts(listed: _Listed, count: int) -> tuple[Array, int]:
 
 
 def _check_rows(listed: _Listed, starts: Array, end: int) -> None:
-    """Raise an error about the first row that does not fit, several at a time."""
+    """Check rows several at a time; raise an error about the first faulty one."""
     first, piece = 0, np.array(_PIECE, starts.dtype)
     while first < len(starts):
         last = int(np.searchsorted(starts, starts[first] + piece, side="right")) - 1
@@ -225,7 +222,7 @@ def _check_rows(listed: _Listed, starts: Array, end: int) -> None:
 
 
 def _fit(values: Array, starts: Array) -> bool:
-    """Whether rows hold whole numbers only, and no two states of a variable."""
+    """Test if rows hold only whole numbers, and one state of each variable."""
     lengths = np.diff(starts, append=len(values)) // 2
     is_length = np.zeros(len(values), dtype=np.bool_)
     is_length[starts] = True
@@ -238,13 +235,13 @@ def _fit(values: Array, starts: Array) -> bool:
 
 
 def _length(listed: _Listed, at: int) -> int:
-    """How many variables a row observes."""
+    """The number of variables that a row observes."""
     left = (listed.end - at - 1) // 2
     return listed.whole(at, "a number of observed variables", max(left, 0))
 
 
 def _row(listed: _Listed, at: int) -> tuple[Row, int]:
-    """One ``n v1 s1 ... vn sn``, and the place after it."""
+    """The row ``n v1 s1 ... vn sn`` at a place, and the place after it."""
     end = at + 1 + 2 * _length(listed, at)
     pairs = listed.values[at + 1 : end].reshape(-1, 2)
     if (pairs < 0).any():
@@ -258,7 +255,7 @@ def _row(listed: _Listed, at: int) -> tuple[Row, int]:
 
 
 def _without_repeats(numbers: Numbers, pairs: Array, start: int) -> Array:
-    """Pairs without what they say again; another state of a variable is an error."""
+    """Pairs without repetitions; another state of a variable is an error."""
     cuts = range(0, len(pairs), _PIECE)
     kept = _different(np.concatenate([_different(pairs[at : at + _PIECE]) for at in cuts]))
     if (kept[1:, 0] == kept[:-1, 0]).any():
@@ -271,7 +268,7 @@ def _without_repeats(numbers: Numbers, pairs: Array, start: int) -> Array:
 
 
 def _different(pairs: Array) -> Array:
-    """The different pairs, in order."""
+    """The distinct pairs, in order."""
     ranked = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
     new = np.ones(len(ranked), dtype=np.bool_)
     new[1:] = (ranked[1:] != ranked[:-1]).any(1)

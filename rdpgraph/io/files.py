@@ -1,4 +1,4 @@
-"""Models in files, by their names or by what they hold, and the registry of formats."""
+"""Reading and writing of models, and the registry of file formats."""
 
 import re
 from collections.abc import Callable
@@ -20,37 +20,28 @@ from rdpgraph.io.xmlbif import format_xmlbif, parse_xmlbif
 from rdpgraph.model.graph import FactorGraph
 
 ENTRY_POINTS = "rdpgraph.formats"
-"""The group of entry points by which an installed package offers formats of its own."""
+"""Group of entry points for formats of installed packages."""
 _SKIPPED = re.compile(rb"\s+|(?:#|//|c[ \t])[^\n]*|/\*[\s\S]*?(?:\*/|\Z)")
 _WORD = re.compile(rb"[A-Za-z]*")
 
 
 class Parse(Protocol):
-    """What makes a graph of a file's content."""
+    """The signature of a parser: content, source name and type to a graph."""
 
     def __call__(self, data: Bytes, /, *, source: str, dtype: torch.dtype) -> FactorGraph:
-        """The model.
-
-        Args:
-            data: the content, unpacked.
-            source: the file's name, for messages.
-            dtype: of the log-values.
-
-        Raises:
-            FileFormatError: one line, with the place in the file that does not fit.
-        """
+        """The model in a file's unpacked content; raises `FileFormatError`, with the place."""
         ...
 
 
 @dataclass(frozen=True)
 class FileFormat:
-    """How models are read from files of one kind, and written to them.
+    """A file format: the names of its files, a parser and a writer.
 
     Args:
-        suffix: how their names end, such as ``.uai``; in a file's name ``.gz`` may follow.
+        suffix: the ending of file names, such as ``.uai``; ``.gz`` may follow it.
         parse: makes a graph of a file's bytes: ``parse(data, source=name, dtype=dtype)``.
-        text: makes the text of a file of a graph; None where models of this kind are only read.
-        first_words: those by which a file of any other name is known, in small letters.
+        text: makes the text of a file of a graph; None for a format that is only read.
+        first_words: words, in small letters, by which a file of another name is recognised.
 
     Raises:
         ModelError: a suffix that has no dot in front, has capital letters or ends in ``.gz``.
@@ -70,23 +61,19 @@ class FileFormat:
             )
 
     def fits(self, name: str) -> bool:
-        """Whether a file's name says that it is of this kind."""
+        """Test if a file's name has this suffix."""
         return name.lower().removesuffix(".gz").endswith(self.suffix)
 
 
 class Formats:
-    """The formats that `read` and `write` know, those that installed packages offer included."""
+    """The registry of `read` and `write`, including formats that installed packages offer."""
 
     def __init__(self) -> None:
         self._known: dict[str, FileFormat] = {}
         self._looked = False
 
     def add(self, added: FileFormat) -> None:
-        """Register a format.
-
-        Raises:
-            ModelError: it is no `FileFormat`, or its suffix or one of its first words is taken.
-        """
+        """Register a format; raises `ModelError` where its suffix or a first word is taken."""
         if not isinstance(added, FileFormat):
             raise ModelError(f"register_format needs a FileFormat; got {added!r:.80}.")
         for known in self._known.values():
@@ -97,18 +84,14 @@ class Formats:
         self._known[added.suffix] = added
 
     def remove(self, suffix: str) -> None:
-        """Take a format out of the registry.
-
-        Raises:
-            ModelError: none has this suffix.
-        """
+        """Remove the format with a suffix; raises `ModelError` where there is none."""
         if self._known.pop(suffix, None) is None:
             raise ModelError(f"No file format with the suffix {suffix!r} is registered.")
 
     def find(self, name: str, first_word: str = "") -> FileFormat | None:
-        """The format that a file's name says, or else that which its first word says, if any.
+        """The format for a file's name, or else for its first word, if any.
 
-        Where none does, the packages that are installed are asked for theirs, once.
+        Formats of installed packages are loaded when no other fits, once.
         """
         fitting = self._find(name, first_word)
         if fitting is None and not self._looked:
@@ -127,7 +110,7 @@ class Formats:
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Those of the formats that can be written."""
+        """Suffixes of the formats that can be written."""
         return tuple(known.suffix for known in self._known.values() if known.text is not None)
 
     def _find(self, name: str, first_word: str) -> FileFormat | None:
@@ -138,11 +121,11 @@ class Formats:
 
 
 FORMATS = Formats()
-"""The registry that `read` and `write` ask."""
+"""The registry of `read` and `write`."""
 
 
 def _uai_of(graph: FactorGraph) -> str:
-    """BAYES of a Bayesian network, MARKOV of any other graph."""
+    """UAI text, BAYES for a Bayesian network and MARKOV for any other graph."""
     if graph.num_factors == graph.num_variables:
         with suppress(UnsupportedError):
             return format_uai(graph, kind="BAYES")
@@ -166,9 +149,9 @@ def read(
     """The model of a file: UAI, BIF, DIMACS or a registered `FileFormat`, plain or gzipped.
 
     Args:
-        path: a file that ends in ``.uai``, ``.bif``, ``.xmlbif``, ``.wcsp`` or ``.cfn``, with
-            ``.gz`` or not; under any other name, that of a pipe such as ``/dev/stdin`` for one, the
-            first words decide on UAI and BIF.
+        path: a file that ends in ``.uai``, ``.bif``, ``.xmlbif``, ``.wcsp``, ``.cfn`` or
+            ``.cnf``, with ``.gz`` or not; under any other name, such as ``/dev/stdin``, the
+            first word decides between UAI, BIF and DIMACS.
         dtype: of the log-values.
         limit: the most bytes of text, unpacked; memory is a few times the text.
         wait: how long a pipe may be silent, in seconds.
@@ -187,7 +170,7 @@ def read(
 
 
 def write(graph: FactorGraph, path: PathLike) -> None:
-    """Write a model in the format that the file's name says: ``.uai``, ``.bif`` or ``.cnf``.
+    """Write a model in the format of the file name's suffix: ``.uai``, ``.bif``, ``.cnf``, ....
 
     With ``.gz`` behind it is compressed. A Bayesian network becomes a UAI file of kind ``BAYES``,
     any other graph one of ``MARKOV``.
@@ -201,11 +184,7 @@ def write(graph: FactorGraph, path: PathLike) -> None:
 
 
 def text_of(path: PathLike) -> Callable[[FactorGraph], str]:
-    """What makes the text of a model in the format that a file's name says.
-
-    Raises:
-        UnsupportedError: it says none that can be written.
-    """
+    """The writer for the suffix of a file's name; raises `UnsupportedError` where there is none."""
     source = str(path)
     known = FORMATS.find(source)
     if known is not None and known.text is not None:

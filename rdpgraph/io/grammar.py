@@ -20,7 +20,7 @@ from rdpgraph.model.names import Names
 _BINARY, _LEXICAL = 1, 2  # kinds of rules
 _PIECE = 1 << 14
 MEMORY = 2.0**29
-"""The most bytes of a table of rules by default, 512 MiB: 406 symbols in float64."""
+"""Default maximum of bytes of a table of rules: 406 symbols in float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,13 +95,13 @@ class Grammar:
         return rows, torch.searchsorted(words, torch.arange(len(self.words) + 1))
 
     def coarsened(self, coarse: Callable[[str], str]) -> "Grammar":
-        """A grammar of fewer symbols: what a cheap model of the spans is made of.
+        """A grammar of fewer symbols, for a cheap model of the spans.
 
-        A coarse rule has the weights of its fine ones, summed over the symbols that its parts stand
-        for, and averaged over those that its parent does, each as often as the others.
+        The weight of a coarse rule is summed over the fine symbols of its parts and averaged, in
+        equal shares, over those of its parent.
 
         Args:
-            coarse: from a symbol to the one that stands for it.
+            coarse: from a symbol to its coarse one.
 
         Example:
             >>> text = ['1 S -> NP-1 NP-2', '2 NP-1 -> "dogs"', '4 NP-2 -> "dogs"']
@@ -136,20 +136,20 @@ class Grammar:
 
 
 def _summed(places: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
-    """Rules named once each, and the logs of their summed weights."""
+    """Distinct rules, and the logs of their summed weights."""
     rules, group = places.unique(dim=0, return_inverse=True)
     return rules, soft_scatter(logs, group, len(rules))
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """The rules of one kind, as columns: numbers of names, weights."""
+    """Columns of the rules of one kind: numbers of names, weights."""
 
     numbers: "list[array[int]]"
     weights: "array[float]" = field(default_factory=lambda: array("d"))
 
     def extend(self, weights: NDArray[np.float64], *numbers: NDArray[np.int32]) -> None:
-        """Append rules: their weights, and the numbers of their names."""
+        """Append rules: their weights and the numbers of their names."""
         for column, more in zip(self.numbers, numbers, strict=True):
             column.frombytes(more.tobytes())
         self.weights.frombytes(weights.tobytes())
@@ -217,7 +217,10 @@ def parse_grammar(
     if not isinstance(text, str | bytes | bytearray | memoryview):
         raise ModelError(f"parse_grammar needs the text of a grammar; got {text!r:.80}.")
     names, words = Names(), Names()
-    order, heads = array("i"), array("i")  # the place of each symbol by its first rule, or -1
+    order, heads = (
+        array("i"),
+        array("i"),
+    )  # rank of each symbol by its first rule, or -1; and inverse
     binary = _Columns([array("i"), array("i"), array("i")])
     lexical = _Columns([array("i"), array("i")])
     for rules in rules_of(text, source):
@@ -242,18 +245,18 @@ def parse_grammar(
 
 
 def _enter(parents: NDArray[np.int32], order: "array[int]", heads: "array[int]") -> None:
-    """Append to the heads those of rules that come next."""
+    """Append parents that are new to the heads."""
     places = _column(order)
     new = parents[places[parents] < 0]
     turns = np.arange(len(new), dtype=np.int32)
-    places[new[::-1]] = turns[::-1]  # the first rule of each is written last
+    places[new[::-1]] = turns[::-1]  # written in reverse, so that the first rule wins
     first = new[places[new] == turns]
     places[first] = np.arange(len(heads), len(heads) + len(first))
     heads.frombytes(first.tobytes())
 
 
 def _line_of(rule: int, kind: int, text: str | Bytes, source: str) -> int:
-    """The line of a rule, counted among those with two symbols, or with one word."""
+    """The line of a rule, numbered among those of two symbols or those of a word."""
     for rules in rules_of(text, source):
         own = rules.lines[rules.lexical == (kind == _LEXICAL)]
         if rule < len(own):
@@ -265,7 +268,7 @@ def _line_of(rule: int, kind: int, text: str | Bytes, source: str) -> int:
 def _refuse_headless(
     rules: _Columns, places: NDArray[np.int32], symbols: Names, text: str | Bytes, source: str
 ) -> None:
-    """Raise an error about the first part of a rule that has no rules itself."""
+    """Raise an error about the first part of a rule that heads no rule."""
     _, *parts = map(_column, rules.numbers)
     for start in range(0, len(parts[0]), _PIECE):
         numbers = np.stack([part[start : start + _PIECE] for part in parts], 1)
@@ -281,7 +284,7 @@ def _refuse_headless(
 
 
 def _refuse_repeats(rules: _Columns, text: str | Bytes, source: str) -> None:
-    """Raise an error about the first rule that has come before."""
+    """Raise an error about the first repeated rule."""
     columns = [_column(column) for column in rules.numbers]
     sizes = [int(column.max(initial=0)) + 1 for column in columns]
     if math.prod(sizes) < 2**63:
@@ -319,12 +322,12 @@ def _listed(
     source: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """(M, 2 or 3) the numbers in rules, each of which stands once, and (M,) log-weights."""
+    """(M, 2 or 3) the numbers in distinct rules, and (M,) log-weights."""
     count = len(rules.weights)
     _refuse_repeats(rules, text, source)
     listed = np.empty((count, len(places)), dtype=np.int64)
     for number, place in enumerate(places):
-        column = _column(rules.numbers.pop(0))  # its memory is needed
+        column = _column(rules.numbers.pop(0))  # frees its memory
         for start in range(0, count, _PIECE):
             piece = column[start : start + _PIECE]
             listed[start : start + _PIECE, number] = piece if place is None else place[piece]

@@ -1,4 +1,4 @@
-"""The rules in the lines of a grammar: lines of the usual form are read many at a time."""
+"""Rules in the lines of a grammar; lines of the usual form are read many at a time."""
 
 import re
 from collections.abc import Iterator
@@ -19,33 +19,27 @@ _EMPTY, _EMPTY_OF_BYTES = (
     re.compile(r"(?:[\r\n]++|#[^\r\n]*+)++"),
     re.compile(rb"(?:[\r\n]++|#[^\r\n]*+)++"),
 )
-"""Lines that are empty or comments."""
+"""Empty lines and comments."""
 _MOST_OF_A_LINE = 1 << 20
-"""Bytes: as characters they may take four times as many, again and again."""
+"""Maximum of bytes of a line."""
 _PIECE = 1 << 13
 _NONE: list[list[bytes]] = [[] for _ in range(6)]
-# Each line: the weight, the parent, two symbols or a word in its quotes; else the line, whole.
+# Groups of a line: weight, parent, two symbols or a quoted word; else the whole line.
 _SYMBOL, _GAP = rb"""([^\s"'#]++)""", rb"[ \t\f\v]"
 _LINES = re.compile(
     rb"""%b*+(?:%b%b++%b%b++->%b++(?:%b%b++%b|("[^"\n]++"|'[^'\n]++'))%b*+)?+(?:#[^\n]*+)?+(?:\n|\Z)"""
     rb"""|([^\n]++)(?:\n|\Z)"""
     % (_GAP, _SYMBOL, _GAP, _SYMBOL, _GAP, _GAP, _SYMBOL, _GAP, _SYMBOL, _GAP)
 )
-_RARE = b"\x1c\x1d\x1e\x1f"  # blanks for text, not for bytes
+_RARE = b"\x1c\x1d\x1e\x1f"  # blanks of str.split, not of bytes.split
 
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """Some rules, in the order of their lines.
+    """Some rules, in the order of their lines: numbers of lines, weights, names in UTF-8.
 
-    Attributes:
-        lines: (M,) the number of each line, from 1 on.
-        weights: (M,) theirs.
-        lexical: (M,) whether a rule has a word rather than two symbols.
-        parents: in UTF-8, as the other names.
-        left: the first symbol of each rule that has two.
-        right: the second one.
-        words: that of each rule that has one.
+    ``lexical`` is (M,) True for a rule with a word; ``left`` and ``right`` are those of the other
+    rules, and ``words`` of the lexical ones.
     """
 
     lines: NDArray[np.int64]
@@ -58,11 +52,7 @@ class Rules:
 
 
 def rules_of(text: str | Bytes, source: str) -> Iterator[Rules]:
-    """The rules of a grammar, some at a time.
-
-    Raises:
-        FileFormatError: with the first line that is none.
-    """
+    """Read the rules of a grammar, piece by piece."""
     for number, piece in _pieces(text, source):
         rules = _read(piece, number, source)
         if rules is None:
@@ -73,7 +63,7 @@ def rules_of(text: str | Bytes, source: str) -> Iterator[Rules]:
 
 
 def _pieces(text: str | Bytes, source: str) -> Iterator[tuple[int, bytes]]:
-    """Whole lines in UTF-8 with newlines between them, and the number of the first."""
+    """Pieces of whole lines in UTF-8 with newlines between them, and the number of their first."""
     of_bytes = not isinstance(text, str)
     encoding = encoding_of(text) if of_bytes else ""
     end: re.Pattern[Any] = _END_OF_BYTES if of_bytes else _END
@@ -87,13 +77,13 @@ def _pieces(text: str | Bytes, source: str) -> Iterator[tuple[int, bytes]]:
             continue
         most = at + _PIECE
         stop = max(whole.rfind(feed, at, most), whole.rfind(back, at, most)) + 1
-        if not stop:  # a long line is a piece of its own
+        if not stop:  # a long line is one piece
             cut = end.search(whole, at)
             stop = len(text) if cut is None else cut.start()
             if of_bytes and stop - at > _MOST_OF_A_LINE:
                 fail(source, f"line {number}: expected a rule, got a line of a million characters.")
         elif whole.startswith(feed, stop):
-            stop += 1  # perhaps after a carriage return
+            stop += 1  # the pair \r\n
         content = whole[at:stop].decode(encoding) if encoding else whole[at:stop]
         piece = content.encode(*CODEC)
         if b"\r" in piece:
@@ -104,7 +94,7 @@ def _pieces(text: str | Bytes, source: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _read(piece: bytes, first: int, source: str) -> Rules | None:
-    """The rules of some lines; None if one of those that are read together has no weight."""
+    """The rules of some lines; None if a weight is not a number."""
     rows: list[tuple[bytes, ...]] = _LINES.findall(piece)
     if len(piece.translate(None, _RARE)) < len(piece) or (
         not piece.isascii() and BLANKS.search(piece)
@@ -127,7 +117,7 @@ def _read(piece: bytes, first: int, source: str) -> Rules | None:
 
 
 def _read_line(line: bytes, where: str) -> tuple[bytes, ...]:
-    """Weight, parent, two symbols, a word in quotes and nothing more; nothing for no rule."""
+    """The weight, parent, two symbols or quoted word of a line; empty strings for no rule."""
     text = line.decode(*CODEC)
     tokens: list[tuple[str, bool]] = []
     for match in _TOKEN.finditer(text):

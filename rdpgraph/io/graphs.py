@@ -85,9 +85,9 @@ def to_networkx(
 ) -> Any:
     """A factor graph as a ``networkx.Graph`` that `from_networkx` reads back.
 
-    Of a structure a ``networkx.DiGraph`` of its sites, with attributes ``state`` and ``place``, and
-    of how a configuration joins them: neighbours, a constituent and its parts, a head and its
-    dependents. Of a batch it has the first item.
+    A structure becomes a ``networkx.DiGraph`` of its sites, with attributes ``state`` and
+    ``place``, and the edges of a configuration: neighbours, a constituent and its parts, a head
+    and its dependents; of a batch the first item.
 
     Args:
         graph: a graph without evidence; batch dims stay in front of its tables. Or a structure.

@@ -40,7 +40,7 @@ def from_pgmpy(model: Any) -> FactorGraph:
                     f"Variable {node!r} has the states {states[node]!r:.80} in one table and "
                     f"{named!r:.80} in another; name them alike."
                 )
-    # A factor graph of pgmpy has its factors among its nodes.
+    # The nodes of pgmpy's factor graphs include the factors.
     nodes = [node for node in model.nodes if not any(node is table for table in tables)]
     lacking = [node for node in nodes if node not in states]
     if lacking:

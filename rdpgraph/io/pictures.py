@@ -1,4 +1,4 @@
-"""Structures as graphs of networkx and as pictures: their sites, and what a configuration uses."""
+"""Structures as graphs of networkx and as pictures, with configurations."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from rdpgraph.io.text import write_bytes_atomically
 PICTURES = (".png", ".svg", ".pdf")
 _MOST_DOTS = 8_000
 _MOST_SITES = 4_000
-_LARGEST = 40.0  # inches of a side
+_LARGEST = 40.0  # inches per side
 _INK, _LINE, _USED = "#3b4752", "#9aa3ad", "#d3dce6"
 
 
@@ -59,7 +59,7 @@ def structure_graph(structure: Structure, configuration: Any = None) -> Any:
 
 
 def _neighbours(structure: Structure, count: int) -> list[tuple[int, int]]:
-    """The pairs of sites that factors of the structure's graph join, if it has one of its sites."""
+    """The pairs of sites that share a factor, where the graph has a variable for each site."""
     try:
         graph = structure.factor_graph()
     except UnsupportedError:
@@ -126,10 +126,7 @@ def draw(structure: Structure, target: str | Path, configuration: Any = None) ->
 
 
 def save_picture(figure: Any, target: Path) -> None:
-    """Write a picture of matplotlib to a name that ends in a format's, a box for what no font has.
-
-    A side has 150 dots an inch, and 8,000 of them at most.
-    """
+    """Write a figure of matplotlib at 150 dots an inch, at most 8,000 a side."""
     dots = min(150.0, _MOST_DOTS / max(figure.get_size_inches()))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")

@@ -32,7 +32,7 @@ def from_pyagrum(model: Any) -> FactorGraph:
     variables = map(model.variable, sorted(model.nodes()))
     return graph_of(
         {variable.name(): tuple(variable.labels()) for variable in variables},
-        # The first variable of a tensor is the last dim of its array.
+        # pyAgrum's arrays have the first variable as the last dim.
         [(table.names[::-1], torch.from_numpy(table.toarray().copy())) for table in tables],
     )
 

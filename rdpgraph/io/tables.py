@@ -1,4 +1,4 @@
-"""A graph's factors as tables for a file's writer."""
+"""Factors as tables, for readers and writers of files and of other libraries."""
 
 import math
 import sys
@@ -22,7 +22,7 @@ from rdpgraph.model.variable import States, Variable
 
 Array = NDArray[np.floating[Any]]
 
-_ROWS = 1 << 14  # of scopes that are compared at once
+_ROWS = 1 << 14  # rows of scopes compared at a time
 _RANGE = (math.log(sys.float_info.min), math.log(sys.float_info.max))
 
 
@@ -41,18 +41,14 @@ def all_variables(graph: FactorGraph) -> list[Variable]:
 
 
 def factor_tables(graph: FactorGraph) -> Iterator[tuple[tuple[Variable, ...], Array]]:
-    """Each factor's scope and log-values, one after the other.
-
-    Raises:
-        UnsupportedError: the graph is batched, or holds evidence.
-    """
+    """Iterate over the scope and log-values of each factor; refuses batches and evidence."""
     refuse_several(graph)
     for factor in graph.factors():
         yield factor.variables, _written(factor.potential.table(len(factor.variables)))
 
 
 def refuse_several(graph: FactorGraph) -> None:
-    """Raise an `UnsupportedError` where a graph is a batch, or holds evidence."""
+    """Raise an `UnsupportedError` for a batch, or a graph with evidence."""
     refuse_evidence(graph)
     if graph.batch_shape:
         raise UnsupportedError(
@@ -67,7 +63,7 @@ def _written(log_values: Tensor) -> Array:
 
 
 def require_graph(asked: str, graph: object) -> None:
-    """Raise a `ModelError` where what is to be written is no graph."""
+    """Raise a `ModelError` for anything but a graph."""
     if not isinstance(graph, FactorGraph):
         raise ModelError(
             f"{asked} needs a FactorGraph, such as the factor_graph() of a structure; got "
@@ -76,7 +72,7 @@ def require_graph(asked: str, graph: object) -> None:
 
 
 def refuse_evidence(graph: FactorGraph) -> None:
-    """Raise an `UnsupportedError` where a graph holds evidence, which would be lost."""
+    """Raise an `UnsupportedError` for a graph with evidence, which a file would lose."""
     if graph.observed is not None:
         raise UnsupportedError(
             "A model file or a networkx graph cannot hold evidence, and this graph is conditioned. "
@@ -85,11 +81,7 @@ def refuse_evidence(graph: FactorGraph) -> None:
 
 
 def values_of(scope: Sequence[Variable], log_values: Array, form: str) -> Array:
-    """The values of a table, as the shortest decimals that read as its log-values again.
-
-    Raises:
-        UnsupportedError: a log-value that would become 0 or infinity in a file of float64s.
-    """
+    """The shortest decimals whose logs are the log-values; refuses over- and underflow."""
     finite = log_values[np.isfinite(log_values)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
     if low < _RANGE[0] or high > _RANGE[1]:
@@ -102,7 +94,7 @@ def values_of(scope: Sequence[Variable], log_values: Array, form: str) -> Array:
 
 
 def _shortest(values: Array, log_values: Array) -> Array:
-    """The nearest values of few digits, wherever their logarithms are the ones given.
+    """The values of fewest digits whose logarithms are the ones given.
 
     exp(log(0.1)) is 0.10000000000000002, and log-values of float32 are those of 0.1 to 8 digits.
     """
@@ -118,11 +110,7 @@ def _shortest(values: Array, log_values: Array) -> Array:
 
 
 def conditional_tables(graph: FactorGraph) -> list[Conditional]:
-    """The factors as P(child | parents), one per variable, in the order of the variables.
-
-    Raises:
-        UnsupportedError: the graph is batched, holds evidence, or is no Bayesian network.
-    """
+    """The factors P(child | parents), one per variable in order; refuses other graphs."""
     refuse_several(graph)
     try:
         network = Network.read(graph.domain, graph.blocks)
@@ -144,10 +132,7 @@ def find_cycle(
 ) -> list[int] | None:
     """The nodes along a directed cycle, the first one again at the end, or None.
 
-    Args:
-        first: for each node where its parents begin in ``parents``.
-        last: where they end.
-        parents: the parents of all nodes.
+    The parents of node n are ``parents[first[n] : last[n]]``.
     """
     met, on_path, done = bytearray(len(first)), 1, 2
     following = array("q", first)
@@ -174,7 +159,7 @@ def find_cycle(
 
 
 def distinct_sizes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The different sizes, in order."""
+    """The distinct sizes, in order."""
     parts = [np.unique(sizes[at : at + _ROWS]) for at in range(0, len(sizes), _ROWS)]
     return np.unique(np.concatenate([*parts, sizes[:0]]))
 
@@ -182,11 +167,11 @@ def distinct_sizes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 def alike(
     scopes: NDArray[np.int32], sizes: NDArray[np.int64], distinct: NDArray[np.int64]
 ) -> list[NDArray[np.int64]] | list[slice]:
-    """The rows of scopes of one arity whose variables have like sizes, slot by slot."""
+    """Groups of the rows of scopes (F, arity) whose variables have equal sizes slot by slot."""
     codes = np.zeros(len(scopes), dtype=np.int64)
     most, count = 1, len(distinct)
     for column in range(scopes.shape[1] if count > 1 else 0):
-        if most > 2**62 // count:  # again from 0, as many as there are
+        if most > 2**62 // count:  # renumber the codes
             codes = np.unique(codes, return_inverse=True)[1].ravel()
             most = int(codes.max()) + 1
         for at in range(0, len(scopes), _ROWS):
@@ -215,11 +200,7 @@ def graph_of(
 def probabilities(
     graph: FactorGraph, form: str
 ) -> tuple[list[tuple[tuple[Variable, ...], Array]], bool]:
-    """Scopes and values >= 0 of all factors, and whether they are P(first | others).
-
-    Raises:
-        UnsupportedError: the graph is batched, holds evidence, or has values beyond float64's.
-    """
+    """Scopes and values >= 0 of all factors; True where they are P(first | others)."""
     conditionals: list[Conditional] | None = None
     if graph.num_factors == graph.num_variables:
         with suppress(UnsupportedError):

@@ -17,36 +17,28 @@ from typing import Any, NoReturn, Self, TypeAlias
 from rdpgraph.errors import FileFormatError, ModelError
 
 WAIT = 60.0
-"""How long a pipe may be silent by default, in seconds."""
+"""Default limit of a pipe's silence, in seconds."""
 _STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 PathLike: TypeAlias = str | os.PathLike[str]
 Bytes: TypeAlias = bytes | bytearray
 
 LIMIT = 1 << 29
-"""The most bytes of text that are read of a file by default: 512 MiB."""
+"""Default maximum of bytes of text, 512 MiB."""
 _PIECE = 1 << 20
 _GZIP = b"\x1f\x8b"
-_WITH_HEADER = 31  # what zlib calls a gzip archive
+_WITH_HEADER = 31  # zlib's wbits of gzip archives
 _CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r"))
-_END = b"\x1a"  # of a file on DOS
+_END = b"\x1a"  # end of file on DOS
 _BOM = b"\xef\xbb\xbf"
 BLANK = rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
-"""A pattern of what Unicode calls blank beyond ASCII, in UTF-8."""
+"""Pattern of Unicode blanks beyond ASCII, in UTF-8."""
 BLANKS = re.compile(BLANK)
 
 
 class Source:
-    """An open file whose first two bytes are known, read from front to end.
+    """An open file, pipe or standard input (``-``), read from front to end; ``head`` is two bytes.
 
-    A pipe without a writer, or whose writer is silent, is waited for no longer than ``wait``.
-
-    Args:
-        path: the file; ``-`` is standard input.
-        wait: how long to wait for the next bytes, in seconds.
-
-    Raises:
-        ModelError: no path.
-        OSError: the file cannot be opened or read; TimeoutError: nothing came.
+    A pipe without a writer, or with a silent one, raises TimeoutError after ``wait`` seconds.
     """
 
     def __init__(self, path: str | os.PathLike[str], wait: float = WAIT) -> None:
@@ -54,8 +46,8 @@ class Source:
             raise ModelError(f"A file to read needs a path, as 'model.uai'; got {path!r:.80}.")
         self._name, self._wait = str(path), wait
         if self._name in _STANDARD_INPUT:
-            self._file = os.dup(0)  # what cannot be opened by name, a socket, is read too
-        else:  # a pipe that is opened to block waits for its writer, forever
+            self._file = os.dup(0)  # also a socket, which has no name
+        else:  # a blocking open of a pipe could wait for its writer forever
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
             self._file = os.open(path, flags)
         try:
@@ -77,7 +69,7 @@ class Source:
         os.close(self._file)
 
     def read(self, most: int) -> bytes:
-        """The next bytes, some at least, or none at the end."""
+        """Read up to ``most`` bytes; none at the end."""
         ahead, self._ahead = self._ahead[:most], self._ahead[most:]
         return ahead or self._next(most)
 
@@ -96,15 +88,11 @@ class Source:
 
 
 def pour(path: str | os.PathLike[str], data: bytes, wait: float = WAIT) -> None:
-    """Write into a pipe or a terminal.
-
-    Raises:
-        OSError: it cannot be opened or written to; TimeoutError: nobody reads for too long.
-    """
+    """Write into a pipe or a terminal; TimeoutError where nobody reads for ``wait`` seconds."""
     late = TimeoutError(errno.ETIMEDOUT, f"nobody read for {wait:g} seconds", str(path))
     until, left, file = monotonic() + wait, memoryview(data), -1
     while file < 0:
-        try:  # to open it so that it blocks would wait for a reader, forever
+        try:  # a blocking open could wait for a reader forever
             file = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
         except OSError as error:
             if error.errno != errno.ENXIO:
@@ -126,7 +114,7 @@ def pour(path: str | os.PathLike[str], data: bytes, wait: float = WAIT) -> None:
 
 
 def _is_ready(file: int, event: int, until: float) -> bool:
-    """Whether a file can be read from or written to, before it is too late."""
+    """Wait until a file can be read or written; False if that is too late."""
     poll = select.poll()
     poll.register(file, event)
     return bool(poll.poll(min(1000 * max(until - monotonic(), 0.0), 2.0**31 - 1)))
@@ -138,20 +126,12 @@ def fail(source: str, message: str) -> NoReturn:
 
 
 def shown(token: str, most: int = 40) -> str:
-    """A token as an error message quotes it: escaped, and not longer than ``most``."""
+    """A token for an error message: escaped, cut to ``most`` characters."""
     return repr(token) if len(token) <= most else f"{token[:most]!r}..."
 
 
 def read_bytes(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> bytearray:
-    """The bytes of a text file, decompressed where the first two are gzip's, whatever its name.
-
-    Files, pipes and terminals are read from front to end. What is no text is refused where it
-    begins, and memory grows with what was read until then.
-
-    Args:
-        path: the file.
-        limit: the most bytes of text, unpacked, so that a small archive cannot fill memory.
-        wait: how long a pipe may be silent, in seconds.
+    """The bytes of a text file, unpacked if they begin as gzip's do; controls are refused.
 
     Raises:
         FileFormatError: not text, a damaged archive, or more than ``limit`` bytes.
@@ -183,18 +163,18 @@ def read_bytes(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> byt
 
 
 class _Unpacked:
-    """The text of a gzip archive; headers, of whatever length, are read in pieces."""
+    """A reader of a gzip archive's text, in pieces."""
 
     def __init__(self, file: Source) -> None:
         self._file, self._ahead = file, b""
         self._member: Any = None
 
     def read(self, most: int) -> bytes:
-        """The next bytes, some at least, or none at the end."""
+        """Read up to ``most`` bytes; none at the end."""
         while True:
             self._ahead = self._ahead or self._file.read(most)
             if self._member is None:
-                self._ahead = self._ahead.lstrip(b"\0")  # between members
+                self._ahead = self._ahead.lstrip(b"\0")  # padding between members
                 self._member = zlib.decompressobj(_WITH_HEADER) if self._ahead else None
             if not self._ahead:
                 if self._member is not None:
@@ -217,12 +197,12 @@ def read_text(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> str:
 
 
 def decoded(data: Bytes) -> str:
-    """Bytes as text: UTF-8, or else Latin-1."""
+    """Decode bytes: UTF-8, or else Latin-1."""
     return data.decode(encoding_of(data))
 
 
 def encoding_of(data: Bytes) -> str:
-    """UTF-8, or else Latin-1; found out a piece at a time."""
+    """The encoding of bytes, UTF-8 or else Latin-1, tested piece by piece."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for start in range(0, len(data), _PIECE // 16):
@@ -250,9 +230,8 @@ def write_text_atomically(path: PathLike, text: str, *, wait: float = WAIT) -> N
 def write_bytes_atomically(path: PathLike, data: bytes, *, wait: float = WAIT) -> None:
     """Write a file so that its name holds the old content or the new one, never a part.
 
-    The bytes go to a new file in the same folder, which then takes the name. A link stays a link,
-    and a file that was there keeps its mode, which nothing written exceeds on the way. Pipes and
-    terminals are written to as they are.
+    The bytes go to a new file in the same folder, which then takes the name and keeps the old mode;
+    a link stays a link. Pipes and terminals are written to directly.
     """
     mode = mode_of(path)
     if mode is not None and not stat.S_ISREG(mode):
@@ -272,17 +251,13 @@ def write_bytes_atomically(path: PathLike, data: bytes, *, wait: float = WAIT) -
     except OSError as error:
         if str(error.filename) != str(scratch):
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from None  # the name asked for
+        raise OSError(error.errno, error.strerror, str(path)) from None  # the requested name
     finally:
         scratch.unlink(missing_ok=True)
 
 
 def mode_of(path: PathLike) -> int | None:
-    """The kind and the permissions of what a name stands for; None where there is nothing yet.
-
-    Raises:
-        OSError: there is no way to it, as where links lead to each other.
-    """
+    """The mode of a file, or None if it does not exist; OSError for links that form a cycle."""
     with suppress(FileNotFoundError):
         return os.stat(path).st_mode
     return None

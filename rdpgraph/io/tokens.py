@@ -1,4 +1,4 @@
-"""The tokens of a file of numbers, read piece by piece, with the places that messages need."""
+"""Numbers of a file, read piece by piece, and errors with their lines."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from rdpgraph.io.text import Bytes, fail, shown
 Array = NDArray[np.float64]
 
 _PIECE = 1 << 14
-"""Bytes that are cut into tokens at once; a token, or a line with a comment, may be longer."""
+"""Bytes of a piece; a token, or a line with a comment, may be longer."""
 _MOST_OF_A_TOKEN = 1 << 20
 _COMMENT = re.compile(rb"#[^\n]*|//[^\n]*|^[ \t]*c(?:[ \t\r][^\n]*)?$", re.MULTILINE)
 _WORD = re.compile(rb"\S+")
@@ -25,22 +25,10 @@ _BLANK[list(b" \t\n\r\f\v")] = True
 
 
 class Numbers:
-    """The numbers of a file, after a heading of a word or none; memory is that of a piece.
+    """The numbers of a file, after a heading (one of ``kinds``) or none, read piece by piece.
 
-    ``#``, ``//`` and ``c`` comments are left out; lines keep their numbers.
-
-    Args:
-        data: the file; a bytearray loses its comments.
-        source: its name, for messages.
-        kinds: the words of which one, in any case, must come before the numbers; none by default.
-
-    Attributes:
-        total: how many numbers there are.
-        place: how many of them have been read.
-
-    Raises:
-        FileFormatError: another first word; and from every method, the first token that is not a
-            finite number, with its line.
+    Comments after ``#``, ``//`` and ``c`` are dropped, from a bytearray in place. ``total`` is the
+    count of numbers, ``place`` that of those read. Errors name the line of the faulty token.
     """
 
     def __init__(self, data: Bytes, source: str, *, kinds: tuple[str, ...] = ()) -> None:
@@ -59,7 +47,7 @@ class Numbers:
         self._read = 0
 
     def ahead(self) -> Array:
-        """Numbers that come next, some at least, or none at the end; they stay unread."""
+        """The next numbers, at least one unless at the end; they stay unread."""
         while self._read == len(self._piece) and self._next < len(self._data):
             end = self._cut(self._next)
             self._piece, self._read = self._parsed(bytes(self._data[self._next : end])), 0
@@ -67,7 +55,7 @@ class Numbers:
         return self._piece[self._read :]
 
     def skip(self, count: int) -> None:
-        """Some of what `ahead` gave has been read."""
+        """Mark numbers from `ahead` as read."""
         self._read += count
         self.place += count
 
@@ -83,19 +71,19 @@ class Numbers:
         return values
 
     def whole(self, expected: str, most: float = math.inf) -> int:
-        """The next number, which must be a whole number from 0 to ``most``."""
+        """Read a whole number from 0 to ``most``."""
         place = self.place
         value = next(iter(self.take(1).tolist()), -1.0)
         return self.checked_whole(value, place, expected, most)
 
     def checked_whole(self, value: float, place: int, expected: str, most: float = math.inf) -> int:
-        """A number that was read at a place, which must be whole and from 0 to ``most``."""
+        """Check that the number read at a place is whole and from 0 to ``most``."""
         if not 0 <= value <= min(most, 2.0**53) or value % 1:
             self.fail(place, expected if most == math.inf else f"{expected} up to {most}")
         return int(value)
 
     def check(self, good: NDArray[np.bool_], place: int, expected: str) -> None:
-        """Raise an error about the first number that is not good of those from a place on."""
+        """Raise an error about the first number from a place on that is not good."""
         if not good.all():
             self.fail(place + int(good.argmin()), expected)
 
@@ -110,13 +98,16 @@ class Numbers:
                     if at == place:
                         line = self._data.count(b"\n", 0, match.start()) + 1
                         where = f"line {line}, token {token}"
-                        fail(self.source, f"{where}: expected {expected}, got {_quoted(match[0])}.")
+                        fail(
+                            self.source,
+                            f"{where}: expected {expected}, got {shown(_text(match[0]))}.",
+                        )
             before += count
         token = self.total + self._headings + 1
         fail(self.source, f"token {token}: expected {expected}, got the end of the file.")
 
     def _spans(self) -> Iterator[tuple[int, int]]:
-        """Where the pieces lie: they end after a blank, or at the end of the file."""
+        """Spans of the pieces, which end after a blank or at the end of the file."""
         start = self._start
         while start < len(self._data):
             end = self._cut(start)
@@ -135,7 +126,7 @@ class Numbers:
 
     def _parsed(self, piece: bytes) -> Array:
         words = piece.split()
-        if not piece.translate(None, _OF_NUMBERS):  # float() takes more than a file may say
+        if not piece.translate(None, _OF_NUMBERS):  # float() also accepts 1_0, inf and nan
             try:
                 values = np.fromiter(map(float, words), dtype=np.float64, count=len(words))
                 if np.isfinite(values).all():
@@ -149,15 +140,15 @@ class Numbers:
 
 
 def is_number(word: str | Bytes) -> bool:
-    """Whether a word is a finite decimal number."""
+    """Test for a finite decimal number."""
     word = word.encode() if isinstance(word, str) else word
     return _NUMBER.fullmatch(word) is not None and math.isfinite(float(word))
 
 
 def non_negative(words: Sequence[bytes]) -> Array | None:
-    """Finite decimal numbers >= 0, or None if one of the words is none."""
+    """The values of words that are finite decimal numbers >= 0; None if one is not."""
     text = b"".join(words)
-    if b"_" not in text and text.isascii():  # float() takes more than a file may say
+    if b"_" not in text and text.isascii():  # float() also accepts 1_0, inf and nan
         try:
             values = np.fromiter(map(float, words), dtype=np.float64, count=len(words))
         except ValueError:
@@ -168,13 +159,13 @@ def non_negative(words: Sequence[bytes]) -> Array | None:
 
 
 def _count(data: Bytes, start: int, end: int) -> int:
-    """The number of words of a piece that begins with one or with a blank."""
+    """The number of words in a piece that begins with a word or a blank."""
     blank = _BLANK[np.frombuffer(data, dtype=np.uint8, count=end - start, offset=start)]
     return int((blank[:-1] & ~blank[1:]).sum()) + int(not blank[0])
 
 
 def _without_comments(data: Bytes) -> bytearray:
-    """The same lines without their comments, in place where that can be."""
+    """Remove comments, in place from a bytearray; lines stay."""
     text = data if isinstance(data, bytearray) else bytearray(data)
     kept = at = 0
     while at < len(text):
@@ -189,7 +180,3 @@ def _without_comments(data: Bytes) -> bytearray:
 
 def _text(word: Bytes) -> str:
     return word[:1000].decode("utf-8", "replace")
-
-
-def _quoted(word: Bytes) -> str:
-    return shown(_text(word))

@@ -20,16 +20,16 @@ from rdpgraph.model.variable import States, Variable
 _MOST_SLOTS = 60
 _MOST_STATES = 1 << 20
 _MOST_CELLS = 1 << 24
-"""Entries at most of all tables of a file that a default and exceptions list."""
+"""Maximum of the entries of all tables that a file gives by default and exceptions."""
 
 Costs = NDArray[np.float64]
 
 
 class _Model:
-    """Variables and tables of costs as they are read; log-values are their negatives.
+    """Variables and tables of costs as they are read; log-values are minus costs.
 
-    A cost that reaches the bound is impossible. That the sum of all costs must be below it is no
-    factor of a model, and is not kept.
+    A cost that reaches the bound is impossible. The bound on the sum of costs is dropped, as it is
+    no factor.
     """
 
     def __init__(self, source: str, bound: float, sign: float = 1.0) -> None:
@@ -53,7 +53,7 @@ class _Model:
         return value
 
     def whole(self, given: object, most: int, what: str, least: int = 0) -> int:
-        """An integer from the least to the most."""
+        """Check an integer from the least to the most."""
         if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
             self.fail(what, given)
         return given
@@ -70,7 +70,7 @@ class _Model:
         return tuple(self.variables[number] for number in numbers)
 
     def blank(self, scope: tuple[Variable, ...], default: float) -> Costs:
-        """A table of one cost."""
+        """A table filled with one cost."""
         shape = [variable.size for variable in scope]
         self.cells += math.prod(shape)
         if self.cells > _MOST_CELLS:
@@ -93,11 +93,8 @@ def parse_wcsp(
 ) -> FactorGraph:
     """The model of a wcsp file's text, variables named "0", "1", ...: log-values are minus costs.
 
-    A cost that reaches the file's upper bound is impossible; that the sum of costs must stay below
-    it is not kept. Global and shared cost functions are refused.
-
-    Raises:
-        FileFormatError: with the number that does not fit.
+    A cost that reaches the file's upper bound is impossible; the bound on the sum of costs is
+    dropped. Global and shared cost functions are refused.
     """
     words = (text if isinstance(text, str) else decoded(text)).split()[::-1]
     model = _Model(source, math.inf)
@@ -136,12 +133,7 @@ def parse_wcsp(
 
 
 def format_wcsp(graph: FactorGraph) -> str:
-    """The text of a model in the wcsp format; variables are numbered in the graph's order.
-
-    Raises:
-        UnsupportedError: a batch, evidence, or log-values that are not minus whole numbers >= 0,
-            which cfn holds.
-    """
+    """The text of a model in the wcsp format; costs, minus log-values, must be integers >= 0."""
     variables = all_variables(graph)
     number = {variable.name: place for place, variable in enumerate(variables)}
     parts = list(factor_tables(graph))
@@ -176,14 +168,10 @@ def format_wcsp(graph: FactorGraph) -> str:
 def parse_cfn(
     text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
 ) -> FactorGraph:
-    """The model of a cfn file's text, in JSON: log-values are minus costs.
+    """The model of a cfn file's text (JSON): log-values are minus costs, plus with a bound ``>``.
 
-    A cost that reaches the bound of ``mustbe`` is impossible; that the sum of costs must stay below
-    it is not kept. Of a bound ``>`` from below, log-values are the costs. Global functions are
-    refused, and so are shared tables and what toulbar2 takes beyond JSON.
-
-    Raises:
-        FileFormatError: with what does not fit.
+    A cost that reaches the bound of ``mustbe`` is impossible; the bound on the sum is dropped.
+    Global functions, shared tables and toulbar2's extensions of JSON are refused.
     """
     text = text if isinstance(text, str) else decoded(text)
     model = _Model(source, math.inf)
@@ -280,18 +268,14 @@ def _state(model: _Model, variable: Variable, given: object) -> int:
 
 
 def format_cfn(graph: FactorGraph) -> str:
-    """The text of a model in the cfn format: costs are minus log-values, in full.
-
-    Raises:
-        UnsupportedError: a batch, or evidence.
-    """
+    """The text of a model in the cfn format: costs are minus log-values, in full."""
     variables = all_variables(graph)
     parts = [(scope, -logs.astype(np.float64)) for scope, logs in factor_tables(graph)]
     finite = [costs[np.isfinite(costs)] for _, costs in parts]
     bound = 1.0 + 2.0 * sum(float(np.abs(costs).max(initial=0.0)) for costs in finite)
     if math.isinf(bound):
         raise UnsupportedError("The costs of a cfn file sum to at most 8e307; subtract constants.")
-    # The digits of the bound are those that toulbar2 computes with.
+    # toulbar2 computes with as many digits as the bound has.
     shown_bound = f"{bound:.9f}"
     functions = {
         f"F{place}": {

@@ -31,9 +31,9 @@ from rdpgraph.model.potentials.table import Table
 _KINDS = ("MARKOV", "BAYES")
 _MOST_SLOTS = 60  # numpy and torch stop at 64 dims
 _ARITIES = {float(arity): arity for arity in range(_MOST_SLOTS + 1)}
-_MOST_UNSUPPORTED_STATES = 1 << 20  # of a variable whose states no table lists
+_MOST_UNSUPPORTED_STATES = 1 << 20  # of a variable without a table
 _MOST_SHAPES = 1 << 14
-_BYTES_PER_SHAPE = 700  # of text, beyond that many: a block of factors takes six times as much
+_BYTES_PER_SHAPE = 700  # text per shape beyond that; a block takes 4 kB
 _ROWS = 1 << 14
 
 
@@ -62,10 +62,7 @@ def read_uai(
 def parse_uai(
     text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
 ) -> FactorGraph:
-    """The model of a UAI file's text, as `read_uai` has it of a file.
-
-    Raises:
-        FileFormatError: with the line and the token that do not fit.
+    """The model of a UAI file's text, as `read_uai` reads it.
 
     Example:
         >>> graph = parse_uai("MARKOV 2  2 3  1  2 0 1  6  1 2 3 4 5 6")
@@ -116,7 +113,7 @@ def format_uai(graph: FactorGraph, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV
 
 
 def _graph(content: "Content", source: str, dtype: torch.dtype) -> FactorGraph:
-    """The graph; its tables lie in the one array that was read."""
+    """Build the graph; its tables are views of the one array that was read."""
     domain = Domain(CompactVariables(Decimals(range(len(content.sizes))), content.sizes).made())
     blocks: list[Block] = []
     numbers = np.arange(sum(len(group.rows) for group in content.groups))
@@ -124,7 +121,7 @@ def _graph(content: "Content", source: str, dtype: torch.dtype) -> FactorGraph:
     for group in content.groups:
         count = len(group.rows)
         end = start + count * math.prod(group.shape)
-        # A slice of numpy is a storage of its own in torch, so that a table is pickled alone; the
+        # A slice of numpy has its own storage in torch, so that a table is pickled alone; the
         # logarithm of a finite number is a log-value.
         table = torch.from_numpy(content.log_values[start:end]).to(dtype)
         if group.shape:
@@ -144,7 +141,7 @@ def _graph(content: "Content", source: str, dtype: torch.dtype) -> FactorGraph:
 
 @dataclass(frozen=True, eq=False)
 class Alike:
-    """The factors of one shape: their scopes (F, arity), and which factors of the file they are."""
+    """Factors of one shape: their scopes (F, arity), and their numbers in the file."""
 
     scopes: NDArray[np.int32]
     rows: NDArray[np.int32]
@@ -153,7 +150,7 @@ class Alike:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a file holds: sizes, the factors by shape, and the log-values of all, in that order."""
+    """The content of a file: sizes, factors by shape, and their log-values in that order."""
 
     sizes: NDArray[np.int64]
     groups: list[Alike]
@@ -161,12 +158,7 @@ class Content:
 
 
 def read_content(data: Bytes, source: str, dtype: torch.dtype) -> Content:
-    """What a UAI file holds, read in pieces.
-
-    Raises:
-        FileFormatError: with the line and the token that do not fit.
-        BudgetError: factors of more than 16,384 shapes, in less than 700 bytes of text each.
-    """
+    """Read a UAI file in pieces."""
     most_shapes = max(_MOST_SHAPES, len(data) // _BYTES_PER_SHAPE)
     numbers = Numbers(data, source, kinds=_KINDS)
     del data
@@ -193,12 +185,12 @@ def _read_sizes(numbers: Numbers) -> NDArray[np.int64]:
 
 
 def _read_scopes(numbers: Numbers, variables: int) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
-    """Per factor its arity, and the variables of all of them, one scope after the other."""
+    """The arity of each factor, and the variables of all scopes, concatenated."""
     left = max(numbers.total - numbers.place - 1, 0)
     count = numbers.whole("a number of factors", left)
     arities = np.empty(count, dtype=np.int8)
     members = array("i")
-    factor = pending = 0  # pending: variables of the last scope that are still to come
+    factor = pending = 0  # pending: variables missing of the last scope
     while factor < count or pending:
         piece = numbers.ahead()
         if not len(piece):
@@ -235,7 +227,7 @@ def _by_shape(
     members: NDArray[np.int32],
     most_shapes: int,
 ) -> list[Alike]:
-    """The factors of like shape, by arity and size; no scope holds a variable twice."""
+    """The factors grouped by shape; refuses a scope that repeats a variable."""
     groups: list[Alike] = []
     distinct = distinct_sizes(sizes)
     for arity in np.unique(arities).tolist():
@@ -263,7 +255,7 @@ def _by_shape(
 def _fail_at_repeat(
     numbers: Numbers, arities: NDArray[np.int8], factor: int, members: NDArray[np.int32]
 ) -> NoReturn:
-    """Raise an error about a variable that a factor's scope holds already."""
+    """Raise an error about a variable repeated in a factor's scope."""
     start = int(arities[:factor].sum(dtype=np.int64))
     scope = members[start : start + int(arities[factor])].tolist()
     slot = next(slot for slot, variable in enumerate(scope) if variable in scope[:slot])
@@ -275,12 +267,12 @@ def _fail_at_repeat(
 def _read_tables(numbers: Numbers, groups: list[Alike], dtype: torch.dtype) -> NDArray[Any]:
     """The log-values of the factors, group by group; every length and value is checked."""
     count, end = sum(len(group.rows) for group in groups), numbers.total
-    bounds = np.empty(count + 1)  # the places of the tables' lengths, and of what follows them
+    bounds = np.empty(count + 1)  # places of the tables' lengths, and the end
     bounds[0] = numbers.place
     for rows, sizes in _sized(groups):
         bounds[rows + 1] = sizes + 1
     np.cumsum(bounds, out=bounds)
-    # Nothing is allocated on the word of a header: only what the numbers that came will fill.
+    # Allocate only what the numbers in the file will fill, whatever the header says.
     target = _Target(groups, bounds, dtype) if bounds[-1] == end else None
     while len(piece := numbers.ahead()):
         start = numbers.place
@@ -309,7 +301,7 @@ def _read_tables(numbers: Numbers, groups: list[Alike], dtype: torch.dtype) -> N
 
 
 def _sized(groups: list[Alike]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
-    """Some factors after the other, group by group, and how many values each has."""
+    """Iterate over the factors, group by group, and their numbers of values."""
     rows, sizes, count = list[NDArray[np.int32]](), list[float](), 0
     for group in groups:
         size = math.prod(map(float, group.shape))
@@ -331,12 +323,14 @@ def _fail_at_length(numbers: Numbers, bounds: NDArray[np.float64], factor: int) 
 
 
 class _Target:
-    """The log-values of all factors, group by group, filled as the numbers come."""
+    """A buffer for the log-values of all factors, group by group, filled as numbers come."""
 
     def __init__(
         self, groups: list[Alike], bounds: NDArray[np.float64], dtype: torch.dtype
     ) -> None:
-        self._shifts = np.empty(len(bounds) - 1, dtype=np.int64)  # from places to log-values
+        self._shifts = np.empty(
+            len(bounds) - 1, dtype=np.int64
+        )  # offsets from file places to log-values
         start = 0
         for rows, sizes in _sized(groups):
             ends = start + sizes.cumsum().astype(np.int64)
@@ -347,7 +341,7 @@ class _Target:
         self._at = int(bounds[0])
 
     def put(self, piece: NDArray[np.float64], heads: NDArray[np.int64], first: int) -> None:
-        """The next numbers, which begin within factor ``first - 1``; lengths stand at ``heads``."""
+        """Add numbers that begin within factor ``first - 1``; lengths stand at ``heads``."""
         counts = np.diff(np.concatenate([[0], heads, [len(piece)]]))
         shifts = self._shifts[np.arange(first - 1, first + len(heads))]
         places = np.arange(self._at, self._at + len(piece)) + np.repeat(shifts, counts)

@@ -8,8 +8,9 @@ from xml.sax.saxutils import escape
 import torch
 
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.io.tables import all_variables, conditional_tables, find_cycle, graph_of, values_of
+from rdpgraph.io.tables import all_variables, conditional_tables, graph_of, values_of
 from rdpgraph.io.text import Bytes, decoded, fail, shown
+from rdpgraph.model.conditional import cycle_of
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import names_of
 
@@ -21,12 +22,9 @@ _HEAD = '<?xml version="1.0"?>\n<BIF VERSION="0.3">\n<NETWORK>\n<NAME>unknown</N
 def parse_xmlbif(
     text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
 ) -> FactorGraph:
-    """The network of an XMLBIF file's text; its factors are over (*parents, x).
+    """The network of an XMLBIF file's text, factors over (*parents, x); properties are ignored.
 
-    Properties are passed over.
-
-    Raises:
-        FileFormatError: with the element that does not fit; also for declarations of entities.
+    Declarations of entities are refused.
     """
     text = text if isinstance(text, str) else decoded(text)
     if "<!ENTITY" in text:
@@ -69,7 +67,10 @@ def parse_xmlbif(
     if not states or len(scopes) < len(states):
         lacking = next((name for name in states if name not in scopes), "no variable")
         fail(source, f"expected a DEFINITION for each variable; {shown(lacking)} has none.")
-    _refuse_cycles(source, scopes)
+    cycle = cycle_of(scopes)
+    if cycle is not None:
+        path = " - ".join(map(repr, cycle[:8]))
+        fail(source, f"expected parents without a cycle; got {path}.")
     try:
         graph = graph_of(states, ((scope, values.to(dtype)) for scope, values in tables))
     except ModelError as error:
@@ -99,26 +100,8 @@ def _values(source: str, given: ElementTree.Element, child: str) -> list[float]:
     return values
 
 
-def _refuse_cycles(source: str, scopes: dict[str, tuple[str, ...]]) -> None:
-    number = {name: place for place, name in enumerate(scopes)}
-    ends = [0]
-    parents: list[int] = []
-    for given in scopes.values():
-        parents += (number[name] for name in given)
-        ends.append(len(parents))
-    cycle = find_cycle(ends[:-1], ends[1:], parents)
-    if cycle is not None:
-        names = list(scopes)
-        path = " - ".join(repr(names[node]) for node in cycle[:8])
-        fail(source, f"expected parents without a cycle; got {path}.")
-
-
 def format_xmlbif(graph: FactorGraph) -> str:
-    """The text of a Bayesian network in the XMLBIF format; unnamed states are "0", "1", ....
-
-    Raises:
-        UnsupportedError: another kind of graph, or a name that XML cannot hold.
-    """
+    """The text of a Bayesian network in the XMLBIF format; unnamed states are "0", "1", ...."""
     parts = [_HEAD]
     for variable in all_variables(graph):
         outcomes = [

@@ -1,7 +1,7 @@
 """Learning: parameters of any graph or structure, fitted to data with gaps.
 
-Here belong `EM`, which fits any model that is a function of named parameters, the parameters, and
-estimators of usual models in the manners of scikit-learn.
+`EM`, which fits any model that is a function of named parameters, the parameters, and estimators of
+usual models in the manner of scikit-learn.
 """
 
 from rdpgraph.learn.compound import Mixture, Product

@@ -28,11 +28,7 @@ def tensors_of(rows: Rows) -> list[Tensor]:
 
 
 def count_of(rows: Rows) -> int:
-    """The number of rows, which all tensors share.
-
-    Raises:
-        ModelError: they do not, or there is no tensor.
-    """
+    """The number of rows, which all tensors share."""
     counts = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors_of(rows)}
     if len(counts) != 1 or 0 in counts:
         raise ModelError(
@@ -53,13 +49,9 @@ def rows_at(rows: Rows, places: Tensor | slice) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Data that is gone through once for each step: row numbers, rows, weights or None.
+    """Batches of data for each step: row numbers, rows, weights or None.
 
-    Attributes:
-        data: rows, or an iterable of batches.
-        weights: (rows,), or of each batch; None: one each.
-        size: of a batch of rows; None: all at once.
-        generator: shuffles the rows of each pass; None: in order.
+    ``data`` are rows or an iterable of batches; a ``generator`` shuffles the rows of each pass.
     """
 
     data: Any
@@ -69,11 +61,7 @@ class Batches:
 
     @staticmethod
     def of(data: Any, weights: Any, size: int | None, generator: Any = None) -> "Batches":
-        """Data as users give it.
-
-        Raises:
-            ModelError: weights that do not fit the rows, or none above zero.
-        """
+        """Batches of data and weights as given by users; refuses weights that do not fit."""
         whole = isinstance(data, Tensor | tuple | dict)
         if not whole and not isinstance(data, Iterable):
             tensors_of(data)
@@ -96,7 +84,7 @@ class Batches:
         return Batches(data, weights, size, generator)
 
     def weight(self) -> float:
-        """The weight of all rows."""
+        """The total weight of all rows."""
         if self.weights is not None:
             return sum(float(part.sum()) for part in self.weights)
         whole = isinstance(self.data, Tensor | tuple | dict)
@@ -117,6 +105,6 @@ class Batches:
             order = torch.randperm(count, generator=self.generator)
         for first in range(0, count, self.size or count):
             at = order[first : first + (self.size or count)]
-            # A slice of rows in order is a view, and no copy.
+            # A slice is a view, without a copy.
             places = at if self.generator is not None else slice(first, first + len(at))
             yield at, rows_at(self.data, places), None if self.weights is None else self.weights[at]

@@ -18,7 +18,7 @@ from rdpgraph.learn.emissions import (
     settle,
     table_of,
 )
-from rdpgraph.learn.sequences import Rows, clusters
+from rdpgraph.learn.sequences import PaddedBatch, clusters
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class Product(Emission):
         return Product(parts)
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
-        """Clusters of the columns that have distances; where none has, those of the symbols."""
+        """Clusters by the columns that have distances; without any, those of the symbols."""
         numbers = [c for part, own in self.parts if not isinstance(part, Categorical) for c in own]
         if numbers:
             return clusters(observed[:, numbers], states, generator)
@@ -83,8 +83,8 @@ class Product(Emission):
     def log_prob(self, observed: Tensor) -> Tensor:
         return torch.stack([p.log_prob(observed[:, list(own)]) for p, own in self.parts]).sum(0)
 
-    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
-        """Statistics of the parts, one after the other."""
+    def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
+        """The statistics of the parts, concatenated."""
         seen = rows["observed"]
         each = (
             part.statistics({**rows, "observed": seen[..., list(own)]}, counts)
@@ -157,13 +157,13 @@ class Mixture(Emission):
         return replace(super().blank(states, observed), emission=emission)
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
-        """Clusters as the emission forms them."""
+        """Clusters by the emission."""
         return self.emission.responsible(observed, states, generator)
 
     def drawn_from(
         self, blank: Any, observed: Tensor, weights: Tensor, generator: torch.Generator
     ) -> "Mixture":
-        """Components are clusters of the rows whose greatest weight is in the state."""
+        """Components from clusters of the rows whose greatest weight is in the state."""
         own, count = weights.argmax(1), self.components
         inner = weights.new_full((*weights.shape, count), 1 / count)
         for state in range(weights.shape[1]):
@@ -187,8 +187,8 @@ class Mixture(Emission):
     def log_prob(self, observed: Tensor) -> Tensor:
         return self._joint(observed).logsumexp(2)
 
-    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
-        """Expected steps of each component, and the statistics of these."""
+    def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
+        """Expected steps of each component, and their statistics."""
         joint = self._joint(rows["observed"].flatten(0, 1))
         total = joint.logsumexp(2, keepdim=True)
         shares = (joint - torch.where(total > -math.inf, total, 0.0)).exp()

@@ -13,7 +13,7 @@ from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.learn.emissions import Emission, check_mass
 from rdpgraph.learn.parameters import Parameter
-from rdpgraph.learn.sequences import Rows
+from rdpgraph.learn.sequences import PaddedBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Density(Emission):
         }
         object.__setattr__(self, "parameters", tables)
         if any(table.requires_grad for table in tables.values()):
-            return  # on the way of `climbed`, which may leave what the family takes
+            return  # a step of `climbed` may leave the domain
         try:
             self.family(**tables)
         except (TypeError, ValueError) as error:
@@ -99,7 +99,7 @@ class Density(Emission):
                 "Density of vectors needs rows that are seen or missing as a whole; "
                 'Gaussian("full") takes rows with entries missing.'
             )
-        # Some value that the family has: one that was seen.
+        # Any value in the support.
         known = observed[seen.all(1)][:1]
         filled = torch.where(seen, observed, known if len(known) else own.mean.detach()[:1])
         values = own.log_prob(filled.unsqueeze(1))
@@ -109,8 +109,8 @@ class Density(Emission):
             else values.where(seen.unsqueeze(1), 0.0).sum(2)
         )
 
-    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
-        """Rows and weights themselves, sparse at their places, so that sums hold all of them."""
+    def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
+        """Rows and weights, sparse at their places, so that sums hold all of them."""
         lengths, places = rows["lengths"], rows["places"]
         steps = torch.arange(counts.shape[1], device=counts.device)
         inside = (steps < lengths.unsqueeze(1)) & ~rows["observed"].isnan().all(2)
@@ -135,7 +135,7 @@ class Density(Emission):
         return self.climbed(gain)
 
     def climbed(self, gain: Callable[["Density"], Tensor]) -> "Density":
-        """The best that L-BFGS meets from here, by a differentiable gain; this one included."""
+        """The best point that L-BFGS visits from here, by a differentiable gain."""
         limits: Any = self.family(**self.parameters).arg_constraints
         maps = {name: biject_to(limits[name]) for name in self.parameters if name not in self.fixed}
         if not maps:
@@ -162,7 +162,7 @@ class Density(Emission):
         return best
 
     def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Drawn by the family, from a seed that the generator gives."""
+        """Draws of the family, seeded by the generator."""
         seed = int(torch.randint(2**62, (), generator=generator))
         chosen = {name: table[states] for name, table in self.parameters.items()}
         with torch.random.fork_rng(devices=[]):
@@ -201,7 +201,7 @@ class Durations(Parameter):
         return self.density.size
 
     def spread(self, states: int, like: Tensor) -> "Durations":
-        """The same for so many states, on a device."""
+        """The family expanded to so many states, on a device."""
         column = torch.zeros(1, 1, dtype=torch.float64, device=like.device)
         return replace(self, density=self.density.blank(states, column))
 

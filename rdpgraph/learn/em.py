@@ -21,15 +21,15 @@ from rdpgraph.schedulers import Scheduler
 Statistics = dict[str, tuple[Tensor, ...]]
 
 _ROUNDING = 1e-6
-"""The part of an objective by which rounding may make it fall."""
+"""Relative decrease of an objective that counts as rounding."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a fit, as ``progress`` is told.
+    """A step of a fit, as given to ``progress``.
 
     Attributes:
-        start: which of the starts, from 0.
+        start: the number of the start, from 0.
         number: of the step, from 0.
         objective: the log-likelihood plus the log-prior before it (nats).
     """
@@ -44,15 +44,15 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The outcome of a fit, which another one may go on from. It can be pickled.
+    """The outcome of a fit, from which another one may continue. It can be pickled.
 
     Attributes:
-        parameters: by name, as they were fitted.
-        history: the log-likelihood plus the log-prior (nats) at the start and after every step; of
-            stepwise EM as they were met on the way, except for the last.
+        parameters: by name, as fitted.
+        history: the log-likelihood plus the log-prior (nats) at the start and after every step; in
+            stepwise EM those of the passes, except for the last.
         log_likelihood: of all rows, weighted (nats), at the end.
         status: whether it converged, and whether log Z was exact in all steps.
-        averages: statistics and the number of updates that stepwise EM goes on from.
+        averages: statistics and the number of updates from which stepwise EM continues.
     """
 
     parameters: dict[str, Parameter]
@@ -235,7 +235,7 @@ class EM:
         update: float | None,
         generator: torch.Generator | None,
     ) -> "_Scored":
-        """One pass over the data, with an update after each batch where an exponent is given."""
+        """Pass over the data once; with an exponent, update parameters after each batch."""
         total = weight = 0.0
         exact, summed = True, Statistics()
         share = batches.weight() if update is not None else 1.0
@@ -278,20 +278,14 @@ class EM:
         rows: Rows,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, bool]:
-        """The log-likelihoods of a batch in float64, as the model gives them; whether exact.
+        """The log-likelihoods of a batch in float64, and True where log Z is exact.
 
-        Args:
-            values: what the model is handed.
-            places: (rows,) the numbers of the rows, for messages.
-            rows: the batch.
-            generator: of an estimator.
-
-        Raises:
-            ImpossibleEvidenceError: a row that no configuration explains.
+        ``places`` (rows,) are row numbers for messages. Raises `ImpossibleEvidenceError` for a row
+        that no configuration explains.
         """
         model = self.model(values, rows)
         posterior = infer(model, self.scheduler, estimator=self.estimator, generator=generator)
-        # A log Z of -inf is seen before a mode is asked for, which has none.
+        # Checked before asking for a mode, which an impossible row lacks.
         log_z = posterior.log_partition
         dead = (log_z.detach() == -torch.inf).reshape(-1).nonzero().flatten()
         if len(dead):
@@ -327,11 +321,7 @@ def _mixed(
 
 
 def _maximised(parameters: dict[str, Parameter], statistics: Statistics) -> dict[str, Parameter]:
-    """All parameters from their statistics.
-
-    Raises:
-        ModelError: one has no maximum; the message names it.
-    """
+    """All parameters from their statistics; an error names the parameter that has no maximum."""
     result: dict[str, Parameter] = {}
     for name, parameter in parameters.items():
         try:

@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.learn.parameters import Parameter
-from rdpgraph.learn.sequences import Rows, as_rows, clusters
+from rdpgraph.learn.sequences import PaddedBatch, as_rows, clusters
 
 
 class Emission(Parameter):
@@ -94,13 +94,13 @@ class Emission(Parameter):
     def drawn_from(
         self, blank: Any, observed: Tensor, weights: Tensor, generator: torch.Generator
     ) -> Self:
-        """Its blank form maximised for rows with weights in each state; tables given stay."""
+        """Its blank form maximised for weighted rows; tables given stay."""
         del generator
         drawn = blank.maximised(blank.statistics(as_rows([observed]), weights.unsqueeze(0)))
         kept = [name for name in self.tables if getattr(self, name) is not None]
         return _replaced(drawn, {name: getattr(blank, name) for name in kept})
 
-    def value(self, rows: Rows) -> Tensor:
+    def value(self, rows: PaddedBatch) -> Tensor:
         """(B, T, states) log-likelihoods of each step."""
         observed = rows["observed"]
         return self.log_prob(observed.flatten(0, 1)).unflatten(0, observed.shape[:2])
@@ -111,14 +111,14 @@ class LinearEmission(Emission):
 
     @abstractmethod
     def features(self, observed: Tensor) -> Tensor:
-        """(rows, k) of a row, zero where nothing was seen."""
+        """(rows, k) features of a row, zero where nothing was seen."""
 
     @abstractmethod
     def natural(self) -> Tensor:
-        """(states, k) what each feature counts in a state; -inf: it is impossible."""
+        """(states, k) the weight of each feature in a state; -inf: it is impossible."""
 
     def base(self, observed: Tensor) -> Tensor | float:
-        """(rows, 1) what all states have in common."""
+        """(rows, 1) a term common to all states."""
         del observed
         return 0.0
 
@@ -132,7 +132,7 @@ class LinearEmission(Emission):
             )
         return result
 
-    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
+    def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
         """(states, k) the features of all steps, weighted by the probabilities of the states."""
         return (counts.flatten(0, 1).mT @ self.features(rows["observed"].flatten(0, 1)),)
 
@@ -177,7 +177,7 @@ class Categorical(Emission):
         return {"log_values": observed.new_full((states, self.symbols), level)}
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
-        """Drawn for each symbol, as clusters of symbols have no distance."""
+        """Draws for each symbol, as symbols have no distance to cluster by."""
         draws = torch.rand(self.symbols + 1, states, generator=generator, dtype=torch.float64) + 0.1
         return (draws / draws.sum(1, keepdim=True)).to(observed)[self._places(observed)]
 
@@ -186,7 +186,7 @@ class Categorical(Emission):
         padded = torch.cat([table.mT, table.new_zeros(1, len(table))])
         return padded.index_select(0, self._places(observed))
 
-    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
+    def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
         """(states, V) the expected number of times that a state shows a symbol."""
         places = self._places(rows["observed"].flatten(0, 1))
         total = counts.new_zeros(self.symbols + 1, counts.shape[2])
@@ -309,23 +309,19 @@ class Bernoulli(LinearEmission):
 
 
 def table_of(table: Tensor | None) -> Tensor:
-    """The table of an emission that has one.
-
-    Raises:
-        ModelError: it has none.
-    """
+    """The table of an emission; raises `ModelError` if it has none."""
     if table is None:
         raise ModelError("This emission has no tables yet: fit it, or ask its started(...).")
     return table
 
 
 def _replaced(emission: Any, tables: dict[str, Tensor]) -> Any:
-    """An emission, which is a dataclass, with other tables."""
+    """An emission with other tables."""
     return replace(emission, **tables)
 
 
 def settle(emission: Emission, *names: str) -> None:
-    """Tables as float64, where there are any."""
+    """Convert tables to float64, where given."""
     for name in names:
         given = getattr(emission, name)
         if given is not None:
@@ -341,7 +337,7 @@ def check_columns(emission: Emission, observed: Tensor, count: int) -> None:
 
 
 def check_whole(emission: Emission, observed: Tensor, most: float) -> None:
-    """Refuse entries that are no whole numbers up to some, -1 or NaN."""
+    """Refuse entries other than whole numbers up to a bound, -1 or NaN."""
     wrong = observed[(observed % 1 != 0) & ~observed.isnan() | (observed < -1) | (observed > most)]
     if len(wrong):
         raise EvidenceError(
@@ -351,7 +347,7 @@ def check_whole(emission: Emission, observed: Tensor, most: float) -> None:
 
 
 def check_mass(emission: Emission, weights: Tensor, remedy: str) -> None:
-    """Refuse states (states,) that no step is in."""
+    """Refuse states (states,) without weight."""
     lost = (weights <= 0).nonzero().flatten()
     if len(lost):
         raise ModelError(

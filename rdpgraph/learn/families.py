@@ -1,6 +1,5 @@
-"""Variables with their parents: from edges and columns to tables, counts and graphs."""
+"""Families of Bayesian networks: scopes, counts, tables and graphs from edges and columns."""
 
-import graphlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.io.tables import all_variables
 from rdpgraph.learn.parameters import Probabilities
 from rdpgraph.learn.rows import Distinct, states_in
-from rdpgraph.model.conditional import is_conditional
+from rdpgraph.model.conditional import is_conditional, refuse_cycle
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.factor import Factor
@@ -24,22 +23,18 @@ from rdpgraph.model.variable import Variable
 
 @dataclass(frozen=True)
 class BDeu:
-    """The prior of Heckerman, Geiger and Chickering 1995: one imagined sample, spread evenly.
+    """The prior of Heckerman, Geiger and Chickering 1995: one imagined sample, divided evenly.
 
     Attributes:
-        size: the equivalent sample size. Each entry of a table has as pseudo-counts the size over
-            the number of the table's entries.
+        size: the equivalent sample size; divided by the number of a table's entries it is the
+            pseudo-count of each.
     """
 
     size: float = 10.0
 
 
 def edges_of(structure: Any) -> tuple[list[str], list[tuple[str, str]]]:
-    """Nodes and edges (parent, child) of a `FactorGraph`, a `networkx.DiGraph`, or pairs.
-
-    Raises:
-        ModelError: none of these.
-    """
+    """Nodes and edges (parent, child) of a `FactorGraph`, a `networkx.DiGraph`, or pairs."""
     if isinstance(structure, FactorGraph):
         nodes = [variable.name for variable in all_variables(structure)]
         return nodes, [(p.name, x) for x in nodes for p in structure.parents(x)]
@@ -75,26 +70,13 @@ class Families:
 
     @staticmethod
     def read(structure: Any, states: Mapping[str, Any], columns: Mapping[Any, Any]) -> "Families":
-        """The families of a structure as users give it.
-
-        Args:
-            structure: as for `edges_of`.
-            states: of the variables, where they are declared.
-            columns: whose values are the states of others.
-
-        Raises:
-            ModelError: no structure, a cycle, or a hidden variable without states.
-        """
+        """The families of a structure, with states of variables and columns of data."""
         nodes, edges = edges_of(structure)
         edges = list(dict.fromkeys(edges))
         parents: dict[str, list[str]] = {name: [] for name in dict.fromkeys([*nodes, *states])}
         for parent, child in edges:
             parents[child].append(parent)
-        try:
-            graphlib.TopologicalSorter(parents).prepare()
-        except graphlib.CycleError as error:
-            cycle = " - ".join(repr(name) for name in error.args[1][:8])
-            raise ModelError(f"A Bayesian network has no directed cycle; got {cycle}.") from None
+        refuse_cycle(parents)
         graph = structure if isinstance(structure, FactorGraph) else None
         variables: dict[str, Variable] = {}
         for name in parents:
@@ -120,14 +102,7 @@ class Families:
     def start(
         self, name: str, rows: Distinct, prior: Any, fixed: Any, generator: torch.Generator
     ) -> Probabilities:
-        """The table of a variable that a fit starts from.
-
-        The one given, if there is one. Else that of rows that have the whole family, near the end;
-        without any, a random one.
-
-        Raises:
-            ModelError: a table or a prior that does not fit.
-        """
+        """The initial table of a variable: the one given, near that of complete rows, or random."""
         sizes = self.sizes(name)
         held: Mapping[str, Any] = fixed if isinstance(fixed, Mapping) else dict.fromkeys(fixed)
         table = held.get(name)
@@ -192,7 +167,7 @@ class Families:
         return FactorGraph(factors, self.domain.entries)
 
     def model(self, values: dict[str, Tensor], batch: dict[str, Any]) -> FactorGraph:
-        """The graph of a batch; of counts one without variables, with the mean as its log Z."""
+        """The graph of a batch; of counts, a constant with the mean log-likelihood as its log Z."""
         if "counts" not in batch:
             graph = self.graph(values)
             return FactorGraph.from_blocks(graph.domain, graph.blocks, batch["states"].long())

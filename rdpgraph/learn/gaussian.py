@@ -11,12 +11,12 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.emissions import Emission, check_mass, settle, table_of
-from rdpgraph.learn.sequences import Rows
+from rdpgraph.learn.sequences import PaddedBatch
 
 Kind = Literal["spherical", "diagonal", "full", "tied"]
 
 _BLOCK = 2**18
-"""Numbers that are made at a time, which stay in a cache."""
+"""Numbers computed at a time, to fit a cache."""
 _APART = 1e6
 """Squared distance of a mean from the common one, in variances, up to which squares are expanded:
 what cancels is this part of rounding."""
@@ -138,7 +138,7 @@ class Gaussian(Emission):
                 result[rows[part]] = (-0.5 * apart.square().sum(2) - levels.unsqueeze(1)).mT
         return result
 
-    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
+    def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
         """Sums of weights, and of first and second moments about the means as they are.
 
         Weights are (states, columns) where covariances are diagonal or spherical: those of entries
@@ -169,7 +169,7 @@ class Gaussian(Emission):
             second = second - _outer(near, first)
         for places, seen in _patterns(observed, whole=not self._close):
             some = not bool(seen.all())
-            # Conditional means of the entries that are missing, and what is left of covariances.
+            # Conditional means and covariances of missing entries.
             gain = self._table[:, :, seen] @ torch.linalg.inv(self._table[:, seen][:, :, seen])
             for part in _parts(places, means):
                 own = weights[places[part]].mT.unsqueeze(1)
@@ -196,7 +196,7 @@ class Gaussian(Emission):
         ahead = self.mean_prior - old
         step = (first + self.mean_weight * ahead) / (rows + self.mean_weight)
         means, gap = old + step, ahead - step
-        # Below this, a variance is rounding.
+        # Variances below this are rounding.
         floor = (8 * torch.finfo(means.dtype).eps * means).square()
         if self._diagonal:
             squares = second - step * (2 * first - rows * step) + self.mean_weight * gap.square()
@@ -287,10 +287,10 @@ class Gaussian(Emission):
         return near.shape[1] <= _FEW and bool((size * inverse <= _APART).all())
 
     def _features(self, observed: Tensor) -> Tensor:
-        """(rows, k): seen, values and squares about the common mean.
+        """(rows, k): indicators of seen entries, values and squares about the common mean.
 
-        Zero in entries that are missing, where covariances are diagonal; otherwise in rows of which
-        one is, and squares are products of all pairs.
+        Zero for missing entries where covariances are diagonal; else for rows with one, and squares
+        are products of all pairs.
         """
         apart = observed - self._shift
         seen = ~(apart if self._diagonal else apart.sum(1, keepdim=True)).isnan()
@@ -304,17 +304,15 @@ def _outer(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _parts(rows: Tensor, means: Tensor) -> list[slice]:
-    """Slices of rows of which the values for all states and columns are made at a time."""
+    """Slices of rows that bound the memory for all states and columns."""
     width = max(1, _BLOCK // means.numel())
     return [slice(at, at + width) for at in range(0, len(rows), width)]
 
 
 def _patterns(observed: Tensor, *, whole: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows that have the same entries, and (columns,) which; not those that have none.
+    """Rows with the same entries seen, and (columns,) which; without rows that have none.
 
-    Args:
-        observed: the rows.
-        whole: whether those without gaps are among them.
+    ``whole`` includes the rows without gaps.
     """
     gaps = observed.sum(1).isnan()
     if whole and not bool(gaps.all()):

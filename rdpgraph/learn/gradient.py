@@ -1,4 +1,4 @@
-"""The same parameters fitted by gradient, and their standard errors."""
+"""Fitting by gradient, and standard errors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from rdpgraph.learn.parameters import Parameter
 from rdpgraph.plan import clock
 
 _NULL = 1e-9
-"""The part of the largest eigenvalue below which one of the information is zero."""
+"""Share of the largest eigenvalue below which others count as zero."""
 
 _LBFGS = partial(LBFGS, max_iter=10, line_search_fn="strong_wolfe", tolerance_change=0.0)
 

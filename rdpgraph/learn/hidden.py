@@ -17,7 +17,7 @@ from rdpgraph.learn.densities import Durations
 from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.emissions import Emission
 from rdpgraph.learn.parameters import Parameter, Probabilities
-from rdpgraph.learn.sequences import Rows, as_rows, batches_of, sequences_of
+from rdpgraph.learn.sequences import PaddedBatch, as_rows, batches_of, sequences_of
 
 Values = dict[str, Tensor]
 
@@ -49,7 +49,7 @@ class HiddenStates(Arguments, ABC):
         """True where the arguments give all tables but those of the start and the emission."""
 
     @abstractmethod
-    def _model(self, values: Values, rows: Rows) -> Any:
+    def _model(self, values: Values, rows: PaddedBatch) -> Any:
         """The structure of a batch."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class HiddenStates(Arguments, ABC):
 
     @property
     def em_(self) -> EM:
-        """The `EM` of its parameters, from which `learn.load` knows their kinds."""
+        """The `EM` of its parameters, for `learn.load`."""
         return EM(self._model, self._fitted())
 
     @property
@@ -170,7 +170,7 @@ class HiddenStates(Arguments, ABC):
         return torch.cat(self._each(X, lengths, self._marginals))
 
     def sample(self, steps: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """(steps, columns) a sequence, and (steps,) its states.
+        """A sequence (steps, columns), and its states (steps,).
 
         Raises:
             ModelError: a number of steps that is none.
@@ -205,11 +205,7 @@ class HiddenStates(Arguments, ABC):
         )
 
     def _fitted(self) -> dict[str, Parameter]:
-        """Parameters of the fit, or those given, if all are.
-
-        Raises:
-            ModelError: neither.
-        """
+        """The fitted parameters, or those given, if all are."""
         fit = getattr(self, "fit_", None)
         if fit is not None:
             return fit.parameters
@@ -221,11 +217,7 @@ class HiddenStates(Arguments, ABC):
         )
 
     def _read(self, X: Any, lengths: Any) -> list[Tensor]:
-        """Sequences that the emission takes.
-
-        Raises:
-            EvidenceError: others.
-        """
+        """Sequences checked against the emission."""
         sequences, emission = sequences_of(X, lengths), self.emission_
         try:
             emission.blank(self.states, torch.cat(sequences))
@@ -233,12 +225,12 @@ class HiddenStates(Arguments, ABC):
             raise EvidenceError(f"X does not fit the tables: {error}") from None
         return sequences
 
-    def _of(self, rows: Rows) -> Any:
+    def _of(self, rows: PaddedBatch) -> Any:
         values = {name: own.value(rows) for name, own in self._fitted().items()}
         return self._model(values, rows)
 
     def _each(self, X: Any, lengths: Any, ask: Callable[[Any], Tensor]) -> list[Tensor]:
-        """Answers for each sequence, of its steps where they are of steps."""
+        """Answers for each sequence, cut to its length where they are by steps."""
         sequences = self._read(X, lengths)
         answers: list[Tensor] = [torch.empty(0)] * len(sequences)
         for rows, numbers in batches_of(sequences, self._width, self._cells):
@@ -251,13 +243,9 @@ class HiddenStates(Arguments, ABC):
         return None if tell is None else lambda step: tell(replace(step, start=start))
 
     def _explained(
-        self, parameters: dict[str, Parameter], batches: Sequence[tuple[Rows, list[int]]]
+        self, parameters: dict[str, Parameter], batches: Sequence[tuple[PaddedBatch, list[int]]]
     ) -> None:
-        """Name a sequence that the parameters do not explain.
-
-        Raises:
-            ImpossibleEvidenceError: there is one.
-        """
+        """Raise `ImpossibleEvidenceError` with the number of a sequence of probability zero."""
         for rows, numbers in batches:
             values = {name: own.value(rows) for name, own in parameters.items()}
             dead = (self._model(values, rows).log_partition() == -math.inf).nonzero().flatten()
@@ -271,7 +259,7 @@ class HiddenStates(Arguments, ABC):
         self, name: str, shape: tuple[int, ...], like: Tensor, prior: Any,
         generator: torch.Generator | None, over: int = -1,
     ) -> Probabilities:  # fmt: skip
-        """A table as it is given, or uniform; drawn where there is a generator."""
+        """A table as given, or uniform; drawn if there is a generator."""
         given = getattr(self, name)
         if given is None or is_whole(given):
             given = torch.full(shape, -math.log(shape[over]))
@@ -327,7 +315,7 @@ def held_out(
 
 
 def _free(parameter: Parameter) -> int:
-    """The entries that are not determined by the others of their slice."""
+    """The number of free entries of a table."""
     assert isinstance(parameter, Probabilities)
     possible = (parameter.log_values > -math.inf).sum(parameter.over)
     return int((possible - 1).clamp(min=0).sum())

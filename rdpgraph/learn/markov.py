@@ -12,7 +12,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.learn.densities import Durations
 from rdpgraph.learn.hidden import HiddenStates, Values
 from rdpgraph.learn.parameters import Parameter, Probabilities
-from rdpgraph.learn.sequences import Rows
+from rdpgraph.learn.sequences import PaddedBatch
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain.constructors import with_ends
 from rdpgraph.structures.chain.model import Chain
@@ -83,7 +83,7 @@ class HMM(HiddenStates):
                 "HMM of a rank, at least 1, draws its transitions, and takes no transition and no "
                 f"sticky prior; got rank {rank!r:.80}."
             )
-        # Ranks that are equal at the start stay equal.
+        # Equal ranks would stay equal.
         draws = generator or torch.Generator()
         for name, shape in (("into", (states, rank)), ("out", (rank, states))):
             table = torch.full(shape, -math.log(shape[1]), dtype=torch.float64, device=like.device)
@@ -91,7 +91,7 @@ class HMM(HiddenStates):
             tables[name] = Probabilities(table, prior=prior).drawn(draws)
         return tables
 
-    def _model(self, values: Values, rows: Rows) -> Chain:
+    def _model(self, values: Values, rows: PaddedBatch) -> Chain:
         unary = with_ends(values["emission"], values["start"], None, None)
         return Chain(unary, _transition(values), lengths=rows["lengths"])
 
@@ -126,7 +126,7 @@ class HSMM(HiddenStates):
         fit_: the `Fit`.
     """
 
-    _cells = 2**21  # each batch lays its steps out again, whatever its number of sequences
+    _cells = 2**21  # large, as the layout of steps costs the same for any batch
     durations: Any = field(kw_only=False)
     duration_prior: Any = 0.0
     censored: bool = True
@@ -179,7 +179,7 @@ class HSMM(HiddenStates):
         start = self._start_table("start", (states,), like, self.start_prior, generator)
         return {"start": start, "transition": follows, "duration": lasts}
 
-    def _model(self, values: Values, rows: Rows) -> SemiMarkov:
+    def _model(self, values: Values, rows: PaddedBatch) -> SemiMarkov:
         emission, duration, lengths = values["emission"], values["duration"], rows["lengths"]
         sums = SemiMarkov.from_unary(emission, values["transition"], torch.zeros_like(duration))
         steps, longest = sums.unary.shape[1:3]

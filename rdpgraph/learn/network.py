@@ -25,7 +25,7 @@ from rdpgraph.model.variable import Variable, names_of
 from rdpgraph.schedulers import Scheduler
 
 _BATCH = 4096
-"""Rows whose log Z is computed together, where ``batch_size`` does not say."""
+"""Default number of rows whose log Z is computed together."""
 
 
 @dataclass(eq=False)
@@ -201,7 +201,7 @@ class BayesianNetwork(Arguments):
             parts.append(answers.numpy()[part.inverse])
         pairs = [(v.name, state) for v in wanted for state in names_of(v.states)]
         labels = pandas.MultiIndex.from_tuples(pairs, names=["variable", "state"])
-        return pandas.DataFrame(np.concatenate(parts), _index(data), labels)
+        return pandas.DataFrame(np.concatenate(parts), getattr(data, "index", None), labels)
 
     def predict(self, data: Any, targets: Any = None) -> Any:
         """The most probable state of each target in each row, as a DataFrame.
@@ -324,7 +324,7 @@ class BayesianNetwork(Arguments):
         return bool(networkx.is_d_separator(self.to_networkx(), first, second, set(given)))
 
     def markov_blanket(self, name: str) -> set[str]:
-        """Parents, children and their other parents: given these, all others say nothing more."""
+        """The parents, children and co-parents of a variable, which separate it from all others."""
         graph = self.to_networkx()
         near = {*graph.predecessors(name), *graph.successors(name)}
         return near.union(*map(graph.predecessors, graph.successors(name))) - {name}
@@ -337,7 +337,3 @@ def _refuse_dead(part: Distinct, dead: Tensor) -> None:
             f"No configuration explains row {row} of the data: its probability is zero. Check its "
             "values, or fit with a prior."
         )
-
-
-def _index(data: Any) -> Any:
-    return getattr(data, "index", None)

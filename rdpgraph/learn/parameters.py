@@ -12,23 +12,19 @@ from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
 
 _TOLERANCE = 1e-3
-"""The difference from one that the sum of given probabilities may have."""
+"""Tolerance of the sums of given probabilities."""
 
 
 class Parameter(ABC):
-    """A quantity that `EM` fits: it gives the model a tensor, and is maximised from its counts.
+    """A quantity that `EM` fits: a tensor for the model, maximised from its counts.
 
-    The counts are the gradient of the log-likelihood in that tensor. Where the tensor holds
-    log-values that the model adds up, these are the expected numbers of times that each is used.
+    The counts are the gradient of the log-likelihood in that tensor: expected numbers of uses,
+    where the tensor holds log-values that the model adds up.
     """
 
     @abstractmethod
     def value(self, rows: Any) -> Tensor:
-        """The tensor that the model is handed for a batch of rows.
-
-        A log-table, for which the rows are ignored; or log-likelihoods of what the rows observe
-        in every state.
-        """
+        """The tensor for a batch of rows: a log-table, or log-likelihoods of rows by states."""
 
     @abstractmethod
     def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:
@@ -165,7 +161,7 @@ class Probabilities(Parameter):
         return self.log_values
 
     def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:
-        """The counts themselves."""
+        """The counts, unchanged."""
         del rows
         return (counts,)
 
@@ -192,7 +188,7 @@ class Probabilities(Parameter):
         return (pseudo * torch.where(pseudo > 0, self.log_values, 0.0)).sum()
 
     def drawn(self, generator: torch.Generator) -> "Probabilities":
-        """Entries that are not fixed drawn uniformly, in the simplex that they may be in."""
+        """Free entries drawn uniformly from their simplex."""
         moves = self.moves
         draws = torch.rand(moves.shape, generator=generator, device=generator.device)
         draws = torch.where(moves, -(1.0 - draws).log().to(self.log_values) + 1e-3, 0.0)
@@ -201,7 +197,7 @@ class Probabilities(Parameter):
         return self._replaced(torch.where(moves, shares.log(), self.log_values))
 
     def free(self) -> tuple[Tensor, ...]:
-        """(n,) the log-values of entries that are fitted; a constant in a slice changes nothing."""
+        """(n,) the log-values of free entries; a constant in a slice changes nothing."""
         return (self.log_values.detach()[self.moves],)
 
     def at(self, free: Sequence[Tensor]) -> "Probabilities":
@@ -210,7 +206,7 @@ class Probabilities(Parameter):
         scores = torch.zeros_like(self.log_values, dtype=free[0].dtype)
         scores = scores.masked_scatter(moves, free[0])
         sums = torch.where(moves, scores, -torch.inf)
-        # A slice without such entries has no sum: its NaN would spoil the gradient of others.
+        # The logsumexp of an empty slice would make gradients NaN.
         some = moves.any(self._dims[0], keepdim=True)
         for dim in self._dims[1:]:
             some = some.any(dim, keepdim=True)
@@ -219,7 +215,7 @@ class Probabilities(Parameter):
         return self._replaced(torch.where(moves, own, self.log_values.detach()))
 
     def estimates(self) -> tuple[Tensor, ...]:
-        """The table of probabilities, no logarithms."""
+        """The table of probabilities."""
         return (self.log_values.exp(),)
 
     def _replaced(self, log_values: Tensor) -> "Probabilities":

@@ -16,16 +16,16 @@ from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_ser
 from rdpgraph.model.variable import States
 
 CHUNK = 2**16
-"""Rows whose states are read together: 20 MB for 37 variables."""
+"""Rows read at a time: 20 MB for 37 variables."""
 
 
 @dataclass(frozen=True, eq=False)
 class Distinct:
-    """Rows of states that differ, in small integers, -1 where missing.
+    """Distinct rows of states in small integers, -1 where missing.
 
     Attributes:
         states: (distinct, variables).
-        weights: (distinct,) the sum of those of equal rows, float64.
+        weights: (distinct,) sums over equal rows, float64.
         first: (distinct,) the number of the first such row.
         inverse: (rows,) for each row its place among the distinct ones.
     """
@@ -52,16 +52,7 @@ class Distinct:
 
 
 def read_rows(data: Any, domain: Domain) -> Iterator[Distinct]:
-    """Distinct rows of a table, chunk by chunk, each of weight one.
-
-    Args:
-        data: a DataFrame, or a mapping from variables to columns; others are missing.
-        domain: the variables.
-
-    Raises:
-        EvidenceError: no such table, or a state that a variable lacks.
-        ModelError: a column that is no variable.
-    """
+    """Distinct rows of a table, chunk by chunk, each of weight one; absent columns are missing."""
     count = count_rows(data)
     most = int(domain.sizes.max())
     kind = np.int8 if most < 2**7 else np.int16 if most < 2**15 else np.int32
@@ -75,12 +66,7 @@ def read_rows(data: Any, domain: Domain) -> Iterator[Distinct]:
 
 
 def distinct_rows(data: Any, domain: Domain, weights: Any = None) -> Distinct:
-    """All distinct rows of a table.
-
-    Raises:
-        EvidenceError: as for `read_rows`.
-        ModelError: the same, or weights that do not fit.
-    """
+    """Distinct rows of a whole table; refuses weights that do not fit."""
     count = count_rows(data)
     given = None if weights is None else np.asarray(weights, np.float64)
     if given is not None and (given.shape != (count,) or not (given >= 0).all()):
@@ -106,11 +92,7 @@ def distinct_rows(data: Any, domain: Domain, weights: Any = None) -> Distinct:
 
 
 def columns(data: Any) -> dict[Any, Any]:
-    """The columns of a table by name.
-
-    Raises:
-        EvidenceError: no table, or two columns of one name.
-    """
+    """The columns of a DataFrame, or of a mapping, by name."""
     if is_frame(data):
         return columns_of(data)
     if isinstance(data, Mapping) and data:
@@ -122,11 +104,7 @@ def columns(data: Any) -> dict[Any, Any]:
 
 
 def count_rows(data: Any) -> int:
-    """The number of rows.
-
-    Raises:
-        EvidenceError: columns of different lengths.
-    """
+    """The number of rows; refuses columns of different lengths."""
     counts = (
         {len(column) for column in columns(data).values()} if not is_frame(data) else {len(data)}
     )
@@ -136,11 +114,7 @@ def count_rows(data: Any) -> int:
 
 
 def states_in(name: str, column: Any) -> States:
-    """The states that a column has, in order: its categories, or the values that occur, sorted.
-
-    Raises:
-        EvidenceError: values that are no states, or none.
-    """
+    """The states of a column: its categories, or the values that occur, sorted."""
     kind = getattr(column, "dtype", None)
     categories = getattr(kind, "categories", None)
     if categories is not None:

@@ -67,7 +67,7 @@ def load(em: EM, path: PathLike) -> Fit:
 
 
 def _mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> Any:
-    """A value with the tensors in it changed: in dataclasses, dictionaries, tuples and lists."""
+    """Apply a function to the tensors in dataclasses, dictionaries, tuples and lists."""
     if isinstance(value, Tensor):
         return change(name, value)
     if isinstance(value, Mapping):

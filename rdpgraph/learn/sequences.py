@@ -12,13 +12,13 @@ from torch.nn.utils.rnn import pad_sequence
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError
 
-Rows = Mapping[str, Tensor]
+PaddedBatch = Mapping[str, Tensor]
 """Sequences: "observed" (B, T, columns), NaN where missing or beyond an end; "lengths" (B,);
 "places" (B, 2), the number of the first step of each among all, and that of all."""
 
-_LLOYD, _SAMPLED, _SOFT = 10, 2**14, 0.1  # steps, rows, and the share of other clusters
+_LLOYD, _SAMPLED, _SOFT = 10, 2**14, 0.1  # steps, rows, and the weight shared by all clusters
 _LEAST = 8
-"""Sequences that the kernels advance together."""
+"""Minimum of sequences in a batch."""
 _MOST = 2**23
 """Log-likelihoods of a batch, 64 MB."""
 
@@ -26,13 +26,8 @@ _MOST = 2**23
 def sequences_of(given: Any, lengths: Any = None) -> list[Tensor]:
     """Sequences (steps, columns) of float64, NaN where an entry is missing.
 
-    Args:
-        given: (steps, columns) or (steps,) of all sequences, end to end: an array, a tensor, a
-            DataFrame or a list; or a list of arrays, one for each sequence.
-        lengths: of the sequences; None: one.
-
-    Raises:
-        EvidenceError: no numbers, an infinity, or lengths that do not add up to the steps.
+    Given as all steps end to end (an array, tensor, DataFrame or list) with lengths (None: one
+    sequence), or as a list of arrays.
     """
     if lengths is None and isinstance(given, list | tuple) and given:
         first: Any = given[0]
@@ -57,7 +52,7 @@ def sequences_of(given: Any, lengths: Any = None) -> list[Tensor]:
 
 
 def _matrix(given: Any) -> Tensor:
-    """A sequence as (steps, columns)."""
+    """Convert a sequence to (steps, columns)."""
     try:
         if isinstance(given, Tensor):
             matrix = given.detach().to(torch.float64)
@@ -80,13 +75,10 @@ def _matrix(given: Any) -> Tensor:
 
 def batches_of(
     sequences: Sequence[Tensor], width: int, aim: int
-) -> Iterator[tuple[Rows, list[int]]]:
-    """Batches of sequences, long ones first, and the numbers of these.
+) -> Iterator[tuple[PaddedBatch, list[int]]]:
+    """Batches of sequences, long ones first, with their numbers.
 
-    Args:
-        sequences: (steps, columns) each.
-        width: log-likelihoods that a step takes.
-        aim: log-likelihoods of a batch, on a CPU.
+    A step takes ``width`` log-likelihoods; a batch on a CPU aims at ``aim`` of them.
     """
     begins = [0]
     for each in sequences:
@@ -101,8 +93,10 @@ def batches_of(
         yield as_rows([sequences[n] for n in chosen], places, max(1, begins[-1])), chosen
 
 
-def as_rows(sequences: Sequence[Tensor], places: Sequence[int] = (0,), total: int = 0) -> Rows:
-    """Sequences (steps, columns) as a batch, and where each begins among all steps."""
+def as_rows(
+    sequences: Sequence[Tensor], places: Sequence[int] = (0,), total: int = 0
+) -> PaddedBatch:
+    """A padded batch of sequences (steps, columns), with the place of each first step among all."""
     lengths = [len(each) for each in sequences]
     device = sequences[0].device
     return {
@@ -113,10 +107,10 @@ def as_rows(sequences: Sequence[Tensor], places: Sequence[int] = (0,), total: in
 
 
 def clusters(observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
-    """(rows, states) one for the cluster of a row, by k-means++ and Lloyd's steps, softened.
+    """(rows, states) softened indicators of clusters, by k-means++ and Lloyd's steps.
 
-    Columns are brought to one scale; missing entries count as their mean. Of many rows a random
-    part finds the centres. Arthur and Vassilvitskii 2007, "k-means++".
+    Columns are scaled; missing entries count as their mean. Of many rows a random part finds the
+    centres. Arthur and Vassilvitskii 2007, "k-means++".
     """
     known = observed[~observed.isnan().all(1)]
     if not len(known):

@@ -1,4 +1,4 @@
-"""The stored form of factors: blocks of like shape, scopes as numbers."""
+"""The stored form of factors: blocks of one shape, scopes as numbers."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -209,7 +209,7 @@ def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
     lead = block.potential.lead(len(block.scopes))
     own = lead[max(len(lead) - len(dims), 0) :]
     shared = math.prod(own) == 1
-    # The dims of a shared potential must still be told from its batch dims.
+    # A shared potential keeps dims of size 1, to tell them from batch dims.
     shape = (1,) * len(own) if shared and block.count != 1 else dims
     return Block(scopes, block.potential, shape, None, places)
 
@@ -258,16 +258,21 @@ def items_in_order(items: Iterable[Factor | FactorBlock]) -> Iterable[Variable |
                 yield from slot
 
 
-def tabulated(blocks: Sequence[Block]) -> Iterator[tuple[list[int], Tensor]]:
-    """The scope and the table of every factor, in order of declaration."""
-    tables = [block.table() for block in blocks]
-    scopes = [block.scopes.tolist() for block in blocks]
+def in_order(blocks: Sequence[Block]) -> list[tuple[int, int]]:
+    """The block and the row of every factor, in order of declaration."""
     places = [
         (number, place, row)
         for place, block in enumerate(blocks)
         for row, number in enumerate(block.declared.tolist())
     ]
-    for _, place, row in sorted(places):
+    return [(place, row) for _, place, row in sorted(places)]
+
+
+def tabulated(blocks: Sequence[Block]) -> Iterator[tuple[list[int], Tensor]]:
+    """The scope and the table of every factor, in order of declaration."""
+    tables = [block.table() for block in blocks]
+    scopes = [block.scopes.tolist() for block in blocks]
+    for place, row in in_order(blocks):
         table, axis = tables[place], blocks[place].slot_axis
         if table.ndim >= -axis:
             table = table.select(axis, row if table.shape[axis] > 1 else 0)

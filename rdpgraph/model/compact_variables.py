@@ -1,8 +1,7 @@
-"""The variables of a file in a few bytes each: their objects are made when they are asked for."""
+"""Variables of files in a few bytes each; their objects are made on access."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,11 @@ from rdpgraph.model.names import CODEC, Listing, Names, NumberedNames, Numbers
 from rdpgraph.model.variable import Variable, takes_indices
 
 _SHARED = 1 << 10
-"""The first lists of states, of which those that come again are not stored again."""
-_MOST_SHARED = 1 << 8  # bytes of such a list
+"""Number of lists of states that are stored once for all equal ones."""
+_MOST_SHARED = 1 << 8  # bytes of a shared list
 _FEW = 1 << 10  # variables: a third of a MB
 _FEW_NAMED = 1 << 12  # states with names: half a MB
-_MANY_NAMES = 1 << 5  # of one variable, which it takes longer to make
+_MANY_NAMES = 1 << 5  # of one variable, slow to make
 
 
 class StateLists:
@@ -60,8 +59,9 @@ class StateLists:
                 known = Names()
                 for name in _lines(names):
                     known.add_bytes(name)
-                keys = partial(_encoded, known)
-                return Numbers(keys, len(known), known.find_bytes)
+                return Numbers(
+                    lambda: (name.encode(*CODEC) for name in known), len(known), known.find_bytes
+                )
             places = {name: place for place, name in enumerate(names.split(b"\n"))}
             if count <= _MANY_NAMES and len(self._places) < _SHARED:
                 self._places[number] = places
@@ -139,10 +139,6 @@ class CompactVariables(Listing[Variable]):
 
     def __add__(self, other: Iterable[Variable]) -> tuple[Variable, ...]:
         return (*self, *other)
-
-
-def _encoded(names: Names) -> Iterator[bytes]:
-    return (name.encode(*CODEC) for name in names)
 
 
 def _lines(text: bytes) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from rdpgraph.model.variable import Variable, names_of
 Conditional = tuple[Variable, Sequence[Variable], Any]
 """A variable, its parents, and probabilities (*batch, *parents, states of the variable)."""
 
-_TOLERANCE = 0.1  # rounded files: a row of a hundred states, each off by 0.001
+_TOLERANCE = 0.1  # for files: a hundred states, each rounded by 0.001
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,16 +66,12 @@ class Network:
         return table.movedim(-block.arity, -1) if self.slot == 0 else table
 
     def _is_acyclic(self) -> bool:
-        try:
-            graphlib.TopologicalSorter({x: self.parents(x) for x in self.places}).prepare()
-        except graphlib.CycleError:
-            return False
-        return True
+        return cycle_of({x: self.parents(x) for x in self.places}) is None
 
 
 def _holds(block: Block, slot: int) -> bool:
     """Test if every table of a block is conditional."""
-    # Clipped where no probability can be: a large log-value is refused, not an overflow.
+    # Clipped above any probability, so that exp does not overflow.
     values = block.table().detach().double().clamp(max=1.0).exp().cpu().numpy()
     return is_conditional(values, -block.arity if slot == 0 else -1)
 
@@ -106,12 +102,25 @@ def network_factors(conditionals: Iterable[Conditional], tolerance: float) -> li
                 f"Variable {lacking[0]!r} is a parent of {child!r} and has no table of its own; "
                 "add one, without parents if it has none."
             )
+    refuse_cycle(parents)
+    return factors
+
+
+def cycle_of(parents: Mapping[Any, Iterable[Any]]) -> list[Any] | None:
+    """The nodes along a directed cycle, the first one again at the end, or None."""
     try:
         graphlib.TopologicalSorter(parents).prepare()
     except graphlib.CycleError as error:
-        cycle = " - ".join(repr(name) for name in error.args[1][:8])
-        raise ModelError(f"A Bayesian network has no directed cycle; got {cycle}.") from None
-    return factors
+        return error.args[1]
+    return None
+
+
+def refuse_cycle(parents: Mapping[str, Iterable[str]]) -> None:
+    """Raise a `ModelError` for variables whose parents form a cycle."""
+    cycle = cycle_of(parents)
+    if cycle is not None:
+        shown = " - ".join(map(repr, cycle[:8]))
+        raise ModelError(f"A Bayesian network has no directed cycle; got {shown}.")
 
 
 def _parts(item: object) -> Conditional:

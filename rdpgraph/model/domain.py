@@ -45,7 +45,7 @@ class Domain:
                     f"Two variables named {entry.name!r} differ: {_differing(known, entry)}."
                 )
         for name, entry in entries.items():
-            # A name that is split is that of a member; most are not.
+            # Only names of members split.
             array = entries.get(_split(name)[0]) if name.endswith("]") else None
             if isinstance(entry, Variable) and isinstance(array, VariableArray):
                 raise ModelError(
@@ -130,7 +130,7 @@ class Domain:
             return self.by_name[own]
         array = _split(own)[0] if isinstance(item, str) else _entry_of(item).name
         place = self.by_name.get(array)
-        # The members of an array have places; a single variable has no members.
+        # Only arrays have members.
         if place is None or isinstance(self.entries[place], Variable):
             raise UnknownVariableError(self._unknown(own))
         return place

@@ -18,10 +18,10 @@ from rdpgraph.model.variable import States, is_named, state_index, takes_indices
 MISSING = -1
 
 _MANY = 64
-"""Keys from which on single variables are looked up all at once."""
+"""Number of keys above which single variables are looked up together."""
 
 _Given: TypeAlias = tuple[Named, int, Entry, Tensor]
-"""What evidence is on, its number and entry, and the states."""
+"""A variable with evidence, its number and entry, and the states."""
 
 
 def states_given(given: Any, domain: Domain, *, ignore_unknown: bool = False) -> Tensor:
@@ -114,7 +114,7 @@ def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, lis
         items, values, numbers = ([part[at] for at in known] for part in (items, values, numbers))
     try:
         pairs = np.array([numbers, values], np.int64)
-    except OverflowError:  # no such state
+    except OverflowError:  # no state has such a number
         return _none(), _none(), list(given.items())
     places, states = torch.from_numpy(pairs)
     direct = domain.takes_indices[places]
@@ -207,7 +207,7 @@ def _state(name: str, value: Any, states: States) -> int:
     """The index of one state, or -1 where it is missing."""
     if is_gap(value):
         return MISSING
-    # A state that is called -1, or reads so, is not taken for a gap.
+    # -1 is a gap unless a state is named so.
     if value == MISSING and not is_named(states, MISSING):
         return MISSING
     return state_index(name, states, value)

@@ -1,4 +1,4 @@
-"""Factors, and blocks of alike factors."""
+"""Factors, and blocks of factors of one shape."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ class Factor:
     variables: tuple[Variable, ...]
     potential: Potential
 
-    if TYPE_CHECKING:  # what an array gives at an index is a member, or a view, which is refused
+    if TYPE_CHECKING:  # arrays are accepted for typing, as indexing gives members or views
 
         def __init__(
             self,

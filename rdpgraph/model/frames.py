@@ -1,4 +1,4 @@
-"""Tables of pandas as evidence, and answers as tables; it is imported only where one is."""
+"""Tables of pandas as evidence, and answers as tables; pandas is imported on demand."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The factor graph: what a user declares, and every engine reads."""
+"""The factor graph, which users declare and engines read."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -173,7 +173,7 @@ class FactorGraph(Opaque):
         entry = self.domain.entries[self.domain.place(item)]
         return entry if isinstance(item, str) or numbers.shape == entry.shape else item
 
-    # Names are looked up, not counted: without this, loops would ask for 0, 1, ...
+    # Without this, iteration would call __getitem__ with 0, 1, ....
     __iter__ = None
 
     @property

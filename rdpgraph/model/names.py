@@ -1,4 +1,4 @@
-"""Names and their numbers in a tenth of a dictionary's memory; entries made when asked for."""
+"""Numbered names in a tenth of a dictionary's memory; strings are made on access."""
 
 from abc import abstractmethod
 from array import array
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
-CODEC = ("utf-8", "surrogatepass")  # text that a caller made may hold halves of characters
+CODEC = ("utf-8", "surrogatepass")  # texts may hold lone surrogates
 _FIRST = 1 << 8
 _FEW = 1 << 3
 _PIECE = 1 << 12
-_BITS = 0xFFFFFFFF  # of hashes that are kept
-_SHORT = 1 << 32  # up to this length places in a text take four bytes
+_BITS = 0xFFFFFFFF  # of hashes that are stored
+_SHORT = 1 << 32  # length of text up to which offsets take four bytes
 
 
 class Listing(Sequence[T]):
@@ -104,7 +104,7 @@ class Decimals(NumberedNames):
         self._order: NDArray[np.signedinteger[Any]] | None = None
 
     def find(self, name: str) -> int:
-        # A number may be written in several ways, but it has one name.
+        # Only the canonical decimal is a name: 07 is not.
         if not name.isdecimal() or len(name) > 18 or name != str(int(name)):
             return -1
         wanted = int(name)
@@ -112,7 +112,7 @@ class Decimals(NumberedNames):
             return wanted if wanted < len(self) else -1
         if self._order is None:
             self._order = self._numbers.argsort()
-        kind = self._numbers.dtype  # of any other all numbers would be copied
+        kind = self._numbers.dtype  # another type would copy all numbers
         if wanted > np.iinfo(kind).max:
             return -1
         at = int(np.searchsorted(self._numbers, np.array(wanted, kind), sorter=self._order))
@@ -140,7 +140,7 @@ class Names(NumberedNames):
         self._ends = array("I", [0])
         self._hashes = array("I")
         self._table = _empty(16)
-        self._first: dict[str, int] = {}  # few names are often looked for again and again
+        self._first: dict[str, int] = {}  # cache of the first names
         for name in names:
             self.add(name)
 
@@ -236,7 +236,7 @@ class Names(NumberedNames):
         return len(self._ends) - 1
 
     def __reduce__(self) -> tuple[type["Names"], tuple[tuple[str, ...]]]:
-        return Names, (tuple(self),)  # hashes, and so places in the table, differ by process
+        return Names, (tuple(self),)  # hashes differ by process
 
     def _write(self, more: bytes) -> None:
         self._text += more
@@ -279,7 +279,7 @@ class Names(NumberedNames):
         places = hashes & mask
         while len(numbers):
             free = table[places] < 0
-            table[places[free]] = numbers[free]  # of several at one place the last stays
+            table[places[free]] = numbers[free]  # of several at one place the last wins
             left = table[places] != numbers
             step += 1
             places, numbers = (places[left] + step) & mask, numbers[left]

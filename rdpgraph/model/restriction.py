@@ -128,7 +128,7 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
         codes, spread = codes * limit + column, spread * limit
     which, count = _ranked(codes, spread)
     first = torch.empty(count, dtype=torch.long, device="cpu")
-    # Rows of one code are alike, whichever of them is written last.
+    # Rows of one code are equal, so any of them will do.
     first[which] = torch.arange(len(rows), device="cpu")
     return rows[first], which
 
@@ -182,7 +182,11 @@ def restrict_blocks(
         rows[numbers] = counts.get(kept, 0) + torch.arange(len(numbers), device="cpu")
         counts[kept] = counts.get(kept, 0) + len(numbers)
         groups.setdefault(kept, []).append(flat)
-    selected = {kept: _joined([s.states for s in group]) for kept, group in groups.items()}
+    selected: dict[int, Tensor] = {}
+    for kept, group in groups.items():
+        lead = broadcast_shapes(*(flat.states.shape[:-2] for flat in group))
+        states = [flat.states.expand(*lead, *flat.states.shape[-2:]) for flat in group]
+        selected[kept] = torch.cat(states, dim=-2)
     complete = sizes == domain.sizes
     for numbers, _ in weighted:
         complete[numbers] = False
@@ -190,7 +194,7 @@ def restrict_blocks(
         part
         for block in blocks
         for part in (
-            # Where nothing is left out the potential stays, which may have no small table.
+            # Without restriction the potential stays: its table may be large.
             [block]
             if bool(complete[block.scopes].all())
             else _restricted(block, sizes, rows, selected)
@@ -275,11 +279,6 @@ def _shrunk(entry: Entry, support: Support) -> Entry:
     if isinstance(entry, Variable):
         return Variable(entry.name, states)
     return type(entry)(entry.name, entry.shape, states)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    batch = broadcast_shapes(*(part.shape[:-2] for part in parts))
-    return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
 
 
 def _restricted(

@@ -19,7 +19,7 @@ from rdpgraph.model.variable import VariableArray
 
 def with_joint(graph: FactorGraph, numbers: Tensor, declared: int) -> FactorGraph:
     """The same distribution, with a last block: one factor of zeros over the variables (n,)."""
-    # One zero stands for all of them: the table is not written out here.
+    # An expanded zero: the table takes no memory.
     zero = torch.zeros((), dtype=graph.dtype, device=graph.device)
     table = Table(zero.expand(graph.domain.sizes[numbers].tolist()))
     block = Block(numbers.unsqueeze(0), table, (), None, torch.tensor([declared], device="cpu"))

@@ -1,4 +1,4 @@
-"""Models that have no answer: tables that hold no numbers, and items of probability zero."""
+"""Refusal of models without an answer: NaN, +inf or overflow, items of probability zero."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 
 _NAMED = 5
-"""Batch items that an error names, at most."""
+"""Maximum number of batch items named in an error."""
 
 
 def refuse_unsound(model: Any) -> None:

@@ -15,13 +15,13 @@ from rdpgraph._core.compiler import Opaque
 from rdpgraph.errors import EvidenceError, ModelError, no_raw_memory_error
 
 MOST = 2**31
-"""States of a variable, and members of an array: a marginal of so many takes gigabytes."""
+"""Maximum of the states of a variable, and of the members of an array."""
 
 State: TypeAlias = bool | int | str
-"""What a state may be called."""
+"""Name of a state."""
 
 States: TypeAlias = int | tuple[State, ...]
-"""How many states there are, or what each is called, in order."""
+"""Number of states, or their names in order."""
 
 _FIRST_OF_NUMBERS = frozenset("+-.0123456789")
 
@@ -151,7 +151,7 @@ class VariableArray(Opaque):
             if isinstance(key, str):
                 raise IndexError(f"members are known by positions; got {key!r}")
             positions = self.positions[key]
-        except (IndexError, TypeError, ValueError) as error:  # ValueError: steps below 1
+        except (IndexError, TypeError, ValueError) as error:  # ValueError: a step below 1
             message = f"VariableArray {self.name!r} of shape {self.shape}: {error}"
             raise IndexError(message) from None
         if positions.ndim:
@@ -186,7 +186,7 @@ def state_index(name: str, states: States, state: object) -> int:
     names = states if isinstance(states, tuple) else ()
     if isinstance(state, int | str) and state in names:
         place = names.index(state)
-        if type(names[place]) is type(state):  # 1 is no truth value, though it equals one
+        if type(names[place]) is type(state):  # 1 == True, but 1 is not a truth value
             return place
     if isinstance(state, bool) and (names or size != 2):
         raise _either(name, states, state, "a truth value")
@@ -270,7 +270,7 @@ def _checked_states(name: str, states: States | Iterable[State]) -> States:
             f"Variable {name!r} needs strings, whole numbers or truth values as state names; got "
             f"{names!r:.80}."
         )
-    # Nor may two look alike: files and the command line have the text of a name.
+    # Names must also differ as text, for files and the command line.
     if len(set(names)) < len(names) or len(set(map(str, names))) < len(names):
         raise ModelError(f"Variable {name!r} has a state name twice: {_listed(names)}.")
     return names

@@ -1,9 +1,8 @@
 """Modules of `torch.nn` whose answers are those of structures.
 
-Here belong layers that hold parameters and take padded batches: `CRF` instead of
-pytorch-crf's, with constraints on its tags, `SemiCRF` for segments, `HMM` as a language model,
-`StructuredVAE`, and `FeatureMap`. Beside them is what leads language models: `Pattern` of words,
-and `ConstrainedHMM`.
+Layers with parameters for padded batches: `CRF` in place of pytorch-crf's, with constraints on its
+tags, `SemiCRF` for segments, `HMM` as a language model, `StructuredVAE`, `FeatureMap`, and
+`Pattern` with `ConstrainedHMM`, which constrain language models.
 """
 
 from rdpgraph.model.potentials.patterns import Pattern

@@ -17,7 +17,7 @@ from rdpgraph.structures.chain.model import Chain
 
 @dataclass(frozen=True, eq=False)
 class Constraints:
-    """Which tags may begin a sequence, follow each other, and end it.
+    """The tags that may begin a sequence, follow each other, and end it.
 
     Attributes:
         start: (tags,) bool.
@@ -47,7 +47,7 @@ class Constraints:
 
 
 def bio_constraints(labels: Sequence[str]) -> Constraints:
-    """What the scheme BIO allows: an I-x only after a B-x or an I-x.
+    """The constraints of the scheme BIO: I-x only after B-x or I-x.
 
     Args:
         labels: the labels in the order of the tags, such as ``["O", "B-PER", "I-PER"]``; "O" or
@@ -72,7 +72,7 @@ def bio_constraints(labels: Sequence[str]) -> Constraints:
 
 
 def bioes_constraints(labels: Sequence[str]) -> Constraints:
-    """What the scheme BIOES allows: segments are S-x alone, or B-x, any I-x, and E-x.
+    """The constraints of the scheme BIOES: segments are S-x alone, or B-x, any I-x, and E-x.
 
     Args:
         labels: as for `bio_constraints`.
@@ -86,7 +86,7 @@ def bioes_constraints(labels: Sequence[str]) -> Constraints:
         tensor([ True, False, False,  True,  True])
     """
     parts = _parts(labels, "BIOES")
-    # Between two tags a segment is open, of one kind, or there is none.
+    # Between two tags a segment of some kind is open, or none.
     before = [kind if letter in ("I", "E") else None for letter, kind in parts]
     after = [kind if letter in ("B", "I") else None for letter, kind in parts]
     meets = torch.tensor([[left == right for right in before] for left in after])
@@ -98,7 +98,7 @@ def bioes_constraints(labels: Sequence[str]) -> Constraints:
 
 
 def _parts(labels: Sequence[str], letters: str) -> list[tuple[str, str]]:
-    """Letters and kinds; the kind of a letter alone is empty."""
+    """Letters and kinds of labels; a letter alone has the empty kind."""
     if isinstance(labels, str) or not labels:
         raise ModelError(f"{letters} labels are a list of one or more; got {labels!r:.80}.")
     parts: list[tuple[str, str]] = []
@@ -118,10 +118,7 @@ Reduction: TypeAlias = Literal["none", "sum", "mean", "token_mean"]
 
 
 class Transitions(nn.Module):
-    """Scores of tags that begin a sequence, follow each other and end it; a base of layers.
-
-    Its parameters and what is refused are described where it is used: `CRF` and `SemiCRF`.
-    """
+    """Base of layers with scores of tags that begin a sequence, follow each other and end it."""
 
     _allowed_start: Tensor | None
     _allowed_transitions: Tensor | None
@@ -150,7 +147,7 @@ class Transitions(nn.Module):
         super().__init__()
         for part in _PARTS:
             allowed = None if constraints is None else getattr(constraints, part)
-            # No part of the checkpoints, which are those of pytorch-crf.
+            # Not in checkpoints, which match pytorch-crf's.
             self.register_buffer(f"_allowed_{part}", allowed, persistent=False)
         self.num_tags = num_tags
         self.batch_first = batch_first
@@ -165,7 +162,7 @@ class Transitions(nn.Module):
             nn.init.uniform_(parameter, -0.1, 0.1)
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
+        """The arguments that `repr` prints."""
         return f"num_tags={self.num_tags}, batch_first={self.batch_first}"
 
     def _scores(
@@ -173,10 +170,7 @@ class Transitions(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """Emissions with the batch first, scores of start, transitions and end, and lengths.
 
-        All of one type, and what is forbidden at -inf.
-
-        Raises:
-            ModelError: shapes or a mask that do not fit.
+        All of one type; forbidden tags have -inf.
         """
         _require_tensors(emissions=emissions)
         if emissions.dim() != 3 or emissions.shape[-1] != self.num_tags:
@@ -334,7 +328,7 @@ def _lengths(mask: Tensor) -> Tensor:
 
 
 def require_reduction(reduction: object) -> None:
-    """Raise a `ModelError` where a loss cannot be reduced so."""
+    """Raise a `ModelError` for an unknown reduction."""
     if reduction not in ("none", "sum", "mean", "token_mean"):
         raise ModelError(
             f"reduction must be 'none', 'sum', 'mean' or 'token_mean'; got {reduction!r:.80}."
@@ -342,7 +336,7 @@ def require_reduction(reduction: object) -> None:
 
 
 def reduced(log_likelihood: Tensor, reduction: Reduction, steps: Tensor | int) -> Tensor:
-    """(batch,) log-likelihoods as a loss has them, by the number of their steps."""
+    """Reduce (batch,) log-likelihoods to a loss; ``steps`` is the number of steps that count."""
     if reduction == "none":
         return log_likelihood
     if reduction == "mean":

@@ -321,7 +321,7 @@ class HMM(nn.Module):
         return tokens, lengths
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
+        """The arguments that `repr` prints."""
         return f"states={len(self.start)}, vocabulary={self.vocabulary}, dropout={self.dropout}"
 
 
@@ -351,7 +351,7 @@ def _some(values: Tensor, active: Tensor | None) -> Tensor:
 
 
 def checked_tokens(name: str, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T), 0 beyond the lengths, and lengths (B,), of a model that the errors name."""
+    """Tokens (B, T), 0 beyond the lengths, and lengths (B,); errors name the model."""
     tokens = as_states(f"{name}'s tokens", tokens)
     if tokens.ndim != 2 or tokens.is_floating_point():
         raise EvidenceError(
@@ -365,7 +365,7 @@ def checked_tokens(name: str, tokens: Tensor, lengths: Tensor | None) -> tuple[T
 
 
 def require_known(what: str, tokens: Tensor, vocabulary: int) -> None:
-    """Raise an EvidenceError, what it is about first, where a token is out of range."""
+    """Raise an `EvidenceError` for a token out of range."""
     wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
     if len(wrong):
         raise EvidenceError(f"{what} got token {int(wrong[0])}; use 0 to {vocabulary - 1}.")

@@ -13,20 +13,20 @@ from rdpgraph.nn.crf import Constraints, Reduction, Transitions, reduced, requir
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov, scoring, streamed
 
 _MOST_BYTES = 2**26
-"""Of the scores of all segments, beyond which they are not kept but summed again (`streamed`)."""
+"""Maximum of bytes of the scores of all segments; beyond it they are recomputed (`streamed`)."""
 
 
 class SemiCRF(Transitions):
-    """Scores whole sequences of labelled segments, each by its positions and how long it lasts.
+    """Scores whole sequences of labelled segments, each by its positions and its duration.
 
     The score of a segment is the sum of its positions' emissions for its tag and the score of its
     duration; transitions are between segments. Emissions are (batch, steps, tags), masks (batch,
     steps), on for the steps that count: from the first, without gaps. Sarawagi and Cohen (2004),
     *Semi-Markov conditional random fields for information extraction*.
 
-    The scores of all segments, (batch, steps, durations, tags), are made where they take up to 64
-    MiB. Beyond that they are summed again piece by piece, forwards and backwards, in O(steps x
-    tags) memory and in float64; such a likelihood is differentiable once.
+    The scores of all segments, (batch, steps, durations, tags), are stored up to 64 MiB. Beyond
+    that they are recomputed piece by piece, in both directions, in O(steps x tags) memory and in
+    float64; such a likelihood is differentiable once.
 
     Example:
         >>> import torch
@@ -41,7 +41,7 @@ class SemiCRF(Transitions):
     Args:
         num_tags: number of tags.
         durations: the most steps of a segment.
-        constraints: which tags may begin, follow each other and end; those of segments.
+        constraints: on the tags of segments, as for `CRF`.
 
     Attributes:
         start_transitions: (tags,) scores of the first segment's tag.
@@ -62,7 +62,7 @@ class SemiCRF(Transitions):
         self.durations = nn.Parameter(torch.empty(durations, num_tags).uniform_(-0.1, 0.1))
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
+        """The arguments that `repr` prints."""
         return f"num_tags={self.num_tags}, durations={len(self.durations)}"
 
     def forward(
@@ -102,7 +102,7 @@ class SemiCRF(Transitions):
     def decode(
         self, emissions: Tensor, mask: Tensor | None = None
     ) -> list[list[tuple[int, int, int]]]:
-        """The best segments of each item, as (tag, first position, the one after the last).
+        """The best segments of each item, as (tag, first position, end), the end exclusive.
 
         Raises:
             ModelError: shapes or a mask that do not fit.
@@ -143,8 +143,8 @@ class SemiCRF(Transitions):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Scores of positions, transitions, durations, and lengths.
 
-        The first position lies in the first segment and the last in the last, whatever those are:
-        scores of start and end are theirs.
+        Start and end scores are added to the first and last position, which lie in the first and
+        last segment.
         """
         unary, start, transition, end, lengths = self._scores(emissions, mask)
         batch, steps, _ = unary.shape
@@ -170,7 +170,7 @@ def _score(
     lengths: Tensor,
     segmentation: Segmentation,
 ) -> Tensor:
-    """(B,) scores in nats; -inf for what the model does not have."""
+    """(B,) scores in nats; -inf for impossible segmentations."""
     if not isinstance(cast(object, segmentation), Segmentation):
         raise EvidenceError(f"A SemiCRF needs a Segmentation; got {segmentation!r:.80}.")
     every = unary.unsqueeze(2).expand(-1, -1, len(duration), -1)

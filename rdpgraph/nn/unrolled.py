@@ -1,4 +1,4 @@
-"""A CRF in plain operations of torch, step by step, for programs that run elsewhere."""
+"""A CRF in plain operations of torch, unrolled step by step, for export."""
 
 import torch
 from torch import Tensor, nn
@@ -7,13 +7,10 @@ from rdpgraph.logspace.logmatrix import soft_sum
 
 
 class UnrolledCRF(nn.Module):
-    """The best tags and log Z of a CRF; a trace of it is right for all inputs of one shape.
+    """The best tags and log Z of a CRF in plain torch; a trace serves all inputs of one shape.
 
-    Args:
-        start: (tags,) scores in nats; what is forbidden is -inf.
-        transitions: (tags, tags), [from, to].
-        end: (tags,).
-        batch_first: whether the batch is the first dimension.
+    ``start`` and ``end`` are (tags,) scores in nats, ``transitions`` (tags, tags), [from, to]; -inf
+    forbids.
     """
 
     start: Tensor
@@ -31,9 +28,8 @@ class UnrolledCRF(nn.Module):
     def forward(self, emissions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The best tags, -1 beyond the mask, and log Z (batch,) in nats.
 
-        Args:
-            emissions: (steps, batch, tags), or the batch first.
-            mask: (steps, batch) bools: on from the first step, without gaps; this is not checked.
+        Emissions are (steps, batch, tags), masks (steps, batch) bools, unchecked; or the batch
+        first.
         """
         if self.batch_first:
             emissions, mask = emissions.transpose(0, 1), mask.t()

@@ -32,14 +32,14 @@ class Joint(NamedTuple):
 
 
 class Decoder(Protocol):
-    """What `StructuredVAE` asks of a decoder: a module that is called like this."""
+    """The signature of decoders for `StructuredVAE`."""
 
     def __call__(self, tokens: Tensor, lengths: Tensor, draw: RelaxedStates) -> Joint:
         """Log p(x, y) at relaxed or certain states.
 
-        Certain states have one weight each, of 1 (`RelaxedStates.of`), and there the answer is
-        exact; at relaxed ones it is whatever is differentiable in the weights and agrees with that.
-        `RelaxedStates.mean` and `RelaxedStates.pick` are all that is needed of them.
+        Exact at certain states, which have one weight of 1 each (`RelaxedStates.of`); at relaxed
+        ones any function that is differentiable in the weights and agrees with that, such as by
+        `RelaxedStates.mean` and `RelaxedStates.pick`.
 
         Args:
             tokens: (B, T) int64, 0 beyond the lengths.
@@ -50,9 +50,9 @@ class Decoder(Protocol):
 
 
 class LSTMDecoder(nn.Module):
-    """An autoregressive decoder of words and states: `Decoder` by an LSTM.
+    """An autoregressive decoder of words and states by an LSTM.
 
-    At every step the LSTM has read the words and states before it; from what it remembers a network
+    At every step the LSTM has read the words and states before it; from its memory a network
     predicts the state, and another one, given that state too, the word. A relaxed state is the
     weighted mean of embeddings where it is read, and of log-probabilities where it is predicted.
     Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), eq. 32.
@@ -60,8 +60,8 @@ class LSTMDecoder(nn.Module):
     A step costs O(K) for the states drawn, and O(states + vocabulary) for the normalisers.
 
     Args:
-        states: how many.
-        vocabulary: how many words.
+        states: the number of states.
+        vocabulary: the number of words.
         hidden: of the LSTM and of the networks.
         dimension: of the embeddings of words and of states.
 
@@ -85,7 +85,7 @@ class LSTMDecoder(nn.Module):
         self.word_logits = _network(hidden + dimension, hidden, vocabulary)
 
     def forward(self, tokens: Tensor, lengths: Tensor, draw: RelaxedStates) -> Joint:
-        """Log p(x, y), as `Decoder` has it.
+        """Log p(x, y), as specified by `Decoder`.
 
         Raises:
             EvidenceError: a token that is out of range.
@@ -94,7 +94,7 @@ class LSTMDecoder(nn.Module):
         require_known(f"LSTMDecoder of {vocabulary} words", tokens, vocabulary)
         states = draw.mean(self.states.weight)
         read = torch.cat([self.words(tokens), states], 2)
-        # What is read at a step is of the step before; at the first, nothing.
+        # Each step reads the inputs of the step before; the first reads zeros.
         read = nn.functional.pad(read, (0, 0, 1, 0))[:, :-1]
         memory, _ = self.lstm(read)
         told = draw.pick(self.state_logits(memory).log_softmax(-1))
@@ -108,7 +108,7 @@ def _network(inputs: int, hidden: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
-_TOKENS = 4096  # decoded at a time, where there is no gradient
+_TOKENS = 4096  # decoded at a time without gradients
 _COLLAPSED = 0.01  # nats a token
 
 
@@ -127,21 +127,21 @@ class Objective(NamedTuple):
 
     @property
     def elbo(self) -> Tensor:
-        """The objective: maximise its mean.
+        """The objective, to be maximised on average.
 
         A lower bound of log p(y), on average over draws with ``straight_through``, where q is over
-        all states or those of `Top`. Of states that are drawn it is an estimate, whose mean may
-        lie above the bound: maximise it, but report a bound by `Top`, or
+        all states or those of `Top`. With drawn states it is an estimate, whose mean may lie above
+        the bound: maximise it, but report a bound by `Top`, or
         `StructuredVAE.importance_log_likelihood`.
         """
         return self.words + self.states + self.entropy
 
     @property
     def kl(self) -> Tensor:
-        """What the states cost: the divergence of q from the decoder's prediction of the states.
+        """The divergence of q from the decoder's prediction of the states.
 
-        Of one draw, so it may be below zero. `words` less beta times this is the objective with a
-        weight, as used to keep the states from being ignored early in training.
+        Estimated by one draw, so it may be negative. `words` less beta times this is the objective
+        with a weight, as used to keep the states from being ignored early in training.
         """
         return -self.states - self.entropy
 
@@ -152,7 +152,7 @@ class ImportanceEstimate(NamedTuple):
     Attributes:
         log_likelihood: nats; p(y) is unbiased, and its logarithm too low on average.
         standard_error: of the log-likelihood, by the delta method; +inf of one sample.
-        effective_sample_size: how many equal samples they are worth.
+        effective_sample_size: the number of equal samples with the same variance.
         kl: the divergence of q from the decoder's prediction of the states, nats.
     """
 
@@ -254,18 +254,18 @@ class StructuredVAE(nn.Module):
     ) -> Objective:
         """The parts of the lower bound, by one draw of the states of each sentence.
 
-        Relaxed draws make its first term differentiable in q, and biased, in its value and its
+        Relaxed draws make the first term differentiable in q, and biased, in its value and its
         gradients: less so at lower temperatures, where the gradients vary more. With
         ``straight_through`` the decoder reads one state for each step, an exact draw: the value and
-        the gradients in the decoder's parameters are unbiased, if all states are kept, and those in
-        q remain biased. The entropy has no such error; on a few states it is an estimate of its
-        own (`StructuredPosterior.entropy`).
+        the gradients in the decoder's parameters are then unbiased, if all states are kept, and
+        those in q remain biased. The entropy has no such error; on a few states it is an estimate
+        of its own (`StructuredPosterior.entropy`).
 
         Args:
             tokens: as for `chain`.
             lengths: as for `chain`.
             temperature: of the draw, above 0; lower it in the course of training.
-            straight_through: whether states are rounded.
+            straight_through: round the states.
             generator: the randomness of the states kept and of the draw.
 
         Raises:
@@ -294,17 +294,17 @@ class StructuredVAE(nn.Module):
         The mean of p(x, y) / q(x | y) over exact draws from q: of all states, whatever the
         estimator of the bound, at O(T N^2) for a sentence and O(T N) for each sample; or of those
         that a ``proposal`` keeps, O(T K^2) and O(T K). p(y) is unbiased if these are drawn and
-        weighted, and too low by what is left out if they are the largest ones only. Its replicates
-        share the samples, and the standard error is that of their mean; with one replicate it does
-        not include the choice of states.
+        weighted, and too low if they are only the largest ones. Its replicates share the samples,
+        and the standard error is that of their mean; with one replicate it does not include the
+        choice of states.
 
-        Warns where the divergence is below 0.01 nats a token: the decoder then makes no use of the
-        states (they have collapsed), and the estimate is that of a model without them.
+        Warns where the divergence is below 0.01 nats a token: the states have collapsed, and the
+        estimate is that of a model without them.
 
         Args:
             tokens: as for `chain`.
             lengths: as for `chain`.
-            samples: how many draws for each sentence, and for each replicate.
+            samples: draws for each sentence, and for each replicate.
             proposal: keeps states, as `Randomized` does; None: all.
             generator: of the draws.
 
@@ -325,7 +325,7 @@ class StructuredVAE(nn.Module):
             states = few.sample(samples, generator)
             place = states.clamp(min=0).unsqueeze(-1)
             within = inside(lengths, tokens.shape[1])
-            # A state stands for as many as its weight says.
+            # A kept state represents exp(weight) states.
             stands = kept.log_weights.unsqueeze(0).take_along_dim(place, -1).squeeze(-1)
             log_q = few.log_prob(states) - torch.where(within, stands, 0.0).sum(-1)
             chosen = kept.states.unsqueeze(0).take_along_dim(place, -1).squeeze(-1)
@@ -340,7 +340,7 @@ class StructuredVAE(nn.Module):
                     f"{name} are NaN or +inf: look at its parameters."
                 )
         kl = (log_q - told).mean((0, 1))
-        # Samples on one choice of states are not independent; choices are.
+        # Replicates are independent; samples within one are not.
         each = Replicates(words + told - log_q).log_partition
         estimates = Replicates(each if len(each) > 1 else (words + told - log_q).squeeze(1))
         if lengths.numel() and bool(kl.sum() < _COLLAPSED * lengths.sum()):
@@ -355,7 +355,7 @@ class StructuredVAE(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
+        """The arguments that `repr` prints."""
         states, dimension = self.embeddings.shape
         return f"states={states}, dimension={dimension}, estimator={self.estimator}"
 

@@ -1,1 +1,1 @@
-"""The posterior and what one can ask of it."""
+"""Posteriors and their answers."""

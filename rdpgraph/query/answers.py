@@ -1,4 +1,4 @@
-"""What a posterior answers about each variable: mappings that take names and views too."""
+"""Answers of a posterior by variable: mappings that take names and views too."""
 
 import copy
 import math
@@ -20,10 +20,10 @@ from rdpgraph.plan.plan import require_room
 
 
 class Answers(dict[Entry, Tensor]):
-    """A tensor for every variable and array, (*lead, *shape) and what is said of each of them.
+    """A tensor (*lead, *shape, ...) for every variable and array.
 
-    A dictionary by `Variable` and `VariableArray`. A name, a member of an array or a view of one
-    is a key too: ``answers["lung"]``, ``answers["pixel[0, 1]"]``, ``answers[pixels[1:]]``.
+    A dictionary by `Variable` and `VariableArray`. A name, a member of an array or a view of one is
+    a key too: ``answers["lung"]``, ``answers["pixel[0, 1]"]``, ``answers[pixels[1:]]``.
     """
 
     trailing = 0
@@ -37,12 +37,9 @@ class Answers(dict[Entry, Tensor]):
 
     @classmethod
     def split(cls, flat: Tensor, graph: FactorGraph, *lead: int) -> Self:
-        """From what is said of all variables of a graph side by side, (..., V) or (..., S).
+        """The answers in a flat tensor (..., V) or (..., S) over all variables of a graph.
 
-        Args:
-            flat: the numbers.
-            graph: the model.
-            lead: the dims before those of its batch.
+        ``lead`` are the dims before those of the batch.
         """
         domain = graph.domain
         shapes = [
@@ -63,7 +60,8 @@ class Answers(dict[Entry, Tensor]):
         wanted = self.domain.numbers(item)
         entry = self.domain.entries[self.domain.place(item)]
         for key, value in self.items():
-            if key.name != entry.name and entry.name != self._array_of(key):
+            array = self.domain.entries[self.domain.place(key)]
+            if entry.name not in (key.name, array.name):
                 continue
             held = self.domain.numbers(key)
             if torch.equal(held, wanted):
@@ -79,9 +77,6 @@ class Answers(dict[Entry, Tensor]):
         name = item if isinstance(item, str) else item.name
         known = ", ".join(repr(key.name) for key in list(self)[:5])
         raise UnknownVariableError(f"Nothing is said here of {name!r}; there is {known}.")
-
-    def _array_of(self, key: Entry) -> str:
-        return self.domain.entries[self.domain.place(key)].name
 
     def __contains__(self, item: object) -> bool:
         if super().__contains__(item):
@@ -103,7 +98,7 @@ class Answers(dict[Entry, Tensor]):
         return type(self), (dict(self), self.domain), self.__dict__
 
     def _repr_html_(self) -> str:
-        """A row for each entry: its state, a bar for each state, or the shape of its numbers."""
+        """Rows with the state of an entry, a bar for each state, or the shape of its numbers."""
         rows: list[tuple[str, str]] = []
         for key, value in self.items():
             states = names_of(key.states) if isinstance(key, Variable) else ()
@@ -118,13 +113,13 @@ class Answers(dict[Entry, Tensor]):
 class Assignment(Answers):
     """A state index for every variable: (*lead, *shape) int64.
 
-    `FactorGraph.state_names` says them by name.
+    `FactorGraph.state_names` gives their names.
 
     Attributes:
-        score: (*batch,) of a marginal mode, the log of its mass (nats, float64), unnormalised: the
-            other variables are summed. What it is at least, where that sum does not fit. Else None.
-        bound: (*batch,) of a marginal mode, what no configuration's score exceeds; else None.
-        optimal: (*batch,) of a marginal mode, whether it is proved that none is better; else None.
+        score: (*batch,) for a marginal mode, the log of its mass (nats, float64), unnormalised, the
+            other variables summed; a lower bound where that sum does not fit. Else None.
+        bound: (*batch,) for a marginal mode, an upper bound on all scores; else None.
+        optimal: (*batch,) for a marginal mode, True where it is proved to be the best; else None.
     """
 
     score: Tensor | None = None
@@ -135,9 +130,9 @@ class Assignment(Answers):
         """A pandas DataFrame: a row for each configuration, a column for each variable.
 
         Members of an array are columns of their own, such as ``"pixel[0, 1]"``. Named states are
-        categories, others numbers. Leading dims (draws, batch) are one index level each. Where the
-        evidence was a DataFrame, its index is that of the batch, and its columns come first. What
-        `FactorGraph.condition` and `score` take back.
+        categories, others numbers. Leading dims (draws, batch) are one index level each. Evidence
+        from a DataFrame gives its index to the batch, and its columns come first.
+        `FactorGraph.condition` and `score` accept the frame.
 
         Raises:
             UnsupportedError: pandas is not installed.
@@ -174,7 +169,7 @@ class JointTable(Tensor):
 
     @staticmethod
     def of(values: Tensor, scope: Iterable[Variable], labels: Labels | None) -> "JointTable":
-        """The same numbers, which know their variables."""
+        """A tensor with its variables."""
         joint = values.as_subclass(JointTable)
         joint.scope, joint.labels = tuple(scope), labels
         return joint
@@ -205,12 +200,7 @@ class Bounds(NamedTuple):
 
 
 def checked_draws(count: int, generator: object, shape: Sequence[int]) -> int:
-    """How many draws of so many numbers each, if that can be, and from such a source.
-
-    Raises:
-        EvidenceError: another count than a whole number from 0 on, or another generator.
-        BudgetError: they would not fit.
-    """
+    """Check a count of draws and a generator, and that the draws fit into memory."""
     if not is_whole(count):
         raise EvidenceError(
             f"sample needs a count of draws, a whole number >= 0; got {count!r:.80}."

@@ -30,17 +30,17 @@ _ZEROS = (
 
 @dataclass(frozen=True, eq=False)
 class Inferred(Portable, Opaque, ABC):
-    """How a model was solved, its log Z, and how good the answers are.
+    """Base of posteriors: the plan, log Z, and the quality of the answers.
 
     Batch items in which no configuration is possible have log Z -inf, with gradients of zero. Their
     marginals, joints and entropy are zeros, with a warning, and their max-marginals -inf. Modes and
     draws of such a batch are refused with `ImpossibleEvidenceError`, which names these items.
 
-    A posterior is that of the tensors as they were: log Z and marginals that were asked for stay
-    after a write to one of them, and other questions are refused with `ModelError`.
+    A posterior is that of the tensors at the time: after a write to one of them log Z and marginals
+    already computed stay, and other questions are refused with `ModelError`.
 
     Attributes:
-        planned: the plan, or what makes it.
+        planned: the plan, or a function that makes it.
         solution: the answers in numbers, about the model as declared.
     """
 
@@ -54,7 +54,7 @@ class Inferred(Portable, Opaque, ABC):
         vars(self)["_versions"] = [(part, part.detach(), part._version) for part in parts]
 
     def _repr_html_(self) -> str:
-        return panel(f"{self!r}\n{self.plan}")  # what is known without an answer
+        return panel(f"{self!r}\n{self.plan}")  # without computing an answer
 
     @property
     @abstractmethod
@@ -68,8 +68,8 @@ class Inferred(Portable, Opaque, ABC):
 
     @property
     def _answers(self) -> Solution:
-        """The solution, unless what it would read is no longer what it has read."""
-        for part, seen, version in vars(self).get("_versions", ()):  # a copy has none
+        """The solution, unless a tensor that it reads has changed."""
+        for part, seen, version in vars(self).get("_versions", ()):  # copies have no versions
             if part._version != version or not seen.is_set_to(part):
                 raise ModelError(
                     "A tensor of this model was changed in place, as by an optimizer, after its "
@@ -84,15 +84,15 @@ class Inferred(Portable, Opaque, ABC):
 
     @cached_property
     def _sound(self) -> bool:
-        """True, or an error: the model's log-values are read, once, if log Z is not finite."""
-        with suppress(UnsupportedError):  # draws of equal weights have no log Z
+        """True, or an error: reads the model's log-values, once, if log Z is not finite."""
+        with suppress(UnsupportedError):  # some estimates have no log Z
             if not bool(self.solution.log_partition().detach().isfinite().all()):
                 refuse_unsound(self._declared)
         return True
 
     @cached_property
     def _told(self) -> bool:
-        """True, after a warning if items have zeros because nothing is possible in them."""
+        """True, after a warning if items are impossible and have zeros."""
         _ = self._sound
         with suppress(BudgetError, UnsupportedError):
             if not torch.compiler.is_compiling() and not bool(self.solution.possible().all()):
@@ -100,7 +100,7 @@ class Inferred(Portable, Opaque, ABC):
         return True
 
     def _with_word(self, values: Tensor) -> Tensor:
-        """The numbers (B, ...) of items as they are, after a word on zeros throughout an item."""
+        """The numbers (B, ...) unchanged, after a warning about items that are all zero."""
         each = values.detach().flatten(1) if values.ndim > 1 else values.detach().unsqueeze(1)
         if values.numel() and not bool((each != 0).any(1).all()):
             _ = self._told
@@ -108,15 +108,15 @@ class Inferred(Portable, Opaque, ABC):
 
     @property
     def plan(self) -> Plan:
-        """How the model, or what an estimator made of it, is solved."""
+        """The plan of the model, or of what an estimator made of it."""
         return self.planned if isinstance(self.planned, Plan) else self.planned()
 
     @property
     def status(self) -> Status:
-        """Whether the answers are exact, converged or biased, and how sure they are.
+        """The exactness, convergence and bias of the answers so far.
 
-        Messages that were not sent before are sent for it. It is about the answers so far: where
-        the time ended the search for a mode, it says so from then on.
+        Messages are run for it if they have not been. If time ends a search for a mode, later
+        statuses say so.
         """
         return self.solution.status()
 
@@ -124,8 +124,8 @@ class Inferred(Portable, Opaque, ABC):
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats: the log-mass of the evidence; -inf where it is impossible.
 
-        The log of the mean Z of replicates, where there are any: unbiased for Z where the engine is
-        exact, and too low on average for log Z.
+        With replicates the log of their mean Z: unbiased for Z where the engine is exact, and too
+        low on average for log Z.
 
         Raises:
             ModelError: NaN or +inf was written into a table, or its values overflow their type.
@@ -146,7 +146,7 @@ class Inferred(Portable, Opaque, ABC):
     def standard_error(self) -> Tensor:
         """(*batch,) of log Z over the replicates, nats; +inf with one; 0 where `status` is exact.
 
-        It says nothing of the error of message passing.
+        The error of message passing is not included.
         """
         deviation = self.replicates.standard_error
         known = self._answers.log_partition_errors()
@@ -156,5 +156,5 @@ class Inferred(Portable, Opaque, ABC):
 
     @property
     def effective_sample_size(self) -> Tensor:
-        """(*batch,) how many equal replicates they are worth; 0 where Z is 0."""
+        """(*batch,) the number of equal replicates with the same variance; 0 where Z is 0."""
         return self.replicates.effective_sample_size

@@ -1,4 +1,4 @@
-"""The posterior: every question one can ask, whatever the route."""
+"""The posterior of a factor graph."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -27,13 +27,13 @@ from rdpgraph.structures.draws import checked_temperature, perturbed_graph
 class Posterior(Inferred):
     """The distribution of a factor graph's variables given its evidence, whatever the estimator.
 
-    Answers are computed when first asked for, and kept. All are differentiable in the potentials
-    except states (modes and samples). A posterior can be pickled and deep-copied: model and plan
-    cross, and messages that were sent; other answers are recomputed, with the same results. All
-    tensors cross without gradients, and a scheduler's ``progress`` stays behind.
+    Answers are computed when first asked for, and cached. All are differentiable in the potentials
+    except states (modes and samples). A posterior can be pickled and deep-copied, with model, plan
+    and messages; other answers are recomputed, with the same results. Tensors are copied without
+    gradients, a scheduler's ``progress`` not at all.
 
-    Of an estimate on a few states a state that was not kept has probability zero, and what is a
-    ratio of estimates (marginals, entropy, samples) is biased and consistent.
+    With an estimate on a few states, a state that was not kept has probability zero, and ratios of
+    estimates (marginals, entropy, samples) are biased and consistent.
 
     Attributes:
         graph: the model as declared, evidence included.
@@ -57,15 +57,15 @@ class Posterior(Inferred):
         return self.graph.batch_shape
 
     def bounds(self, *, confidence: float = 1.0) -> Bounds:
-        """Between which two numbers log Z lies for certain, as far as that is known (nats).
+        """Bounds on log Z that hold for certain, as far as any are known (nats).
 
         Both are log Z where inference is exact. Tree-reweighted messages that converged give an
         upper bound, `MiniBuckets` both, and so does `Auto` where exact inference does not fit; -inf
-        and +inf say that nothing is known, as with an estimator that approximates.
+        and +inf stand for no bound, as with an estimator that approximates.
 
         Args:
-            confidence: below 1, the least probability with which the draws of `MiniBuckets` come to
-                numbers that log Z of an item lies between, however few there are.
+            confidence: below 1, the least probability, over the draws of `MiniBuckets`, that the
+                bounds of an item hold.
 
         Raises:
             ModelError: a confidence that is not above 0 and at most 1.
@@ -86,15 +86,12 @@ class Posterior(Inferred):
         return self._with_word(self._answers.variable_marginals())
 
     def _require_room(self, size: int | None = None, what: str = "Marginals") -> None:
-        """Refuse tables of so many numbers, times the batch, that the plan's memory does not hold.
-
-        Asked before they are made; None: a number for each state of each variable.
-        """
+        """Refuse tables of so many numbers (None: one per state) for each item, beyond memory."""
         graph = self.graph
         size = graph.domain.total_states if size is None else size
         size *= math.prod(graph.batch_shape)
         needed = float(size) * torch.finfo(graph.dtype).bits / 8
-        # What is answered without a plan is small.
+        # Small models need no plan.
         if needed > SMALL:
             require_room(needed, what, self.plan.memory)
 
@@ -106,7 +103,8 @@ class Posterior(Inferred):
         Raises:
             ModelError: the graph has no such variable.
         """
-        return self._read(self._flat, item)
+        places, shape = self.graph.domain.state_places(item)
+        return self._flat[:, places].reshape([*self.graph.batch_shape, *shape])
 
     def marginals(self) -> StateValues:
         """The marginal of every variable and array, from one pass up and one down."""
@@ -116,8 +114,8 @@ class Posterior(Inferred):
         """The joint probabilities of a few variables, whether or not a factor holds them.
 
         Read off a factor that holds them all, if there is one, at no further cost. Else the model
-        is solved again with a factor of zeros over them, exactly and within the budget: the tables
-        on the way hold all of these variables at once, so that each one more multiplies time and
+        is solved again with a factor of zeros over them, exactly and within the budget: the
+        intermediate tables hold all of these variables, so that each one more multiplies time and
         memory by its number of states, or nearly.
 
         Returns:
@@ -141,7 +139,7 @@ class Posterior(Inferred):
         if len(numbers) == 1:
             return self.marginal(names[0])
         self._require_room(math.prod(sizes), f"The joint of {names}")
-        # A factor with a table larger than it is worth, as that of a parity check, is left alone.
+        # Skip factors with large tables, such as parity checks.
         held = self._held(wanted, (), most=max(2**20, math.prod(sizes)))
         if held is not None:
             return held
@@ -205,9 +203,9 @@ class Posterior(Inferred):
     def _held(
         self, wanted: Tensor, shape: tuple[int, ...], most: float = math.inf
     ) -> Tensor | None:
-        """The marginal over (n, k) numbers, read off a block whose factors hold each row; or None.
+        """The marginal over (n, k) variables of a block whose factors hold each row, or None.
 
-        Tables of more numbers than ``most`` are left alone.
+        Tables of more than ``most`` numbers are skipped.
         """
         for number, block in enumerate(self.graph.blocks):
             if block.arity < wanted.shape[1] or math.prod(block.sizes) > most:
@@ -233,16 +231,15 @@ class Posterior(Inferred):
         return self._with_word(self._answers.entropy()).reshape(self.graph.batch_shape)
 
     def mode(self) -> Assignment:
-        """One most probable configuration (MAP): a state index (*batch, *shape) per variable.
+        """A most probable configuration (MAP): state indices (*batch, *shape) by variable.
 
-        By max-product with a traceback, so consistent. Where exact inference does not fit, `Auto`
-        goes on from there with a search. By message passing on request, a configuration of
-        probability zero is where a search for a possible one begins, in half of the seconds left,
-        or two where there is no limit. Where none is found, and it is not proved that there is
-        none, the answer is the best that there is, with a warning: `FactorGraph.violations` counts
-        what it violates. `Search` answers with an error then.
-        A tie goes to the first maximum of each step of the plan; one process keeps one plan for a
-        model's shape.
+        Max-product with a traceback, so consistent. Where exact inference does not fit, `Auto`
+        continues with a search. With message passing, a configuration of probability zero starts a
+        search for a possible one, in half of the seconds left, or two where there is no limit. If
+        none is found, and none is proved to exist or not, the best one is the answer, with a
+        warning, and `FactorGraph.violations` counts its violations; `Search` raises an error
+        instead. A tie goes to the first maximum of each step of the plan; one process keeps one
+        plan for a model's shape.
 
         Raises:
             ImpossibleEvidenceError: an item has probability zero; the message names it.
@@ -250,23 +247,23 @@ class Posterior(Inferred):
         """
         self._require_mode("mode")
         states = self._answers.possible_mode()
-        self._require_mode("mode")  # a search may have proved that there is none
+        self._require_mode("mode")  # a search may prove that none is possible
         return self._assigned(states)
 
     def mode_is_consistent(self) -> Tensor:
-        """(*batch,) bool: whether every factor's best configurations include the mode.
+        """(*batch,) bool: True where every factor's best configurations include the mode.
 
-        Always so for exact inference. For loopy belief propagation it proves the mode optimal on
-        a tree, and under `TreeReweighted` on any graph; else it is a sign of a good mode.
+        Always so for exact inference. For loopy belief propagation it proves the mode optimal on a
+        tree, and under `TreeReweighted` on any graph; else it is a sign of a good mode.
         """
         self._require_mode("mode")
         return self._answers.mode_is_consistent().reshape(self.graph.batch_shape)
 
     def mode_bound(self) -> Tensor:
-        """(*batch,) what no configuration's score exceeds, nats; the gap of a mode to it.
+        """(*batch,) an upper bound on all scores, nats, float64.
 
         The score of the mode where it is known to be the best; +inf where nothing is known. By
-        mini-buckets where exact inference does not fit: its part of the time is small. In float64.
+        mini-buckets where exact inference does not fit, in a small part of the time.
         """
         self._require_mode("mode")
         known = self._answers.mode_bound().reshape(self.graph.batch_shape)
@@ -277,12 +274,12 @@ class Posterior(Inferred):
         return torch.where(self.mode_is_optimal(), score, known)
 
     def mode_is_optimal(self) -> Tensor:
-        """(*batch,) bool: whether it is proved that no configuration is better than the mode."""
+        """(*batch,) bool: True where the mode is proved to be the best."""
         self._require_mode("mode")
         return self._answers.mode_is_optimal().reshape(self.graph.batch_shape).cpu()
 
     def max_marginals(self) -> StateValues:
-        """For every state the largest score (nats, unnormalised) of a configuration with it."""
+        """The largest score (nats, unnormalised) of a configuration with each state."""
         self._require_room()
         flat = self._answers.max_marginals()
         best = flat.detach().amax(1) if flat.shape[1] else flat.detach().sum(1)
@@ -293,10 +290,10 @@ class Posterior(Inferred):
     def marginal_mode(self, variables: Iterable[Named]) -> Assignment:
         """The most probable configuration of some variables, the others summed out (marginal MAP).
 
-        Along an order that eliminates the summed variables first, which may be much wider than the
+        The order eliminates the summed variables first, and may be much wider than the
         unconstrained one. Where it does not fit, `Auto` and `Search` give the best configuration
-        that a search finds; `Assignment.score`, `bound` and `optimal` of the answer say its mass,
-        what none exceeds, and whether it is proved to be the best.
+        that a search finds; `Assignment.score`, `bound` and `optimal` of the answer give its mass,
+        a bound on all masses, and True where it is proved to be the best.
 
         Raises:
             ImpossibleEvidenceError: an item has probability zero.
@@ -336,7 +333,7 @@ class Posterior(Inferred):
     def rsample(
         self, *, temperature: float, generator: torch.Generator | None = None
     ) -> StateValues:
-        """One relaxed draw: weights of the states of every variable, differentiable.
+        """A relaxed draw: weights of the states of every variable, differentiable.
 
         The marginals of the model with independent Gumbel noise at each state of each variable, all
         at a temperature (the stochastic softmax of Paulus et al. 2020, arXiv:2006.08063). Towards
@@ -344,8 +341,8 @@ class Posterior(Inferred):
         but no exact draw from the posterior unless the variables are independent: use
         `sample(count)` for these. `Chain.rsample` draws exactly.
 
-        Costs the solution of one more model of this shape, by the same scheduler; by message
-        passing the weights are beliefs. Of an estimate it is made on the states kept of a replicate
+        Costs the solution of one more model of this shape, by the same scheduler; with message
+        passing the weights are beliefs. With an estimate the draw is on the states of a replicate
         drawn in proportion to its Z, and zero elsewhere.
 
         Args:
@@ -374,21 +371,16 @@ class Posterior(Inferred):
             require_possible(f"There is no {what}", known.reshape(self.graph.batch_shape))
 
     def _assigned(self, states: Tensor, *lead: int) -> Assignment:
-        """Numbered states (*lead, B, V) as one tensor per variable or array."""
+        """Numbered states (*lead, B, V) as a tensor per variable or array."""
         return Assignment.split(states, self.graph, *lead)
 
     def _of_states(self, flat: Tensor) -> StateValues:
-        """Values (B, S) of all states as one tensor per variable or array."""
+        """Values (B, S) of all states as a tensor per variable or array."""
         return StateValues.split(flat, self.graph)
-
-    def _read(self, flat: Tensor, item: Named) -> Tensor:
-        """The part of a flat (B, S) table that belongs to a variable or an array."""
-        places, shape = self.graph.domain.state_places(item)
-        return flat[:, places].reshape([*self.graph.batch_shape, *shape])
 
 
 def _listed(asked: str, items: Factor | Iterable[Named]) -> list[Named]:
-    """The variables of a factor, or those listed."""
+    """A list of the variables of a factor, or of those given."""
     if isinstance(items, Factor):
         return list(items.variables)
     if isinstance(items, str | Variable | VariableArray):

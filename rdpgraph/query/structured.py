@@ -1,4 +1,4 @@
-"""The posterior of a structure: answers in the shape of its sites, and relaxed draws."""
+"""The posterior of a structure, in the shape of its sites, and relaxed draws."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,13 +27,13 @@ from rdpgraph.structures.draws import straight_through
 class RelaxedStates:
     """States of every site with weights that sum to one, or to zero where there is no site.
 
-    What a function of states becomes on a relaxed draw is the weighted mean of its values: `mean`
-    of a table with a row for each state, `pick` of numbers that each site has for each state.
-    Both cost O(K) for each site, however many states there are.
+    A function of states becomes, on a relaxed draw, the weighted mean of its values: `mean` of a
+    table with a row for each state, `pick` of numbers that each site has for each state. Both cost
+    O(K) for each site, however many states there are.
 
     Attributes:
         weights: (*lead, K) non-negative; differentiable in the potentials.
-        states: (*lead, K) which states they are of; repeats stay separate. None: all, in order.
+        states: (*lead, K) the states; repeats stay separate. None: all, in order.
     """
 
     weights: Tensor
@@ -48,17 +48,12 @@ class RelaxedStates:
 
     @staticmethod
     def of(states: Tensor, like: Tensor) -> "RelaxedStates":
-        """States (*lead) that are certain, with one weight each; -1 has none.
-
-        Args:
-            states: integers.
-            like: a tensor of the type of the weights.
-        """
+        """Certain states (*lead) of weight one, in the type of ``like``; -1 has no weight."""
         present = states.unsqueeze(-1) >= 0
         return RelaxedStates(present.to(like), states.unsqueeze(-1).clamp(min=0))
 
     def hard(self) -> "RelaxedStates":
-        """One state of each site, of the largest weight; gradients as of `straight_through`."""
+        """The state of the largest weight of each site; gradients as of `straight_through`."""
         return RelaxedStates(straight_through(self.weights), self.states)
 
     def mean(self, table: Tensor) -> Tensor:
@@ -82,11 +77,11 @@ class RelaxedStates:
 class StructuredPosterior(Inferred):
     """The distribution over a structure's sites: a posterior with answers in the sites' shape.
 
-    The structure answers; what it has no answer to is asked of the same model as a general graph.
-    Sites that a batch item lacks have marginals zero, where the structure answers, and state -1.
-    Of an estimate on a few states a state that was not kept has probability zero, and what is a
-    ratio of estimates (marginals, entropy, samples) is biased and consistent. Pickled or
-    deep-copied, it computes its answers again, without gradients, on the states chosen.
+    The structure answers; other questions are asked of the same model as a general graph. Sites
+    that a batch item lacks have marginals zero, where the structure answers, and state -1. With an
+    estimate on a few states, a state that was not kept has probability zero, and ratios of
+    estimates (marginals, entropy, samples) are biased and consistent. Pickled or deep-copied, it
+    recomputes its answers, without gradients, on the states chosen.
 
     Attributes:
         structure: the model as declared.
@@ -108,7 +103,7 @@ class StructuredPosterior(Inferred):
 
     @property
     def _direct(self) -> StructureSolution | None:
-        """The structure's own answers, where nothing stands between: in the type that they have."""
+        """The structure's answers, in their own types, if nothing stands between."""
         return self.solved if self._checked is self.solved else None
 
     @property
@@ -122,7 +117,7 @@ class StructuredPosterior(Inferred):
 
     @cached_property
     def _numbers(self) -> bool:
-        """True, or an error: fields are read, once, for recursions for maxima pass over a NaN."""
+        """True, or an error: reads the fields once, as recursions for maxima pass over a NaN."""
         if self.solved is not None and not holds_numbers(self.solved.structure):
             refuse_unsound(self.solved.structure)
         return True
@@ -139,8 +134,8 @@ class StructuredPosterior(Inferred):
         """(*batch, *sizes) the joint probabilities of a few sites, given by their positions.
 
         By the general engine, exactly, as `Posterior.joint`: one more site multiplies the cost by
-        the number of its states. A site that an item lacks is in state 0 there, and a span that
-        is no constituent in a last state of its own. Of an estimate the mean of the replicates,
+        the number of its states. A site that an item lacks is in state 0 there, and a span that is
+        no constituent in a last state of its own. With an estimate, the mean of the replicates,
         each at the cost of all states, those left out forbidden.
 
         Args:
@@ -181,9 +176,9 @@ class StructuredPosterior(Inferred):
         return self._checked.max_marginals().reshape(self.structure.unary.shape)
 
     def mode(self) -> Any:
-        """One most probable configuration: states (*batch, *sites), or what the structure has.
+        """A most probable configuration: states (*batch, *sizes), or the structure's own type.
 
-        A `SemiMarkov` has a `Segmentation`. Of an estimate the best configuration of states kept
+        A `SemiMarkov` has a `Segmentation`. With an estimate, the best configuration of states kept
         together in one replicate.
 
         Raises:
@@ -195,7 +190,7 @@ class StructuredPosterior(Inferred):
         return self.structure.configuration(states)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Any:
-        """Independent draws: states (count, *batch, *sites), or what the structure's mode has.
+        """Independent draws: states (count, *batch, *sites), or the type of the structure's mode.
 
         Raises:
             ImpossibleEvidenceError: an item has no configuration.
@@ -207,9 +202,9 @@ class StructuredPosterior(Inferred):
         return self.structure.configuration(states.reshape([count, *self.structure.states_shape]))
 
     def rsample(self, *, temperature: float, generator: torch.Generator | None = None) -> Tensor:
-        """(*batch, *sites, states): one relaxed one-hot draw, differentiable in the potentials.
+        """(*batch, *sites, states): a relaxed one-hot draw, differentiable in the potentials.
 
-        Of an estimate from one replicate, drawn in proportion to its Z.
+        With an estimate from one replicate, drawn in proportion to its Z.
 
         Raises:
             ImpossibleEvidenceError: an item has no configuration.
@@ -223,8 +218,8 @@ class StructuredPosterior(Inferred):
     ) -> RelaxedStates:
         """The draw of `rsample` on the states that an estimator kept: O(K) numbers for each site.
 
-        With the same generator it is the same draw, (*batch, *sites, K), and so its gradient.
-        Without an estimator all states are kept, and none are listed.
+        The same generator gives the same draw, (*batch, *sites, K), and gradient. Without an
+        estimator all states are kept, and not listed.
 
         Raises:
             ImpossibleEvidenceError: an item has no configuration.
@@ -242,7 +237,7 @@ class StructuredPosterior(Inferred):
         """(replicates, *batch, *sites, kept) the states that an estimator kept, and their weights.
 
         Raises:
-            UnsupportedError: none did.
+            UnsupportedError: there is no such estimator.
         """
         if not isinstance(self.solution, RestrictedSolution):
             raise UnsupportedError("There are no supports: all states are in the model solved.")

@@ -1,4 +1,4 @@
-"""The conformance suite: what potentials, structures, proposals, selections, estimators must do.
+"""Conformance suite for potentials, structures, proposals, selections and estimators.
 
 Each check raises an ``AssertionError`` that says what does not hold.
 """

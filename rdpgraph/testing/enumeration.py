@@ -1,4 +1,4 @@
-"""Every answer about a small model by enumeration, and what holds answers against it."""
+"""Answers about small models by enumeration, and assertions that compare answers with them."""
 
 import itertools
 import math
@@ -19,10 +19,10 @@ _MOST_CONFIGURATIONS = 1 << 20
 _MOST_SCORED = 1 << 18
 
 ROUNDING = 1e-6
-"""How far from one a weight may be by rounding."""
+"""Tolerance of weights."""
 
 _SIGMAS = 6.0
-"""How far a mean may be from one in standard errors; a right one fails once in 10^9."""
+"""Tolerance of means in standard errors; a correct one fails once in 10^9."""
 
 NUMBERS: dict[str, Callable[[Any], Any]] = {
     "log_partition": lambda posterior: posterior.log_partition,
@@ -30,14 +30,14 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "max_marginals()": lambda posterior: posterior.max_marginals(),
     "entropy()": lambda posterior: posterior.entropy(),
 }
-"""What a posterior has one answer to."""
+"""Questions with a deterministic numerical answer."""
 
 QUESTIONS: dict[str, Callable[[Any], Any]] = NUMBERS | {
     "mode()": lambda posterior: posterior.mode(),
     "sample()": lambda posterior: posterior.sample(6, generator=seeded()),
     "rsample()": lambda posterior: posterior.rsample(temperature=0.7, generator=seeded()),
 }
-"""What every posterior is asked."""
+"""Questions to every posterior."""
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -53,7 +53,7 @@ def tensors_of(answer: Any) -> list[Tensor]:
 
 
 def alike(got: Any, expected: Any, what: str) -> None:
-    """Two answers have one type, and tensors of the same shapes and types, without NaN."""
+    """Assert that two answers have one type, equal shapes and types of tensors, and no NaN."""
     kind = Tensor if isinstance(expected, Tensor) else type(expected)
     agree(isinstance(got, kind), f"{what} is a {kind.__name__}")
     for one, other in zip(tensors_of(got), tensors_of(expected), strict=True):
@@ -63,7 +63,7 @@ def alike(got: Any, expected: Any, what: str) -> None:
 
 
 def close(got: Tensor, expected: Tensor, what: str) -> None:
-    """Two tensors that broadcast hold the same numbers, up to the rounding of their type."""
+    """Assert that two tensors that broadcast are equal, up to the rounding of their type."""
     got, expected = torch.broadcast_tensors(got.detach(), expected.detach())
     if got.dtype == torch.bool:
         got, expected = got.long(), expected.long()
@@ -75,7 +75,7 @@ def close(got: Tensor, expected: Tensor, what: str) -> None:
 
 
 def agree_on_average(ratios: Tensor, what: str) -> None:
-    """The mean of draws (n, ...) is one, by their own standard error."""
+    """Assert that the mean of draws (n, ...) is one, by their own standard error."""
     error = ratios.std(0) / math.sqrt(len(ratios))
     off = (ratios.mean(0) - 1).abs() > _SIGMAS * error + ROUNDING
     means = [round(mean, 3) for mean in ratios.mean(0).reshape(-1).tolist()]
@@ -90,7 +90,7 @@ def agree(holds: object, what: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class BruteForce:
-    """Every answer about a small graph by enumerating its configurations.
+    """Answers about a small graph by enumerating its configurations.
 
     Attributes:
         graph: the model.
@@ -159,7 +159,7 @@ def _entropy(p: Tensor) -> Tensor:
 
 
 def brute_force(graph: FactorGraph) -> BruteForce:
-    """All answers by enumeration, for graphs with at most a million configurations.
+    """Enumerate a graph with at most a million configurations.
 
     Raises:
         ModelError: the graph is larger than that.
@@ -192,10 +192,10 @@ class Enumeration:
     """The configurations of a structure that may be possible, and their scores.
 
     Attributes:
-        structure: whose.
-        uses: (C, S, states) how often each has every state of its sites, row by row.
+        structure: the model.
+        uses: (C, S, states) the number of times each uses every state of its sites, row by row.
         scores: (C, *batch) nats.
-        graph: of the same sites, in which one that an item lacks is held in a state and counts.
+        graph: of the same sites; a site that an item lacks is held in a state and counts.
     """
 
     structure: Structure
@@ -205,7 +205,7 @@ class Enumeration:
 
     @classmethod
     def of(cls, structure: Structure) -> "Enumeration":
-        """All that it lists, or that use possible states of sites, by the structure's `score`."""
+        """The configurations that a structure lists, or those that use possible states of sites."""
         batch = structure.log_partition().ndim
         shape, lead = structure.unary.shape[batch:], structure.unary.shape[:batch]
         states, there = structure.listed(), None
@@ -250,7 +250,7 @@ class Enumeration:
 
     @property
     def most(self) -> Tensor:
-        """(*sites) how often a configuration uses each site at most."""
+        """(*sites) the most times that a configuration uses each site."""
         batch = self.scores.ndim - 1
         return self.uses.sum(-1).amax(0).reshape(self.structure.unary.shape[batch:-1])
 
@@ -267,10 +267,7 @@ class Enumeration:
 
 
 def _combined(structure: Structure, batch: int) -> tuple[Tensor, Tensor]:
-    """(C, *sites) the combinations of the sites' states that an item may have, -1 for none.
-
-    And (C, items) which items have them.
-    """
+    """Combinations (C, *sites) of possible states, -1 for none; and their items (C, items)."""
     sites = structure.sites()
     unary = (structure.unary if sites is None else sites.unary).detach()
     possible = (unary > -math.inf).reshape(unary.shape[:batch].numel(), -1, unary.shape[-1])
@@ -283,7 +280,7 @@ def _combined(structure: Structure, batch: int) -> tuple[Tensor, Tensor]:
         )
     states = torch.tensor(list(itertools.product(*lists)), device=unary.device)
     states = states.reshape(count, -1)
-    # What an item lacks it has in no state.
+    # A site that an item lacks has no state.
     some = states.clamp(min=0).T.expand(len(possible), -1, -1)
     has = possible.gather(2, some) | (states < 0).T
     return states.reshape(count, *unary.shape[batch:-1]), has.all(1).T
@@ -298,7 +295,7 @@ def truth_of(structure: Structure) -> Enumeration:
     sites = structure.unary.shape[len(graph.batch_shape) : -1]
     kinds = {(tuple(entry.shape), entry.size) for entry in graph.variables}
     if kinds != {(tuple(sites), structure.unary.shape[-1])}:
-        return Enumeration.of(structure)  # a graph of other sites
+        return Enumeration.of(structure)  # the graph has other sites
     brute = brute_force(graph)
     uses = brute.configurations.unsqueeze(-1) == torch.arange(structure.unary.shape[-1])
     scores = brute.scores.reshape(-1, *graph.batch_shape)

@@ -36,26 +36,26 @@ from rdpgraph.testing.enumeration import (
 )
 
 _ROUNDING = 1e-6
-"""Nats by which sums of few float64 numbers may differ from bounds of them."""
+"""Tolerance of bounds, in nats."""
 
 
 def check_estimator(estimator: Estimator, model: Model, *, draws: int = 0) -> None:
-    """Hold an estimator to its promises, on a small model that exact inference answers.
+    """Check an estimator on a small model that exact inference answers.
 
-    The posterior is of the type that the model has without it, and so are its answers, in their
-    shapes; marginals are probabilities, modes and samples possible configurations. Where the
-    `Status` says exact, all agree with exact inference, and log Z is bounded where it says that. A
-    generator of one seed gives one answer; posteriors pickle and deep-copy, and log Z has a
-    gradient, which is the marginals where it is exact. What raises `UnsupportedError` is left out.
+    The posterior and its answers have the types and shapes that they have without it; marginals are
+    probabilities, modes and samples possible configurations. Where the `Status` says exact, all
+    agree with exact inference, and log Z is bounded where it says so. A generator of one seed gives
+    one answer; posteriors pickle and deep-copy, and log Z has a gradient, which is the marginals
+    where it is exact. Answers that raise `UnsupportedError` are skipped.
 
     Args:
-        estimator: what is checked.
+        estimator: the estimator.
         model: a small graph or structure of float64, possible in every item; no evidence.
-        draws: for an estimator whose Z is unbiased, from how many runs its mean is compared with Z,
-            by their own standard error; 0: it is not.
+        draws: for an estimator whose Z is unbiased, the number of runs whose mean is compared
+            with Z, by their own standard error; 0: none.
 
     Raises:
-        AssertionError: what does not hold.
+        AssertionError: a property that does not hold.
 
     Example:
         >>> import torch
@@ -170,18 +170,18 @@ _ESTIMATORS = {
 
 
 def check_on_few(structure: Structure) -> None:
-    """Hold the answers on a few states of each site against enumeration, type by type.
+    """Check answers on a few states of each site against enumeration, for several estimators.
 
-    Every question is asked with `Randomized` estimators, one that keeps the likeliest states alone
-    among them: the answers are of the types and shapes that they have without it, and they are
-    those of the configurations whose states were kept, with their weights. The structure is small
-    enough to enumerate, every item possible; it offers `sites`.
+    Every question is asked with `Randomized` estimators, one of which keeps the likeliest states
+    alone. Answers must have the types and shapes of exact ones, and be those of the configurations
+    of kept states, with their weights. The structure is small enough to enumerate, every item
+    possible; it offers `sites`.
     """
     full = infer(structure)
     assert isinstance(full, StructuredPosterior)
     truth = truth_of(structure)
     sites = full.marginals().detach().sum(-1, keepdim=True) > 0
-    # What an item lacks is held in a state in a graph.
+    # In a graph, a site that an item lacks is held in a state.
     present = torch.ones_like(sites) if truth.graph is None else sites
     for name, estimator in _ESTIMATORS.items():
         few = infer(structure, estimator=estimator, generator=seeded())
@@ -218,7 +218,7 @@ def _two_sites(structure: Structure) -> list[tuple[int, ...]]:
 
 
 def _check_types(name: str, few: StructuredPosterior, full: StructuredPosterior) -> None:
-    """Each answer is of the type and shape that it has without the estimator."""
+    """Check that each answer has the type and shape that it has without the estimator."""
     joint = {"joint()": lambda posterior: posterior.joint(_two_sites(posterior.structure))}
     for what, ask in (QUESTIONS | joint).items():
         with suppress(UnsupportedError):
@@ -234,7 +234,7 @@ def _check_types(name: str, few: StructuredPosterior, full: StructuredPosterior)
 
 
 def _check_few(name: str, few: StructuredPosterior, truth: Enumeration, present: Tensor) -> None:
-    """Hold answers against the configurations of kept states; `present`: (*batch, *sites, 1)."""
+    """Check answers against the configurations of kept states; `present`: (*batch, *sites, 1)."""
     structure, weights = few.structure, _log_weights(truth, present, few)
     logs = truth.scores + weights
     log_zs = logs.logsumexp(1)
@@ -262,7 +262,7 @@ def _check_few(name: str, few: StructuredPosterior, truth: Enumeration, present:
             first = marginals[(..., *sites[0], slice(None))]
             held = present[(..., *sites[0], slice(None))].squeeze(-1)
             total = joint.flatten(first.ndim).sum(-1) if len(sites) > 1 else joint
-            total = total[..., : first.shape[-1]]  # the last may be that of no state
+            total = total[..., : first.shape[-1]]  # the last state may stand for absence
             close(total[held], first[held], f"joint() with {name}, summed over one site,")
     if not bool((log_z > -math.inf).all()):
         return

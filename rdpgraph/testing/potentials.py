@@ -19,7 +19,7 @@ from rdpgraph.testing.enumeration import agree, close, seeded
 
 
 def check_potential(potential: Potential, arity: int | None = None) -> None:
-    """Hold a potential against its own table, and against a dense one in an exact answer.
+    """Check a potential against its own table, and against a dense one in an exact answer.
 
     Args:
         potential: small enough to tabulate; float64 for the gradient checks to run.
@@ -84,12 +84,12 @@ def _check_gradients(potential: Potential, arity: int) -> None:
 
 
 def _check_messages(potential: Potential, table: Tensor, arity: int, temperature: float) -> None:
-    """Hold the messages of a potential against its table, a few of those that come in -inf."""
+    """Check messages against the table, some incoming ones -inf."""
     generator = seeded()
     lead = potential.lead(arity)
     incoming: list[Tensor] = []
     for slot, size in enumerate(potential.slots(arity)):
-        # Leads of every kind: none, the potential's own, and a dim in front of that.
+        # Leads: none, the potential's, and that with a dim in front.
         shape = ((3, *lead, size), (size,), (*lead, size))[slot % 3]
         message = torch.randn(shape, generator=generator, dtype=table.dtype).to(table.device)
         message[..., slot % size] = -math.inf if size > 1 else 0.0
@@ -122,7 +122,7 @@ def _check_messages(potential: Potential, table: Tensor, arity: int, temperature
 
 
 def _rebuilt(split: Decomposition, arity: int, *, maximise: bool) -> Tensor:
-    """The table of a decomposition, its auxiliary variables eliminated as soon as they can be."""
+    """The table of a decomposition, by eliminating its auxiliary variables."""
     joint, held = torch.zeros(()), list[int]()
     for place, part in enumerate(split.parts):
         union = [*held, *(variable for variable in part.variables if variable not in held)]
@@ -137,7 +137,7 @@ def _rebuilt(split: Decomposition, arity: int, *, maximise: bool) -> Tensor:
 
 
 def _aligned(values: Tensor, variables: Sequence[int], order: Sequence[int]) -> Tensor:
-    """Values over some variables, (*lead, sizes), with a dim for each of ``order`` instead."""
+    """Values (*lead, sizes) over variables, permuted and expanded to the dims of ``order``."""
     lead = values.ndim - len(variables)
     dims = [lead + variables.index(variable) for variable in order if variable in variables]
     moved = values.permute([*range(lead), *dims])

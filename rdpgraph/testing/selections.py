@@ -26,15 +26,14 @@ from rdpgraph.structures.chain.model import Chain
 from rdpgraph.testing.enumeration import ROUNDING, agree, agree_on_average, close, seeded
 
 LAST = 1.0 - 2.0**-53
-"""The largest number that a uniform draw gives."""
+"""Largest number of a uniform draw."""
 
 
 def outcomes(selection: Inversion, log_q: Tensor) -> list[tuple[float, Support]]:
     """[(probability, support)] over all uniform numbers that decide what is kept of one row.
 
-    The number j moves nothing but entries decided by it and later ones, and no entry's state
-    falls as its number grows; so all the points at which the outcome changes are found by
-    bisection, however close together they are.
+    Number j affects only entries decided by it and later ones, monotonically, so that bisection
+    finds all points at which the outcome changes.
     """
     count = selection.num_uniforms(log_q.shape[-1])
     listed: list[tuple[float, Support]] = []
@@ -72,7 +71,7 @@ def outcomes(selection: Inversion, log_q: Tensor) -> list[tuple[float, Support]]
     walk([], 1.0)
     merged: dict[tuple[tuple[int, float], ...], tuple[float, Support]] = {}
     for chance, support in listed:
-        # The order of the entries makes no difference to the model on them.
+        # The order of entries does not matter.
         alike = tuple(
             sorted(zip(support.states.tolist(), support.log_weights.tolist(), strict=True))
         )
@@ -83,7 +82,7 @@ def outcomes(selection: Inversion, log_q: Tensor) -> list[tuple[float, Support]]
 
 @dataclass(eq=False)
 class Recorder(Selection):
-    """Notes the scores that it is shown, as `seen`, and keeps the best state."""
+    """A selection that keeps the best state, and records the scores in `seen`."""
 
     seen: list[Tensor] = field(default_factory=list[Tensor])
 
@@ -94,7 +93,7 @@ class Recorder(Selection):
 
 @dataclass(eq=False)
 class Script(Selection):
-    """Gives out supports in order."""
+    """A selection that returns given supports in order."""
 
     supports: list[Support]
 
@@ -110,7 +109,7 @@ def expectation(
     *,
     defensive: float = 0.1,
 ) -> tuple[Tensor, int]:
-    """Log E[Z^] and the number of joint outcomes: the estimator is run on each, as a replicate."""
+    """Log E[Z^] over the joint outcomes, each run as a replicate, and their number."""
     recorder = Recorder()
     estimator = Randomized(proposal, recorder, defensive=defensive)
     infer(model, estimator=estimator, generator=seeded(3))
@@ -137,20 +136,20 @@ _DRAWS = 1 << 16
 
 
 def check_selection(selection: Selection, *, states: int = 6) -> None:
-    """Hold a selection to its promises: valid states, and weights that are one on average.
+    """Check a selection: valid states, and weights that are one on average.
 
     States of -inf are never kept, a generator of one seed gives one choice, and every state's
-    expected weight, zero where it is not kept, is one, for each row of scores independently of
-    the others. An `Inversion` of one or two numbers is enumerated exactly; any other selection
-    draws 65,536 times. One whose `bound` is ``"lower"`` is held to that instead: it keeps no state
-    twice, and none with a weight above one.
+    expected weight, zero where it is not kept, is one, for each row of scores independently of the
+    others. An `Inversion` of one or two numbers is enumerated exactly; any other selection draws
+    65,536 times. A selection whose `bound` is ``"lower"`` must instead keep no state twice, and
+    none with a weight above one.
 
     Args:
         selection: keeps fewer than ``states``, or else there is little to check.
         states: of the rows of scores.
 
     Raises:
-        AssertionError: what does not hold.
+        AssertionError: a property that does not hold.
 
     Example:
         >>> from rdpgraph.randomized import TopTail
@@ -175,7 +174,9 @@ def check_selection(selection: Selection, *, states: int = 6) -> None:
     narrow = selection.select(rows.float(), seeded(1))
     agree(narrow.log_weights.dtype == torch.float32, f"{name} of float32 scores weighs in float32")
     if selection.bound == "lower":
-        _check_lower(name, chosen, states)
+        worth = torch.zeros(*chosen.states.shape[:-1], states, dtype=torch.float64)
+        worth = worth.scatter_add(-1, chosen.states, _weights(chosen))
+        agree(bool((worth <= 1.0 + ROUNDING).all()), f"{name} keeps no state of weight above one")
         return
     if isinstance(selection, Inversion):
         _check_rows(name, selection, rows)
@@ -192,17 +193,17 @@ def check_selection(selection: Selection, *, states: int = 6) -> None:
 
 
 def check_proposal(proposal: Proposal) -> None:
-    """Hold a proposal to its promises, on small models of each kind: scores that keep Z unbiased.
+    """Check a proposal on small models of each kind: scores that keep Z unbiased.
 
     Scores are numbers below +inf in the shape of the sites, without gradient; no state that has a
-    probability has -inf; where the scores do not depend on the generator, the items of a batch
-    have those that each has alone; and the expectation of Z, over all draws from the scores, is Z.
+    probability has -inf; where the scores do not depend on the generator, the items of a batch have
+    those that each has alone; and the expectation of Z, over all draws from the scores, is Z.
 
     Args:
         proposal: one that works on graphs and on structures.
 
     Raises:
-        AssertionError: what does not hold.
+        AssertionError: a property that does not hold.
 
     Example:
         >>> from rdpgraph.randomized import Local
@@ -234,7 +235,7 @@ def check_proposal(proposal: Proposal) -> None:
 
 @dataclass(frozen=True)
 class _Spy(Proposal):
-    """Another proposal, whose scores are checked for their shape and values, and noted."""
+    """A wrapper of a proposal that checks and records its scores."""
 
     inner: Proposal
     seen: list[tuple[Sites, Tensor]]
@@ -280,12 +281,6 @@ def _check_support(name: str, support: Support, log_q: Tensor) -> None:
     agree(torch.equal(alive.any(-1), some), f"{name} keeps a state where one is possible")
 
 
-def _check_lower(name: str, support: Support, states: int) -> None:
-    worth = torch.zeros(*support.states.shape[:-1], states, dtype=torch.float64)
-    worth = worth.scatter_add(-1, support.states, _weights(support))
-    agree(bool((worth <= 1.0 + ROUNDING).all()), f"{name} keeps no state with a weight above one")
-
-
 def _check_rows(name: str, selection: Inversion, rows: Tensor) -> None:
     shape = (len(rows), selection.num_uniforms(rows.shape[-1]))
     numbers = torch.rand(shape, generator=seeded(0), dtype=torch.float64)
@@ -297,7 +292,7 @@ def _check_rows(name: str, selection: Inversion, rows: Tensor) -> None:
 
 
 def _check_means(name: str, selection: Selection, row: Tensor) -> None:
-    """The mean weight of each state, and of pairs of states of two rows chosen together."""
+    """Check the mean weight of each state, and of pairs of states of two rows chosen together."""
     chosen = selection.select(row.expand(_DRAWS, 2, -1), seeded(0))
     worth = torch.zeros(_DRAWS, 2, len(row), dtype=torch.float64)
     worth = worth.scatter_add(-1, chosen.states, _weights(chosen))
@@ -325,7 +320,7 @@ def _models() -> dict[str, FactorGraph | Structure]:
 
 
 def _loop(*batch: int, item: int | None = None) -> FactorGraph:
-    """Three variables in a ring; the unary tables may have batch dims, or one item of them."""
+    """Three variables in a ring; the unary tables may have batch dims, or be one item of them."""
     xs = VariableArray("x", (3,), 4)
     unary = 2 * _drawn(*batch, 3, 4)
     alone = FactorBlock((xs,), Table(unary if item is None else unary[item]))

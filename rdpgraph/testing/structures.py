@@ -12,7 +12,6 @@ from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.pruning.estimator import masks_of
 from rdpgraph.infer import infer
-from rdpgraph.interface.masks import Expected, Masks
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.query.structured import StructuredPosterior
@@ -21,21 +20,20 @@ from rdpgraph.testing.enumeration import QUESTIONS, Enumeration, agree, close, s
 from rdpgraph.testing.estimators import check_on_few
 
 _ROUNDING = 1e-6
-"""How far above one the weights of a relaxed sample may come to, in float32 too."""
+"""Tolerance of the sums of relaxed weights, also in float32."""
 
 _CERTAIN = 1e-9
-"""How near to 0 or 1 the probability that a site is used counts as that."""
+"""Tolerance of probabilities of use that count as 0 or 1."""
 
 
 def check_structure(structure: Structure) -> None:
-    """Hold a structure against brute force: on its `factor_graph`, or by its `score` if none.
+    """Check a structure against brute force: on its `factor_graph`, or by its `score` if none.
 
-    log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples,
-    log-probabilities, the k best, cross-entropy and KL if it has them, both derivatives of log Z in
-    `unary`, hard zeros in it, every batch item on its own, what its
-    `sites` make of all states in another order if it offers them, and every answer of `Randomized`
-    on a few of them, its masks if it has any, and, if its class recognises the graph, that it is
-    the same model.
+    log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples, log-
+    probabilities, the k best, cross-entropy and KL if any, both derivatives of log Z in `unary`,
+    hard zeros in it, every batch item on its own, its `sites` with all states in another order,
+    every answer of `Randomized` on a few of them, its masks if any, and, if its class recognises
+    the graph, the structure recognised.
 
     Args:
         structure: small enough to enumerate, every item possible; float64.
@@ -92,9 +90,9 @@ def check_structure(structure: Structure) -> None:
 
 
 def _check_numbers(structure: Structure) -> None:
-    """What was written over by NaN after it was declared is refused, whatever is asked."""
+    """Check that NaN written into a field afterwards is refused by every question."""
     if not bool(structure.marginals().any()):
-        return  # nothing is read
+        return  # no site is used
     for name, ask in QUESTIONS.items():
         broken = structure.with_unary(structure.unary.detach().clone())
         broken.unary.fill_(math.nan)
@@ -106,13 +104,13 @@ def _check_numbers(structure: Structure) -> None:
 
 
 def _check_answers(posterior: StructuredPosterior, truth: Enumeration) -> None:
-    """Every answer, in the shape of the sites."""
+    """Check every answer, in the shape of the sites."""
     shape = posterior.structure.unary.shape
     structure = posterior.structure
     mode = structure.site_states(posterior.mode())
     agree(structure.uses(mode).shape == shape, "mode() has the shape of unary without states")
     close(truth.score(mode), truth.maximum, "the score of mode()")
-    # In a graph a site that an item lacks is held in a state.
+    # In a graph, a site that an item lacks is held in a state.
     fixed = truth.graph is not None
     present = (mode >= 0).unsqueeze(-1) if fixed else mode.new_ones((), dtype=torch.bool)
     marginals, best = posterior.marginals(), posterior.max_marginals()
@@ -139,7 +137,7 @@ def _check_answers(posterior: StructuredPosterior, truth: Enumeration) -> None:
 
 
 def _check_relaxed(posterior: StructuredPosterior, truth: Enumeration) -> None:
-    """Uses made soft: weights that sum to one, or to zero where there is no site."""
+    """Check relaxed draws: weights that sum to one, or to zero where there is no site."""
     structure = posterior.structure
     if type(structure).rsample is Structure.rsample:
         return
@@ -152,17 +150,13 @@ def _check_relaxed(posterior: StructuredPosterior, truth: Enumeration) -> None:
         "the weights of rsample() sum to the uses of a site at most",
     )
     used = posterior.marginals().detach().sum(-1)
-    # A site that is used sometimes has a weight of its own.
+    # Sites that are used sometimes have weights between 0 and 1.
     sure = (used - used.round()).abs() < _CERTAIN
     close(total, torch.where(sure, used.round(), total), "the sum of the weights of rsample()")
 
 
 def _item(structure: Structure, item: int, batch: int) -> Structure:
-    """One batch item of a structure; the tensors that say how many dims they have are cut too.
-
-    So are potentials of so many dims, rules, a structure of the same batch that it is made of, and
-    what has the shape of its unary.
-    """
+    """A batch item of a structure, tensors with annotated dims cut as well."""
     changed: dict[str, Any] = {"unary": structure.unary[item]}
     for field in fields(structure):
         value, dims = getattr(structure, field.name), field.metadata.get("dims")
@@ -179,7 +173,7 @@ def _item(structure: Structure, item: int, batch: int) -> Structure:
 
 
 def _cut(value: Any, item: int, dims: int) -> Any:
-    """One item of what has so many dims: a tensor, or a potential that is made of tensors."""
+    """The item of a tensor of so many dims, or of a potential made of such tensors."""
     if isinstance(value, Potential) and is_dataclass(value):
         parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         return replace(value, **{name: _cut(part, item, dims) for name, part in parts.items()})
@@ -189,7 +183,7 @@ def _cut(value: Any, item: int, dims: int) -> Any:
 
 
 _BEST = 5
-"""How many of the best configurations are asked for."""
+"""Number of best configurations to check."""
 
 
 def _check_log_prob(structure: Structure, truth: Enumeration) -> None:
@@ -207,7 +201,7 @@ def _check_log_prob(structure: Structure, truth: Enumeration) -> None:
 
 
 def _check_best(structure: Any, truth: Enumeration) -> None:
-    """As many as there are, and none is left out that is better than the last; distinct states."""
+    """Check that the k best are the best, in order, and distinct."""
     best = structure.k_best(_BEST)
     expected = truth.scores.sort(0, descending=True).values[:_BEST]
     missing = expected.new_full((_BEST - len(expected), *expected.shape[1:]), -math.inf)
@@ -217,14 +211,14 @@ def _check_best(structure: Any, truth: Enumeration) -> None:
     states = structure.site_states(_first(getattr(best, fields(best)[0].name), count))
     again = truth.score(states)
     close(again, best.scores[:count], f"the scores of the configurations of k_best({_BEST})")
-    if structure.listed() is None:  # what is listed may be made in several ways
+    if structure.listed() is None:  # listed configurations may have several derivations
         sites = states.shape[again.ndim :].numel()
         for item in states.reshape(count, -1, sites).unbind(1) if sites else ():
             agree(len(item.unique(dim=0)) == count, "k_best() gives no configuration twice")
 
 
 def _first(configurations: Any, count: int) -> Any:
-    """Some of the configurations of `k_best`, tensors or a dataclass of them."""
+    """The first configurations of `k_best`, tensors or a dataclass of them."""
     if isinstance(configurations, Tensor):
         return configurations[:count]
     parts = {name: part[:count] for name, part in vars(configurations).items()}
@@ -232,7 +226,7 @@ def _first(configurations: Any, count: int) -> Any:
 
 
 def _check_comparisons(structure: Any, truth: Enumeration) -> None:
-    """Of another that allows the same: its potentials are scaled, those of -inf stay."""
+    """Check cross-entropy and KL with a structure of scaled potentials, hard zeros unchanged."""
     other = structure.with_unary(structure.unary.detach() * 0.5)
     change = torch.where(structure.unary > -math.inf, other.unary - structure.unary, 0.0).detach()
     uses = truth.uses.flatten(1).to(change)
@@ -247,7 +241,7 @@ def _check_comparisons(structure: Any, truth: Enumeration) -> None:
 
 
 def _check_curvature(structure: Structure, truth: Enumeration) -> None:
-    """The derivative of log Z's gradient along a direction is a covariance of uses."""
+    """Check that a second derivative of log Z is a covariance of uses."""
     unary = structure.unary.detach().requires_grad_()
     if not unary.numel():
         return
@@ -255,7 +249,7 @@ def _check_curvature(structure: Structure, truth: Enumeration) -> None:
     log_z = structure.with_unary(unary).log_partition()
     (gradient,) = torch.autograd.grad(log_z.sum(), unary, create_graph=True)
     curvature = torch.zeros_like(unary)
-    if gradient.requires_grad:  # else it is constant
+    if gradient.requires_grad:  # else the gradient is constant
         (curvature,) = torch.autograd.grad((gradient * along).sum(), unary)
     batch = truth.scores.shape[1:]
     uses, chances = truth.uses.flatten(1).to(unary), truth.probabilities
@@ -266,15 +260,15 @@ def _check_curvature(structure: Structure, truth: Enumeration) -> None:
 
 
 _MOST = 12
-"""Questions that are answered both ways."""
+"""Number of questions checked for yes and no."""
 
 
 def check_masks(model: Model) -> None:
-    """Hold the masks of a model against the model itself.
+    """Check the masks of a model against the model itself.
 
-    Without a mask log Z, marginals and the expected score are the model's. Of every question the
-    masses of a yes and of a no add up to Z, and are what the expected answers say; and so they do
-    where answers of a draw are held. Draws keep to their masks.
+    Without a mask log Z, marginals and the expected score are the model's. For every question the
+    masses of yes and no add up to Z and agree with the expected answers, also while answers of a
+    draw are held. Draws agree with their masks.
 
     Args:
         model: small, of float64, every item possible.
@@ -287,7 +281,9 @@ def check_masks(model: Model) -> None:
     averages = unmasked.expected()
     if isinstance(model, Structure):
         marginals = model.marginals().double()
-        close(_dense(averages, masks), marginals.flatten(), "marginals without a mask")
+        dense = torch.zeros_like(marginals.flatten())
+        dense.index_add_(0, averages.places, averages.chances)
+        close(dense, marginals.flatten(), "marginals without a mask")
         if model.entropy() is not None:
             score = exact.log_partition - exact.entropy()
             close(averages.score[0], score.double(), "the expected score without a mask")
@@ -316,9 +312,3 @@ def check_masks(model: Model) -> None:
             alive = there & (base > -math.inf)
             expected = torch.where(alive, (yes - base).exp(), 0.0)
             close(expected, torch.where(alive, share, 0.0), "the expected answer to a question")
-
-
-def _dense(averages: Expected, masks: Masks) -> Tensor:
-    size = math.prod(masks.batch_shape) * math.prod(masks.sites)
-    dense = torch.zeros(size, dtype=torch.float64)
-    return dense.index_add_(0, averages.places, averages.chances)

@@ -50,7 +50,7 @@ class Automaton(Potential):
     log_accept: Tensor
     arity: int
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # accepted types, converted to those of the fields
 
         def __init__(self, transitions: ArrayLike, log_accept: ArrayLike, arity: int) -> None: ...
 
@@ -321,7 +321,7 @@ def _counted(
     if at_least > highest:
         limit = f"the arity {arity}" if highest == arity else f"at_most={at_most}"
         raise ModelError(f"{name} needs at_least <= {limit}; got at_least={at_least}.")
-    # Without an upper bound nothing needs to be counted past the lower one.
+    # Without an upper bound, counting stops at the lower one.
     last = at_least if highest == arity else highest + 1
     transitions = [[count, min(count + 1, last)] for count in range(last + 1)]
     holds = [at_least <= count <= highest for count in range(last + 1)]

@@ -13,8 +13,8 @@ from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 
-_MOST = 2048  # states of each side that errors are averaged over
-_TRIED = 256  # the same for the warning
+_MOST = 2048  # states of each side for errors
+_TRIED = 256  # states of each side for the warning
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Bilinear(Potential):
     left: Tensor
     right: Tensor
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # accepted types, converted to those of the fields
 
         def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
 
@@ -118,8 +118,8 @@ def rows_of(embeddings: Tensor, states: Tensor) -> Tensor:
     return expanded[(*index, states)]
 
 
-_CELLS = 2**22  # entries of the table that are held at a time
-_MOST = 2**30  # entries of a table that is written out
+_CELLS = 2**22  # entries of the table in memory at a time
+_MOST = 2**30  # entries of a dense table
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,7 @@ class LowRank(Potential):
     log_left: Tensor
     log_right: Tensor
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # accepted types, converted to those of the fields
 
         def __init__(self, log_left: ArrayLike, log_right: ArrayLike) -> None: ...
 

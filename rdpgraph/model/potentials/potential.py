@@ -40,7 +40,7 @@ def checked_log_values(name: str, log_values: Tensor) -> float:
 
 def refuse_hollow(name: str, values: Tensor) -> None:
     """Refuse a tensor without its values: on meta, sparse, or on several ranks."""
-    if type(values).__name__ == "DTensor":  # imported by those alone who have one
+    if type(values).__name__ == "DTensor":  # tested by name, to import nothing
         raise ModelError(
             f"{name} needs values that are all here; got a DTensor: take its full_tensor(), or "
             "declare the part that is here, as rdpgraph.distributed.GraphPart."
@@ -190,7 +190,7 @@ class Potential(ABC):
                 return soft_sum(logs, dim, temperature)
             return soft_sum(logs, dim, temperature.reshape(*temperature.shape, *(1,) * slots))
 
-        # Slots are summed out one by one: the tables left shrink, and nothing is subtracted.
+        # Slots are summed out one by one, so that tables shrink.
         left = self.table(arity)
         outgoing: list[Tensor] = []
         for slot, message in enumerate(incoming):
@@ -278,7 +278,9 @@ def _numbers(
         own, got = tuple(values.shape[:split]), tuple(values.shape)
         lead = broadcast_shapes(potential.lead(arity), *leads)
         if got[split:] == sizes and (math.prod(own) == 1 or broadcasts(own, lead)):
-            if not name.__module__.startswith("rdpgraph."):  # tests hold the package's own to it
+            if not name.__module__.startswith(
+                "rdpgraph."
+            ):  # built-in potentials are checked by tests
                 values = values.to(potential.dtype) if values.dtype in WHOLE else values
                 checked_log_values(f"{name.__name__}.{what.split(',')[0]}", values)
             return values
@@ -294,7 +296,7 @@ def _unfit(potential: Potential, what: str, wanted: str, got: object) -> ModelEr
 _FITTED: dict[str, Callable[..., object]] = {
     "evaluate": _evaluated, "table": _tabulated, "messages": _sent, "decompose": _split,
 }  # fmt: skip
-"""Requirements on the answers of a potential's methods."""
+"""Checks of the results of a potential's methods."""
 
 
 def checked_shape(potential: Potential) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ class Sparse(Potential):
     log_values: Tensor
     sizes: tuple[int, ...]
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # accepted types, converted to those of the fields
 
         def __init__(
             self, configurations: ArrayLike, log_values: ArrayLike, sizes: Sequence[int]

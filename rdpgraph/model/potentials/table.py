@@ -1,4 +1,4 @@
-"""Dense log-tables, and the tensors that they are made of."""
+"""Dense log-tables, and conversion of array-likes to tensors."""
 
 import math
 import warnings
@@ -128,16 +128,16 @@ def _shown(given: object) -> str:
 
 
 _FEW = 4096
-"""Entries up to which the numbers would take longer than the entries."""
+"""Number of entries up to which plain indexing is faster."""
 
 
 def looked_up(values: Tensor, index: Sequence[Tensor]) -> Tensor:
     """``values[tuple(index)]`` by flat indices, several times as fast for many entries."""
     few = math.prod(own.numel() for own in index) <= _FEW
-    if few or not values.is_contiguous():  # its numbers would need a copy of it
+    if few or not values.is_contiguous():  # flat indices would need a copy
         return values[tuple(index)]
     number = index[0]
-    # The gradient holds the numbers, which are as many as the entries.
+    # The gradient stores the indices, one for each entry.
     kind = torch.int32 if values.numel() < 2**31 else torch.int64
     for size, own in zip(values.shape[1:], index[1:], strict=True):
         number = (number * size).to(kind) + own.to(kind)
@@ -170,7 +170,7 @@ class Table(Potential):
 
     log_values: Tensor
 
-    if TYPE_CHECKING:  # what the fields are made of
+    if TYPE_CHECKING:  # accepted types, converted to those of the fields
 
         def __init__(self, log_values: ArrayLike) -> None: ...
 
@@ -232,7 +232,7 @@ class Table(Potential):
         """The log-values on a grid of states, by indexing; cost and memory of the result."""
         arity = len(states)
         lead, index = self.lead(arity), list[Tensor]()
-        # The table as it is: the gradient of one expanded to the states' dims would be as large.
+        # Not expanded: the gradient of an expanded table would be as large as the result.
         for dim, size in enumerate(lead):
             places = torch.arange(size, device=self.device)
             index.append(places.reshape(-1, *(1,) * (len(lead) - dim - 1 + arity)))

@@ -1,8 +1,8 @@
-"""What goes between processes: tensors gathered, summed and compared, with their gradients.
+"""Collectives: tensors gathered, summed and compared over processes, with their gradients.
 
-Every call is a collective: all ranks of the group make it, in the same order. A value that all
-ranks hold is a loss on each of them once, not once for every rank: all ranks compute the same from
-what they have gathered, and the gradient is that of one of them.
+All ranks of the group make every call, in the same order. A value that all ranks hold is a loss
+once, not once for every rank: all ranks compute the same from what they have gathered, and the
+gradient is that of one of them.
 """
 
 import math
@@ -24,26 +24,16 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
-class Wire:
-    """The processes that answer together.
-
-    Attributes:
-        group: of torch.distributed.
-        rank: of this process in it.
-        ranks: how many there are.
-    """
+class Peers:
+    """The processes that answer together: a group of torch.distributed, and this one's rank."""
 
     group: Any
     rank: int
     ranks: int
 
     @classmethod
-    def of(cls, mesh: Any) -> "Wire":
-        """The wire of a `DeviceMesh` of one dim.
-
-        Raises:
-            ModelError: of more dims.
-        """
+    def of(cls, mesh: Any) -> "Peers":
+        """The group of a `DeviceMesh`, which must have one dim."""
         if getattr(mesh, "ndim", 0) != 1:
             raise ModelError(
                 f"A model is spread over a DeviceMesh of one dim; got {mesh!r:.80} (of several "
@@ -52,7 +42,7 @@ class Wire:
         return cls(mesh.get_group(), mesh.get_local_rank(), mesh.size())
 
     def told(self, value: Any) -> list[Any]:
-        """What every rank has to say, a small object of Python, by rank."""
+        """A small Python object of every rank, by rank."""
         answers: list[Any] = [None] * self.ranks
         if self.ranks == 1:
             return [value]
@@ -60,11 +50,7 @@ class Wire:
         return answers
 
     def require_alike(self, what: str, value: Any) -> None:
-        """Refuse ranks that disagree.
-
-        Raises:
-            ModelError: on every rank, the first two that differ in one line.
-        """
+        """Raise a `ModelError` on every rank where ranks disagree, naming two that differ."""
         answers = self.told(value)
         for rank, answer in enumerate(answers):
             if answer != answers[0]:
@@ -74,24 +60,16 @@ class Wire:
                 )
 
     def asked(self, question: str) -> None:
-        """Refuse ranks that ask different questions: messages of other sizes end a process.
-
-        Raises:
-            ModelError: on every rank.
-        """
+        """Refuse ranks that ask different questions, as messages of other sizes end a process."""
         self.require_alike("questions", question)
 
     def require_one_state(self, generator: torch.Generator | None) -> None:
-        """Refuse generators that would not draw the same on every rank; None is torch's own.
-
-        Raises:
-            ModelError: they differ.
-        """
+        """Refuse generators that would not draw the same on every rank; None is torch's own."""
         generator = torch.default_generator if generator is None else generator
         self.require_alike("generators", fingerprint(generator.get_state()))
 
     def agreed(self, question: Callable[[], Value]) -> Value:
-        """This rank's answer, if every rank has one; an error of one of them is raised on all."""
+        """The answer of this rank, if every rank has one; an error of one is raised on all."""
         if self.ranks == 1:
             return question()
         answers, wrong = list[Value](), None
@@ -109,27 +87,20 @@ class Wire:
 
     def summed(self, values: Tensor) -> Tensor:
         """The sums over the ranks; the gradient of each rank's part is that of the sum."""
-        return _linear(self.total, _as_it_is, values) if self.ranks > 1 else values
+        return _linear(self.total, lambda gradient: gradient, values) if self.ranks > 1 else values
 
     def log_summed(self, logs: Tensor) -> Tensor:
-        """The logs of the exponentials' sums over the ranks, of which all compute the same."""
+        """The logs of the exponentials' sums over the ranks, the same on all."""
         peak = finite(self.largest(logs.detach()))
         total = self.summed((logs - peak).exp())
         return torch.where(total > 0, torch.where(total > 0, total, 1.0).log() + peak, -math.inf)
 
     def stacked(self, local: Tensor) -> Tensor:
-        """(R, ...) what every rank has, of one shape, from which all compute the same."""
+        """(R, ...) tensors of one shape of all ranks."""
         return self.gathered(local.unsqueeze(0), (1,) * self.ranks)
 
     def gathered(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """The rows of all ranks in order, of which some may have none; all compute the same of it.
-
-        By one all-to-all of exact sizes, nothing of which is padding.
-
-        Args:
-            rows: of this rank.
-            counts: by rank how many rows it has.
-        """
+        """The rows of all ranks in order, ``counts`` by rank, by one all-to-all without padding."""
         if self.ranks == 1:
             return rows
         start, each = sum(counts[: self.rank]), math.prod(rows.shape[1:])
@@ -144,11 +115,11 @@ class Wire:
         return _linear(there, lambda whole: whole[start : start + len(rows)], rows)
 
     def total(self, values: Tensor) -> Tensor:
-        """`summed` without gradient."""
+        """The sums of `summed` without gradient."""
         return self.reduced(values, dist.ReduceOp.SUM)
 
     def reduced(self, values: Tensor, how: Any) -> Tensor:
-        """Every entry over the ranks; no gradient."""
+        """Reduce every entry over the ranks; no gradient."""
         if self.ranks == 1:
             return values
         total = values.detach().clone(memory_format=torch.contiguous_format)
@@ -156,12 +127,8 @@ class Wire:
         return total
 
 
-def _as_it_is(gradient: Tensor) -> Tensor:
-    return gradient
-
-
 def _linear(there: _Map, back: _Map, values: Tensor) -> Tensor:
-    """A linear map of tensors, of which the second is the transpose."""
+    """A differentiable linear map of tensors, given with its transpose."""
     mapped: Tensor = _Linear.apply(there, back, values)  # pyright: ignore
     return mapped
 
@@ -187,7 +154,7 @@ NO_SECOND = (
 
 
 def fingerprint(values: Tensor) -> int:
-    """A number that two tensors of different bits hardly share; of a tensor that all ranks hold."""
+    """A hash of the bits of a tensor, to compare between ranks."""
     flat = values.detach().contiguous().reshape(-1)
     width = {8: torch.int64, 4: torch.int32, 2: torch.int16}.get(flat.element_size())
     whole = flat.view(width) if width is not None else flat
@@ -195,10 +162,10 @@ def fingerprint(values: Tensor) -> int:
     for first in range(0, len(whole), 1 << 22):
         block = whole[first : first + (1 << 22)].long()
         places = torch.arange(first, first + len(block), device=block.device)
-        total += int((block * (2 * places + 1)).sum())  # wraps around, as it may
+        total += int((block * (2 * places + 1)).sum())  # overflow wraps around
     return total % math.floor(2**61)
 
 
 def fingerprint_of(*parts: object) -> list[object]:
-    """The same of the tensors of some models: their shapes, types and bits."""
+    """Shapes, types and fingerprints of the tensors of models."""
     return [(tuple(part.shape), str(part.dtype), fingerprint(part)) for part in tensors_in(parts)]
