@@ -1,8 +1,7 @@
 """Types of the answers that posteriors and structures return.
 
-Here belong states and values of all variables of a graph, lists of the k best configurations of
-each structure, relaxed draws, estimates with their errors, moves of a search as they are told, and
-a line that shows them.
+States and values of all variables of a graph, lists of the k best configurations of each structure,
+relaxed draws, estimates with their errors, the moves of a search, and a line that shows them.
 `Posterior`, `Plan`, `Status` and `Segmentation` are names of `rdpgraph`.
 """
 

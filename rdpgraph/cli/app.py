@@ -229,7 +229,7 @@ def explain_command(
     """Print the plan for a model, without running it."""
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import as_json
-    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.loading import load
     from rdpgraph.cli.solving import ending
     from rdpgraph.infer import explain
     from rdpgraph.plan.clock import Allowance
@@ -279,14 +279,14 @@ def draw(
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.drawing import checked_picture
     from rdpgraph.cli.drawing import draw as draw_graph
-    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.loading import load
     from rdpgraph.cli.solving import ending, posterior_of
     from rdpgraph.io.text import WAIT
     from rdpgraph.schedulers import Auto
 
     checked_picture(output, model, evidence)
     with show_progress("drawing"), ending(time_seconds):
-        graph = Files(limit, min(WAIT, time_seconds)).load(model, evidence, settings or ())
+        graph = load(model, evidence, settings or (), limit=limit, wait=min(WAIT, time_seconds))
         barred = marginals and graph.num_variables <= 40
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds)) if barred else None
         draw_graph(graph, output, posterior)

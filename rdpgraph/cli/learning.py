@@ -41,7 +41,7 @@ def fit_command(
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import as_json
     from rdpgraph.cli.drawing import checked_target
-    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.loading import load
     from rdpgraph.cli.solving import best_so_far, ending, warn
     from rdpgraph.io.files import text_of, write
     from rdpgraph.learn import BayesianNetwork
@@ -49,7 +49,7 @@ def fit_command(
     checked_target(output, model, data)
     text_of(output)  # refused before anything is read
     with show_progress("reading", time_seconds) as tell, ending(time_seconds):
-        graph = Files(limit, time_seconds).load(model)
+        graph = load(model, limit=limit, wait=time_seconds)
         rows = _read_rows(data, graph, limit, time_seconds)
         network = BayesianNetwork(
             graph, prior=prior, limit=steps, tolerance=tolerance, progress=tell
@@ -84,7 +84,7 @@ def sample_command(
     """Draw rows from a model, given what is set, as comma-separated values."""
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.drawing import checked_target
-    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.loading import load
     from rdpgraph.cli.solving import ending, posterior_of, seeded
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.schedulers import Auto
@@ -92,7 +92,7 @@ def sample_command(
     checked_target(output, model)
     generator = seeded(seed)
     with show_progress("drawing", time_seconds), ending(time_seconds):
-        graph = Files(limit, time_seconds).load(model, settings=settings or ())
+        graph = load(model, settings=settings or (), limit=limit, wait=time_seconds)
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds))
         text = posterior.sample(count, generator).to_frame().to_csv(index=False)
         if output is not None:
