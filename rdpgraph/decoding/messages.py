@@ -13,9 +13,6 @@ from rdpgraph.structures.parity.parities import Parities
 from rdpgraph.structures.parity.sweeps import checked_syndrome
 from rdpgraph.structures.recursion import library
 
-_SHARED_WORK = 2**14
-"""Edges times shots below which a second thread costs more than it brings."""
-
 
 @dataclass(frozen=True, eq=False)
 class Messages:
@@ -116,7 +113,7 @@ class MessagesDecoder:
         library.parity_function("messages")(
             *(part.data_ptr() for part in (*parts, prior, rows, ratios, iterations)),
             parities.num_checks, total, len(rows), self.iterations, self.scale, int(self.product),
-            int(self.serial), max(1, min(torch.get_num_threads(), work // _SHARED_WORK)),
+            int(self.serial), library.threads(work, least=2**14),
         )  # fmt: skip
         odds = -ratios.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
         errors = (ratios <= 0).long()

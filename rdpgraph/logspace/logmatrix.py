@@ -125,7 +125,9 @@ class LogMatrix:
         low = self._low(total)
         logs = torch.where(low, -math.inf, torch.where(low, 1.0, total).log())
         result = logs + peak + self.peaks.unsqueeze(-2)
-        return self._repaired(result, low, rows, _sums) if bool(low.any()) else result
+        if not bool(low.any()):
+            return result
+        return self._repaired(result, low, rows, lambda logs, *_: soft_sum(logs, 1))
 
     @differentiable_property
     def surprises(self) -> tuple[Tensor, Tensor]:
@@ -193,10 +195,6 @@ class LogMatrix:
         ]
         flat = result.reshape(-1, *result.shape[-2:])
         return flat.index_put(places.unbind(1), torch.cat(repaired)).reshape(result.shape)
-
-
-def _sums(logs: Tensor, *_: Tensor) -> Tensor:
-    return soft_sum(logs, 1)
 
 
 def _flat(values: Tensor, like: Tensor) -> Tensor:

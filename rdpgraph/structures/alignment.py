@@ -174,9 +174,7 @@ def ctc_unary(
     return unary, spans + 1, 2 * sizes + 2
 
 
-@remembered(8, where=lambda shape, moves, device: shape[0] * shape[1] <= 2**15)  # noqa: ARG005
-def _grid(shape: tuple[int, ...], moves: tuple[Move, ...], device: torch.device) -> Grid:
-    return Grid.of(shape, moves, device)
+_grid = remembered(8, where=lambda shape, moves, device: shape[0] * shape[1] <= 2**15)(Grid.of)  # noqa: ARG005
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,7 @@ from rdpgraph.structures.chain.sweeps import Forward
 from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.library import function
 
-_SHARED_WORK = 2**18  # products of a step for each thread
 _SMALL = 2**17  # potentials up to which the kernel scales them faster than torch
-
-
-def serves(factors: Factors) -> bool:
-    """Return whether the kernel applies to factors."""
-    return applies(factors.emission, factors.matrix)
 
 
 def applies(unary: Tensor, transition: Tensor) -> bool:
@@ -52,7 +46,7 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
     doubtful = values.new_empty(batch, dtype=torch.bool)
     limits = state_limit(emission.dtype), step_limit(emission.dtype)
     parts = states, scales, values, doubtful, _room(matrix), batch, steps, count
-    threads = _threads(batch * count * count)
+    threads = library.threads(batch * count * count)
     _call(
         "forward", unary, emission, transition, matrix, offset, starts, lengths,
         *parts, *limits, floor, upward, threads,
@@ -67,7 +61,15 @@ def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor
     states, scales = _dense(swept.states), _dense(swept.scales)
     batch, steps, count = emission.shape
     marginals, ahead = torch.empty_like(emission), torch.empty_like(emission)
-    parts = marginals, ahead, _room(matrix), batch, steps, count, _threads(batch * count * count)
+    parts = (
+        marginals,
+        ahead,
+        _room(matrix),
+        batch,
+        steps,
+        count,
+        library.threads(batch * count * count),
+    )
     _call("backward", states, scales, emission, matrix, lengths, gradient, *parts)
     return marginals, ahead
 
@@ -77,7 +79,7 @@ def prefixes(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     unary, transition, lengths = _dense(unary), _dense(transition), _dense(lengths)
     batch, steps, count = unary.shape
     best_scores, room = torch.empty_like(unary), _room(transition)
-    threads = _threads(batch * count * count)
+    threads = library.threads(batch * count * count)
     _call("prefixes", unary, transition, lengths, best_scores, room, batch, steps, count, threads)
     return best_scores
 
@@ -96,7 +98,7 @@ def trace(
     first = 0 if noise is None else last + 1 - len(noise)
     width = messages.shape[2]
     sizes = count, batch, total, width, first, last
-    threads = _threads((last + 1 - first) * count * batch * width)
+    threads = library.threads((last + 1 - first) * count * batch * width)
     _call("trace", messages, turned, lengths, noise, states, *sizes, threads)
 
 
@@ -105,7 +107,7 @@ def k_best(messages: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Ten
     messages, turned, lengths = _dense(messages), _dense(transition.mT), _dense(lengths)
     batch, steps, count = messages.shape
     paths = lengths.new_empty(k, batch, steps)
-    threads = min(max(batch, 1), _threads(batch * steps * count))
+    threads = min(max(batch, 1), library.threads(batch * steps * count))
     _call("best", messages, turned, lengths, paths, batch, steps, count, k, threads)
     return paths
 
@@ -124,10 +126,6 @@ def _room(matrix: Tensor) -> Tensor:
 
 def _dense(part: Tensor) -> Tensor:
     return part if part.is_contiguous() else part.contiguous()
-
-
-def _threads(work: int) -> int:
-    return max(1, min(torch.get_num_threads(), work // _SHARED_WORK))
 
 
 def _address(part: Tensor) -> int:

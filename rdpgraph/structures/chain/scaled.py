@@ -106,14 +106,14 @@ def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
 
 def forward(factors: StepFactors, *, floor: float = 0.0, upward: bool = False) -> Forward:
     """A forward sweep by the compiled kernel or in torch."""
-    if isinstance(factors, Factors) and native.serves(factors):
+    if isinstance(factors, Factors) and native.applies(factors.emission, factors.matrix):
         return native.forward(factors, floor=floor, upward=upward)
     return sweeps.forward(factors, floor=floor, upward=upward)
 
 
 def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """A backward sweep likewise: marginals, and the other side of each edge."""
-    if isinstance(factors, Factors) and native.serves(factors):
+    if isinstance(factors, Factors) and native.applies(factors.emission, factors.matrix):
         return native.backward(factors, swept, gradient)
     return sweeps.backward(factors, swept, gradient)
 

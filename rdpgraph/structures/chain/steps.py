@@ -285,10 +285,6 @@ def advance(state: Tensor, transition: Tensor, room: Tensor | None = None) -> Te
     return _Advance.apply(state, transition, room)  # pyright: ignore
 
 
-def _summed(state: Tensor, transition: Tensor) -> Tensor:
-    return soft_sum(state.unsqueeze(2) + transition, 1)
-
-
 class _Advance(torch.autograd.Function):
     """A step of the recursion in blocks of columns; only arguments and result are kept."""
 
@@ -309,7 +305,12 @@ class _Advance(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor):  # pyright: ignore
         state, transition, result = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *regradient(_summed, (state, transition), gradient), None
+            gradients = regradient(
+                lambda x, values: soft_sum(x.unsqueeze(2) + values, 1),
+                (state, transition),
+                gradient,
+            )
+            return *gradients, None
         shift = torch.where(result > -math.inf, result, 0.0)
         whole, parts = torch.zeros_like(state), list[Tensor]()
         width = _width(state.numel())

@@ -39,7 +39,10 @@ def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
 
 def _whole(scores: Scores, *, multiroot: bool) -> Scores:
     """Scores as integers, with the cost of the root's arcs."""
-    ratios = [[_ratio(score) for score in row] for row in scores]
+    ratios = [
+        [score.as_integer_ratio() if score > -math.inf else (0, 1) for score in row]
+        for row in scores
+    ]
     unit = max(below for row in ratios for _, below in row)
     whole: Scores = [[above * (unit // below) for above, below in row] for row in ratios]
     cost = 0 if multiroot else 1 + 2 * len(scores) * max(abs(n) for row in whole for n in row)
@@ -49,10 +52,6 @@ def _whole(scores: Scores, *, multiroot: bool) -> Scores:
             if score == -math.inf:
                 own[head] = score
     return whole
-
-
-def _ratio(score: float) -> tuple[int, int]:
-    return score.as_integer_ratio() if score > -math.inf else (0, 1)
 
 
 def _k_best(scores: Scores, k: int, *, multiroot: bool) -> list[list[int]]:
@@ -107,7 +106,7 @@ def _best(scores: Scores) -> list[int]:
     entering: list[int] = []
     entry: list[float] = []
     for node in nodes:
-        gains = {word: _gain(scores[word - 1][node], lost[word]) for word in cycle}
+        gains = {word: _less(scores[word - 1][node], lost[word]) for word in cycle}
         entering.append(max(cycle, key=gains.__getitem__))
         entry.append(gains[entering[-1]])
     smaller.append([*entry, -math.inf])
@@ -121,7 +120,7 @@ def _best(scores: Scores) -> list[int]:
     return result
 
 
-def _gain(score: float, lost: float) -> float:
+def _less(score: float, lost: float) -> float:
     return -math.inf if score == -math.inf else score - lost
 
 

@@ -278,10 +278,8 @@ class Dependencies(Structure):
     def sites(self) -> Sites:
         """The heads of each word that trees can have; there is no factor but the tree."""
         unary = self._parts()[0].detach().reshape(self.unary.shape)
-        return Sites(unary, restrict=self.restrict, means=self._no_means, every=True)
-
-    def _no_means(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
-        return self.unary.new_zeros((*self.batch_shape, 1, 1))
+        none = torch.zeros_like(unary[..., :1, :1])
+        return Sites(unary, restrict=self.restrict, means=lambda _count, _draws: none, every=True)
 
     def factor_graph(self) -> FactorGraph:
         """Heads as variables, with a factor each, and one factor over all: that they form a tree.

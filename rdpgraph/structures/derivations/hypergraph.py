@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import torch
 from torch import Tensor
@@ -117,21 +119,14 @@ class Hypergraph:
                 for tail in self.below[edge]:
                     used |= within[tail]
             within.append(used)
+        # Disjoint sets add up without a carry.
         return all(
-            self._disjoint(edge, within)
-            for node, own in enumerate(usable)
+            sum(within[tail] for tail in self.below[edge])
+            == reduce(or_, (within[tail] for tail in self.below[edge]), 0)
+            for node, edges in enumerate(usable)
             if within[-1] >> node & 1
-            for edge in own
+            for edge in edges
         )
-
-    def _disjoint(self, edge: int, within: Sequence[int]) -> bool:
-        """Return whether no node is below two tails."""
-        seen = 0
-        for tail in self.below[edge]:
-            if seen & within[tail]:
-                return False
-            seen |= within[tail]
-        return True
 
     def _numbers(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self.heads.device)

@@ -174,10 +174,10 @@ def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
             f"{tuple(own.unary.shape)} and {tuple(other.unary.shape)}, lengths "
             f"{Form(own).lengths.tolist()} and {Form(other).lengths.tolist()}."
         )
-    rules = own.rules, other.rules
-    listed = all(isinstance(one, SparseRules) for one in rules) and rules[0].is_like(rules[1])
-    one, two = (_written_out(tree, listed=listed) for tree in (own, other))
-    nats = expectations.cross_entropy(one, two, other.log_partition().flatten())
+    one, two = own.rules, other.rules
+    listed = isinstance(one, SparseRules) and isinstance(two, SparseRules) and one.is_like(two)
+    first, second = (_written_out(tree, listed=listed) for tree in (own, other))
+    nats = expectations.cross_entropy(first, second, other.log_partition().flatten())
     return nats.reshape(own.batch_shape)
 
 

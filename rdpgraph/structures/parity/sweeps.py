@@ -76,7 +76,6 @@ def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
 
 _RANGE = 600.0  # nats between two masses of one sweep in float64; beyond it logarithms are used
 _MOST_OPEN = 34  # open checks and observables that fit in memory
-_SHARED_WORK = 2**18  # multiply-adds for each thread
 
 
 def serves(parities: Parities, unary: Tensor) -> bool:
@@ -182,7 +181,7 @@ def _call(
     columns = weights.shape[1]
     tensors = [program.steps, weights, syndrome, values, *([] if grads is None else [grads])]
     stride = 0 if len(weights) == 1 else 2 * columns
-    threads = max(1, min(torch.get_num_threads(), int(batch * program.work) // _SHARED_WORK))
+    threads = library.threads(batch * program.work)
     library.parity_function(name)(
         *(part.data_ptr() for part in tensors), len(program.steps), stride, checks, columns, batch,
         *sizes, best, threads,
@@ -284,11 +283,11 @@ def kept_cosets(
     (batch, checks), columns = syndrome.shape, weights.shape[1]
     seen = parities.num_observables
     out = weights.new_empty(replicates, batch, 2**seen)
-    work = int(replicates * batch * states * 8.0 * len(slots.steps))
+    work = replicates * batch * states * 8.0 * len(slots.steps)
     library.parity_function("kept")(
         *(part.data_ptr() for part in (slots.steps, weights, syndrome, slots.masks, out)),
         len(slots.steps), 0 if len(weights) == 1 else 2 * columns, checks, columns, batch,
         slots.masks.shape[1], states, seen, replicates, seed, cost, 0,
-        max(1, min(torch.get_num_threads(), work // _SHARED_WORK)),
+        library.threads(work),
     )  # fmt: skip
     return out + missing.unsqueeze(-1)

@@ -219,6 +219,12 @@ def _opened(file: Path) -> ctypes.CDLL:
     return library
 
 
+def threads(work: float, most: int | None = None, *, least: int = 2**18) -> int:
+    """The number of threads, ``most`` at most, for multiply-adds, ``least`` for each."""
+    limits = torch.get_num_threads(), int(work) // least, *(() if most is None else (most,))
+    return max(1, min(limits))
+
+
 def packed_size(states: int, size: int) -> int:
     """The size of a transition between so many states in panels, for items of ``size`` bytes."""
     wide = panel_width(size)

@@ -24,7 +24,6 @@ from rdpgraph.structures.recursion.tape import Tape
 
 PROGRAM, GIVEN = ("program",), ("given",)
 """Keys of a tape's program, and of its slots' tensors where its steps do not have them."""
-_SHARED_WORK = 2**18  # multiply-adds below which a second thread costs more than it brings
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ class Run:
         library.function("down", dtype)(
             *self.addresses, below.data_ptr(), befores.data_ptr(), afters.data_ptr(),
             places.buffer_info()[0], sites.data_ptr(), len(program.ranges), batch,
-            len(self.inputs.given) + 1, _threads(program, batch),
+            len(self.inputs.given) + 1, library.threads(program.work * batch, batch),
         )  # fmt: skip
         results: list[Tensor | None] = [sites if wanted[0] else None]
         for slot, (use, own, extra) in enumerate(
@@ -103,7 +102,7 @@ class Run:
         sites = torch.full_like(unary, -math.inf)
         library.function("most", unary.dtype)(
             *self.addresses, above.data_ptr(), sites.data_ptr(), len(program.ranges), batch,
-            len(self.inputs.given) + 1, _threads(program, batch),
+            len(self.inputs.given) + 1, library.threads(program.work * batch, batch),
         )  # fmt: skip
         return sites
 
@@ -121,7 +120,7 @@ class Run:
         held = array("q", (0, 0))
         library.function("descend", dtype)(
             *self.addresses, held.buffer_info()[0], len(self.program.ranges), batch, count, seed,
-            self.best, _threads(self.program, batch * count),
+            self.best, library.threads(self.program.work * (batch * count), batch * count),
         )  # fmt: skip
         return self._used(held)
 
@@ -134,7 +133,7 @@ class Run:
         there = torch.empty(batch, dtype=torch.int64, device="cpu")
         library.function("lists", self.inputs.unary.dtype)(
             *self.addresses, held.buffer_info()[0], there.data_ptr(), len(self.program.ranges),
-            batch, count, _threads(self.program, batch),
+            batch, count, library.threads(self.program.work * batch, batch),
         )  # fmt: skip
         return self._used(held), torch.arange(count, device="cpu").unsqueeze(1) < there
 
@@ -214,7 +213,7 @@ def run(program: Program, inputs: Inputs, *, best: bool = False) -> Run:
     done = Run(program, inputs, values, unary.new_empty(size), tables, best)
     library.function("up", dtype)(
         *done.addresses, len(program.ranges), batch, len(inputs.given) + 1, best,
-        _threads(program, batch),
+        library.threads(program.work * batch, batch),
     )  # fmt: skip
     return done
 
@@ -268,7 +267,3 @@ def _tables(program: Program, inputs: Inputs) -> tuple["array[int]", int]:
             hop = part[0].numel() if len(part) else 0
             rows.extend((part.data_ptr(), part.shape[0], hop, 0, 0, 0, 0, -1))
     return rows, size
-
-
-def _threads(program: Program, batch: int) -> int:
-    return max(1, min(torch.get_num_threads(), batch, int(program.work * batch) // _SHARED_WORK))

@@ -193,7 +193,9 @@ class Recorded(_Scripted):
                 given.add(call.slot)
         if len(given) < len(slots):
             return None
-        blanks = [_blank(tensor_of(own, self.dtype)) for own in program.slots]
+        # Tensors of the same shapes that take no memory.
+        tensors = (tensor_of(own, self.dtype) for own in program.slots)
+        blanks = [part.new_zeros((1,) * part.ndim).expand(part.shape) for part in tensors]
         steps, owners = with_tensors(self.steps, program.slots, blanks)
         return Script(self.calls, steps, replace(program, slots=owners), failures)
 
@@ -319,11 +321,6 @@ def _size(kept: Script | int) -> int:
     if isinstance(kept, int):
         return _STEP
     return _STEP * len(kept.steps) + len(kept.program.index)
-
-
-def _blank(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape that takes no memory."""
-    return tensor.new_zeros((1,) * tensor.ndim).expand(tensor.shape)
 
 
 def _is_plain(given: Any) -> bool:

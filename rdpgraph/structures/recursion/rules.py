@@ -56,7 +56,7 @@ class Rules(ABC):
 
     def item(self, rows: Tensor) -> Self:
         """Flat rules of some items."""
-        return self.with_parts(some_items(self.parts, rows))
+        return self.with_parts([part if len(part) == 1 else part[rows] for part in self.parts])
 
     def table(self, parents: int, children: int) -> Tensor:
         """(*batch, N, C, C) log-weights, differentiable.
@@ -287,11 +287,6 @@ def items_of(part: Tensor, states: Tensor) -> Tensor:
     """(B or 1, 1, ...) the row of flat rules for (B, ..., K) states."""
     item = torch.arange(len(part), device=states.device)
     return item.reshape(-1, *(1,) * (states.ndim - 1))
-
-
-def some_items(parts: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
-    """Some rows of each tensor, or its only one."""
-    return [part if len(part) == 1 else part[rows] for part in parts]
 
 
 def within_budget(rules: Rules, entries: int) -> None:

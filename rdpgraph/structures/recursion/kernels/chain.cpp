@@ -1,10 +1,10 @@
-// What the library of kernels offers, of chains and of tapes, for each type of number.
+// Entry points of the library, for chains and tapes in each floating type.
 
 #include "circuit.h"
 #include "paths.h"
 #include "sums.h"
 
-// As fast, and half the time to build.
+// Equally fast, in half the build time.
 #pragma GCC push_options
 #pragma GCC optimize("O2")
 #include "descend.h"
@@ -16,7 +16,7 @@
 
 extern "C" {
 
-// One of two halves that are built side by side.
+// One of two halves that are built in parallel.
 #ifdef CHAIN_FLOAT
 int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
 #endif

@@ -52,7 +52,7 @@ struct Compiler {
     if (spent.count() > seconds || kept > 4 * capacity) throw Late();
   }
 
-  // Lets a literal hold and all that follows; false: a contradiction.
+  // Sets a literal and its consequences; false: a contradiction.
   bool assume(int32_t first) {
     size_t at = trail.size();
     value[std::abs(first)] = first > 0 ? 1 : -1;
@@ -89,7 +89,7 @@ struct Compiler {
     }
   }
 
-  // The product of what the trail holds from somewhere on and of the components of variables.
+  // The product of the trail's literals from a position on and of the components of variables.
   int64_t product(size_t from, const std::vector<int32_t>& variables) {
     std::vector<int64_t> children;
     for (size_t i = from; i < trail.size(); i++) children.push_back(node(trail[i]));
@@ -139,7 +139,7 @@ struct Compiler {
     key.append(reinterpret_cast<const char*>(rows.data()), 4 * rows.size());
     const auto place = known.find(key);
     if (place != known.end()) return place->second;
-    // The variable in most of the shortest clauses among those that separate most.
+    // Among the variables that separate most, the one in most of the shortest clauses.
     int32_t best = variables[0];
     double most = -1.0;
     for (int32_t x : variables) {
@@ -168,7 +168,7 @@ struct Compiler {
     return found;
   }
 
-  // The root, or -1 where no model is, or -2 where time or room ends.
+  // The root; -1: unsatisfiable; -2: out of time or memory.
   int64_t run() {
     value.assign(count + 1, 0);
     seen_variable.assign(count + 1, 0);

@@ -1,5 +1,5 @@
-// Belief propagation on parity checks, a shot in each lane; a lane takes the next shot when its own
-// has met its syndrome.
+// Belief propagation on parity checks, a shot in each vector lane; a lane takes the next shot when its
+// syndrome is met.
 
 #pragma once
 

@@ -1,5 +1,5 @@
-// From the goal of a tape that was run upwards to its leaves: the best derivation or draws, and what
-// the best derivation through each entry is worth.
+// Passes from the goal of a tape to its leaves: the best derivation, draws, and the score of the best
+// derivation through each entry.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-// Numbers of one stream, in turn (splitmix64).
+// A stream of random numbers (splitmix64).
 struct Stream {
   uint64_t state;
   uint64_t next() {
@@ -22,7 +22,7 @@ struct Stream {
   double uniform() { return double(next() >> 11) * 0x1p-53; }
 };
 
-// What the nodes of one item are made of.
+// The parts of the nodes of one item.
 template <typename Real> struct Nodes {
   const Machine<Real>& m;
   const int64_t item;
@@ -34,7 +34,7 @@ template <typename Real> struct Nodes {
 
   const int64_t* step(int64_t n) const { return m.steps + kFields * n; }
 
-  // Every alternative of a sum, until one is enough.
+  // Visits the alternatives of a sum until the visitor stops.
   template <typename Visit> void each_way(const int64_t* step, Visit visit) const {
     const int32_t* way = m.index + step[2];
     for (int64_t w = 0; w < step[3]; ++w, way += 2 + kPart * way[1])
@@ -42,7 +42,7 @@ template <typename Real> struct Nodes {
         if (visit(way + 2, way[1], a)) return;
   }
 
-  // The log-values of the alternatives of a node; one where values are moved, none of a leaf.
+  // Log-values of a node's alternatives: one where values are moved, none for a leaf.
   void expand(int64_t n, int64_t place, int64_t label, std::vector<Real>& terms) {
     const int64_t* step = this->step(n);
     terms.clear();
@@ -98,12 +98,12 @@ template <typename Real> struct Nodes {
 
   bool is_leaf(int64_t n) const { return step(n)[0] == kSites || step(n)[0] == kGiven; }
 
-  // The number of the site that a node says the state of; below 0: none.
+  // The site of a leaf's node; below 0: none.
   int64_t site(int64_t n, int64_t place) const {
     return step(n)[0] == kSites ? m.index[step(n)[2] + place] : -1;
   }
 
-  // The nodes (step, place, label) that an alternative is made of.
+  // The parts (step, place, label) of an alternative.
   template <typename Visit>
   void parts(int64_t n, int64_t place, int64_t label, int64_t chosen, Visit visit) const {
     const int64_t* step = this->step(n);
@@ -145,7 +145,7 @@ template <typename Real> struct Nodes {
   }
 };
 
-// Some derivations of one item: all nodes of a step at once, so that what they share is made once.
+// Derivations of one item, all nodes of a step at once, so that shared work is done once.
 template <typename Real> struct Descent {
   struct Node {
     int64_t place, label, tree, after;  // the last one: the next that waits for this step
@@ -166,7 +166,7 @@ template <typename Real> struct Descent {
     heads[step] = waiting.size() - 1;
   }
 
-  // One of `terms`: the first of the largest, or a draw in proportion to the exponentials.
+  // An index of `terms`: the first maximum, or a draw in proportion to the exponentials.
   int64_t chosen(Stream& stream) {
     const int64_t count = terms.size();
     if (count < 2) return 0;
@@ -182,7 +182,7 @@ template <typename Real> struct Descent {
     return std::lower_bound(terms.begin(), terms.end(), terms.back()) - terms.begin();
   }
 
-  // Draws from one to another, each of a stream of its own.
+  // A range of draws, each with its own stream.
   void run(uint64_t seed, int64_t first, int64_t last) {
     const Machine<Real>& m = nodes.m;
     for (int64_t draw = first; draw < last; ++draw) {
@@ -222,7 +222,7 @@ std::vector<Used>* together(const std::vector<std::vector<Used>>& parts) {
   return all;
 }
 
-// (derivation, site, state) of all sites that draws of all items use.
+// (derivation, site, state) of all sites that the draws of all items use.
 template <typename Real>
 std::vector<Used>* descend(const Machine<Real>& m, int64_t draws, uint64_t seed, int threads) {
   const int64_t blocks = m.batch >= threads ? 1 : std::min<int64_t>(draws, threads);
@@ -236,7 +236,7 @@ std::vector<Used>* descend(const Machine<Real>& m, int64_t draws, uint64_t seed,
   return together(parts);
 }
 
-// (derivation, site, state) of the best derivations of all items; how many an item has.
+// (derivation, site, state) of the best derivations of all items, and their number for each item.
 template <typename Real>
 std::vector<Used>* k_best(const Machine<Real>& m, int64_t most, int64_t* there, int threads) {
   std::vector<std::vector<Used>> parts(m.batch);
@@ -252,13 +252,13 @@ std::vector<Used>* k_best(const Machine<Real>& m, int64_t most, int64_t* there, 
 
 template <typename Real> void raise(Real& to, Real value) { to = std::max(to, value); }
 
-// What an entry's derivations have besides its own value.
+// The score of the best derivation through an entry, less the entry's value.
 template <typename Real> Real besides(Real above, Real own) {
   return above > kNever<Real> ? above - own : above;
 }
 
 template <typename Real>
-APART void link_best(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last, Real* above,
+NOINLINE void link_best(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last, Real* above,
                      Room<Real>& room) {
   const Link<Real> link(m, step);
   const int64_t columns = m.labels(step[1]), depth = link.depth;
@@ -301,7 +301,7 @@ APART void link_best(const Machine<Real>& m, const int64_t* step, int64_t first,
 }
 
 template <typename Real>
-APART void total_best(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last, Real* above,
+NOINLINE void total_best(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last, Real* above,
                       Room<Real>& room) {
   const int64_t labels = m.labels(step[1]), places = m.places(step[1]);
   room.terms.resize(std::max<int64_t>(1, step[4] * labels));
@@ -326,7 +326,7 @@ APART void total_best(const Machine<Real>& m, const int64_t* step, int64_t first
     }
 }
 
-// What the best derivation through each entry is worth; -inf: there is none.
+// The score of the best derivation through each entry; -inf: none.
 template <typename Real>
 void run_best(const Machine<Real>& m, int64_t first, int64_t last, Real* above, Real* sites) {
   Room<Real> room;

@@ -1,5 +1,5 @@
-// The k best derivations, found when they are asked for (Huang and Chiang 2005, algorithm 3): of
-// tapes, and of chains, whose scores of prefixes say what every step is made of.
+// The k best derivations by lazy lists (Huang and Chiang 2005, algorithm 3), of tapes and of chains
+// with given scores of prefixes.
 
 #pragma once
 
@@ -15,7 +15,7 @@ namespace {
 typedef std::array<int64_t, 3> Used;  // derivation, site, state
 
 // The best derivations of every node of one item. A node has a step, a place and a label; `Graph`
-// says how many nodes each step has, what they are made of, and which sites leaves stand for.
+// gives the number of nodes of each step, their parts, and the sites of leaves.
 template <typename Real, typename Graph> struct Lists {
   struct Derivation {
     Real score;
@@ -43,7 +43,7 @@ template <typename Real, typename Graph> struct Lists {
     known.assign(starts.back(), -1);
   }
 
-  // For heaps: whether a derivation comes later than another in a list.
+  // Heap order: whether a derivation comes later than another in a list.
   auto later() const {
     return [this](const Derivation& one, const Derivation& other) {
       if (one.score != other.score) return one.score < other.score;
@@ -94,7 +94,7 @@ template <typename Real, typename Graph> struct Lists {
     return [this](const Derivation& one, const Derivation& other) { return later()(other, one); };
   }
 
-  // Where `parts` says how many parts a derivation that was done has, and then the list of each.
+  // Offsets in `parts`: the number of parts of a finished derivation, then the list of each.
   int32_t parts_of(List& list, size_t rank) {
     while (list.parts.size() <= rank) {
       const int32_t start = parts.size(), way = list.done[list.parts.size()].way;
@@ -107,7 +107,7 @@ template <typename Real, typename Graph> struct Lists {
     return list.parts[rank];
   }
 
-  // Finds a node's derivation of that rank, if there are so many.
+  // Finds a node's derivation of that rank, if it exists.
   bool find(int32_t own, size_t rank) {
     waiting.assign(1, {own, int32_t(rank)});
     while (!waiting.empty()) {
@@ -116,8 +116,8 @@ template <typename Real, typename Graph> struct Lists {
       if (list.ended || int32_t(list.done.size()) > wanted) {
         waiting.pop_back();
       } else if (list.follows) {
-        // Those that differ from the last in the next rank of one part: of one at or after the
-        // last that was raised, so that none is reached twice.
+        // Successors raise the rank of one part, at or after the last one raised, so that none is
+        // reached twice.
         const Derivation last = list.done.back();
         const int32_t start = parts_of(list, list.done.size() - 1), count = parts[start];
         if (list.raised == count) {
@@ -159,7 +159,7 @@ template <typename Real, typename Graph> struct Lists {
     return lists[own].done.size() > rank;
   }
 
-  // The sites that a derivation uses, which was found.
+  // The sites that a found derivation uses.
   void use(int32_t own, int32_t rank, int64_t tree, std::vector<Used>& used) {
     std::vector<Asked> open{{own, rank}};
     while (!open.empty()) {
@@ -176,7 +176,7 @@ template <typename Real, typename Graph> struct Lists {
     }
   }
 
-  // Those of one node, as many as there are, up to the most; derivation `tree + rank * stride`.
+  // The derivations of one node, up to the most; numbered `tree + rank * stride`.
   int64_t use_best(int64_t step, int64_t tree, int64_t stride, std::vector<Used>& used) {
     const int32_t goal = list_of(step, 0, 0);
     size_t rank = 0;
@@ -185,7 +185,7 @@ template <typename Real, typename Graph> struct Lists {
   }
 };
 
-// A chain of one transition: node (t, 0, j) is state j at step t, the one after them the whole.
+// A chain with one transition: node (t, 0, j) is state j at step t; the node after them is the whole.
 template <typename Real> struct Steps {
   const Real *messages, *turned;  // (T, N) the best prefixes, up to a constant for each step; [to, from]
   int64_t states, length;
@@ -207,8 +207,7 @@ template <typename Real> struct Steps {
   }
 };
 
-// The states of the k best sequences, (k, batch, steps); -1 beyond a length and where there are
-// fewer.
+// The states of the k best sequences, (k, batch, steps); -1 beyond a length, and where there are fewer.
 template <typename Real>
 void best_sequences(const Real* messages, const Real* turned, const int64_t* lengths, int64_t* found,
                     int64_t batch, int64_t steps, int64_t states, int64_t k, int threads) {

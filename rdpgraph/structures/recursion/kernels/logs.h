@@ -1,5 +1,4 @@
-// Exponentials and logarithms of whole vectors, to about an ulp; the polynomials of logarithms are
-// those of fdlibm.
+// Vector exponentials and logarithms, to about an ulp; logarithms by the polynomials of fdlibm.
 
 #pragma once
 
@@ -106,7 +105,7 @@ void exps(Real* result, const Real* logs, Real peak, int64_t count) {
   }
 }
 
-// result = log(sums) + peak, + peaks if there are some.
+// result = log(sums) + peak, + peaks if given.
 template <typename Real>
 void logs(Real* result, const Real* sums, const Real* peaks, Real peak, int64_t count) {
   for (int64_t k = 0; k < count; k += lanes<Real>()) {

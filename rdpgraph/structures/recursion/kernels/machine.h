@@ -1,5 +1,5 @@
 // Runs a lowered tape: log-sums or maxima of its values upwards, and the gradient of the sums
-// downwards. Items of a batch are independent of each other; threads share them out.
+// downwards. Threads divide the items of a batch, which are independent.
 
 #pragma once
 
@@ -9,19 +9,19 @@ namespace {
 
 enum Kind : int64_t { kSites, kGiven, kTotal, kLinked, kSummed, kPairs, kRules, kBeside, kPicked, kApart, kNone };
 
-// Of functions that are large beside a call: copies of them doubled the time of the build.
-#define APART __attribute__((noinline))
+// Large functions are not inlined, which would double the build time.
+#define NOINLINE __attribute__((noinline))
 
 constexpr int64_t kFields = 12;   // numbers of one step
 constexpr int64_t kPart = 6;      // numbers of one factor of a product
 constexpr int64_t kTable = 8;     // numbers of one tensor
 constexpr int64_t kBlock = 64;    // rows of a link that are worked on together
 
-// A program, and what it is run on.
+// A program and its inputs.
 template <typename Real> struct Machine {
   const int64_t* values;      // (n, 3): numbers of one item before it, places, labels
   const int64_t* steps;       // (n, kFields)
-  const int32_t* index;       // what steps point to
+  const int32_t* index;       // lists that steps point to
   const int64_t* tables;      // (slots, kTable): address, items, their stride, rows, their stride,
                               // columns, their stride, room of one item
   Real* arena;                // all values
@@ -40,11 +40,11 @@ template <typename Real> struct Machine {
     return reinterpret_cast<const T*>(table(slot)[0]);
   }
 
-  // The step and the place of a factor's entry; null: none.
+  // The step and place of a factor's entry; null: none.
   const int32_t* found(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
     const int64_t many = part[2], wide = part[3];
     int64_t number = (many > 1 ? way : 0) * wide + (wide > 1 ? place : 0);
-    if (part[5] >= 0) {  // places in a pool, given when it is run
+    if (part[5] >= 0) {  // places in a pool, given at run time
       const int64_t* given = table(part[5]);
       const int64_t* places = reinterpret_cast<const int64_t*>(given[0]);
       number = places[(given[1] > 1 ? item * given[2] : 0) + number];
@@ -54,7 +54,7 @@ template <typename Real> struct Machine {
     return own[0] < 0 ? nullptr : own;
   }
 
-  // Where a factor's entry lies in the arena; below 0: none.
+  // The offset of a factor's entry in the arena; below 0: none.
   int64_t entry(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
     const int32_t* own = found(part, way, item, place);
     return own ? at(own[0], item, own[1]) : -1;
@@ -74,13 +74,13 @@ template <typename Real> Real largest(const Real* __restrict values, int64_t cou
 
 template <typename Real> Real finite(Real value) { return value > kNever<Real> ? value : 0; }
 
-// Below this a scaled sum of so many terms is summed again, exactly.
+// The limit below which a scaled sum of so many terms is summed again, in logs.
 template <typename Real> Real faint(int64_t terms) {
   typedef std::numeric_limits<Real> Limits;
   return Limits::min() / Limits::epsilon() * Real(terms);
 }
 
-// The log-sum of some terms, which become their exponentials relative to the largest.
+// The log-sum of terms, which are overwritten by their exponentials relative to the largest.
 template <typename Real> Real log_sum(Real* terms, int64_t count) {
   const Real top = largest(terms, count);
   if (!(top > kNever<Real>)) return kNever<Real>;
@@ -93,7 +93,8 @@ template <typename Real> Real log_sum(Real* terms, int64_t count) {
 
 // ---- tables ------------------------------------------------------------------------------------
 
-// Of one item: the columns' peaks, and the scaled table in panels, forwards and (for gradients) back.
+// One item's table: the columns' peaks, and the scaled table in panels, forwards and (for gradients)
+// backwards.
 template <typename Real> struct Prepared {
   Real *peaks, *ahead, *back;
   const Real* logs;
@@ -112,14 +113,14 @@ Prepared<Real> prepared(const Machine<Real>& machine, int64_t slot, int64_t item
   return {room, room + columns, room + columns + ahead, logs, rows, columns, table[4], table[6]};
 }
 
-// Whether there are no numbers among some log-values.
+// Whether there is a NaN among log-values.
 template <typename Real> bool unsound(const Real* values, int64_t count) {
   bool bad = false;
   for (int64_t k = 0; k < count; ++k) bad |= values[k] != values[k];
   return bad;
 }
 
-// Gives whether a log-value is not a number.
+// Prepares a table; returns whether it has a NaN.
 template <typename Real> bool prepare(const Prepared<Real>& t, bool best, bool back) {
   const int64_t wide = width<Real>();
   if (!back) {
@@ -146,7 +147,7 @@ template <typename Real> bool prepare(const Prepared<Real>& t, bool best, bool b
       }
     return bad;
   }
-  // The transpose, of what was prepared before.
+  // The transpose of the prepared table.
   for (int64_t p = 0; p < panels_of(t.rows, wide); ++p)
     for (int64_t j = 0; j < t.columns; ++j) {
       const int64_t first = p * wide, count = std::min(wide, t.rows - first);
@@ -158,7 +159,7 @@ template <typename Real> bool prepare(const Prepared<Real>& t, bool best, bool b
   return false;
 }
 
-// Maxima in place of sums: rows by one panel.
+// Rows by one panel, with maxima for sums.
 template <typename Real, int rows>
 void maximise(const Real* left, int64_t stride, const Real* panel, int64_t depth, Real* result) {
   Lane<Real> sums[rows][2];
@@ -177,7 +178,7 @@ void maximise(const Real* left, int64_t stride, const Real* panel, int64_t depth
   std::memcpy(result, sums, sizeof(sums));
 }
 
-// (rows, panels * width) of rows (rows, depth) by all panels.
+// (rows, panels * width): rows (rows, depth) by all panels.
 template <typename Real>
 void by_panels(const Real* left, int64_t rows, int64_t depth, const Real* panels, int64_t columns,
                Real* result, bool best) {
@@ -199,7 +200,7 @@ void by_panels(const Real* left, int64_t rows, int64_t depth, const Real* panels
 
 // ---- links -------------------------------------------------------------------------------------
 
-// The parts of a step that links a value, or the pairs of labels of two parts, by a table.
+// A step that links a value, or the pairs of labels of two parts, by a table.
 template <typename Real> struct Link {
   const Machine<Real>& m;
   const int64_t* step;
@@ -227,8 +228,8 @@ template <typename Real> struct Link {
     return m.at(inner, item, m.places(inner) > 1 ? place : 0);
   }
 
-  // exp(row - top), top; of pairs their sums over splits, relative to the largest of all.
-  APART Real scaled(int64_t item, int64_t place, Real* row, Room<Real>& room) const {
+  // exp(row - top) and top; for pairs the sums over splits, relative to the largest of all.
+  NOINLINE Real scaled(int64_t item, int64_t place, Real* row, Room<Real>& room) const {
     if (!rules) {
       const Real* x = m.arena + source(item, place);
       const Real top = finite(largest(x, depth));
@@ -249,8 +250,8 @@ template <typename Real> struct Link {
     return top;
   }
 
-  // exp(left - ...), exp(right - ...) of every split; the share of a split is in its left part.
-  APART Real scaled_parts(int64_t item, int64_t place, Room<Real>& room) const {
+  // exp(left - ...), exp(right - ...) of every split, whose weight is in its left part.
+  NOINLINE Real scaled_parts(int64_t item, int64_t place, Room<Real>& room) const {
     room.left.resize(splits * firsts);
     room.right.resize(splits * seconds);
     room.tops.resize(splits);
@@ -284,8 +285,8 @@ template <typename Real> struct Link {
     }
   }
 
-  // The row in logs: of pairs the exact log-sums, or maxima, over splits.
-  APART const Real* in_logs(int64_t item, int64_t place, Room<Real>& room) const {
+  // The row in logs; for pairs the exact log-sums, or maxima, over splits.
+  NOINLINE const Real* in_logs(int64_t item, int64_t place, Room<Real>& room) const {
     if (!rules) return m.arena + source(item, place);
     room.logs.assign(depth, kNever<Real>);
     Real* tops = room.logs.data();
@@ -321,7 +322,7 @@ Real exact_entry(const Prepared<Real>& t, const Real* row, int64_t column, std::
 }
 
 template <typename Real>
-APART void link_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
+NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
              Room<Real>& room) {
   const Link<Real> link(m, step);
   const int64_t *table = m.table(step[3]), columns = table[5], labels = m.labels(link.out);
@@ -364,9 +365,9 @@ APART void link_up(const Machine<Real>& m, const int64_t* step, int64_t first, i
   }
 }
 
-// The gradient of links, and the rows whose products are that of the table.
+// The gradient of links, and the rows whose products are the table's gradient.
 template <typename Real>
-APART void link_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
+NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
                Real* grads, Real* befores, Real* afters, Real* const* extras, Room<Real>& room) {
   const Link<Real> link(m, step);
   const int64_t *table = m.table(step[3]), columns = table[5], depth = link.depth;
@@ -396,7 +397,7 @@ APART void link_down(const Machine<Real>& m, const int64_t* step, int64_t first,
         std::vector<Real> shares(depth);
         for (int64_t j = 0; j < columns; ++j) {
           if (!(grad[j] != 0 && out[j] > kNever<Real> && h[j] - top < low)) continue;
-          h[j] = std::numeric_limits<Real>::infinity();  // its share is said here
+          h[j] = std::numeric_limits<Real>::infinity();  // passed on here
           for (int64_t i = 0; i < depth; ++i)
             shares[i] = grad[j] * std::exp(row[i] + t.logs[i * t.row + j * t.column] - out[j]);
           exact_down(m, link, item, place, shares.data(), row, grads);
@@ -410,7 +411,7 @@ APART void link_down(const Machine<Real>& m, const int64_t* step, int64_t first,
       for (int64_t j = 0; j < columns; j += lanes<Real>()) {
         const int64_t left = columns - j;
         const Lane<Real> o = load(h + j, left), g = load(grad + j, left);
-        // Nothing is possible where o is -inf, and +inf was said.
+        // o is -inf where nothing is possible, and +inf where it was passed on above.
         const Lane<Real> e = exp_of<Real>(top - o) * g;
         const Lane<Real> most = all<Real>(std::numeric_limits<Real>::max());
         store(h + j, (o < -most) | (o > most) | (g == Lane<Real>{}) ? Lane<Real>{} : e, left);
@@ -451,9 +452,9 @@ APART void link_down(const Machine<Real>& m, const int64_t* step, int64_t first,
   }
 }
 
-// Shares of a row's entries, given on to what it is made of.
+// Passes the gradient of a row's entries on to their parts.
 template <typename Real>
-APART void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t item, int64_t place,
+NOINLINE void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t item, int64_t place,
                 const Real* shares, const Real* row, Real* grads) {
   if (!link.rules) {
     Real* to = grads + link.source(item, place);
@@ -476,9 +477,9 @@ APART void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t it
 
 // ---- sums of alternatives ----------------------------------------------------------------------
 
-// (ways, labels) the log-values of all alternatives of an entry.
+// (ways, labels) log-values of all alternatives of an entry.
 template <typename Real>
-APART int64_t alternatives(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place,
+NOINLINE int64_t alternatives(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place,
                      int64_t labels, std::vector<Real>& terms) {
   const int32_t* way = m.index + step[2];
   int64_t row = 0;
@@ -506,7 +507,7 @@ APART int64_t alternatives(const Machine<Real>& m, const int64_t* step, int64_t 
 }
 
 template <typename Real>
-APART void total_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
+NOINLINE void total_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
               Room<Real>& room) {
   const int64_t labels = m.labels(step[1]), places = m.places(step[1]), ways = step[4];
   room.terms.resize(std::max<int64_t>(1, ways * labels));
@@ -543,7 +544,7 @@ APART void total_up(const Machine<Real>& m, const int64_t* step, int64_t first, 
 }
 
 template <typename Real>
-APART void total_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
+NOINLINE void total_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
                 Real* grads, Room<Real>& room) {
   const int64_t labels = m.labels(step[1]), places = m.places(step[1]), ways = step[4];
   room.terms.resize(std::max<int64_t>(1, ways * labels));
@@ -598,7 +599,7 @@ APART void total_down(const Machine<Real>& m, const int64_t* step, int64_t first
 
 // ---- all steps ---------------------------------------------------------------------------------
 
-// Steps that move values: their entries, each with the one that it is of.
+// Visits the entries of steps that move values, each with its source.
 template <typename Real, typename Visit>
 void moved(const Machine<Real>& m, const int64_t* step, int64_t item, Visit visit) {
   const int64_t out = step[1], places = m.places(out), labels = m.labels(out), x = step[2];
@@ -621,7 +622,7 @@ void moved(const Machine<Real>& m, const int64_t* step, int64_t item, Visit visi
   }
 }
 
-// An item whose leaves or tables hold what is not a number has such a goal, too.
+// Items with a NaN in leaves or tables get a goal of NaN.
 template <typename Real>
 void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uint8_t>& bad) {
   Room<Real> room;
@@ -748,7 +749,7 @@ void by_items(int64_t batch, int threads, Run run) {
   }
 }
 
-// Prepares all tables; gives the items that have one with what is not a number.
+// Prepares all tables; marks the items with a NaN in one.
 template <typename Real>
 std::vector<uint8_t> prepare_all(const Machine<Real>& m, int64_t slots, bool back) {
   std::vector<uint8_t> bad(m.batch, 0);

@@ -1,6 +1,6 @@
 // Matrices in panels of two vectors' width, read in order; a block of up to eight rows by one panel
-// is worked on in registers. Threads share out the rows where there are many, and the panels, with
-// a barrier at each step, where there are few.
+// is multiplied in registers. Threads divide the rows if there are many, else the panels, with a
+// barrier at each step.
 
 #pragma once
 
@@ -17,8 +17,8 @@
 
 namespace {
 
-// Bytes of a register, and as many rows as leave all sums of a block in registers. A vector that is
-// wider than a register is worked on in memory, ten times more slowly.
+// Bytes of a register, and the rows for which all sums of a block stay in registers. Vectors wider
+// than a register are spilled to memory, ten times more slowly.
 #if defined(__AVX512F__)
 constexpr int64_t kBytes = 64, kRows = 8;
 #elif defined(__AVX__)
@@ -72,7 +72,7 @@ void pack(const Real* __restrict matrix, Real* __restrict packed, int64_t states
   }
 }
 
-// A step for one to eight rows, of which it is told at compile time.
+// Calls a step with a number of rows from one to eight that is known at compile time.
 template <typename Step> void by_rows(int64_t rows, Step step) {
   switch (rows) {
     case 1: return step(std::integral_constant<int, 1>());
@@ -120,7 +120,7 @@ struct Share {
   bool together;  // whether other threads have other panels of the same rows
 };
 
-// The part of one of `team` threads.
+// The range of one of `team` threads.
 Share share_of(int64_t batch, int64_t panels, int64_t thread, int64_t team) {
   if (team == 1 || batch >= kRows * team || panels < team) {
     const int64_t blocks = (batch + kRows - 1) / kRows;

@@ -1,5 +1,5 @@
-// Sums over errors that explain syndromes, swept over the parities of open checks: exactly, a shot in
-// each lane of a vector, or over kept states, a shot after another.
+// Sums over errors that explain syndromes, by sweeps over the parities of open checks: exactly, with a
+// shot in each vector lane, or over kept states, one shot after another.
 
 #pragma once
 
@@ -13,8 +13,8 @@ using Shots = typename Vector<double>::type;
 constexpr int64_t kShots = lanes<double>();
 constexpr double kFaint = 1e-30;  // a total below which masses are scaled up
 
-// steps: (count, 3), as of `Program`. weights: (items or 1, columns, 2). syndrome: (items, checks) of
-// 0, 1, and -1 where it is not known.
+// steps: (count, 3), as in `Program`. weights: (items or 1, columns, 2). syndrome: (items, checks) of
+// 0, 1, and -1 where unknown.
 struct Parity {
   const int64_t* steps;
   int64_t count;
@@ -54,7 +54,7 @@ struct Sweep {
     return a;
   }
 
-  // One step; what it multiplied the masses by.
+  // One step; returns the factor that it multiplied the masses by.
   Shots step(const int64_t* s) {
     Shots factor = Shots{} + 1.0;
     if (s[0] == 0) {
@@ -98,7 +98,7 @@ struct Sweep {
     return factor;
   }
 
-  // The logarithms of what a sweep ends with, (final) for each item.
+  // The logarithms of a sweep's final masses, (final) for each item.
   void sums(double* out, int64_t final) {
     Shots logs{};
     for (int64_t t = 0; t < p.count; ++t) {
@@ -112,8 +112,8 @@ struct Sweep {
         out[(first + l) * final + i] = std::log(now[i][l]) + logs[l];
   }
 
-  // Visits all steps from the last to the first, with the masses before each. Those at the first
-  // step of a segment are kept, and those within it computed again.
+  // Visits all steps from the last to the first, with the masses before each: stored at the first
+  // step of a segment, recomputed within it.
   template <typename Start, typename Visit> void backwards(Start start, Visit visit) {
     const int64_t span = std::max<int64_t>(1, std::sqrt(double(p.count)));
     std::vector<std::vector<Shots>> starts, before(span);
@@ -223,8 +223,8 @@ struct Sweep {
 
 template <int N> using Key = std::array<uint64_t, N>;
 
-// The states of largest rank: mass times `cost` for each event that is still to be explained. With a
-// seed the others are sampled, in proportion to their rank, and weighted by one over the chance.
+// The states of largest rank: mass times `cost` for each event still to be explained. With a seed the
+// others are sampled in proportion to their rank, and weighted by the inverse probability.
 template <int N> struct Kept {
   const Parity& p;  // steps: kind, slot, number
   const Key<N>* masks;
@@ -398,7 +398,7 @@ void kept_states(const Parity& p, const uint64_t* masks, double* out, int64_t mo
   });
 }
 
-// Groups of shots, shared out among threads.
+// Groups of shots, divided among threads.
 template <typename Run> void by_shots(const Parity& p, int threads, Run run) {
   by_items<double>((p.batch + kShots - 1) / kShots, threads, [&](int64_t a, int64_t b) {
     for (int64_t group = a; group < b; ++group) {

@@ -1,6 +1,6 @@
 // Sequences of a chain with one transition for all steps: the best ones, and those drawn.
 //
-// Every sum is made in the order in which torch makes it, so that ties are broken alike.
+// Sums are in torch's order, so that ties are broken alike.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace {
 
-// As `multiply`, with maxima for sums and sums for products.
+// `multiply` with maxima for sums and sums for products.
 template <typename Real, int rows>
 __attribute__((noinline)) void reach(const Real* left, int64_t stride,
                                      const Real* __restrict panel, int64_t depth,
@@ -106,9 +106,9 @@ void prefixes(const Real* __restrict unary, const Real* transition,
   }
 }
 
-// States of `count` sequences of each item at the steps from `last` down to `first`, of which those
-// after `last` are known: each the first of the largest m_t(i) + A(i, the next) + noise. The
-// transition is turned, [to, from], the noise (steps, count, batch, states), the last step first.
+// States of `count` sequences of each item at the steps from `last` down to `first`, given those after
+// `last`: the first maximum of m_t(i) + A(i, the next) + noise. The transition is [to, from], the
+// noise (steps, count, batch, states), the last step first.
 template <typename Real>
 void trace(const Real* messages, const Real* turned, const int64_t* lengths, const Real* noise,
            int64_t* found, int64_t count, int64_t batch, int64_t steps, int64_t states,

@@ -1,7 +1,7 @@
 // The scaled recursion of a chain with one transition for all steps, forward and backward.
 //
-// Both sweeps multiply (rows, N) by (N, N) at each step, and the rest of a step is done on a block
-// of the product while it is in reach.
+// Both sweeps multiply (rows, N) by (N, N) at each step, and finish each block of the product while it
+// is in the cache.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-// The least entry of some rows of the matrix that is not a hard zero; 1 if there is none.
+// The least entry of some rows of the matrix other than hard zeros; 1 if there is none.
 template <typename Real>
 Real least(const Real* __restrict transition, const Real* __restrict matrix, int64_t count) {
   Real lowest = 1;
@@ -21,7 +21,7 @@ Real least(const Real* __restrict transition, const Real* __restrict matrix, int
   return lowest;
 }
 
-// Potentials less their peaks, those of a step and the transition, which are added up in `offset`.
+// Potentials less their peaks, by step and for the transition, which are summed in `offset`.
 template <typename Real>
 void level(const Real* __restrict unary, const Real* __restrict transition,
            Real* __restrict emission, Real* __restrict matrix, Real* __restrict offset, int64_t batch, int64_t steps,
@@ -37,8 +37,8 @@ void level(const Real* __restrict unary, const Real* __restrict transition,
 }
 
 // alpha_t = alpha_{t-1} P * e_t, normalised. Where floor > 0, states below it are set to zero, or
-// to the floor (upward). `small` is the least positive state of a row, `thin` the least emission
-// that is not a hard zero.
+// to the floor (upward). `small` is the least positive state of a row, `thin` the least emission other
+// than hard zeros.
 template <typename Real>
 void forward(const Real* __restrict unary, const Real* __restrict emission,
              const Real* transition, const Real* matrix, const Real* __restrict offset,
