@@ -258,7 +258,6 @@ class Alignment(Recursion):
         return self.marginals()[..., 1:, 1:, matches].sum(-1)
 
     def recursion(self, tape: Tape) -> Value:
-        """Line by line, each cell from those that the moves start from."""
         grid, moves = (
             _grid(tape.site_shape, tuple(self.moves), tape.device),
             sorted(set(self.moves)),

@@ -97,7 +97,6 @@ class MaskedBitext(ForestMasked):
         return torch.where(self.both[place], ended, 0.0)
 
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
-        """Answer all pairs of words of a leaf, by the corners of its rectangle."""
         some = (weights > 0).nonzero().squeeze(1)
         item, weights, place = item[some], weights[some], place[some]
         i, k, j, m = self.ends[:, place]

@@ -46,7 +46,6 @@ class MixedMasks(LinkMasks):
         return self.pairs.detach().double() - alone.double().clamp(min=LOWEST)
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedMixed":
-        """The bispans and rules that a mask leaves."""
         lead, (p, q) = tuple(required.shape[:-2]), self.questions
         batch, chains = self.items, self.chains(lead)
         lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
@@ -102,7 +101,6 @@ class MaskedMixed(RuleMasked):
         )  # fmt: skip
 
     def configuration(self, rules: Tensor) -> Draw:
-        """Aligned words, and bispans."""
         ones = torch.ones(len(rules), dtype=torch.float64, device=rules.device)
         made = self.forest.whole[rules[self.listed.kind[rules] < PARTIAL]]
         return Draw(self._aligned(rules, ones) > 0.5, self.places[self.number[made]])
@@ -257,15 +255,12 @@ class MixedBitext(Recursion):
         )  # fmt: skip
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        """The centre of a bispan in the grid of both sentences."""
         return middle(site)
 
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
-        """Bispans and their parts."""
         return parts_of(used)
 
     def recursion(self, tape: Tape) -> Value:
-        """By size: every kind of rule, in all its layouts."""
         p, q = tape.site_shape[0] - 1, tape.site_shape[2] - 1
         emission = Emission(
             tape.flat(self.pairs, 2), tape.flat(self.source, 1), tape.flat(self.target, 1)

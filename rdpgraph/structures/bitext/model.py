@@ -242,15 +242,12 @@ class Bitext(Recursion):
         return BitextMasks(self, self.source_lengths, self.target_lengths, *rest)
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        """The centre of a bispan in the grid of both sentences."""
         return middle(site)
 
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
-        """Bispans and their parts."""
         return parts_of(used)
 
     def recursion(self, tape: Tape) -> Value:
-        """By size, from all splits of a bispan."""
         leaf = torch.arange(self.unary.shape[-1], device=tape.device).flip(0) < self.leaves
         leaf, whole = (torch.where(own, 0.0, -torch.inf) for own in (leaf, ~leaf))
         done = list[Value]()

@@ -130,7 +130,6 @@ class LabelMasks(StructureMasks):
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """(T, N), [step, label]."""
         return self.sites[0], self.sites[-1]
 
     @cached_property

@@ -173,11 +173,9 @@ class Chain(Structure):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The dims in front."""
         return tuple(self.unary.shape[:-2])
 
     def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats."""
         given = self._given()
         quick = rank_chains.worthwhile(given)
         solve: Callable[..., Tensor] = (rank_chains if quick else recursion).log_partition
@@ -278,11 +276,6 @@ class Chain(Structure):
         return KBest(states.reshape(shape), scores.reshape(shape[:-1]))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """(count, *batch, T) independent exact draws.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no possible sequence.
-        """
         drawn = sampling.draw(*self._given(), checked_count(count, self.states_shape), generator)
         require_path(drawn[:1], self._flat_lengths(), "samples", self.batch_shape)
         return drawn.reshape([count, *self.unary.shape[:-1]])

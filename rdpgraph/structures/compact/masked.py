@@ -27,7 +27,6 @@ class LinkMasks(StructureMasks):
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """(p, q), [source word, target word]."""
         _, rows, _, columns, _ = self.sites
         return rows - 1, columns - 1
 
@@ -136,7 +135,6 @@ class ForestMasked(Masked):
         return torch.where(self.empty, 0.0, log_z).reshape(self.lead)
 
     def expected(self) -> Expected:
-        """Averages from the inside-outside sums of the forest."""
         forest, shares = self.forest, self.inside.expected()
         joined = shares.places - shares.ended
         score = weighted(shares.ended, forest.ends) + weighted(joined, forest.joined)

@@ -132,7 +132,6 @@ class Dependencies(Structure):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The dims in front."""
         return tuple(self.unary.shape[:-2])
 
     def k_best(self, k: int) -> KBestDependencies:
@@ -294,7 +293,6 @@ class Dependencies(Structure):
         return structure_graph(self, unary)
 
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
-        """Heads and their dependents; words under the root have none."""
         return [((head - 1,), word) for word, head in used.items() if head]
 
     @classmethod
@@ -316,7 +314,6 @@ class Dependencies(Structure):
         return values if self.lengths is None else held(values, self.lengths, best=best)
 
     def work(self) -> float:
-        """The number of terms of log Z."""
         return math.prod(self.batch_shape) * float(self.unary.shape[-1]) ** 3
 
     def _parts(self) -> tuple[Tensor, Tensor]:

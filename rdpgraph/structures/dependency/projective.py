@@ -33,7 +33,6 @@ class ProjectiveDependencies(  # pyright: ignore[reportIncompatibleMethodOverrid
     """
 
     def recursion(self, tape: Tape) -> Value:
-        """Spans in order of width, from all splits."""
         words, device = tape.site_shape[0], tape.device
         if not words:
             return tape.one

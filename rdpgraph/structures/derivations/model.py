@@ -113,7 +113,6 @@ class Derivations(Recursion):
             )
 
     def recursion(self, tape: Tape) -> Value:
-        """Level by level; on the tape the hyperedges are the states of one site."""
         ways, rows = tape.apart(tape.sites[()]), self._graph.rows
         return self._graph.whole(tape, [View((ways,), row.edges) for row in rows], rows)
 
@@ -149,12 +148,10 @@ class Derivations(Recursion):
         return same & (uses >= 0).all(-1)
 
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
-        """Hyperedges and those that derive their tails."""
         tails, heads = self.tails.tolist(), self.heads.tolist()
         return [(one, other) for one in used for other in used if heads[other[0]] in tails[one[0]]]
 
     def uses(self, states: Tensor) -> Tensor:
-        """The configurations themselves, which count uses."""
         return states
 
     def listed(self) -> Tensor:
@@ -280,7 +277,6 @@ class Derivations(Recursion):
         return other
 
     def work(self) -> float:
-        """The number of terms of log Z."""
         return float(math.prod(self.batch_shape) * self.tails.numel())
 
     @current_property("heads", "tails")
@@ -314,11 +310,9 @@ class NodeDerivations(Recursion):
 
     @property
     def name(self) -> str:
-        """The name of the structure, for error messages."""
         return "Derivations"
 
     def recursion(self, tape: Tape) -> Value:
-        """Level by level, each state of a node as a way to derive it."""
         states = self.states.expand(*tape.lead, *self.states.shape[-2:])
         states, kept = states.reshape(tape.batch, *states.shape[-2:]), tape.sites.states
         if kept is not None:

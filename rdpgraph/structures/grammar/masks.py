@@ -140,7 +140,6 @@ class HypertreeMasks(StructureMasks):
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """(T, T), [first, last]."""
         return self.sites[:2]
 
     @cached_property
@@ -185,7 +184,6 @@ class HypertreeMasks(StructureMasks):
         return Binary.of([table.to(model.unary.device)])
 
     def masked(self, required: Tensor, forbidden: Tensor) -> Masked:
-        """The hypertree on the kept spans."""
         model, lead = self.model, tuple(required.shape[:-2])
         total, _, states = self.sites
         batch, chains = self.items, self.chains(lead)
@@ -233,7 +231,6 @@ class MaskedHypertree(ForestMasked):
         return used
 
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
-        """Answers are the spans themselves."""
         answers = weights.new_zeros(len(self.empty), self.words, self.words)
         first, last = self.ends[:, place]
         answers.index_put_((item, first, last), weights, accumulate=True)

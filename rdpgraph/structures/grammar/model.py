@@ -280,8 +280,7 @@ class Hypertree(HypertreeFields):
     def factor_graph(self) -> FactorGraph:
         """Spans as variables, with a factor each, and one factor over all: that they form a tree.
 
-        The last state of a span, N, is for no constituent; the rules and the root's potentials are
-        part of the factor over all. T^2 variables, including spans that no tree has.
+        The last state of a span, N, is for no constituent. T^2 variables, of all spans.
         """
         unary = torch.cat([self.unary, torch.zeros_like(self.unary[..., :1])], -1)
         real = self._real.unsqueeze(-1)

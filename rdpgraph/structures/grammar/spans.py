@@ -106,12 +106,10 @@ class HypertreeFields(Recursion):
         settle_lengths(self, lengths=self.unary.shape[-2])
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        """The position of a span: words on a line, wider spans above their middle."""
         first, last = site
         return ((first + last) / 2, float(last - first)) if first <= last else None
 
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
-        """Constituents and their parts."""
         return parts_of(used)
 
     def potentials(self, unary: Tensor) -> Tensor:
@@ -124,7 +122,6 @@ class HypertreeFields(Recursion):
         return torch.where(word == single, unary, -torch.inf)
 
     def recursion(self, tape: Tape) -> Value:
-        """Spans in order of width, from all splits."""
         words, device, states = tape.site_shape[0], tape.device, self.unary.shape[-1]
         lengths = tape.lengths(self.lengths, words).unsqueeze(1)
         listed = isinstance(self.rules, NoRules | SparseRules)

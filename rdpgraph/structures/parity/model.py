@@ -186,7 +186,6 @@ class ParityModel(Structure):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The dims in front."""
         return tuple(self.unary.shape[:-2])
 
     def condition(self, syndrome: ArrayLike) -> Self:

@@ -83,7 +83,6 @@ class Recursion(Structure):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The dims before the sites."""
         return tuple(self.unary.shape[: self.unary.ndim - self._dims - 1])
 
     @property
@@ -323,7 +322,6 @@ class Recursion(Structure):
         return mean_values(tape, landmarks, generator).to(self.unary)
 
     def work(self) -> float:
-        """The number of terms of log Z."""
         return self._sum_tape().work
 
 
@@ -352,7 +350,6 @@ class KeptStates(Recursion):
 
     @property
     def name(self) -> str:
-        """The name of the original structure, for error messages."""
         return self.original.name
 
     @property

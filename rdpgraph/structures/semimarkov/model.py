@@ -283,7 +283,6 @@ class SemiMarkov(Recursion):
         return graph_of(self.unary, transition, self._positions()[1].reshape(self.batch_shape))
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        """The position of a segment: above its middle, longer ones higher."""
         last, age = site
         return (last - age / 2, float(age)) if age <= last else None
 

@@ -41,7 +41,7 @@ SIZES = [(1, 1, 1), (3, 5, 2), (8, 4, 16), (9, 3, 33), (17, 6, 31), (2, 7, 65), 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sweeps_agree(size, dtype, threads, monkeypatch):
-    monkeypatch.setattr(native, "_threads", lambda work: threads)
+    monkeypatch.setattr(library, "threads", lambda work, most=None: threads)
     case = factors(*size, dtype)
     compiled = native.forward(case, floor=0.0, upward=False)
     plain = sweeps.forward(case)
@@ -109,7 +109,7 @@ def levelled(scores, inside):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("whole", [False, True])
 def test_best_sequences_are_the_same(size, dtype, threads, whole, monkeypatch):
-    monkeypatch.setattr(native, "_threads", lambda work: threads)
+    monkeypatch.setattr(library, "threads", lambda work, most=None: threads)
     parts = parts_of(size, dtype, whole=whole)
     inside = (torch.arange(size[1]) < parts[2].unsqueeze(1)).unsqueeze(2)
     expected = by_torch(monkeypatch, lambda: decode.prefixes(*parts))
@@ -125,7 +125,7 @@ def test_best_sequences_are_the_same(size, dtype, threads, whole, monkeypatch):
 @pytest.mark.parametrize("size", [*SIZES[:-1], (4, 9, 3)])
 @pytest.mark.parametrize("k", [1, 2, 5, 40])
 def test_k_best_agree(size, k, threads, monkeypatch):
-    monkeypatch.setattr(native, "_threads", lambda work: threads)
+    monkeypatch.setattr(library, "threads", lambda work, most=None: threads)
     parts = parts_of(size, torch.float64)
     expected = by_torch(monkeypatch, lambda: decode.k_best(*parts, k))
     states, scores = decode.k_best(*parts, k)
