@@ -77,9 +77,9 @@ def learn_rates(
     for at, (checks, _) in enumerate(parities.columns):
         groups.setdefault(checks if tied is None else tied[at], []).append(at)
     if tied is None:
-        merged = parities.merged(observables=False)
-        weights = sweeps.linear(model.unary.detach().unsqueeze(0), merged.rounds)[0][0].log()
-        parities, odds = merged.parities, weights[:, 1] - weights[:, 0]
+        parities, rounds = parities.merged(observables=False)
+        weights = sweeps.linear(model.unary.detach().unsqueeze(0), rounds)[0][0].log()
+        odds = weights[:, 1] - weights[:, 0]
     label = torch.zeros(len(parities.columns), dtype=torch.long)
     if tied is None:
         label = torch.arange(len(groups))

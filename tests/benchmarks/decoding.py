@@ -43,10 +43,10 @@ def peers(code: Any, model: rg.ParityModel) -> Iterator[tuple[str, Callable[[Any
                 :, 0
             ],
         )
-    merged = model.checks.merged(observables=True)
-    rates = sweeps.linear(model.unary.unsqueeze(0), merged.rounds)[0][0]
+    parities, rounds = model.checks.merged(observables=True)
+    rates = sweeps.linear(model.unary.unsqueeze(0), rounds)[0][0]
     chance = (rates[:, 1] / rates.sum(1)).tolist()
-    matrix, seen = (part.numpy().astype(np.uint8) for part in merged.parities.matrices)
+    matrix, seen = (part.numpy().astype(np.uint8) for part in parities.matrices)
     sparse = importlib.import_module("scipy.sparse").csr_matrix(matrix)
     osd = importlib.import_module("ldpc.bposd_decoder").BpOsdDecoder(
         sparse, error_channel=chance, max_iter=30, bp_method="minimum_sum",

@@ -148,7 +148,7 @@ def test_equal_errors_are_one_and_undetectable_ones_are_named():
         [[1, 1, 1, 0]], [0.1, 0.2, 0.3, 0.4], observables=[[1, 1, 0, 1]]
     )
     assert model.cost().undetectable == (3,)
-    merged = model.checks.merged(observables=False).parities
+    merged, _ = model.checks.merged(observables=False)
     assert sorted(merged.columns) == [((), ()), ((0,), ())]
     odd = 0.1 * 0.8 + 0.2 * 0.9
     odd = odd * 0.7 + 0.3 * (1 - odd)

@@ -1,7 +1,7 @@
 """Bitexts: distributions over the trees that two sentences share, and their grammar."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -80,52 +80,39 @@ def grammar_rules(
     return DenseRules(tables[0] + straight), DenseRules(tables[1] + inverted)
 
 
-@dataclass(frozen=True, eq=False)
-class Splits:
-    """Bispans in order of size, and their splits into smaller ones."""
+def _by_size(stand: Tensor, allowed: Tensor | None) -> Iterator[tuple[Cells, Parts, Parts]]:
+    """Bispans of each size, (places,) four times, with their straight and inverted splits.
 
-    # (p + 1, p + 1, q + 1, q + 1) the index of each bispan [i, k, j, l] among those done so far;
-    # -1: none.
-    stand: Tensor
-
-    @classmethod
-    def of(cls, shape: Sequence[int], device: torch.device) -> "Splits":
-        """Start with no bispan done."""
-        return cls(torch.full(tuple(shape), -1, device=device))
-
-    def by_size(self, allowed: Tensor | None) -> Iterator[tuple[Cells, Parts, Parts]]:
-        """Bispans of each size, (places,) four times, with their straight and inverted splits.
-
-        A split is the indices of its two parts, (splits, places) each; splits without an allowed
-        part are left out.
-        """
-        p, q = self.stand.shape[0] - 1, self.stand.shape[2] - 1
-        device, count = self.stand.device, 0
-        for w, h in sorted(((w, h) for w in range(p + 1) for h in range(q + 1)), key=sum)[1:]:
-            i, j = _grid(p + 1 - w, q + 1 - h, device)
-            if allowed is not None:
-                here = allowed.to(device)[i, i + w, j, j + h]
-                i, j = i[here], j[here]
-            if not len(i):
-                continue
-            k, last = i + w, j + h
-            a, b = (part.unsqueeze(1) for part in _grid(w + 1, h + 1, device))
-            proper = ((a + b > 0) & (a + b < w + h)).squeeze(1)
-            inner = ((a > 0) & (a < w) & (b > 0) & (b < h)).squeeze(1)
-            s, t = a[proper], b[proper]
-            straight = self.stand[i, i + s, j, j + t], self.stand[i + s, k, j + t, last]
-            s, t = a[inner], b[inner]
-            inverted = self.stand[i, i + s, last - t, last], self.stand[i + s, k, j, last - t]
-            yield (i, k, j, last), _possible(*straight), _possible(*inverted)
-            self.stand[i, k, j, last] = torch.arange(count, count + len(i), device=device)
-            count += len(i)
+    A split is the indices of its two parts, (splits, places) each, among the bispans so far, in
+    ``stand`` [i, k, j, l]; splits without an allowed part are left out.
+    """
+    p, q = stand.shape[0] - 1, stand.shape[2] - 1
+    device, count = stand.device, 0
+    for w, h in sorted(((w, h) for w in range(p + 1) for h in range(q + 1)), key=sum)[1:]:
+        i, j = _grid(p + 1 - w, q + 1 - h, device)
+        if allowed is not None:
+            here = allowed.to(device)[i, i + w, j, j + h]
+            i, j = i[here], j[here]
+        if not len(i):
+            continue
+        k, last = i + w, j + h
+        a, b = (part.unsqueeze(1) for part in _grid(w + 1, h + 1, device))
+        proper = ((a + b > 0) & (a + b < w + h)).squeeze(1)
+        inner = ((a > 0) & (a < w) & (b > 0) & (b < h)).squeeze(1)
+        s, t = a[proper], b[proper]
+        straight = stand[i, i + s, j, j + t], stand[i + s, k, j + t, last]
+        s, t = a[inner], b[inner]
+        inverted = stand[i, i + s, last - t, last], stand[i + s, k, j, last - t]
+        yield (i, k, j, last), _possible(*straight), _possible(*inverted)
+        stand[i, k, j, last] = torch.arange(count, count + len(i), device=device)
+        count += len(i)
 
 
 @remembered(8, where=lambda shape, device: math.prod(shape) <= 2**14)  # noqa: ARG005
 def _of_all(shape: tuple[int, ...], device: torch.device) -> tuple[Sized, Tensor]:
     """The splits of all bispans by size, and the indices of the bispans."""
-    splits = Splits.of(shape, device)
-    return list(splits.by_size(None)), splits.stand
+    stand = torch.full(shape, -1, device=device)
+    return list(_by_size(stand, None)), stand
 
 
 def _grid(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -254,8 +241,8 @@ class Bitext(Recursion):
         if self.allowed is None:
             sizes, stand = _of_all(tape.site_shape, tape.device)
         else:
-            splits = Splits.of(tape.site_shape, tape.device)
-            sizes, stand = splits.by_size(self.allowed), splits.stand
+            stand = torch.full(tape.site_shape, -1, device=tape.device)
+            sizes = _by_size(stand, self.allowed)
         for cells, straight, inverted in sizes:
             site = tape.sites[cells]
             ways: list[tuple[Value, ...]] = [(site, tape.lookup(leaf, site))]

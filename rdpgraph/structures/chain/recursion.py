@@ -16,16 +16,12 @@ from rdpgraph.structures.chain.tensors import of_items
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Forward and backward messages of chains, in nats; -inf beyond the length.
+    """Forward and backward messages of chains, in nats; -inf beyond the length."""
 
-    Attributes:
-        log_forward: (B, T, N): log-probability of the state given the prefix that ends there, its
-            own unary included; -inf where that prefix is impossible.
-        log_backward: (B, T, N): log of the sum over suffixes after the step, shifted so that its
-            maximum is 0; -inf where no suffix is possible.
-    """
-
+    # (B, T, N) log-probability of the state given the prefix that ends there, its unary included;
+    # -inf where that prefix is impossible.
     log_forward: Tensor
+    # (B, T, N) log of the sum over suffixes after the step, its maximum 0; -inf if impossible.
     log_backward: Tensor
 
 

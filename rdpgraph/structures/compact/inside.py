@@ -116,21 +116,6 @@ LOWEST = -torch.finfo(torch.float64).max
 
 
 @dataclass(frozen=True, eq=False)
-class Expected:
-    """Averages over the derivations of a forest.
-
-    Attributes:
-        places: (P, K) the probability of each label at each place.
-        ended: (P, K) that, without parts.
-        rules: (B, K, G, L, R) the expected uses of each rule.
-    """
-
-    places: Tensor
-    ended: Tensor
-    rules: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class Inside:
     """Log-sums over the derivations below each place."""
 
@@ -176,8 +161,12 @@ class Inside:
         logs = _pairs(self.lefts, self.rights, forest.left, forest.right)
         return logs.sub_(self.sums.clamp(min=LOWEST)[forest.whole]).exp_()
 
-    def expected(self) -> Expected:
-        """Averages by the outside recursion."""
+    def expected(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Averages by the outside recursion.
+
+        (P, K) the probability of each label at each place, (P, K) that without parts, and
+        (B, K, G, L, R) the expected uses of each rule.
+        """
         forest, rules = self.forest, self.forest.rules
         ends, joined, left, right = self.choices
         shares, (lefts, rights) = self.shares, rules.counts
@@ -208,7 +197,7 @@ class Inside:
         counts = used.new_zeros(len(forest.tops), *used.shape[1:])
         counts.index_add_(0, forest.item, used)
         shape = (rules.kinds, lefts, rights)
-        return Expected(places, places * ends, counts.unflatten(2, shape))
+        return places, places * ends, counts.unflatten(2, shape)
 
     def _ruled(self, place: slice) -> Tensor:
         """(n, K, G L R) sums and rules of some places."""

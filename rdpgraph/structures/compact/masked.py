@@ -61,18 +61,10 @@ class LinkMasks(StructureMasks):
         """(*batch, p, q) by how much a link is better than both words alone, nats."""
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn:
-    """The places that derivations use."""
-
-    item: Tensor  # (n,) the item of the derivation
-    place: Tensor  # (n,) the place
-    label: Tensor  # (n,) its label
-    ended: Tensor  # (n,) whether it has no parts
-
-
-def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> Drawn:
+def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> list[Tensor]:
     """Draw a derivation of each of some items, which may be repeated.
+
+    The items, places and labels (n,) that derivations use, and whether they have no parts.
 
     Raises:
         ImpossibleEvidenceError: an item has no derivation.
@@ -107,7 +99,7 @@ def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> 
         item, place = item.repeat(2), torch.cat([one, other])
         label = column(torch.cat([first, second]), generator)
     columns = [torch.cat(column) for column in zip(*done, strict=True)]
-    return Drawn(columns[0], columns[1], columns[2], columns[3])
+    return columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,34 +127,32 @@ class ForestMasked(Masked):
         return torch.where(self.empty, 0.0, log_z).reshape(self.lead)
 
     def expected(self) -> Expected:
-        forest, shares = self.forest, self.inside.expected()
-        joined = shares.places - shares.ended
-        score = weighted(shares.ended, forest.ends) + weighted(joined, forest.joined)
+        forest, (places, ended, rules) = self.forest, self.inside.expected()
+        score = weighted(ended, forest.ends) + weighted(places - ended, forest.joined)
         score = score.new_zeros(len(self.empty)).index_add_(0, forest.item, score.sum(1))
-        score += weighted(shares.rules.flatten(2), forest.rules.table).sum((1, 2))
+        score += weighted(rules.flatten(2), forest.rules.table).sum((1, 2))
         score += weighted(self.inside.tops.softmax(1).nan_to_num(0.0), forest.root).sum(1)
-        labels = shares.places.shape[1]
+        labels = places.shape[1]
         every = torch.arange(labels, device=self.site.device)
         number = (forest.item * self.sites + self.site).unsqueeze(1) * labels + every
-        seen = shares.places > 0
+        seen = places > 0
         counts = {name: own.reshape(*self.lead, *own.shape[1:]) for name, own in
-                  self.counts(shares.rules).items()}  # fmt: skip
+                  self.counts(rules).items()}  # fmt: skip
         place = torch.arange(len(forest.item), device=self.site.device)
-        weights = self.answering(place, shares.places.sum(1), shares.ended.sum(1))
+        weights = self.answering(place, places.sum(1), ended.sum(1))
         return Expected(
             self.answers(forest.item, weights, place), score.reshape(self.lead),
-            number[seen], shares.places[seen], counts,
+            number[seen], places[seen], counts,
         )  # fmt: skip
 
     def draw(self, generator: torch.Generator | None) -> Draw:
         alive = (~self.empty).nonzero().squeeze(1)
-        drawn = descend(self.inside, alive, generator)
-        labels = self.forest.ends.shape[1]
-        site = drawn.item * self.sites + self.site[drawn.place]
-        ended = drawn.ended.to(self.forest.ends)
-        weights = self.answering(drawn.place, torch.ones_like(ended), ended)
-        answers = self.answers(drawn.item, weights, drawn.place)
-        return Draw(answers > 0.5, site * labels + drawn.label)
+        item, place, label, ended = descend(self.inside, alive, generator)
+        ended = ended.to(self.forest.ends)
+        weights = self.answering(place, torch.ones_like(ended), ended)
+        answers = self.answers(item, weights, place)
+        places = (item * self.sites + self.site[place]) * self.forest.ends.shape[1] + label
+        return Draw(answers > 0.5, places)
 
     @abstractmethod
     def answering(self, place: Tensor, used: Tensor, ended: Tensor) -> Tensor:

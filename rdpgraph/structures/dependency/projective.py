@@ -39,15 +39,12 @@ class ProjectiveDependencies(  # pyright: ignore[reportIncompatibleMethodOverrid
         count = words + 1
         arcs = tape.apart(tape.sites[:], count)
         complete, opened = [tape.leaf(tape.unary.new_zeros(1, 2 * count, 1))], list[Value]()
-        for row in _rows(words, device):
-            before, after = (
-                View(tuple(complete), places, full=True) for places in (row.before, row.after)
-            )
-            inner = tape.total((before, after))
-            arc = View((arcs,), row.arcs)
-            opened.append(tape.total((View((inner,), row.inner), arc)))
-            part = View(tuple(opened), row.opened, full=True)
-            complete.append(tape.total((part, View(tuple(complete), row.rest, full=True))))
+        for before, after, twice, arc, part, rest in _rows(words, device):
+            sides = (View(tuple(complete), places, full=True) for places in (before, after))
+            inner = View((tape.total(tuple(sides)),), twice)
+            opened.append(tape.total((inner, View((arcs,), arc))))
+            parts = View(tuple(opened), part, full=True), View(tuple(complete), rest, full=True)
+            complete.append(tape.total(parts))
         lengths = tape.lengths(self.lengths, words).reshape(-1, 1, 1)
         first, top = lengths * 0, torch.arange(1, count, device=device).unsqueeze(1)
         if self.multiroot:
@@ -87,22 +84,13 @@ def _headed_last(first: Tensor, last: Tensor, count: int) -> Tensor:
     return _start(last - first, count) + count - (last - first) + first
 
 
-@dataclass(frozen=True, eq=False)
-class _Row:
-    """The spans of a width, (splits, spans) each, and the places of their parts."""
-
-    before: Tensor
-    after: Tensor
-    inner: Tensor
-    arcs: Tensor
-    opened: Tensor
-    rest: Tensor
-
-
 @kept_layout
-def _rows(words: int, device: torch.device) -> list[_Row]:
-    """Rows of all widths from 1; open spans have none of width 0."""
-    count, rows = words + 1, list[_Row]()
+def _rows(words: int, device: torch.device) -> list[tuple[Tensor, ...]]:
+    """Places of the parts of the spans of each width from 1, (splits, spans) each.
+
+    Both parts of open spans, each of these twice with its arcs, and both parts of complete spans.
+    """
+    count, rows = words + 1, list[tuple[Tensor, ...]]()
     for width in range(1, count):
         first = torch.arange(count - width, device=device)
         last, split = first + width, first + torch.arange(width, device=device).unsqueeze(1)
@@ -112,14 +100,12 @@ def _rows(words: int, device: torch.device) -> list[_Row]:
         to_first = torch.where(first[:1] > 0, (first[:1] - 1) * count + last[:1], words * count)
         opened = _headed_first(first, split + 1, count), _headed_last(split, last, count)
         rest = _headed_first(split + 1, last, count), _headed_last(first, split, count)
-        rows.append(
-            _Row(
-                _headed_first(first, split, count),
-                _headed_last(split + 1, last, count),
-                (first[:1] - first[0, 0]).repeat(1, 2),
-                torch.cat([to_last, to_first], 1),
-                torch.cat(opened, 1) - 2 * count,
-                torch.cat(rest, 1),
-            )
-        )
+        rows.append((
+            _headed_first(first, split, count),
+            _headed_last(split + 1, last, count),
+            (first[:1] - first[0, 0]).repeat(1, 2),
+            torch.cat([to_last, to_first], 1),
+            torch.cat(opened, 1) - 2 * count,  # open spans have no row of width 0
+            torch.cat(rest, 1),
+        ))  # fmt: skip
     return rows

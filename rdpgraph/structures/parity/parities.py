@@ -1,7 +1,7 @@
 """Sparse checks and observables of bits, and the orders in which a sweep closes the checks."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -145,8 +145,8 @@ class Parities:
             steps.append((CLOSE, check))
         return steps
 
-    def merged(self, *, observables: bool) -> "Merged":
-        """Merge equal columns: independent errors of which only the parity is seen."""
+    def merged(self, *, observables: bool) -> tuple["Parities", tuple[Tensor, ...]]:
+        """Merge equal columns, of which only the parity is seen, in rounds of pairs."""
         groups: dict[Any, list[int]] = {}
         for number, (checks, seen) in enumerate(self.columns):
             groups.setdefault((checks, seen if observables else ()), []).append(number)
@@ -163,15 +163,15 @@ class Parities:
         if not rounds or any(row != [at] for at, row in enumerate(places)):
             first = torch.tensor([row[0] for row in places], device="cpu", dtype=torch.long)
             rounds.append(torch.stack([first, torch.full_like(first, -1)]))
-        return Merged(own, tuple(rounds))
+        return own, tuple(rounds)
 
     def program(self, *, observables: bool, merged: bool) -> Program:
         """The steps of an exact sweep, with or without observables; cached."""
         kept: dict[tuple[bool, bool], Program] = vars(self).setdefault("_programs", {})
         key = observables, merged
         if key not in kept:
-            own = self.merged(observables=observables) if merged else Merged(self, ())
-            kept[key] = own.parities._program(own.rounds, observables=observables)
+            own, rounds = self.merged(observables=observables) if merged else (self, ())
+            kept[key] = own._program(rounds, observables=observables)
         return kept[key]
 
     def _program(self, rounds: tuple[Tensor, ...], *, observables: bool) -> Program:
@@ -219,8 +219,7 @@ class Parities:
     @cached_property
     def slots(self) -> Slots:
         """The steps of a sweep over kept states, columns merged, with observables."""
-        merged = self.merged(observables=True)
-        own, words = merged.parities, 1
+        (own, rounds), words = self.merged(observables=True), 1
         while words * _WORD < self.open_checks + self.num_observables:
             words *= 2
         free, slot = list(range(self.open_checks))[::-1], dict[int, int]()
@@ -241,16 +240,8 @@ class Parities:
         return Slots(
             torch.tensor(rows, dtype=torch.long, device="cpu").reshape(-1, 3),
             torch.tensor(split, dtype=torch.long, device="cpu").reshape(-1, words),
-            merged.rounds,
+            rounds,
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Merged:
-    """Parities with distinct columns, and the rounds of pairs that were merged."""
-
-    parities: Parities
-    rounds: tuple[Tensor, ...] = field(repr=False)
 
 
 def _signed(word: int) -> int:

@@ -59,7 +59,7 @@ def in_logs(unary, transition, lengths):
 def in_torch(unary, transition, lengths):
     """The scaled route without the compiled kernel."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "serves", lambda factors: False)
+        patch.setattr(native, "applies", lambda unary, transition: False)
         return scaled.log_partition(unary, transition, lengths)[0]
 
 
