@@ -112,7 +112,7 @@ class ConstrainedHMM:
 
     @property
     def words(self) -> int:
-        """How many there are, V."""
+        """V, the number of words."""
         return self.emission.shape[1]
 
     @torch.no_grad()

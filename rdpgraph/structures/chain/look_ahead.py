@@ -116,7 +116,7 @@ class LookAhead:
         return back.to_ranks(0, rows) if isinstance(back, RankSteps) else back.advance(0, rows)
 
     def _spread(self, kept: Tensor) -> Tensor:
-        """What is kept, for the states before a step."""
+        """Stored messages over the states before a step."""
         return self._back.to_states(0, kept) if isinstance(self._back, RankSteps) else kept
 
     def _masses(self, shares: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class LookAhead:
 
     @cached_property
     def _emitting(self) -> tuple[LogMatrix, LogMatrix] | None:
-        """From the ranks of the emission to states, and back; None without ranks."""
+        """Products from the ranks of the emission to states, and back; None without ranks."""
         if isinstance(self.emission, Tensor):
             return None
         left = self.emission.log_left.detach().to(self.dtype)

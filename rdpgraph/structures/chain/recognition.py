@@ -158,12 +158,12 @@ class _Placed:
 
     @property
     def one_way(self) -> bool:
-        """Whether all factors run in one direction."""
+        """Return whether all factors run in one direction."""
         return bool(self.forwards.all()) or not bool(self.forwards.any())
 
     @property
     def alike(self) -> bool:
-        """Whether one table is on every edge."""
+        """Return whether one table is on every edge."""
         return self.block.shared and self.once and self.one_way
 
     def low_rank(self, dtype: torch.dtype) -> LowRank | None:

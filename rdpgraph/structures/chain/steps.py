@@ -137,7 +137,7 @@ class RankSteps(Steps):
 
     @property
     def shared(self) -> bool:
-        """Whether all steps have the same factors."""
+        """Return whether all steps have the same factors."""
         return self.left.ndim == self.right.ndim == 2
 
     def turned(self) -> "RankSteps":
@@ -212,7 +212,7 @@ class _Factors:
 
     @staticmethod
     def of(side: Tensor) -> "_Factors":
-        """From (n, k), or (1 or B, T - 1, n, k)."""
+        """Log-matrices of (n, k), or (1 or B, T - 1, n, k)."""
         return (
             _Factors(LogMatrix.of(side), ()) if side.ndim == 2 else _Factors(None, side.unbind(1))
         )

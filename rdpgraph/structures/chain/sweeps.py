@@ -116,6 +116,6 @@ def squeezed(state: Tensor, floor: float, *, upward: bool) -> Tensor:
 
 
 def _steps_equal(starts: Tensor, steps: int) -> Sequence[Tensor]:
-    """For each step (B, 1) bool: the items that begin at it."""
+    """(B, 1) bool for each step: the items that begin at it."""
     numbers = torch.arange(steps, device=starts.device).reshape(-1, 1, 1)
     return (numbers == starts.unsqueeze(1)).unbind(0)

@@ -105,7 +105,7 @@ class Hypergraph:
 
     @cached_property
     def each_once(self) -> bool:
-        """Whether no derivation of the goal uses a node twice.
+        """Return whether no derivation of the goal uses a node twice.
 
         One does if two tails of a usable hyperedge share a node below them. Bit sets: O(nodes E)
         bits.

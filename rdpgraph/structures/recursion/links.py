@@ -53,7 +53,7 @@ class Table:
 
     @differentiable_property
     def matrix(self) -> LogMatrix:
-        """From new labels to old ones, for each item."""
+        """The transposed table, from new labels to old ones, for products."""
         logs = self.values.mT
         return LogMatrix.of(logs.squeeze(1) if logs.shape[1] == 1 else logs)
 

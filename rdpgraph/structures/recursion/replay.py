@@ -67,22 +67,21 @@ class _Scripted(Tape):
     """A tape whose calls are recorded, or answered from a record."""
 
     @abstractmethod
-    def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
-        """The result of a method, which depends on ``given``; called with ``args`` or these."""
-
-    @abstractmethod
-    def tell(
-        self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
-        **options: Any,
+    def ask(
+        self, name: str, given: tuple[Any, ...], *args: Any,
+        tensor: Callable[[], Tensor] | None = None, **options: Any,
     ) -> Any:  # fmt: skip
-        """The result of a method that also takes a tensor to a slot."""
+        """The result of a method, which depends on ``given``; called with ``args`` or these.
+
+        If given, the tensor goes to a slot.
+        """
 
     @property
     def sites(self) -> Sites:
         return _Sites(*self._numbered, self._of_sites, self.ask)
 
     def leaf(self, logs: Tensor) -> Value:
-        return self.tell("leaf", (), lambda: logs.to(self.dtype).contiguous(), logs)
+        return self.ask("leaf", (), logs, tensor=lambda: logs.to(self.dtype).contiguous())
 
     def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
         index = torch.as_tensor(index, device=self.device)
@@ -95,14 +94,15 @@ class _Scripted(Tape):
             assert own is not None
             return own.long().contiguous()
 
-        return self.tell("view", (pool,), places, pool, index)
+        return self.ask("view", (pool,), pool, index, tensor=places)
 
     def link(
         self, x: Value, potential: Tensor | Potential, *, to: Value | Labels | None = None
     ) -> Value:
         if isinstance(potential, LowRank) and self.ranks:
             return super().link(x, potential, to=to)  # by way of two others
-        return self.tell("link", (x, to), partial(self._table, potential), x, potential, to=to)
+        table = partial(self._table, potential)
+        return self.ask("link", (x, to), x, potential, tensor=table, to=to)
 
     def _table(self, potential: Tensor | Potential) -> Tensor:
         known = self.sources.known.get(("values", id(potential)))
@@ -159,17 +159,14 @@ class Recorded(_Scripted):
 
     calls: list[Call] = field(default_factory=list[Call], init=False)
 
-    def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+    def ask(
+        self, name: str, given: tuple[Any, ...], *args: Any,
+        tensor: Callable[[], Tensor] | None = None, **options: Any,
+    ) -> Any:  # fmt: skip
+        del tensor
         answer = _plain_method(name)(self, *(args or given), **options)
         self.calls.append(Call(name, given, answer, _is_plain(given)))
         return answer
-
-    def tell(
-        self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
-        **options: Any,
-    ) -> Any:  # fmt: skip
-        del tensor
-        return self.ask(name, given, *args, **options)
 
     def script(self, failures: int) -> Script | None:
         """The record; None where the machine does not have a step."""
@@ -214,25 +211,17 @@ class Replayed(_Scripted):
     def _left(self) -> Iterator[Call]:
         return iter(self.known.calls)
 
-    def _next(self, name: str, given: tuple[Any, ...]) -> Call:
+    def ask(
+        self, name: str, given: tuple[Any, ...], *args: Any,
+        tensor: Callable[[], Tensor] | None = None, **options: Any,
+    ) -> Any:  # fmt: skip
+        del args, options
         call = next(self._left, None)
         if call is None or call.name != name:
             raise DivergedError
         if not ((call.plain and call.given == given) or _same(call.given, given)):
             raise DivergedError
-        return call
-
-    def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
-        del args, options
-        return self._next(name, given).answer
-
-    def tell(
-        self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
-        **options: Any,
-    ) -> Any:  # fmt: skip
-        del args, options
-        call = self._next(name, given)
-        if call.slot is not None:
+        if tensor is not None and call.slot is not None:
             own, known = tensor(), self.given.get(call.slot)
             if known is None:
                 shape = self.known.shapes[call.slot]

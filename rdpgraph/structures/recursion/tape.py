@@ -386,7 +386,7 @@ class Tape:
 
     @property
     def tells_states(self) -> bool:
-        """Whether the parts of a site depend on its state."""
+        """Return whether the parts of a site depend on its state."""
         return any(isinstance(step, Relabelled) for step in self.steps)
 
     def _add(self, step: Step, places: int, width: int, labels: Labels) -> Value:

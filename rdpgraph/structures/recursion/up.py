@@ -36,7 +36,7 @@ def leaves(tape: Tape) -> Iterator[Tensor]:
 
 
 def last_read(tape: Tape) -> list[list[int]]:
-    """For each step the values that no later step reads."""
+    """The values that no later step reads, for each step."""
     last = dict[int, int]()
     for number, step in enumerate(tape.steps):
         last.update((value.number, number) for view in step.reads for value in view.pool)

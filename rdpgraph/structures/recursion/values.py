@@ -42,7 +42,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """For each place of a new value some places of earlier ones: (B, M, P, K).
+    """Places of earlier values for each place of a new one: (B, M, P, K).
 
     Attributes:
         pool: values of one width, their places concatenated.
@@ -95,7 +95,7 @@ class View:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of one value."""
+        """Return whether the view is all of one value."""
         return self.index is None and len(self.pool) == 1
 
     @property

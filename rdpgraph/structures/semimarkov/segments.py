@@ -21,7 +21,7 @@ from rdpgraph.structures.recursion.values import Value
 
 
 def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None) -> Value:
-    """By position: links into the segments that start there, and sums of those that end there.
+    """Links into the segments that start at each position, and sums of those that end there.
 
     On all labels log Z costs O(T (D N + N^2)); on K labels of each segment, [last position,
     duration], O(T (D K)^2), or O(T D K r) with a `LowRank` transition.
