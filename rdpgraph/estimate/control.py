@@ -1,4 +1,4 @@
-"""A randomized estimate, corrected by what the same choice says of a model solved exactly."""
+"""Control variates: a randomized estimate corrected by that of a model solved exactly."""
 
 import math
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from rdpgraph.estimate.estimator import Model, sites_of
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.estimate.restriction import Restriction
+from rdpgraph.logspace.logmatrix import finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,18 +38,17 @@ class ControlledEstimate:
     coefficient: float
 
     def _signed(self) -> tuple[Tensor, Tensor]:
-        """(replicates, *batch) estimates and the log-shift (*batch,) they are relative to."""
+        """(replicates, *batch) estimates and their common log-shift (*batch,)."""
         logs = torch.stack(
             [self.log_plain, self.log_control, self.log_surrogate.expand_as(self.log_plain)]
         )
-        peak = logs.detach().amax((0, 1))
-        shift = torch.where(peak > -math.inf, peak, 0.0)
+        shift = finite(logs.detach().amax((0, 1)))
         plain, control, surrogate = (logs - shift).exp()
         return plain + self.coefficient * (surrogate - control), shift
 
     @property
     def sign(self) -> Tensor:
-        """(*batch,) the sign of Z^: 1, 0 or -1."""
+        """(*batch,) sign of Z^: 1, 0 or -1."""
         return self._signed()[0].mean(0).sign()
 
     @property

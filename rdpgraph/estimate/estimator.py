@@ -1,4 +1,4 @@
-"""The estimator interface, how a model's sites are laid out, and what proposals learn it with."""
+"""Interface of estimators, the layout of a model's sites, and questions that proposals may ask."""
 
 import math
 from abc import ABC, abstractmethod
@@ -48,7 +48,7 @@ class Estimator(ABC):
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:
-        """The problem to solve in place of a model.
+        """Return the problem to solve in place of a model.
 
         Args:
             model: as declared, evidence included.
@@ -60,32 +60,23 @@ class Estimator(ABC):
 
 @dataclass(frozen=True)
 class Exact(Estimator):
-    """The identity: the model as it is."""
+    """Identity: the model unchanged."""
 
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:
-        """The model itself."""
         return Problem(model)
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A model as groups of sites, and the means to ask about it before states are scored.
+    """A model as groups of sites, with access to inference on it before states are scored."""
 
-    Attributes:
-        model: a graph has its entries observed as a whole or not at all, by `opened`.
-        groups: sites by their number of states; a structure has one group.
-        selection: how states are chosen for the estimate.
-        solve: gives the posterior of a model.
-        generator: all the randomness there is.
-    """
-
-    model: Model
-    groups: tuple[Sites, ...]
-    selection: Selection
-    solve: Callable[[Model], Any]
-    generator: torch.Generator | None
+    model: Model  # a graph has its entries observed as a whole or not at all, by `opened`
+    groups: tuple[Sites, ...]  # sites by their number of states; a structure has one group
+    selection: Selection  # chooses the states of the estimate
+    solve: Callable[[Model], Any]  # gives the posterior of a model
+    generator: torch.Generator | None  # all the randomness there is
 
     @staticmethod
     def of(
@@ -95,7 +86,7 @@ class Setting:
         solve: Callable[[Model], Any],
         generator: torch.Generator | None,
     ) -> "Setting":
-        """That of a model as declared.
+        """Setting of a model as declared.
 
         Raises:
             ModelError: a structure without sites.
@@ -115,11 +106,11 @@ class Setting:
         return tuple(supports.get(place) for place in range(len(self.model.variables)))
 
     def restrict(self, chosen: Sequence[Support]) -> Model:
-        """The model on supports of the groups; further dims in front are batch dims."""
+        """Model on supports of the groups; further dims in front are batch dims."""
         return restricted(self.model, self.supports(chosen))
 
     def marginals(self, posterior: Any, chosen: Sequence[Support] = ()) -> tuple[Tensor, ...]:
-        """What the posterior of a restricted model says of the groups: (*batch, *sites, kept).
+        """Marginals of the groups by a posterior: (*batch, *sites, kept).
 
         Args:
             posterior: of the model, or of a restriction.
@@ -147,10 +138,10 @@ class Setting:
 
 
 def sites_of(model: Model, generator: torch.Generator | None = None) -> tuple[Sites, ...]:
-    """The groups of sites that a model offers, without gradient.
+    """Groups of sites of a model, without gradient.
 
     Raises:
-        ModelError: a structure offers none.
+        ModelError: a structure has none.
     """
     if isinstance(model, FactorGraph):
         return graph_sites(model, generator)
@@ -169,7 +160,7 @@ def sites_of(model: Model, generator: torch.Generator | None = None) -> tuple[Si
 
 
 def restricted(model: Model, supports: Supports) -> Model:
-    """A model on supports of its variables and arrays, in their order, or of its sites."""
+    """Model on supports of its variables and arrays, in their order, or of its sites."""
     if isinstance(model, FactorGraph):
         entries = zip(model.variables, supports, strict=True)
         return model.restrict({entry: support for entry, support in entries if support})
@@ -179,33 +170,27 @@ def restricted(model: Model, supports: Supports) -> Model:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Places of the selected states S' of all variables among all S; B items, flattened.
+    """Places of the selected states S' of all variables among all S; B items, flattened."""
 
-    Attributes:
-        model: as declared; the sites of a structure are its variables.
-        supports: (replicates, *batch, *shape, K), or what expands to that, for each variable or
-            array of a graph, in its order; None where all states are selected. A structure has
-            one, over its sites.
-        replicates: how many choices there are.
-    """
-
-    model: Model
+    model: Model  # as declared; the sites of a structure are its variables
+    # (replicates, *batch, *shape, K), or broadcastable to that, for each variable or array of a
+    # graph, in its order; None where all states are selected. A structure has one, over its sites.
     supports: Supports
-    replicates: int
+    replicates: int  # number of choices
 
     @property
     def batch(self) -> int:
-        """B, the number of batch items."""
+        """Number B of batch items."""
         return math.prod(self.model.batch_shape)
 
     @cached_property
     def site_places(self) -> Tensor | None:
-        """(*sites, states) where they stand in the potentials of a structure that has no sites."""
+        """(*sites, states) positions in the potentials of a structure that has no sites."""
         return self.model.site_places() if isinstance(self.model, Structure) else None
 
     @cached_property
     def domain(self) -> Domain:
-        """The variables; the sites of a structure are those of one array."""
+        """Variables of the model; the sites of a structure are those of one array."""
         if isinstance(self.model, FactorGraph):
             return self.model.domain
         shape = self.model.unary.shape[len(self.model.batch_shape) :]
@@ -215,27 +200,27 @@ class Layout:
 
     @cached_property
     def restricted(self) -> Domain:
-        """The same variables with the selected states."""
+        """Variables with the selected states."""
         entries = zip(self.domain.entries, self.expanded, strict=True)
         return Domain(tuple(replace(entry, states=support.kept) for entry, support in entries))
 
     @property
     def num_states(self) -> int:
-        """S, the number of states of all variables."""
+        """Number S of states of all variables."""
         if isinstance(self.model, FactorGraph):
             return self.model.domain.total_states
         return math.prod(self.model.unary.shape[len(self.model.batch_shape) :])
 
     @property
     def _like(self) -> Tensor:
-        """Values in the model's floating type, on its device."""
+        """A tensor of the model's floating type, on its device."""
         if isinstance(self.model, Structure):
             return self.model.unary
         return torch.zeros((), dtype=self.model.dtype, device=self.model.device)
 
     @cached_property
     def expanded(self) -> tuple[Support, ...]:
-        """For each entry (replicates, *batch, *shape, K), all states where all are selected."""
+        """Per entry (replicates, *batch, *shape, K), all states where all are selected."""
         like, lead = self._like, (self.replicates, *self.model.batch_shape)
         every: list[Support] = []
         for entry, support in zip(self.domain.entries, self.supports, strict=True):
@@ -247,7 +232,7 @@ class Layout:
 
     @cached_property
     def selected(self) -> Support:
-        """(replicates, B, S') which state of its variable each one is, and their log-weights."""
+        """(replicates, B, S') selected states and their log-weights."""
         like = self._like
         batch, lead = 1 + len(self.model.batch_shape), (self.replicates, self.batch)
         # There may be no variable at all.
@@ -260,7 +245,7 @@ class Layout:
 
     @cached_property
     def places(self) -> Tensor:
-        """(replicates, B, S') where each stands in a flat table (B, S) of all states."""
+        """(replicates, B, S') positions of selected states in a flat table (B, S) of all states."""
         states = self.selected.states
         first = self.domain.state_starts[:-1].repeat_interleave(self.restricted.sizes)
         places = states + first.to(states.device)
@@ -269,17 +254,17 @@ class Layout:
         return places
 
     def of(self, numbers: Tensor) -> Tensor:
-        """(replicates, B, n, K) states of (n,) variables of which equally many are selected."""
+        """(replicates, B, n, K) states of (n,) variables with equally many selected."""
         sizes, starts = self.restricted.sizes, self.restricted.state_starts
         places = starts[numbers].unsqueeze(1) + torch.arange(int(sizes[numbers[0]]), device="cpu")
         return self.selected.states[..., places.to(self.selected.states.device)]
 
     def original(self, selected: Tensor, chosen: Tensor) -> Tensor:
-        """Configurations of the model by those of its restrictions.
+        """Configurations of the model from those of its restrictions.
 
         Args:
             selected: (n, B, V) numbers among the selected states; -1 where a site is not used.
-            chosen: (n, B) of which replicate.
+            chosen: (n, B) replicate of each.
 
         Returns:
             (n, B, V) states, -1 where a site is not used. Of a structure whose potentials are not

@@ -28,12 +28,12 @@ class PartitionError:
     """Error of log Z under one draw of random features, predicted (nats).
 
     Attributes:
-        features: how many for each factor, d.
+        features: number of features d for each factor.
         deviation: (*batch,) the standard deviation of log Z^.
         bias: (*batch,) the expectation of log Z^ less log Z.
         relative_variance: (*batch,) the variance of Z^ over the square of Z.
-        exact: whether that is a sum over all configurations, and not over draws.
-        of: gives the same for another number of features.
+        exact: a sum over all configurations, not an average over draws.
+        of: gives the prediction for another number of features.
     """
 
     features: int
@@ -44,7 +44,7 @@ class PartitionError:
     of: Callable[[int], "PartitionError"] = field(repr=False)
 
     def features_for(self, error: float) -> int:
-        """The smallest number of features whose root mean squared error of log Z is no larger.
+        """Smallest number of features whose root mean squared error of log Z is no larger.
 
         Args:
             error: nats; of a batch, for each item.
@@ -129,13 +129,13 @@ def partition_error(
 def _unbiased(
     features: int, variance: Tensor, *, exact: bool, of: Callable[[int], PartitionError]
 ) -> PartitionError:
-    """Z^ is right on average; errors of many factors multiply, and log Z^ is nearly normal."""
+    """Error of an unbiased Z^: errors of many factors multiply, so log Z^ is nearly normal."""
     spread = variance.log1p()
     return PartitionError(features, spread.sqrt(), -spread / 2, variance, exact=exact, of=of)
 
 
 def _sides(block: Block) -> tuple[Tensor, Tensor]:
-    """The embeddings of a block as features take them, (*lead, states, dimension)."""
+    """(*lead, states, dimension) embeddings of a block, centred as features take them."""
     potential = block.select()
     assert isinstance(potential, Bilinear)
     return centred_sides(potential.left.detach().double(), potential.right.detach().double())[:2]
@@ -151,7 +151,7 @@ def _sums(block: Block, drawn: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _doubled(graph: FactorGraph, features: int) -> FactorGraph:
-    """The graph whose Z is the second moment of Z^: two copies, joined by every `Bilinear` factor.
+    """Graph whose Z is the second moment of Z^: two copies, joined by every `Bilinear` factor.
 
     ``E[K^(i, j) K^(k, l)] = K(i, j) K(k, l) (1 + (exp(s_ij . s_kl) - 1) / d)``, s_ij = x_i + y_j.
     """
@@ -175,19 +175,19 @@ def _doubled(graph: FactorGraph, features: int) -> FactorGraph:
     observed = graph.observed
     if observed is not None:
         observed = torch.cat([observed, observed], -1)
-    return FactorGraph.from_blocks(Domain.of(entries), list(_numbered(blocks)), observed)
+    return FactorGraph.from_blocks(Domain.of(entries), list(numbered(blocks)), observed)
 
 
 def _copies(names: set[str]) -> Callable[[Variable | VariableArray], Variable | VariableArray]:
-    """A copy of each variable, under a name that no other has."""
+    """Function that copies a variable under a name that no other has."""
     prefix = "again "
     while any(name.startswith(prefix) for name in names):
         prefix += "again "
     return lambda entry: replace(entry, name=prefix + entry.name)
 
 
-def _numbered(blocks: list[Block]) -> Iterator[Block]:
-    """The blocks with factors declared one after the other."""
+def numbered(blocks: list[Block]) -> Iterator[Block]:
+    """Blocks whose factors are declared one after the other."""
     start = 0
     for block in blocks:
         yield replace(block, declared=torch.arange(start, start + block.count, device="cpu"))

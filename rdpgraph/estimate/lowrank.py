@@ -1,8 +1,9 @@
-"""Pairwise factors of low rank as two factors and an added variable, and proposals from these."""
+"""Low-rank pairwise factors as two factors with an added variable, and proposals from these."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from rdpgraph._core.numbers import is_whole
 from rdpgraph.engines.solution import Question, Solution, Value
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.estimate.estimator import Estimator, Lift, Model, Problem, Setting
-from rdpgraph.estimate.feature_errors import PartitionError, partition_error
+from rdpgraph.estimate.feature_errors import PartitionError, numbered, partition_error
 from rdpgraph.estimate.proposals import LocalGlobal, Proposal, Scores, SoftmaxGlobal, mixed
 from rdpgraph.estimate.redrawn import Inexact, Lifted
-from rdpgraph.estimate.replicates import Averaging
+from rdpgraph.estimate.replicates import averaged
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
@@ -30,21 +31,21 @@ from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import perturbed_graph
 
 _READ_OFF = {"status", "log_partition", "log_partitions", "bounds", "interval", "possible"}
-"""The questions that the model with further variables answers in place of the plain one."""
+"""Questions that the model with further variables answers in place of the plain one."""
 
 
 @dataclass(frozen=True, eq=False)
 class AddedVariables:
-    """The lift from a model with further variables, which come last and are summed out.
+    """Lift from a model with further variables, which come last and are summed out.
 
-    Blocks of factors that stand in both models, potential and scopes the same objects, are answered
-    by the one that is solved.
+    Blocks that are in both models, potential and scopes the same objects, are answered by the one
+    that is solved.
 
     Attributes:
-        plain: the model without them: as declared, or what approximates it.
-        model: the same distribution of its variables as a marginal of one with more of them.
-        solve: gives the posterior of a model; what `Estimator.prepare` was given.
-        exact: whether the plain model is the one declared.
+        plain: the model without them: as declared, or its approximation.
+        model: has the same distribution of the plain model's variables, as a marginal.
+        solve: gives the posterior of a model, as in `Estimator.prepare`.
+        exact: the plain model is the one declared.
     """
 
     plain: FactorGraph
@@ -59,7 +60,7 @@ class AddedVariables:
 
     @cached_property
     def blocks(self) -> dict[int, int]:
-        """The numbers of the plain model's blocks that stand in the other, and theirs there."""
+        """Numbers of the plain model's blocks that are in the other, and their numbers there."""
         known = {(id(b.potential), id(b.scopes)): n for n, b in enumerate(self.model.blocks)}
         asked = ((n, (id(b.potential), id(b.scopes))) for n, b in enumerate(self.plain.blocks))
         return {number: known[key] for number, key in asked if key in known}
@@ -70,9 +71,9 @@ class SummedOut(Lifted):
     """Answers of two models: sums over the added variables of one, the rest of the plain one.
 
     log Z, marginals of variables, samples and the joints of factors that were not rewritten cost
-    what the solved model does. A maximum over added variables, or the log of a sum over them, is
-    none over states: modes, max-marginals, the entropy and the joints of rewritten factors are
-    those of the plain model, solved when they are asked for.
+    what the solved model does. Maxima over added variables, and logs of sums over them, are not
+    those over states: modes, max-marginals, the entropy and the joints of rewritten factors come
+    from the plain model, solved when they are asked for.
 
     Attributes:
         inner: the solution of the model with further variables.
@@ -96,16 +97,16 @@ class SummedOut(Lifted):
         return question(self.inner if question.name in _READ_OFF else self._plain)
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) of the plain model's variables, read off the model with further ones."""
+        """(B, S) of the plain model's variables, by the model with further ones."""
         return self.inner.variable_marginals()[:, : self.lift.plain.domain.total_states]
 
     def check_factor_marginals(self, block: int) -> None:
-        """Refuse what the model with further variables does not form."""
+        """Refuse marginals that the model with further variables does not form."""
         if block in self.lift.blocks:
             self.inner.check_factor_marginals(self.lift.blocks[block])
 
     def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes), of factors that were rewritten by the plain model."""
+        """(B, F, *sizes); those of rewritten factors come from the plain model."""
         if block not in self.lift.blocks:
             return self._plain.factor_marginals(block)
         return self.inner.factor_marginals(self.lift.blocks[block])
@@ -178,7 +179,7 @@ class LowRankFactors(Estimator):
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:
-        """The rewritten model; exact if every factor that was rewritten is a `LowRank`."""
+        """Rewrite the model; exact if every factor that was rewritten is a `LowRank`."""
         if isinstance(model, Structure):
             return self._structure(model, generator)
         exact = not any(isinstance(block.potential, Bilinear) for block in model.blocks)
@@ -191,7 +192,7 @@ class LowRankFactors(Estimator):
     def _problem(self, model: Model, lift: Lift, *, exact: bool) -> Problem:
         if exact or self.replicates == 1:
             return Problem(model, lift)
-        return Problem(model, Averaging(lift, self.replicates))
+        return Problem(model, partial(averaged, lift, self.replicates))
 
     def predicted_error(
         self,
@@ -231,7 +232,7 @@ class LowRankFactors(Estimator):
     def _structure(self, model: Structure, generator: torch.Generator | None) -> Problem:
         """A structure with low-rank potentials instead of bilinear ones.
 
-        One for each step where the structure takes that: a field of three dims after the batch.
+        One for each step if the structure takes that: a field of three dims after the batch.
         """
         changed: dict[str, Any] = {}
         for part in fields(model) if is_dataclass(model) else ():
@@ -269,7 +270,7 @@ class LowRankFactors(Estimator):
         batch: int,
         generator: torch.Generator | None,
     ) -> LowRank:
-        """The features of a potential: a map for each of ``maps``, dims after those of a batch."""
+        """Features of a potential: a map for each of ``maps``, dims after those of a batch."""
         if self.features is None:
             raise ModelError(
                 "LowRankFactors needs a number of features for a Bilinear potential; give "
@@ -285,7 +286,7 @@ class LowRankFactors(Estimator):
         return drawn.low_rank(potential.left, potential.right)
 
     def _featured(self, graph: FactorGraph, generator: torch.Generator | None) -> FactorGraph:
-        """The graph with random features instead of `Bilinear` potentials."""
+        """Graph with random features instead of `Bilinear` potentials."""
         blocks = list[Block]()
         for block in graph.blocks:
             potential = block.select()
@@ -297,7 +298,7 @@ class LowRankFactors(Estimator):
 
 
 def _with_ranks(graph: FactorGraph) -> FactorGraph:
-    """Every block of `LowRank` potentials as two over new variables, which come last."""
+    """Graph with every block of `LowRank` potentials as two over new variables, which come last."""
     blocks, ranks, count = list[Block](), list[VariableArray](), graph.num_variables
     for number, block in enumerate(graph.blocks):
         potential = block.select()
@@ -314,31 +315,25 @@ def _with_ranks(graph: FactorGraph) -> FactorGraph:
             blocks.append(Block(scopes, Table.from_logs(values), shape, None, block.declared))
     if not ranks:
         return graph
-    start, numbered = 0, list[Block]()
-    for block in blocks:
-        declared = torch.arange(start, start + block.count, device="cpu")
-        numbered.append(replace(block, declared=declared))
-        start += block.count
     observed = graph.observed
     if observed is not None:
-        observed = torch.nn.functional.pad(
-            observed, (0, count - graph.num_variables), value=MISSING
-        )
+        more = count - graph.num_variables
+        observed = torch.nn.functional.pad(observed, (0, more), value=MISSING)
     domain = Domain.of([*graph.variables, *ranks])
-    return FactorGraph.from_blocks(domain, numbered, observed)
+    return FactorGraph.from_blocks(domain, list(numbered(blocks)), observed)
 
 
 @dataclass(frozen=True)
 class LowRankPilot(Proposal):
-    """The marginals of the model with random features instead of `Bilinear` potentials.
+    """Marginals of the model with random features instead of `Bilinear` potentials.
 
     Messages of the low-rank model look ahead and back over all states, in O(T N r) for a chain,
     where other proposals see a site and its neighbours alone. States drawn by them have weights
     that keep Z unbiased, however poor the features are: those are one map for all factors, and
     their error costs variance. As good as the features: with a predicted relative error
-    (`RandomFeatures.predicted_error`) below 1 it comes close to the exact marginals, and above
-    that it may be worse than the base alone.
-    `LowRank` potentials are used as they are, and the marginals are then exact.
+    (`RandomFeatures.predicted_error`) below 1 it comes close to the exact marginals, and above that
+    it may be worse than the base alone. `LowRank` potentials are used as they are, and the
+    marginals are then exact.
 
     Args:
         features: for each `Bilinear` factor; None where there is none.
@@ -358,7 +353,7 @@ class LowRankPilot(Proposal):
             raise ModelError(f"LowRankPilot needs a share between 0 and 1; got {self.share}.")
 
     def scores_of(self, setting: Setting) -> Scores:
-        """The mixture of the marginals found and the base."""
+        """Mixture of the low-rank marginals and the base."""
         rewrite, solve = LowRankFactors(self.features, shared=True), setting.solve
         low = rewrite.prepare(setting.model, solve=solve, generator=setting.generator).model
         marginals = tuple(part.detach().log() for part in setting.marginals(solve(low)))

@@ -1,4 +1,4 @@
-"""A proposal from a first, coarse run of the estimator."""
+"""Proposals from a first, coarse run of the estimator."""
 
 import math
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class Pilot(Proposal):
             raise ModelError(f"Pilot needs a proposal as its base; got {self.base!r:.80}.")
 
     def scores_of(self, setting: Setting) -> Scores:
-        """The mixture of the masses and the base."""
+        """Mixture of the pilot's masses and the base."""
         base = self.base.scores_of(setting)
         chosen = [
             self._chosen(torch.where(sites.unary > -math.inf, scores, -math.inf), setting)
@@ -78,7 +78,7 @@ class Pilot(Proposal):
 
 
 def _masses(setting: Setting, chosen: list[Support]) -> Scores | None:
-    """For each group what its sites themselves say of every state beside the chosen, or None."""
+    """Masses of all states given the chosen ones, by the sites' own method, or None."""
     masses: list[Tensor] = []
     for sites, support in zip(setting.groups, chosen, strict=True):
         known = sites.masses and sites.masses(support.states, support.log_weights)
@@ -89,7 +89,7 @@ def _masses(setting: Setting, chosen: list[Support]) -> Scores | None:
 
 
 def probed(setting: Setting, chosen: list[Support]) -> Scores:
-    """For each group (*batch, *sites, states): the log-mass of every state beside the chosen."""
+    """Per group (*batch, *sites, states) log-masses of all states given the chosen ones."""
     groups = setting.groups
     lots = max(
         -(-sites.states // support.kept) for sites, support in zip(groups, chosen, strict=True)
@@ -124,7 +124,7 @@ def probed(setting: Setting, chosen: list[Support]) -> Scores:
 
 
 def _num_tables(model: Model) -> int:
-    """How many tables of two variables and more a restriction of a model has, batch counted."""
+    """Number of joint tables of a restriction of a model, batch counted."""
     if isinstance(model, Structure):
         return max(1, math.prod(model.unary.shape[:-1]))
     joint = sum(block.count for block in model.blocks if block.arity > 1)
@@ -132,7 +132,7 @@ def _num_tables(model: Model) -> int:
 
 
 def _with_probes(support: Support, probes: Tensor) -> Support:
-    """A support and further states (lots, width) of small weight: (lots, *lead, kept + width)."""
+    """Support with further states (lots, width) of small weight: (lots, *lead, kept + width)."""
     lots, width = probes.shape
     lead = (lots, *support.states.shape[:-1])
     probes = probes.to(support.states.device).reshape(lots, *(1,) * (len(lead) - 1), width)

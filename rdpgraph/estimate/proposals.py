@@ -18,7 +18,7 @@ from rdpgraph.estimate.selections import TopSystematic
 from rdpgraph.interface.sites import Sites
 
 Scores: TypeAlias = tuple[Tensor, ...]
-"""For each group of sites (*batch, *sites, states), or what broadcasts to that."""
+"""Per group of sites (*batch, *sites, states), or broadcastable to that."""
 
 
 class Proposal:
@@ -46,7 +46,7 @@ class Proposal:
         )
 
     def scores_of(self, setting: Setting) -> Scores:
-        """The log-scores of all groups of sites of a model; asked for once."""
+        """Log-scores of all groups of sites of a model; asked for once."""
         return tuple(self.log_scores(sites) for sites in setting.groups)
 
 
@@ -84,20 +84,17 @@ class Mixture(Proposal):
             )
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """The log of the weighted mean of the normalised scores."""
+        """Log of the weighted mean of the normalised scores."""
         return mixed(((part.log_scores(sites),) for part in self.proposals), self.weights)[0]
 
     def scores_of(self, setting: Setting) -> Scores:
-        """The logs of the weighted means of the normalised scores."""
         return mixed((part.scores_of(setting) for part in self.proposals), self.weights)
 
 
 def mixed(scores: Iterable[Scores], weights: Sequence[float]) -> Scores:
-    """The logs of the weighted means of several proposals' scores, each normalised before.
+    """Logs of the weighted means of several proposals' scores, each normalised first.
 
-    Args:
-        scores: of each proposal; made one after the other, none is held for longer than it takes.
-        weights: as many, positive.
+    ``scores`` are made one after the other, so that none is held for longer than it takes.
     """
     means: list[Tensor] = []
     for weight, every in zip(weights, scores, strict=True):
@@ -108,51 +105,44 @@ def mixed(scores: Iterable[Scores], weights: Sequence[float]) -> Scores:
 
 
 def normalised(log_scores: Tensor, share: float = 0.0) -> Tensor:
-    """Log-probabilities of the states of each site; -inf throughout where nothing is possible.
-
-    Args:
-        log_scores: (..., states).
-        share: added to all of them.
-    """
+    """Log-probabilities (..., states) plus ``share``; -inf throughout where nothing is possible."""
     total = log_scores.logsumexp(-1, keepdim=True)
     return log_scores - torch.where(total > -math.inf, total - share, 0.0)
 
 
 @dataclass(frozen=True)
 class Uniform(Proposal):
-    """The same score for every state that a site's own potential allows."""
+    """Equal scores for all states that a site's own potential allows."""
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """Zeros, and -inf where the unary log-potential is."""
         return torch.where(sites.unary > -math.inf, 0.0, -math.inf).to(sites.unary)
 
 
 @dataclass(frozen=True)
 class Local(Proposal):
-    """The softmax of a site's own log-potential, an emission for instance."""
+    """Softmax of a site's own log-potential, an emission for instance."""
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """The unary log-potentials."""
         return sites.unary
 
 
 @dataclass(frozen=True)
 class Global(Proposal):
-    """Proportional to the L1 norm of a state's embedding: large norms make large inner products.
+    """L1 norm of a state's embedding: large norms make large inner products.
 
-    The second term of Fu, Cunningham and Lapata 2022, eq. 34, as it is printed. `SoftmaxGlobal`
-    is what their released code computes. A state has the mean over its `Bilinear` factors; where
-    a model has no embeddings, the mean factor value over a few random states of the neighbours
-    stands in.
+    The second term of Fu, Cunningham and Lapata 2022, eq. 34, as it is printed. `SoftmaxGlobal` is
+    what their released code computes. A state has the mean over its `Bilinear` factors; if a model
+    has no embeddings, the mean factor value over a few random states of the neighbours is used
+    instead.
 
     Args:
-        landmarks: how many, in that case.
+        landmarks: number of states, in that case.
     """
 
     landmarks: int = 16
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """The log of the norm, or of the mean factor value where there are no embeddings."""
+        """Log of the norm, or of the mean factor value if there are no embeddings."""
         norms = sites.norms()
         if norms is None:
             return sites.mean_values(self.landmarks)
@@ -162,10 +152,10 @@ class Global(Proposal):
 
 @dataclass(frozen=True)
 class SoftmaxGlobal(Proposal):
-    """The softmax of the L1 norm of a state's embedding, as the authors' code has it.
+    """Softmax of the L1 norm of a state's embedding, as in the authors' code.
 
-    Fu, Cunningham and Lapata 2022; `Global` is the formula of their paper. Without embeddings
-    the two are the same.
+    Fu, Cunningham and Lapata 2022; `Global` is the formula of their paper. Without embeddings the
+    two are the same.
 
     Args:
         landmarks: as for `Global`.
@@ -174,13 +164,13 @@ class SoftmaxGlobal(Proposal):
     landmarks: int = 16
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """The norm, or the log of the mean factor value where there are no embeddings."""
+        """Norm of the embedding, or the log of the mean factor value if there are no embeddings."""
         norms = sites.norms()
         return sites.mean_values(self.landmarks) if norms is None else norms
 
 
 def LocalGlobal(prior: Proposal | None = None) -> Mixture:
-    """Half of `Local`, half of a global prior: Fu, Cunningham and Lapata 2022, eq. 34.
+    """Half `Local`, half a global prior: Fu, Cunningham and Lapata 2022, eq. 34.
 
     With `Global` the formula as printed, where phi is the exponential of the emission score; with
     `SoftmaxGlobal` what the released code computes.
@@ -193,12 +183,12 @@ def LocalGlobal(prior: Proposal | None = None) -> Mixture:
 
 @dataclass(frozen=True)
 class Landmark(Proposal):
-    """A site's own potential times its factors' mean values over random states of the neighbours.
+    """Product of a site's own potential and its factors' mean values over random neighbour states.
 
     O(count N) evaluations per factor, whatever the potentials.
 
     Args:
-        count: how many random states.
+        count: number of random states.
     """
 
     count: int = 8
@@ -208,30 +198,28 @@ class Landmark(Proposal):
             raise ModelError(f"Landmark needs a count of states >= 1; got {self.count!r:.80}.")
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """The unary log-potentials plus the logs of the mean factor values."""
         return sites.unary + sites.mean_values(self.count)
 
 
 def broad() -> Proposal:
-    """Half `Landmark`, half `LocalGlobal(SoftmaxGlobal())`: one is near where the other errs."""
+    """Half `Landmark`, half `LocalGlobal(SoftmaxGlobal())`, each good where the other errs."""
     return Mixture((Landmark(), LocalGlobal(SoftmaxGlobal())), (0.5, 0.5))
 
 
 @dataclass(frozen=True)
 class Oracle(Proposal):
-    """The marginals of the whole model, for tests and for plots of the least error.
+    """Marginals of the whole model, for tests and for plots of the least error.
 
     Costs the inference that an estimator is there to avoid.
     """
 
     def scores_of(self, setting: Setting) -> Scores:
-        """The logs of the marginals, which are computed here."""
         marginals = setting.marginals(setting.solve(setting.model))
         return tuple(torch.where(m > 0, m.clamp(min=0.0).log(), -math.inf) for m in marginals)
 
 
 _KEPT = 0.5
-"""A proposal that runs inference keeps this share of the states, and draws as many of the rest."""
+"""Fraction of the states that proposals with inference of their own keep; as many are drawn."""
 
 
 @torch.no_grad()
@@ -242,7 +230,7 @@ def log_likely(
     solve: Callable[[Model], Any],
     generator: torch.Generator | None,
 ) -> list[list[Floats]]:
-    """For each batch item and active variable the log-probabilities of the states left.
+    """Per batch item and active variable the log-probabilities of its remaining states.
 
     Equal ones where the proposal gives -inf to all of them.
 
@@ -273,9 +261,8 @@ def log_likely(
             place = rows.get(number)
             if place is None:
                 continue
-            states = network.states_left(
-                torch.tensor([number], device="cpu"), network.sizes[place]
-            )[0]
+            alone = torch.tensor([number], device="cpu")
+            states = network.states_left(alone, network.sizes[place])[0]
             here = flat[:, site, states]
             silent = (here == -torch.inf).all(-1, keepdim=True)  # it knows of no possible state
             log_chances = normalised(torch.where(silent, 0.0, here)).numpy()

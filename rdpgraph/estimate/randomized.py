@@ -61,27 +61,27 @@ class Randomized(Estimator):
 
     @staticmethod
     def default(*, keep: Size, replicates: int = 1) -> "Randomized":
-        """The recommended choice: half of the states the likeliest, half a systematic sample.
+        """Recommended settings: half of the states the likeliest, half a systematic sample.
 
-        Likely by `Landmark` and `LocalGlobal` together, at O(N) for each site and factor: within
-        a factor of two of the best of the quick proposals on all potentials tried.
+        Likely by `Landmark` and `LocalGlobal` together, at O(N) for each site and factor: within a
+        factor of two of the best of the quick proposals on all potentials tried.
 
         Args:
-            keep: how many states of each variable, or what share of them.
+            keep: number of states kept of each variable, or a fraction of them.
             replicates: as for the class.
         """
         return Randomized(broad(), _halves("default", keep), replicates=replicates)
 
     @staticmethod
     def piloted(*, keep: Size, replicates: int = 1) -> "Randomized":
-        """The default with a `Pilot` on top: for sharp potentials, or where few states are kept.
+        """Recommended settings with a `Pilot`: for sharp potentials, or where few states are kept.
 
-        Where potentials are sharp it divides the squared error by ten and more, and where they are
-        flat by two at most. A structure with ``masses`` of its own (a chain) pays O(64 N) for each
-        factor, beside the O(K^2) of the estimate itself.
+        With sharp potentials it divides the squared error by ten and more, and with flat ones by
+        two at most. A structure with ``masses`` of its own (a chain) pays O(64 N) for each factor,
+        in addition to the O(K^2) of the estimate itself.
 
         Args:
-            keep: how many states of each variable, or what share of them.
+            keep: number of states kept of each variable, or a fraction of them.
             replicates: as for the class; one pilot serves all.
         """
         return Randomized(Pilot(), _halves("piloted", keep), replicates=replicates)
@@ -89,7 +89,7 @@ class Randomized(Estimator):
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:
-        """The model on the states chosen, its replicates the first of its batch dims."""
+        """Restrict the model to the chosen states; replicates are its first batch dim."""
         with torch.no_grad():
             setting = Setting.of(model, self.selection, solve=solve, generator=generator)
             # The scores have no name here, by which they would be held after they are mixed.
@@ -99,7 +99,7 @@ class Randomized(Estimator):
         return Problem(restriction.model, restriction)
 
     def drawn(self, setting: Setting, scores: Scores) -> Restriction:
-        """The states chosen by the scores of a proposal."""
+        """Restriction to states chosen by the scores of a proposal."""
         if self.defensive:
             shares = (1.0 - self.defensive, self.defensive)
             scores = mixed((scores, Uniform().scores_of(setting)), shares)
@@ -115,7 +115,7 @@ class Randomized(Estimator):
         )  # fmt: skip
 
     def _chosen(self, scores: Tensor, sites: Sites, generator: torch.Generator | None) -> Support:
-        """(replicates, *batch, *sites, kept)."""
+        """(replicates, *batch, *sites, kept) chosen states."""
         scores = scores.to(sites.unary)
         # What its own potential makes impossible adds nothing, and takes no place.
         # One that is not a number is left to the selection to refuse.
@@ -132,7 +132,7 @@ def _halves(of: str, keep: Size) -> Selection:
 
 
 def _is_complete(support: Support, sites: Sites) -> bool:
-    """Whether every possible state is kept as it is."""
+    """Return whether every possible state is kept with weight one."""
     if support.kept != sites.states:
         return False
     everything = torch.arange(sites.states, device=support.states.device)

@@ -1,4 +1,4 @@
-"""Loopy belief propagation on a few states of each variable, drawn again as the beliefs form."""
+"""Loopy belief propagation on a few states of each variable, redrawn from the beliefs so far."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -37,16 +37,16 @@ class Lifted(Delegate):
 
 @dataclass(frozen=True, eq=False)
 class Inexact(Lifted):
-    """The same answers, of a model that approximates the one declared: a lift by itself.
+    """The answers of a model that approximates the one declared: a lift by itself.
 
-    What is proved of the approximation is not proved of the model.
+    Proofs about the approximation do not hold for the model.
     """
 
     bounds, interval = Solution.bounds, Solution.interval
     mode_bound, mode_is_optimal = Solution.mode_bound, Solution.mode_is_optimal
 
     def status(self) -> Status:
-        """Neither exact nor unbiased, nor a bound."""
+        """Status without exactness, unbiasedness or bounds."""
         return replace(self.inner.status(), exact=False, biased=True, bound="")
 
 
@@ -90,7 +90,7 @@ class Redrawn(Estimator):
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:
-        """The model on the last states drawn, after the sweeps on those before.
+        """Restrict the model to the last states drawn, after the sweeps on those before.
 
         Raises:
             ModelError: a structure, or a scheduler that does not pass plain messages.
@@ -120,7 +120,7 @@ class Redrawn(Estimator):
         return Problem(model) if lift.restriction.exact else Problem(lift.restriction.model, lift)
 
     def _scores(self, messages: InterpolatedMessages, setting: Setting, base: Scores) -> Scores:
-        """The mean belief of the replicates, mixed with what the states were first drawn by."""
+        """Mean belief of the replicates, mixed with the scores of the first draw."""
         lead = messages.restricted.batch_shape
         beliefs = tuple(
             normalised(logs).reshape(*lead, *logs.shape[1:]).logsumexp(0).to(sites.unary)
@@ -132,20 +132,14 @@ class Redrawn(Estimator):
 
 @dataclass(frozen=True, eq=False)
 class RedrawnStates:
-    """The lift from messages over the last states drawn, which go on where those before ended.
+    """Lift from messages over the last states drawn, which start where those before ended."""
 
-    Attributes:
-        restriction: to these states.
-        before: the messages over the states before, if there were any.
-        done: how many sweeps these took.
-    """
-
-    restriction: Restriction
-    before: InterpolatedMessages | None = None
-    done: int = 0
+    restriction: Restriction  # to these states
+    before: InterpolatedMessages | None = None  # messages over the states before, if any
+    done: int = 0  # number of sweeps that these took
 
     def messages(self, solution: LoopySolution, sweeps: int) -> InterpolatedMessages:
-        """The messages over the states drawn, to be sent so many times at most."""
+        """Messages over the states drawn, with at most so many sweeps."""
         limited = replace(solution, limits=replace(solution.limits, sweeps=sweeps))
         graph, layout = self.restriction.original, self.restriction.layout
         assert isinstance(graph, FactorGraph)
@@ -160,7 +154,6 @@ class RedrawnStates:
             return replace(messages, solution=started(limited, start))
 
     def __call__(self, solution: Solution) -> "RedrawnSolution":
-        """What messages over the states drawn say of all states."""
         plain = _plain(solution)
         messages = self.messages(plain, plain.limits.sweeps - self.done)
         return RedrawnSolution(self.restriction(messages.solution), messages, self.done)
@@ -168,7 +161,7 @@ class RedrawnStates:
 
 @dataclass(frozen=True, eq=False)
 class RedrawnSolution(Lifted):
-    """The answers of loopy belief propagation on few states of each variable.
+    """Answers of loopy belief propagation on few states of each variable.
 
     Marginals are the beliefs of all states, one step beyond those drawn, and the mean of the
     replicates. All else is the estimate on the last states drawn.
@@ -176,32 +169,31 @@ class RedrawnSolution(Lifted):
     Attributes:
         inner: that estimate.
         messages: its messages at all states.
-        sweeps: how many went before those of the last states.
+        sweeps: number of sweeps before those of the last states.
     """
 
     messages: InterpolatedMessages
     sweeps: int
 
     def status(self) -> Status:
-        """The status of the last messages, all sweeps counted."""
+        """Status of the last messages, all sweeps counted."""
         status = self.inner.status()
         return replace(status, iterations=self.sweeps + (status.iterations or 0))
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) the beliefs, the mean of the replicates."""
+        """(B, S) beliefs, averaged over the replicates."""
         flat, graph = self.inner.variable_marginals(), self.messages.graph
         groups = zip(free_numbers(graph).items(), self.messages.log_beliefs, strict=True)
         for (size, numbers), logs in groups:
-            places = graph.domain.state_starts[numbers].unsqueeze(1) + torch.arange(
-                size, device="cpu"
-            )
+            first = graph.domain.state_starts[numbers].unsqueeze(1)
+            places = first + torch.arange(size, device="cpu")
             beliefs = normalised(logs).exp().reshape(-1, len(flat), places.numel()).mean(0)
             flat = flat.index_copy(1, places.flatten().to(flat.device), beliefs)
         return flat
 
 
 def _plain(solution: Solution) -> LoopySolution:
-    """A solution by plain messages.
+    """The solution, if it is by plain messages.
 
     Raises:
         ModelError: it is another.

@@ -28,7 +28,7 @@ class Replicates:
 
     Attributes:
         log_partitions: (replicates, *batch) nats; -inf where nothing kept was possible.
-        equal: whether the possible ones have equal weights, whatever these are; the mean is no Z.
+        equal: the possible ones have equal weights, whatever these are; the mean is no Z.
     """
 
     log_partitions: Tensor
@@ -36,12 +36,12 @@ class Replicates:
 
     @property
     def count(self) -> int:
-        """How many replicates there are."""
+        """Number of replicates."""
         return self.log_partitions.shape[0]
 
     @differentiable_property
     def log_partition(self) -> Tensor:
-        """(*batch,) the log of the mean of Z, which is unbiased for Z and too low for log Z.
+        """(*batch,) log of the mean of Z, which is unbiased for Z and too low for log Z.
 
         Raises:
             UnsupportedError: draws of equal weights, which estimate no Z.
@@ -50,11 +50,7 @@ class Replicates:
         return soft_sum(self.log_partitions, 0) - math.log(self.count)
 
     def require_estimates(self) -> None:
-        """Refuse draws of equal weights, which estimate no Z.
-
-        Raises:
-            UnsupportedError: these are such.
-        """
+        """Raise `UnsupportedError` for draws of equal weights, which estimate no Z."""
         if self.equal:
             raise UnsupportedError(
                 "An average of dependent draws with equal weights has no log Z, and nothing that "
@@ -63,12 +59,12 @@ class Replicates:
 
     @property
     def possible(self) -> Tensor:
-        """(replicates, *batch) where anything is."""
+        """(replicates, *batch) whether the replicate has a possible configuration."""
         return self.log_partitions.detach() > -math.inf
 
     @differentiable_property
     def weights(self) -> Tensor:
-        """(replicates, *batch) each one's share of the mean; zero where log Z is -inf."""
+        """(replicates, *batch) weight of each in the mean; zero where log Z is -inf."""
         alive = self.possible
         if self.equal:
             return alive.to(self.log_partitions) / alive.sum(0).clamp(min=1)
@@ -80,7 +76,7 @@ class Replicates:
     def standard_error(self) -> Tensor:
         """(*batch,) of log Z, by the delta method, nats; +inf with one replicate, or where Z is 0.
 
-        Few replicates know it badly: `interval` allows for that.
+        Few replicates estimate it badly: `interval` allows for that.
         """
         if self.count == 1:
             return torch.full_like(self.log_partitions[0].detach(), math.inf)
@@ -89,9 +85,9 @@ class Replicates:
         return torch.where(self.possible.any(0), error, math.inf)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(*batch,) and (*batch,): the ends by Student's t; infinite with one replicate.
+        """(*batch,) and (*batch,): ends by Student's t; infinite with one replicate.
 
-        They hold log Z about that often where replicates differ little.
+        They hold log Z about that often if replicates differ little.
         """
         log_z, error = self.log_partition.detach(), self.standard_error
         half = student(0.5 + confidence / 2, self.count - 1) * error
@@ -102,16 +98,16 @@ class Replicates:
 
     @property
     def effective_sample_size(self) -> Tensor:
-        """(*batch,) the square of the sum of Z over the sum of its squares; 0 where Z is 0."""
+        """(*batch,) square of the sum of Z over the sum of its squares; 0 where Z is 0."""
         squares = self.weights.detach().square().sum(0)
         return torch.where(squares > 0, 1.0 / torch.where(squares > 0, squares, 1.0), 0.0)
 
     def described(self, status: Status) -> Status:
-        """A status with their error and effective number, of the item that is known worst.
+        """Status with the replicates' error and effective number, of the worst item.
 
-        None of one replicate, or of draws with equal weights, which say nothing of their error.
-        Converged: there are eight and more, and no few of them weigh most. Where messages iterate,
-        it is about these, for nothing is known of their error.
+        Neither for one replicate, or for draws with equal weights, which have no known error.
+        Converged: there are eight and more, and no few of them dominate; for messages that iterate,
+        whether these have converged.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
         status = replace(
@@ -141,7 +137,7 @@ class Replicates:
         return replace(status, converged=False, remedy=status.remedy or doubt)
 
     def mean(self, values: Tensor) -> Tensor:
-        """(*batch, ...) the mean of (replicates, *batch, ...) values, weighted by Z."""
+        """(*batch, ...) mean of (replicates, *batch, ...) values, weighted by Z."""
         extra = values.ndim - self.weights.ndim
         return (values * self.weights.reshape(*self.weights.shape, *(1,) * extra)).sum(0)
 
@@ -156,12 +152,10 @@ class Replicates:
 
 
 def draws_before(chosen: Tensor) -> Tensor:
-    """(count, *batch) for each draw how many before it came from the same replicate.
+    """(count, *batch) number of earlier draws from the same replicate.
 
-    So many draws of every replicate are enough.
-
-    Args:
-        chosen: (count, *batch) the replicate of each draw.
+    The largest plus one is the number of draws needed of every replicate. ``chosen`` (count,
+    *batch) is the replicate of each draw.
     """
     ordered, order = chosen.sort(dim=0, stable=True)
     place = torch.arange(len(chosen), device=chosen.device)
@@ -173,51 +167,39 @@ def draws_before(chosen: Tensor) -> Tensor:
 
 
 def taken(drawn: Tensor, chosen: Tensor) -> Tensor:
-    """(count, *batch, ...) for each replicate chosen the next of its draws, in turn.
+    """(count, *batch, ...) next unused draw of each chosen replicate.
 
     Args:
-        drawn: (many, replicates, *batch, ...) the draws of all replicates.
-        chosen: (count, *batch) the replicate of each draw.
+        drawn: (many, replicates, *batch, ...) draws of all replicates.
+        chosen: (count, *batch) replicate of each draw.
     """
     index = draws_before(chosen) * drawn.shape[1] + chosen
     index = index.reshape(*index.shape, *(1,) * (drawn.ndim - 1 - index.ndim))
     return drawn.flatten(0, 1).take_along_dim(index, 0)
 
 
-@dataclass(frozen=True, eq=False)
-class Averaging:
-    """The lift from replicates of a rewritten model to their average, after the lift of each."""
-
-    lift: Callable[[Solution], Solution]
-    count: int
-
-    def __call__(self, solution: Solution) -> Solution:
-        """Solution of all replicates together."""
-        return Averaged(self.lift(solution), self.count)
+def averaged(lift: Callable[[Solution], Solution], count: int, solution: Solution) -> "Averaged":
+    """Lift the solution of replicates of a rewritten model, and average them."""
+    return Averaged(lift(solution), count)
 
 
 @dataclass(frozen=True, eq=False)
 class Averaged(Solution):
-    """Answers of replicates of a model together, each in proportion to its Z.
+    """Answers of replicates of a model together, each in proportion to its Z."""
 
-    Attributes:
-        inner: the solution of all replicates, (replicates * B).
-        count: how many replicates there are.
-    """
-
-    inner: Solution
-    count: int
+    inner: Solution  # the solution of all replicates, (replicates * B)
+    count: int  # number of replicates
 
     def _split(self, values: Tensor, dim: int = 0) -> Tensor:
         return values.unflatten(dim, (self.count, -1))
 
     @differentiable_property
     def replicates(self) -> Replicates:
-        """The estimates of Z."""
+        """Estimates of Z."""
         return Replicates(self._split(self.inner.log_partition()))
 
     def status(self) -> Status:
-        """Neither exact nor unbiased, with the error that the replicates show."""
+        """Status: neither exact nor unbiased, with the error that the replicates show."""
         return self.replicates.described(self.inner.status())
 
     def log_partition(self) -> Tensor:
@@ -227,11 +209,9 @@ class Averaged(Solution):
         return self.replicates.log_partitions
 
     def log_partition_errors(self) -> Tensor:
-        """(B,) by the replicates."""
         return self.replicates.standard_error
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,) by Student's t."""
         return self.replicates.interval(confidence)
 
     def variable_marginals(self) -> Tensor:
@@ -284,21 +264,21 @@ _ROUNDING = 1e-6  # nats
 
 
 class Judged(Solution):
-    """A solution on some states, as far as it says how sure it is."""
+    """A solution on some states, with a check of its own error."""
 
     restriction: Any
     inner: Solution
     replicates: Any
 
     def engine_status(self) -> Status:
-        """The engine's status, with the bias of the choice of states."""
+        """Status of the engine, with the bias of the choice of states."""
         engine, restriction = self.inner.status(), self.restriction
         exact = engine.exact and restriction.exact
         bound = engine.bound if restriction.exact else restriction.bound if engine.exact else ""
         return replace(engine, exact=exact, biased=not exact, bound=bound)
 
     def status(self) -> Status:
-        """The engine's status, with the bias and the error that the replicates show.
+        """Status of the engine, with the bias and the error that the replicates show.
 
         Converged: the replicates agree, and their states taken together have no more mass.
         """
@@ -313,11 +293,11 @@ class Judged(Solution):
         return replace(status, converged=False, remedy=remedy, standard_error=error)
 
     def log_partition_errors(self) -> Tensor:
-        """(B,) by the replicates; no less than what they lack of a lower bound."""
+        """(B,) standard errors of the replicates; no less than their gap to a lower bound."""
         return torch.maximum(self.replicates.standard_error, self._lacking.abs())
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,) by Student's t; any number above where the replicates are too low."""
+        """(B,) and (B,): ends by Student's t; infinite above where the replicates are too low."""
         if self.engine_status().exact or self.restriction.bound or self.restriction.equal:
             return super().interval(confidence)
         low, high = self.replicates.interval(confidence)
@@ -349,14 +329,14 @@ def lacking(
 ) -> Tensor:
     """(B,) nats by which log Z is above the estimate, or below; 0 if that may be chance.
 
-    The mass of the states that several replicates keep, each counted as it is, is a lower bound on
+    The mass of the states that several replicates keep, each with weight one, is a lower bound on
     Z. It joins states of neighbours that no replicate has together. As many replicates are taken as
-    cost no more than the estimate; or all states, where these do not, whose mass is Z itself.
+    cost no more than the estimate; or all states, if these do not, whose mass is Z itself.
 
     Args:
         model: as declared.
-        few: that on the states kept.
-        supports: (replicates, *batch, *shape, kept) those, or None for all.
+        few: the model on the kept states.
+        supports: (replicates, *batch, *shape, kept) of these, or None for all.
         replicates: the estimates.
         solve: gives the posterior of a model.
     """
@@ -377,7 +357,7 @@ def lacking(
 
 
 def _wider(model: Model, supports: Supports, count: int) -> Iterator[Model]:
-    """The model on all states, then on those of fewer and fewer replicates together."""
+    """Model on all states, then on those of fewer and fewer replicates together."""
     yield model
     while count > 1:
         yield restricted(model, tuple(given and _together(given, count) for given in supports))
@@ -385,7 +365,7 @@ def _wider(model: Model, supports: Supports, count: int) -> Iterator[Model]:
 
 
 def _together(support: Support, count: int) -> Support:
-    """(1, *lead, kept) the states of the first replicates of (replicates, *lead, kept), once."""
+    """(1, *lead, kept) union of the states of the first ``count`` of (replicates, *lead, kept)."""
     support = support.unweighted().map(lambda part: part[:count].movedim(0, -2).flatten(-2))
     # Of a state the entry that is masked comes last.
     order = (support.states * 2 + (support.log_weights == -math.inf)).argsort(-1)

@@ -26,7 +26,7 @@ from rdpgraph.structures.draws import perturbed_graph
 
 @dataclass(frozen=True, eq=False)
 class Restriction:
-    """The lift from some states of each variable to all of them, and from replicates to their mean.
+    """Lift from some states of each variable to all of them, and from replicates to their mean.
 
     A state with a log-weight stands for others too, or is masked by -inf; a replicate is one choice
     of states, and the mean is that of Z. Draws that depend on each other, as those of a Markov
@@ -39,10 +39,10 @@ class Restriction:
         supports: (replicates, *batch, *shape, kept) for each variable or array of a graph, in its
             order; None where all states are kept. A structure has one, over its sites.
         solve: gives the posterior of a restricted model; what `Estimator.prepare` was given.
-        replicates: how many choices of states there are.
-        exact: whether all states are kept as they are.
-        bound: ``"lower"`` where exact inference on what is kept bounds log Z below; else empty.
-        equal: whether replicates that are possible have equal weights, and not those of their Z.
+        replicates: number of choices of states.
+        exact: all states are kept with weight one.
+        bound: ``"lower"`` if exact inference on the kept states bounds log Z below; else empty.
+        equal: possible replicates have equal weights, and not those of their Z.
     """
 
     original: Model
@@ -82,26 +82,26 @@ class Restriction:
 
     @differentiable_property
     def model(self) -> Model:
-        """The model on the states kept, replicates its first batch dim: what is to be solved."""
+        """Model on the kept states, replicates its first batch dim: the one to solve."""
         given = isinstance(self.original, FactorGraph) or self.supports == (None,)
         return restricted(self.original, self.supports if given else self.layout.expanded)
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the kept states stand among all states."""
+        """Positions of the kept states among all states."""
         return Layout(self.original, self.supports, self.replicates)
 
     def solved(self) -> Solution:
-        """The solution of the model on the states kept."""
+        """Solution of the model on the kept states."""
         return self.solve(self.model).solution
 
     def unweighted(self) -> "Restriction":
-        """The same states, each counted as it is; one of -inf stays masked."""
+        """Restriction to the same states, each with weight one; those of -inf stay masked."""
         supports = (support and support.unweighted() for support in self.supports)
         return replace(self, supports=tuple(supports))
 
     def of_replicates(self, source: Tensor) -> "Restriction":
-        """The same with other replicates, each of which is one of those here.
+        """Restriction with copies of the replicates.
 
         Args:
             source: (n,) or (n, B), for each new one, and each item, the number of the old one.
@@ -118,7 +118,6 @@ class Restriction:
         return replace(self, supports=supports, replicates=len(source))
 
     def __call__(self, solution: Solution) -> "RestrictedSolution":
-        """What the solution of `model` says of the original."""
         return RestrictedSolution(self, solution)
 
 
@@ -126,22 +125,18 @@ class Restriction:
 class RestrictedSolution(Judged):
     """Answers about all states from the solution on those that were kept.
 
-    A state that was not kept has probability zero. Marginals, expectations and samples are those
-    of the replicates together, each in proportion to its Z; so all of them are ratios of
-    estimates: consistent, and biased. The entropy is that of Fu, Cunningham and Lapata 2022,
-    algorithm 3, on any model: log Z less the expected score without the log-weights.
-
-    Attributes:
-        restriction: which states they are.
-        inner: the solution of the model on those, (replicates, *batch).
+    A state that was not kept has probability zero. Marginals, expectations and samples are those of
+    the replicates together, each in proportion to its Z; so all of them are ratios of estimates:
+    consistent, and biased. The entropy is that of Fu, Cunningham and Lapata 2022, algorithm 3, on
+    any model: log Z less the expected score without the log-weights.
     """
 
-    restriction: Restriction
-    inner: Solution
+    restriction: Restriction  # the kept states
+    inner: Solution  # the solution of the model on those, (replicates, *batch)
 
     @differentiable_property
     def replicates(self) -> Replicates:
-        """The estimates of Z, one for each choice of states."""
+        """Estimates of Z, one for each choice of states."""
         return Replicates(self._split(self.inner.log_partition()), self.restriction.equal)
 
     @property
@@ -149,14 +144,11 @@ class RestrictedSolution(Judged):
         return self.restriction.layout
 
     def _split(self, values: Tensor) -> Tensor:
-        """(replicates, B, ...) of (replicates * B, ...)."""
+        """(replicates, B, ...) from (replicates * B, ...)."""
         return values.unflatten(0, (self.restriction.replicates, self._layout.batch))
 
     def _spread(self, values: Tensor, places: Tensor, *, largest: bool = False) -> Tensor:
-        """(B, S) the sums of values (replicates, B, S') that stand at a place; zero at others.
-
-        Or the largest, and -inf at others.
-        """
+        """(B, S) sums of (replicates, B, S') values by place, else zero; or maxima, else -inf."""
         places, values = (part.transpose(0, 1).flatten(1) for part in (places, values))
         shape = (self._layout.batch, self._layout.num_states)
         if largest:
@@ -169,24 +161,14 @@ class RestrictedSolution(Judged):
         return self._split(self.inner.variable_marginals())
 
     def log_partition(self) -> Tensor:
-        """(B,) the log of the mean of the replicates' Z.
-
-        Raises:
-            UnsupportedError: replicates of equal weights, which estimate no Z.
-        """
         return self.replicates.log_partition
 
     def log_partitions(self) -> Tensor:
-        """(replicates, B) log Z of each replicate.
-
-        Raises:
-            UnsupportedError: replicates of equal weights, which estimate no Z.
-        """
         self.replicates.require_estimates()
         return self.replicates.log_partitions
 
     def on_all(self) -> list[Structure]:
-        """Of each replicate the structure on all states, weights added; -inf: not kept."""
+        """Per replicate the structure on all states, weights added; -inf: not kept."""
         structure, layout = self.restriction.original, self._layout
         assert isinstance(structure, Structure)
         size = layout.batch * layout.num_states
@@ -239,7 +221,7 @@ class RestrictedSolution(Judged):
 
     @property
     def _expected_weight(self) -> Tensor:
-        """(replicates, B) the expectation of the summed log-weights."""
+        """(replicates, B) expectation of the summed log-weights."""
         weights = self._layout.selected.log_weights
         if not self._weighted:
             return weights.new_zeros(weights.shape[:2])
@@ -248,12 +230,12 @@ class RestrictedSolution(Judged):
 
     @property
     def _weighted(self) -> bool:
-        """Whether any state stands for others too."""
+        """True if a state stands for others too."""
         weights = self._layout.selected.log_weights
         return bool(((weights != 0) & (weights > -math.inf)).any())
 
     def entropy(self) -> Tensor:
-        """(B,) log Z less the expected score; of one replicate log Z cancels, and is not needed."""
+        """(B,) log Z less the expected score; with one replicate log Z cancels."""
         if self.restriction.replicates > 1:
             return super().entropy()
         if self._weighted and isinstance(self.inner, StructureSolution):
@@ -264,12 +246,12 @@ class RestrictedSolution(Judged):
 
     @differentiable_property
     def _unweighted(self) -> Solution:
-        """The solution on the same states, each counted as it is."""
+        """Solution on the same states, each with weight one."""
         return self.restriction.unweighted().solved()
 
     @property
     def _possible(self) -> "RestrictedSolution":
-        """The same with every replicate possible; for those that were, the same states.
+        """This solution with impossible replicates replaced by possible ones.
 
         Raises:
             ImpossibleEvidenceError: an item has no possible replicate.
@@ -278,7 +260,7 @@ class RestrictedSolution(Judged):
 
     @differentiable_property
     def _replaced(self) -> "RestrictedSolution | None":
-        """None where that is this one, which would never be freed if it held itself."""
+        """None for this solution itself, which would never be freed if it held itself."""
         possible = self.replicates.possible
         if bool(possible.all()):
             return None
@@ -299,7 +281,7 @@ class RestrictedSolution(Judged):
         return self._spread(values, self._layout.places, largest=True)
 
     def mode(self) -> Tensor:
-        """(B, V) the best configuration of states kept together in one replicate."""
+        """(B, V) best configuration of states kept together in one replicate."""
         other = self._possible
         best = self._split(other._unweighted.max_marginals())
         best = torch.nn.functional.pad(best, (0, 1), value=-math.inf)  # of no variables, too
@@ -315,7 +297,6 @@ class RestrictedSolution(Judged):
         return self._if_exact(lambda solution: solution.mode_is_consistent())
 
     def mode_is_optimal(self) -> Tensor:
-        """(B,) False unless all states were kept."""
         return self._if_exact(lambda solution: solution.mode_is_optimal())
 
     def _if_exact(self, proof: Callable[[Solution], Tensor]) -> Tensor:
@@ -339,17 +320,17 @@ class RestrictedSolution(Judged):
     def rsample_kept(
         self, temperature: float, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """`rsample` on the kept states alone: which they are, and their weights, (B, S') each."""
+        """Relaxed draw on the kept states alone: their numbers and weights, (B, S') each."""
         layout, chosen, weights = self._relaxed(temperature, generator)
         return layout.selected.states.take_along_dim(chosen, 0)[0], weights[0]
 
     def _relaxed(
         self, temperature: float, generator: torch.Generator | None
     ) -> tuple[Layout, Tensor, Tensor]:
-        """The states of all replicates, (1, B, 1) which is drawn, and its relaxed (1, B, S').
+        """States of all replicates, (1, B, 1) the replicate drawn, and its relaxed draw (1, B, S').
 
-        Of a chain by Fu, Cunningham and Lapata 2022, algorithm 4, with the weights that it leaves
-        out; of a graph by a stochastic softmax.
+        By Fu, Cunningham and Lapata 2022, algorithm 4, for a chain, with the weights that it leaves
+        out; by a stochastic softmax for a graph.
         """
         chosen, other = self.replicates.choose(1, generator).unsqueeze(-1), self._possible
         model = other.restriction.model
@@ -362,7 +343,7 @@ class RestrictedSolution(Judged):
         return other._layout, chosen, other._split(drawn).take_along_dim(chosen, 0)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Not available.
+        """Refuse: marginal modes are not available.
 
         Raises:
             UnsupportedError: always.

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.restriction import Support
 from rdpgraph.structures.draws import uniform
 
 Size: TypeAlias = int | float
-"""A number of states, or a share of them: a float in (0, 1]."""
+"""A number of states, or a fraction of them: a float in (0, 1]."""
 
 _MOST_AT_ONCE = 1 << 22  # scores per step: a few hundred MB of float64 at the most
 
@@ -21,13 +22,13 @@ _MOST_AT_ONCE = 1 << 22  # scores per step: a few hundred MB of float64 at the m
 class Selection(ABC):
     """Chooses states by their scores.
 
-    What makes an estimate of Z unbiased is that for every state of non-zero score the expectation
-    of its weight, zero where it is not kept, is one; and that sites are chosen independently.
+    An estimate of Z is unbiased if for every state of non-zero score the expectation of its weight,
+    zero where it is not kept, is one; and if sites are chosen independently.
     """
 
     @abstractmethod
     def select(self, log_q: Tensor, generator: torch.Generator | None) -> Support:
-        """States and log-weights for every row of scores.
+        """Select states and log-weights for every row of scores.
 
         Args:
             log_q: (*lead, N) log-scores, not necessarily normalised; a state of -inf is not kept.
@@ -47,12 +48,12 @@ class Selection(ABC):
 class Inversion(Selection):
     """A selection that is a function of a few uniform numbers per row.
 
-    A function can be checked over all of its arguments: each entry's state does not decrease as
-    the number that decides it grows.
+    It can be checked over all of its arguments: each entry's state does not decrease as the number
+    that decides it grows.
     """
 
     def select(self, log_q: Tensor, generator: torch.Generator | None) -> Support:
-        """States and log-weights for every row of scores.
+        """Select states and log-weights for every row of scores.
 
         Raises:
             ModelError: scores of NaN or +inf.
@@ -70,7 +71,7 @@ class Inversion(Selection):
 
     @abstractmethod
     def num_uniforms(self, states: int) -> int:
-        """How many uniform numbers a row of scores takes."""
+        """Number of uniform numbers for a row of scores."""
 
     @abstractmethod
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
@@ -78,7 +79,7 @@ class Inversion(Selection):
 
 
 def checked_size(owner: str, name: str, size: Size, least: int = 1) -> None:
-    """Refuse what is neither a number of states nor a share of them."""
+    """Raise `ModelError` unless a size is a number of states or a fraction of them."""
     share = isinstance(size, float) and 0.0 < size <= 1.0
     number = isinstance(size, int) and not isinstance(size, bool) and size >= least
     if not share and not number:
@@ -89,7 +90,7 @@ def checked_size(owner: str, name: str, size: Size, least: int = 1) -> None:
 
 
 def count_of(size: Size, states: int) -> int:
-    """The number of states that a size stands for; a share is at least one."""
+    """Number of states that a size stands for; a fraction is at least one state."""
     count = max(1, round(size * states)) if isinstance(size, float) else size
     return min(count, states)
 
@@ -99,12 +100,12 @@ _CERTAIN = 1.0 - 1e-6  # a state more likely kept than this is kept for certain
 
 @dataclass(frozen=True)
 class Top(Inversion):
-    """The states of largest score, and no others: biased, log Z from below.
+    """States of largest score, and no others: biased, log Z from below.
 
     The truncation of Sun et al. 2019; a baseline. O(N) per site.
 
     Args:
-        keep: how many states, or what share of them.
+        keep: number of states, or a fraction of them.
     """
 
     keep: Size
@@ -114,30 +115,27 @@ class Top(Inversion):
 
     @property
     def bound(self) -> str:
-        """``"lower"``: states are left out and none is weighted up."""
         return "lower"
 
     def num_uniforms(self, states: int) -> int:
-        """None: nothing is drawn."""
         return 0
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        """The states of largest score, log-weight zero."""
         keep = count_of(self.keep, log_q.shape[-1])
         return _everything(log_q) if keep == log_q.shape[-1] else _largest(log_q, keep)
 
 
 @dataclass(frozen=True)
 class TopTail(Inversion):
-    """The largest scores, and independent draws with replacement from the rest.
+    """Largest scores, and independent draws with replacement from the rest.
 
-    Fu, Cunningham and Lapata 2022, eq. 5-8: a drawn state has the log-weight
-    ``-log(tail * q(i))``, q normalised over the rest; repeats stay separate entries. Where ``top
-    + tail`` covers all states, all are kept as they are. O(N + tail log N) per site.
+    Fu, Cunningham and Lapata 2022, eq. 5-8: a drawn state has the log-weight ``-log(tail * q(i))``,
+    q normalised over the rest; repeats stay separate entries. Where ``top + tail`` covers all
+    states, all are kept with weight one. O(N + tail log N) per site.
 
     Args:
-        top: how many states of the largest score, or what share; 0 for none.
-        tail: how many draws, or what share of the states.
+        top: number of states of the largest score, or a fraction; 0 for none.
+        tail: number of draws, or a fraction of the states.
     """
 
     top: Size
@@ -148,11 +146,10 @@ class TopTail(Inversion):
         checked_size("TopTail", "tail", self.tail)
 
     def num_uniforms(self, states: int) -> int:
-        """One for each state drawn."""
         return count_of(self.tail, states)
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        """The states of largest score, then one state for each uniform number, by inversion."""
+        """Select the largest scores, then one state for each uniform number, by inversion."""
         states = log_q.shape[-1]
         top, tail = count_of(self.top, states), count_of(self.tail, states)
         if top + tail >= states:
@@ -169,15 +166,15 @@ class TopTail(Inversion):
 
 @dataclass(frozen=True)
 class TopSystematic(Inversion):
-    """The largest scores, and a systematic sample of the rest.
+    """Largest scores, and a systematic sample of the rest.
 
     The rest is kept with probabilities ``pi_i = min(1, c q_i)`` that sum to ``tail``, by one
-    uniform number for all, with log-weights ``-log pi_i``: no state twice, and less variance
-    than independent draws. O(N + K log K) per site.
+    uniform number for all, with log-weights ``-log pi_i``: no state twice, and less variance than
+    independent draws. O(N + K log K) per site.
 
     Args:
-        top: how many states of the largest score, or what share; 0 for none.
-        tail: how many of the rest, or what share of the states.
+        top: number of states of the largest score, or a fraction; 0 for none.
+        tail: number of the rest, or a fraction of the states.
     """
 
     top: Size
@@ -188,11 +185,9 @@ class TopSystematic(Inversion):
         checked_size("TopSystematic", "tail", self.tail)
 
     def num_uniforms(self, states: int) -> int:
-        """One, which places all of the sample."""
         return 1
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        """The states of largest score, and a systematic sample of the rest."""
         states = log_q.shape[-1]
         top, tail = count_of(self.top, states), count_of(self.tail, states)
         return _systematic(log_q, uniforms, min(top + tail, states), top)
@@ -202,14 +197,13 @@ class TopSystematic(Inversion):
 class Threshold(Inversion):
     """States kept with probability ``min(1, c q_i)``, c such that ``keep`` are kept.
 
-    The optimal resampling of Fearnhead and Clifford 2003: scores above a threshold are kept as
-    they are, the rest is sampled systematically with log-weights ``-log pi_i``. How many are
-    above is found, not set. That is the best for scores near the marginals; scores that are flat
-    where these are not keep nothing for certain, and `TopSystematic` is safer. O(N + K log K)
-    per site.
+    The optimal resampling of Fearnhead and Clifford 2003: scores above a threshold are kept with
+    weight one, the rest is sampled systematically with log-weights ``-log pi_i``. The number above
+    is found, not set. That is the best for scores near the marginals; scores that are flat where
+    these are not keep nothing for certain, and `TopSystematic` is safer. O(N + K log K) per site.
 
     Args:
-        keep: how many states, or what share of them.
+        keep: number of states, or a fraction of them.
     """
 
     keep: Size
@@ -218,16 +212,14 @@ class Threshold(Inversion):
         checked_size("Threshold", "keep", self.keep)
 
     def num_uniforms(self, states: int) -> int:
-        """One, which places all of the sample."""
         return 1
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        """The states of a score above the threshold, and a systematic sample of the others."""
         return _systematic(log_q, uniforms, count_of(self.keep, log_q.shape[-1]), 0)
 
 
 def _everything(log_q: Tensor) -> Support:
-    """Every state as it is, impossible ones with log-weight -inf."""
+    """All states with weight one, impossible ones with log-weight -inf."""
     everything = torch.arange(log_q.shape[-1], device=log_q.device).expand(log_q.shape)
     return Support(everything, log_q).unweighted()
 
@@ -263,13 +255,13 @@ def _systematic(log_q: Tensor, uniforms: Tensor, keep: int, top: int) -> Support
 
 
 def _num_certain(values: Tensor, rest: Tensor) -> Tensor:
-    """(*lead, 1): how many of the largest scores are kept for certain.
+    """(*lead, 1) number of the largest scores that are kept for certain.
 
     With the m largest certain, the next has ``pi = (K - m) q_m / (q_m + q_m+1 + ...)``; it is
     certain too where that is one or more. Sums run from the small end, so nothing cancels.
     """
     keep = values.shape[-1]
-    shift = _finite(values[..., :1])
+    shift = finite(values[..., :1])
     masses = (values - shift).exp()
     beyond = (rest - shift).exp().sum(-1, keepdim=True)
     from_here = beyond + masses.flip(-1).cumsum(-1).flip(-1)
@@ -280,12 +272,12 @@ def _num_certain(values: Tensor, rest: Tensor) -> Tensor:
 
 def _heights(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Cumulative masses (*lead, N) relative to a log-shift (*lead, 1)."""
-    peak = _finite(scores.amax(-1, keepdim=True))
+    peak = finite(scores.amax(-1, keepdim=True))
     return peak, (scores - peak).exp().cumsum(-1)
 
 
 def _inverse(heights: Tensor, targets: Tensor) -> Tensor:
-    """The state in whose step of the cumulative masses each target lies; never one of no mass."""
+    """State in whose step of the cumulative masses each target lies; never one of no mass."""
     total = heights[..., -1:]
     below = torch.minimum(targets, torch.nextafter(total, torch.zeros_like(total)))
     picks = torch.searchsorted(heights, below.contiguous(), right=True)
@@ -293,13 +285,9 @@ def _inverse(heights: Tensor, targets: Tensor) -> Tensor:
 
 
 def _weights(log_weights: Tensor, scores: Tensor, picks: Tensor, like: Tensor) -> Tensor:
-    """The log-weights, -inf where there was nothing to draw."""
+    """Log-weights, -inf where there was nothing to draw."""
     possible = scores.gather(-1, picks) > -math.inf
     return torch.where(possible, log_weights, -math.inf).to(like.dtype)
-
-
-def _finite(peak: Tensor) -> Tensor:
-    return torch.where(peak > -math.inf, peak, 0.0)
 
 
 def _log(values: Tensor) -> Tensor:

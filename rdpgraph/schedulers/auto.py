@@ -227,28 +227,18 @@ class Auto(Scheduler):
 
 @dataclass(frozen=True, eq=False)
 class _Approximate:
-    """Messages, a search and estimates in the seconds that there are.
+    """Messages, a search and estimates in the seconds that there are."""
 
-    Attributes:
-        network: the reduced model.
-        memory: bytes as given, or None.
-        memory_bytes: the same, or those of the machine.
-        allowance: the seconds.
-        progress: told of every sweep and move.
-        remedy: what would do better than all of them.
-        clusters: the plan of messages between clusters and what carries it out, or None.
-        forward: gives log Z alone where that fits, or None.
-        counting: why log Z is counted or not, and what counts it from seconds, or None.
-    """
-
-    network: Network
-    memory: float | None
-    memory_bytes: float
-    allowance: Allowance
-    progress: Callable[[Sweep | Move], None] | None
-    remedy: str = ""
+    network: Network  # the reduced model
+    memory: float | None  # bytes as given, or None
+    memory_bytes: float  # the same, or those of the machine
+    allowance: Allowance  # the seconds
+    progress: Callable[[Sweep | Move], None] | None  # told of every sweep and move
+    remedy: str = ""  # what would do better than all of them
+    # the plan of messages between clusters and what carries it out, or None
     clusters: tuple[Plan, Callable[[], Solution]] | None = None
-    forward: Callable[[float], Solution] | None = None
+    forward: Callable[[float], Solution] | None = None  # gives log Z alone where that fits, or None
+    # why log Z is counted or not, and what counts it from seconds, or None
     counting: tuple[str, CountOf | None] = ("", None)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Exact contraction, whole or in slices, planned when it is asked for."""
+"""Scheduler of exact contraction, whole or in slices."""
 
 import math
 from collections.abc import Callable
@@ -56,19 +56,15 @@ class Contraction(Scheduler):
         require_budget("Contraction", self.memory, self.seconds)
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """Evidence, hard zeros, then the cheapest order found."""
-        return self.plan_network(reduced(graph, self.seconds))
-
-    def circuit(self, graph: FactorGraph) -> Circuit | None:
-        """The circuit of a small graph, or None."""
-        return within(self.memory, self.seconds, graph)
-
-    def plan_network(self, network: Network) -> tuple[Plan, Callable[[], Solution]]:
-        """The same for a reduced network."""
+        """Plan contraction in the cheapest order found, of the reduced network."""
+        network = reduced(graph, self.seconds)
         return plan_network(network, budget_of(self.memory, self.seconds))
 
+    def circuit(self, graph: FactorGraph) -> Circuit | None:
+        return within(self.memory, self.seconds, graph)
+
     def solve(self, graph: FactorGraph) -> Solution:
-        """The solution of a graph.
+        """Solution of a graph.
 
         Raises:
             BudgetError: it does not fit.
@@ -77,7 +73,7 @@ class Contraction(Scheduler):
 
 
 def solved(scheduler: Scheduler, graph: FactorGraph) -> Solution:
-    """A graph's solution, refused where the plan does not keep to its budget."""
+    """Solution of a graph, refused if the plan exceeds its budget."""
     plan, run = scheduler.plan(graph)
     require_fit(plan)
     return run()
@@ -86,7 +82,7 @@ def solved(scheduler: Scheduler, graph: FactorGraph) -> Solution:
 def plan_network(
     network: Network, budget: Budget, *, deadline: float | None = None
 ) -> tuple[Plan, Callable[[], Solution]]:
-    """`planned`, and what carries it out."""
+    """Plan of a reduced network, and the function that carries it out."""
     plan = planned(network, budget, deadline=deadline)
     return plan, partial(solved_network, network, plan, budget)
 
@@ -101,7 +97,7 @@ def exactly(scheduler: Scheduler) -> Contraction:
 
 
 def require_fit(plan: Plan) -> None:
-    """Refuse a plan that does not keep to its budget."""
+    """Raise `BudgetError` for a plan that exceeds its budget."""
     if not plan.fits:
         what = "Message passing" if plan.route == "loopy" else "Exact inference"
         raise BudgetError(f"{what} does not fit: it {plan.remedy}.")
@@ -113,7 +109,7 @@ def planned(
     last: frozenset[int] = frozenset(),
     deadline: float | None = None,
 ) -> Plan:
-    """The plan of a reduced network."""
+    """Plan of a reduced network."""
     return make_plan(
         topology_of(network),
         budget=budget,
@@ -127,7 +123,7 @@ def planned(
 
 
 def solved_network(network: Network, plan: Plan, budget: Budget) -> Solution:
-    """Carry out a plan that fits."""
+    """Solution by a plan that fits."""
     if plan.num_slices > 1:
         return in_slices(network, plan, budget)
     return _exact(network, plan, budget)
@@ -147,7 +143,7 @@ def _constrained(network: Network, budget: Budget, last: frozenset[int]) -> Cont
 
 
 def in_slices(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
-    """One exact solution per configuration of the cutset, made by conditioning."""
+    """Exact solutions of all configurations of the cutset, by conditioning."""
     numbers = network.numbers[torch.tensor(plan.slices, device="cpu")]
     pairs = zip(numbers, plan.slices, strict=True)
     kept = [network.states_left(n.reshape(1), network.sizes[a])[0] for n, a in pairs]
@@ -174,10 +170,8 @@ def _slice(
         never = torch.zeros(against.shape, dtype=graph.dtype, device=graph.device)
         never = never.masked_fill(against.to(graph.device), -math.inf)
         empty = torch.zeros(1, 0, dtype=torch.long, device="cpu")
-        blocks = (
-            *blocks,
-            Block(empty, Table(never), (), None, torch.zeros(1, device="cpu").long()),
-        )
+        declared = torch.zeros(1, device="cpu").long()
+        blocks = (*blocks, Block(empty, Table(never), (), None, declared))
     part = FactorGraph.from_blocks(graph.domain, blocks, states)
     slice_network = reduce_graph(part, possible=network.possible)
     ample = replace(budget, seconds=budget.seconds * 1e6)
@@ -194,11 +188,11 @@ _Made: TypeAlias = tuple[Scheduler, Plan, Callable[[], Solution]]
 def prepared(
     scheduler: Scheduler, graph: FactorGraph, *, keep: bool
 ) -> tuple[Plan, Callable[[], Solution]]:
-    """The scheduler's plan for a graph, and what carries it out.
+    """Plan of a scheduler for a graph, and the function that carries it out.
 
-    With ``keep``, or where the plan does not fit, both stay with the graph for the next call, which
-    neither reads the tables nor plans if the scheduler is equal and no table has been written to.
-    They are taken once: gradients pass through what was read from the tables once only.
+    With ``keep``, or if the plan does not fit, both are stored in the graph for the next call,
+    which neither reads the tables nor plans if the scheduler is equal and no table has been written
+    to. They are used once: gradients pass through what was read from the tables once only.
     """
     read = [(block.scopes, block.potential, block.rows) for block in graph.blocks]
     earlier: Kept[_Made] | None = graph.__dict__.pop(_NAME, None)
@@ -214,7 +208,7 @@ def prepared(
 def begun(
     scheduler: Scheduler, graph: FactorGraph
 ) -> tuple[Plan | Callable[[], Plan], Callable[[], Solution]]:
-    """The plan for a graph, or what makes it, and what gives the answers.
+    """Plan of a graph, or the function that makes it, and the function that solves the graph.
 
     Raises:
         BudgetError: the plan does not fit its budget.
@@ -247,9 +241,7 @@ class _Deferred:
         return run()
 
     def plan(self) -> Plan:
-        """The plan, which is made when it is first asked for."""
         return self._planned[0]
 
     def solution(self) -> Solution:
-        """Solution that carries it out."""
         return self._solution

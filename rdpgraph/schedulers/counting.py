@@ -1,4 +1,4 @@
-"""Exact counts of models of clauses as a scheduler."""
+"""Scheduler of exact counts, for models of clauses."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from rdpgraph.structures.recursion.library import available, function
 CountOf: TypeAlias = Callable[[float], Solution]
 
 _HARD = 0.75
-"""The part of the factors that are constraints alone from which `Auto` counts."""
+"""Part of the factors that are constraints alone from which `Auto` counts."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Counting(Scheduler):
             raise ModelError("Counting needs finite seconds; got inf.")
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """Evidence and hard zeros; a count begins when an answer is asked for."""
+        """Plan a count, which begins when an answer is asked for."""
         compiler = _compiler()
         if compiler is None:
             require_counter()
@@ -95,12 +95,12 @@ def _compiler() -> Callable[..., None] | None:
 
 
 def _compile(*arguments: Any) -> None:
-    """Ask the machine's library for a circuit."""
+    """Compile a circuit by the machine's library."""
     function("compile", torch.float64)(*arguments)
 
 
 def counting_of(network: Network, memory: float) -> tuple[str, CountOf | None]:
-    """Why log Z is counted or not, and what counts it from seconds; nothing where width decides."""
+    """Reason why log Z is counted or not, and the counter, if any; empty if width decides."""
     hard, joint = _constraints(network)
     trained = any(group.log_tables.requires_grad for group in network.groups)
     if trained or network.batch > 1 or hard < _HARD * max(joint, 1):
@@ -116,7 +116,7 @@ def _counted(network: Network, memory: float, seconds: float) -> CountedSolution
 
 
 def _constraints(network: Network) -> tuple[int, int]:
-    """Factors of several variables that have hard zeros and one other value, and all of them."""
+    """Number of joint factors that are constraints alone, and of all joint factors."""
     hard = joint = 0
     for group in network.groups:
         count, dims = group.scopes.shape

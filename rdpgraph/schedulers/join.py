@@ -1,4 +1,4 @@
-"""Messages between clusters of factors as a scheduler."""
+"""Scheduler of messages between clusters of factors."""
 
 import math
 from collections.abc import Callable
@@ -77,10 +77,10 @@ class JoinGraph(Scheduler):
             )
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """Evidence, hard zeros, clusters, then messages.
+        """Plan evidence, hard zeros, clusters, then messages.
 
-        Planning takes a fifth of the seconds at most. Where no clusters are found by then that
-        keep to the memory and can be set up in time, `Loopy` answers: each factor by itself.
+        Planning takes a fifth of the seconds at most. If no clusters are found by then that fit the
+        memory and can be set up in time, `Loopy` answers.
         """
         begin = clock.now()
         deadline = begin + max(clock.PLANNING * self.seconds, clock.LEAST_PLANNING)
@@ -104,11 +104,11 @@ class JoinGraph(Scheduler):
         deadline: float,
         begin: float = math.inf,
     ) -> tuple[Plan, Callable[[], Solution]] | None:
-        """The same for a reduced network; None where no clusters keep to the budget.
+        """Plan of a reduced network and the function that solves it; None if no clusters fit.
 
         Args:
             graph: the model.
-            network: what is left of it.
+            network: the model, reduced.
             why: the reason for this route.
             deadline: when planning ends, on `clock.now`.
             begin: since when the seconds count; by default only answers do.

@@ -1,4 +1,4 @@
-"""Loopy belief propagation as a scheduler."""
+"""Scheduler of loopy belief propagation."""
 
 import math
 from collections.abc import Callable
@@ -96,11 +96,10 @@ class Loopy(Scheduler):
         )
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """Evidence, hard zeros, then messages."""
         return self.plan_because(graph, "approximate, as asked for")
 
     def plan_because(self, graph: FactorGraph, why: str) -> tuple[Plan, Callable[[], Solution]]:
-        """The same with a reason."""
+        """Plan with a reason for this route."""
         begin = clock.now()
         network = reduce_graph(graph, high_order=True)
         plan = loopy_plan(network, self.sweeps, why, memory=self.memory)
@@ -115,11 +114,11 @@ class Loopy(Scheduler):
         return started_from(solution, self.start.solution)
 
     def solution(self, network: Network, allowance: Allowance | None = None) -> LoopySolution:
-        """Messages in a network reduced with ``high_order=True``; a start is left out.
+        """Solution of a network reduced with ``high_order=True``; a start is left out.
 
         Args:
             network: the model.
-            allowance: what is left of the seconds; None: all of them.
+            allowance: the remaining seconds; None: all of them.
         """
         if allowance is None and self.seconds is not None:
             allowance = Allowance(self.seconds)
@@ -130,19 +129,14 @@ class Loopy(Scheduler):
 
 @dataclass(frozen=True, eq=False)
 class ForMessages:
-    """A reduced network made again when it is needed, whose potentials answer messages themselves.
+    """Network reduced for messages, made when needed; potentials compute messages themselves."""
 
-    Attributes:
-        reduced: the network, without whole potentials.
-        memory: bytes for tables, messages and marginals, or None.
-    """
-
-    reduced: Network
-    memory: float | None
+    reduced: Network  # the network, without whole potentials
+    memory: float | None  # bytes for tables, messages and marginals, or None
 
     @cached_property
     def network(self) -> Network:
-        """The network for messages."""
+        """Network reduced with ``high_order=True``."""
         graph, possible = self.reduced.graph, self.reduced.possible
         if possible is not None and len(possible.starts) != graph.num_variables + 1:
             possible = None  # it includes auxiliary variables, which are not made for messages
@@ -150,13 +144,13 @@ class ForMessages:
             return reduce_graph(graph, possible=possible, high_order=True)
 
     def plan(self, why: str, seconds: float) -> Plan:
-        """The plan of loopy belief propagation, which ends after some seconds at most."""
+        """Plan of loopy belief propagation, which ends after some seconds at most."""
         plan = loopy_plan(self.network, Loopy().sweeps, why, memory=self.memory)
         return replace(plan, seconds=min(plan.seconds, seconds))
 
 
 def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None = None) -> Plan:
-    """What messages cost in a network reduced with ``high_order=True``."""
+    """Plan and cost of messages in a network reduced with ``high_order=True``."""
     tables = [group.log_tables for group in network.groups]
     factors = [len(group.scopes) for group in network.groups]
     cells = [math.prod(table.shape[2:]) for table in tables]

@@ -1,4 +1,4 @@
-"""Bounds of log Z and unbiased estimates of Z as a scheduler."""
+"""Scheduler of bounds on log Z and unbiased estimates of Z."""
 
 import math
 from collections.abc import Callable
@@ -32,10 +32,10 @@ from rdpgraph.schedulers.scheduler import (
 )
 
 _ASKED = 0.1
-"""The part of the time in which messages settle that a proposal asks for."""
+"""Part of the time of the messages that a proposal asks for."""
 _DAMPING = 0.3
 _HOPELESS = 2.0
-"""How many times the time a pass may be predicted to take."""
+"""Predicted time of a pass, relative to the limit, at which it is refused."""
 _GRACE = 1.0
 """Seconds by which the first population may be late."""
 
@@ -103,7 +103,7 @@ class MiniBuckets(Scheduler):
             )
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """Evidence and hard zeros; passes and draws are made when an answer is asked for."""
+        """Plan passes and draws, which are made when an answer is asked for."""
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         pass_cells(network, budget.memory_bytes)

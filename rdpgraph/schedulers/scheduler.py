@@ -1,4 +1,4 @@
-"""What a scheduler is, and what schedulers share."""
+"""Interface of schedulers, and checks and plans that they share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -24,23 +24,19 @@ _PROBING = 0.05
 
 
 class Scheduler(ABC):
-    """Chooses how a factor graph is solved."""
+    """A way to solve a factor graph."""
 
     @abstractmethod
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """The plan, and what carries it out."""
+        """Plan a graph's solution; return the plan, and a function that carries it out."""
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
-        """What answers a graph so small that its plan can wait until it is asked for, if it is."""
+        """Circuit of a graph so small that its plan can wait until it is asked for, or None."""
         return None
 
 
 def require_budget(name: str, memory: object, seconds: object) -> None:
-    """The limits that a scheduler was given are numbers above zero, or none.
-
-    Raises:
-        ModelError: they are not.
-    """
+    """Raise `ModelError` unless a scheduler's limits are numbers above zero, or None."""
     for limit, unit, value in (("memory", "bytes", memory), ("seconds", "seconds", seconds)):
         if value is not None and not (is_real(value) and cast(float, value) > 0):
             raise ModelError(
@@ -49,37 +45,27 @@ def require_budget(name: str, memory: object, seconds: object) -> None:
 
 
 def require_kind(name: str, field: str, value: object, kind: type, example: str) -> None:
-    """A choice that a scheduler was given is an object of its kind, or none.
-
-    Raises:
-        ModelError: it is not.
-    """
+    """Raise `ModelError` unless a scheduler's choice is an object of its kind, or None."""
     if value is not None and not isinstance(value, kind):
         raise ModelError(f"{name} needs {field} as an object such as {example}; got {value!r:.80}.")
 
 
 def require_function(name: str, progress: object) -> None:
-    """What a scheduler is to call as it goes on is a function, or none.
-
-    Raises:
-        ModelError: it is not.
-    """
+    """Raise `ModelError` unless a scheduler's progress is a function, or None."""
     if not (progress is None or callable(progress)):
         raise ModelError(f"{name} needs progress as a function; got {progress!r:.80}.")
 
 
 def within(memory: float | None, seconds: float, graph: FactorGraph) -> Circuit | None:
-    """The circuit of a small graph; None where the budget is less than any circuit may take."""
+    """Circuit of a small graph; None if the budget is less than any circuit may take."""
     ample = (memory is None or memory >= SMALL) and seconds >= 1.0
     return circuit_of(graph) if ample else None
 
 
 def reduced(graph: FactorGraph, seconds: float) -> Network:
-    """The network to contract; where that is not cheap, with the states probed one by one.
+    """Network to contract, with states probed one by one unless it is cheap.
 
-    Args:
-        graph: the model.
-        seconds: the time budget, of which probing takes a twentieth at most.
+    Probing takes a twentieth of the seconds at most.
     """
     network = reduce_graph(graph)
     if network.possible is None or network.impossible:
@@ -96,13 +82,7 @@ def reduced(graph: FactorGraph, seconds: float) -> Network:
 
 
 def require_room_for_states(graph: FactorGraph) -> None:
-    """Refuse a graph for which a number for each state that evidence leaves does not fit.
-
-    Messages and marginals take that much at least.
-
-    Raises:
-        BudgetError: they do not.
-    """
+    """Raise `BudgetError` if one number per unobserved state, as messages need, does not fit."""
     element = torch.finfo(graph.dtype).bits / 8
     states = graph.domain.total_states
     if element * states <= SMALL:
@@ -115,7 +95,7 @@ def require_room_for_states(graph: FactorGraph) -> None:
 
 
 def asked_plan(route: str, why: str, network: Network, budget: Budget) -> Plan:
-    """The plan of what is asked for by name and takes the seconds that it is given."""
+    """Plan of a route chosen by name, which takes the seconds it is given."""
     return Plan(
         route=route,
         why=why,
@@ -128,18 +108,18 @@ def asked_plan(route: str, why: str, network: Network, budget: Budget) -> Plan:
 
 
 def seed_of(generator: torch.Generator | None) -> int:
-    """A number drawn from a generator; always the same one without."""
-    return (
-        0 if generator is None else int(torch.randint(2**62, (), generator=generator, device="cpu"))
-    )
+    """A number drawn from a generator; a constant without one."""
+    if generator is None:
+        return 0
+    return int(torch.randint(2**62, (), generator=generator, device="cpu"))
 
 
 def topology_of(network: Network) -> Topology:
-    """Which variables meet in which factors."""
+    """Topology of a network's factors."""
     scopes = (tuple(scope) for group in network.groups for scope in group.scopes.tolist())
     return Topology(tuple(scopes), network.sizes)
 
 
 def budget_of(memory: float | None, seconds: float) -> Budget:
-    """The memory and time given, or those of the machine."""
+    """Budget of the memory and time given, or those of the machine."""
     return Budget.of_machine(seconds) if memory is None else Budget(memory, seconds)

@@ -1,4 +1,4 @@
-"""Modes by search as a scheduler."""
+"""Scheduler of modes by search."""
 
 import math
 from collections.abc import Callable
@@ -30,21 +30,20 @@ from rdpgraph.schedulers.scheduler import (
 )
 
 _SUMS = 0.4
-"""The part of the time of messages for those that sum."""
+"""Part of the messages' time for those that sum."""
 
 
 @dataclass(frozen=True)
 class Search(Scheduler):
     """Modes and marginal modes where exact inference does not fit, by large neighbourhood search.
 
-    A mode begins with the best configuration that loopy messages say, in two fifths of the seconds
+    A mode begins with the best configuration that loopy messages give, in two fifths of the seconds
     at most. A move fixes a random cutset of the variables, finds the best states of all others
-    exactly, and the next goes on from there with another cutset; where that brings nothing more the
-    tables grow, and some fixed variables are changed at random. A configuration of probability 0 is
-    never the answer. A mode is optimal for sure (`Posterior.mode_is_optimal`) once no variable had
-    to be fixed, or its score meets a bound by mini-buckets, which takes a tenth of the seconds
-    more. For a marginal mode the sums over the other variables must fit, given all that are asked
-    for.
+    exactly, and the next goes on from there with another cutset; when that gains no more the tables
+    grow, and some fixed variables are changed at random. A configuration of probability 0 is never
+    the answer. A mode is proved optimal (`Posterior.mode_is_optimal`) once no variable had to be
+    fixed, or its score meets a bound by mini-buckets, which takes a tenth of the seconds more. For
+    a marginal mode the sums over the other variables must fit, given all that are asked for.
 
     Cost: a move visits every factor once, and its largest table has 2,048 to 4 million entries.
 
@@ -81,7 +80,6 @@ class Search(Scheduler):
             )
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """Evidence and hard zeros; each question searches again."""
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         seed = seed_of(self.generator)
@@ -96,7 +94,7 @@ class Search(Scheduler):
 def _by_messages(
     for_messages: ForMessages, progress: Callable[[Sweep], None] | None, seconds: float
 ) -> Tensor:
-    """(B, V) what plain messages say: those that maximise, and with hard zeros those that sum."""
+    """(B, V) best states by plain messages: maxima, and with hard zeros also sums."""
     begin, network, every = clock.now(), for_messages.network, list[Tensor]()
     if network.possible is not None:
         sums = Loopy(seconds=_SUMS * seconds, progress=progress)

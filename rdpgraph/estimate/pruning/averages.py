@@ -1,4 +1,4 @@
-"""Running averages over the sweeps of chains, with what they are worth."""
+"""Running averages over the sweeps of chains, with their errors."""
 
 import math
 from collections.abc import Sequence
@@ -18,32 +18,23 @@ _ALIKE = 1e-4  # values of sweeps that differ by less are one: of a probability,
 
 @dataclass(frozen=True, eq=False)
 class Averages:
-    """Sums over the sweeps of chains, and the means of some sweeps in turn.
+    """Sums over the sweeps of chains, and means of consecutive sweeps."""
 
-    Attributes:
-        sweeps: how many have been added.
-        stride: sweeps in a mean that is kept.
-        total: (chains, D) sums.
-        squares: (chains, D) sums of squares.
-        under_way: (chains, D) the sum of the sweeps that are in no mean yet.
-        kept: (chains, D) means, the oldest first.
-    """
-
-    sweeps: int
-    stride: int
-    total: Tensor
-    squares: Tensor
-    under_way: Tensor
-    kept: tuple[Tensor, ...] = field(default=(), repr=False)
+    sweeps: int  # number of sweeps added
+    stride: int  # sweeps in a mean
+    total: Tensor  # (chains, D) sums
+    squares: Tensor  # (chains, D) sums of squares
+    under_way: Tensor  # (chains, D) sum of the sweeps that are in no mean yet
+    kept: tuple[Tensor, ...] = field(default=(), repr=False)  # (chains, D) means, the oldest first
 
     @classmethod
     def none(cls, like: Tensor) -> Self:
-        """Of numbers (chains, D), none yet."""
+        """Averages of (chains, D) numbers before the first sweep."""
         none = torch.zeros_like(like)
         return cls(0, 1, none, none, none)
 
     def with_sweep(self, values: Tensor) -> Self:
-        """The averages with one more sweep."""
+        """Averages with one more sweep."""
         sweeps, under_way = self.sweeps + 1, self.under_way + values
         kept, stride = self.kept, self.stride
         if sweeps % stride == 0:
@@ -59,7 +50,7 @@ class Averages:
 
     @classmethod
     def joined(cls, parts: Sequence["Averages"]) -> Self:
-        """Those of all chains, which have as many sweeps."""
+        """Averages of all chains, which have equally many sweeps."""
         total, squares, under_way = (
             torch.cat([getattr(part, name) for part in parts])
             for name in ("total", "squares", "under_way")
@@ -69,17 +60,17 @@ class Averages:
 
     @property
     def chains(self) -> int:
-        """How many chains there are."""
+        """Number of chains."""
         return len(self.total)
 
     @property
     def mean(self) -> Tensor:
-        """(D,) over all sweeps of all chains."""
+        """(D,) mean over all sweeps of all chains."""
         return self.total.mean(0) / max(self.sweeps, 1)
 
     @cached_property
     def _batches(self) -> Tensor:
-        """(batches, chains, D) means of some ``sweeps ** (2 / 3)`` sweeps each, the latest ones."""
+        """(batches, chains, D) means of about ``sweeps ** (2 / 3)`` sweeps each, the latest."""
         length = max(1, round(self.sweeps ** (2 / 3) / self.stride))
         count = len(self.kept) // length
         if not count:
@@ -89,7 +80,7 @@ class Averages:
 
     @cached_property
     def _variances(self) -> tuple[Tensor, Tensor]:
-        """(D,) of the mean, twice: were batches independent, and as chains are; +inf of one."""
+        """(D,) variance of the mean by independent batches, and by chains; +inf for one."""
         batches = self._batches
         parts = batches.flatten(0, 1), self.total / max(self.sweeps, 1)
         each = (
@@ -101,7 +92,7 @@ class Averages:
 
     @property
     def _stuck(self) -> Tensor:
-        """(D,) where chains differ by more than chance allows: batches are not independent."""
+        """(D,) whether chains differ by more than chance allows: batches are not independent."""
         by_batches, by_chains = self._variances
         return (by_chains > _APART * by_batches) & (by_chains < math.inf)
 
@@ -109,34 +100,34 @@ class Averages:
     def standard_error(self) -> Tensor:
         """(D,) of the mean; +inf with fewer than two batches.
 
-        By the means of batches, or by those of chains where these differ by more than chance
-        allows: batches of a chain that hardly moves are not independent.
+        By the means of batches, or by those of chains if these differ by more than chance allows:
+        batches of a chain that hardly moves are not independent.
         """
         by_batches, by_chains = self._variances
         return torch.where(self._stuck, by_chains, by_batches).sqrt()
 
     def half_width(self, chance: float) -> Tensor:
-        """(D,) half of an interval that holds the exact value that often, by Student's t."""
+        """(D,) half-width of a confidence interval of the exact value, by Student's t."""
         freedom = max(len(self._batches) * self.chains - 1, 1), max(self.chains - 1, 1)
         batches, chains = (student(0.5 + chance / 2, each) for each in freedom)
         return torch.where(self._stuck, chains, batches) * self.standard_error
 
     @property
     def variance(self) -> Tensor:
-        """(D,) of the values of sweeps."""
+        """(D,) variance of the sweeps' values."""
         many = max(self.chains * self.sweeps, 1)
         return (self.squares.sum(0) / many - (self.total.sum(0) / many).square()).clamp(min=0.0)
 
     @property
     def effective(self) -> Tensor:
-        """(D,) how many independent sweeps would have that error; all, of what does not vary."""
+        """(D,) number of independent sweeps with the same error; all, of constants."""
         many = float(self.chains * self.sweeps)
         error = self.standard_error.square()
         return torch.where(error > 0, self.variance / error, many).clamp(max=many)
 
     @cached_property
     def r_hat(self) -> Tensor:
-        """(D,) near 1 where chains agree; +inf with one chain, or fewer than four values of each.
+        """(D,) near 1 if chains agree; +inf with one chain, or fewer than four values of each.
 
         The rank-normalised split R-hat of Vehtari et al. 2021, or that of the distances from the
         median where it is larger.
@@ -154,7 +145,7 @@ class Averages:
 
 
 def _r_hat(values: Tensor, each: int) -> Tensor:
-    """(D,) of values (D, n), rank-normalised: the root of the pooled over the inner variance."""
+    """(D,) root of the pooled over the inner variance of values (D, n), rank-normalised."""
     ordered = values.sort(1).values
     ranks = sum(torch.searchsorted(ordered, values, right=side) for side in (False, True))
     chances = ((ranks + 1) / 2 - 0.375) / (values.shape[1] + 0.25)
@@ -166,28 +157,22 @@ def _r_hat(values: Tensor, each: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Visited:
-    """The summed chances of places, of which few have been visited: as lists.
+    """Summed probabilities of the places visited, as lists."""
 
-    Attributes:
-        places: (n,) numbers, none twice after `merged`.
-        chances: (n,) sums.
-        pending: what has been added since, and how much of it.
-    """
-
-    places: Tensor
-    chances: Tensor
-    pending: tuple[tuple[Tensor, Tensor], ...] = ()
-    waiting: int = 0
+    places: Tensor  # (n,) numbers, none twice after `merged`
+    chances: Tensor  # (n,) sums
+    pending: tuple[tuple[Tensor, Tensor], ...] = ()  # additions since then
+    waiting: int = 0  # number of places in these
 
     def plus(self, places: Tensor, chances: Tensor) -> "Visited":
-        """With the chances of one more sweep."""
+        """Add the probabilities of one more sweep."""
         more = replace(
             self, pending=(*self.pending, (places, chances)), waiting=self.waiting + len(places)
         )
         return more.merged() if more.waiting > 2 * len(self.places) + 2**16 else more
 
     def merged(self) -> "Visited":
-        """The same chances, with every place listed once."""
+        """List every place once."""
         if not self.pending:
             return self
         places = torch.cat([self.places, *(places for places, _ in self.pending)])

@@ -22,7 +22,7 @@ from rdpgraph.model.graph import FactorGraph
 
 
 def masks_of(model: object, solve: Callable[[Any], Any]) -> Masks:
-    """The questions that a model can be masked by.
+    """Masks of a model, by its yes-or-no questions.
 
     Raises:
         ModelError: something else than a model.
@@ -59,7 +59,6 @@ class Everything(Likely):
     """All questions are likely."""
 
     def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
-        """The questions that are open."""
         return masks.open()
 
 
@@ -74,7 +73,7 @@ class Given(Likely):
     mask: Tensor
 
     def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
-        """The mask.
+        """Return the mask, expanded to all questions.
 
         Raises:
             ModelError: another type or shape.
@@ -90,7 +89,7 @@ class Given(Likely):
 
 @dataclass(frozen=True, eq=False)
 class LikelyBy(Likely):
-    """The questions to which a cheaper model says yes with some probability.
+    """Questions to which a cheaper model says yes with some probability.
 
     A grammar of fewer symbols, for one: ``Hypertree.parses(grammar.coarsened(...), sentences)``.
     The cheaper model is solved once, without a mask.
@@ -171,20 +170,20 @@ class RandomizedPruning(Estimator):
 
     @property
     def warming(self) -> int:
-        """Sweeps before the averages begin."""
+        """Number of sweeps before the averages begin."""
         return self.sweeps // 10 if self.warm_up is None else self.warm_up
 
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:
-        """The averages of the sweeps, whatever solves the model: nothing does."""
+        """Run the sweeps; their averages need no solution of the model."""
         return averaged(model, self.run(model, solve=solve, generator=generator))
 
     @torch.no_grad()
     def run(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Run:
-        """The sweeps.
+        """Run the sweeps.
 
         Raises:
             ModelError: no question is likely; or the posterior to resume is of another kind.
@@ -204,7 +203,7 @@ class RandomizedPruning(Estimator):
         return run.onward(self.sweeps, warm_up=warm, seconds=self.seconds, generator=generator)
 
     def sampler(self, model: Model, *, solve: Callable[[Model], Any]) -> Sampler:
-        """The kernel of the chains.
+        """Kernel of the chains.
 
         Raises:
             ModelError: no question is likely.
@@ -222,7 +221,7 @@ class RandomizedPruning(Estimator):
 
 
 def averaged(model: Model, run: Run) -> Problem:
-    """Answers of the sweeps of a run, for `Estimator.prepare`."""
+    """Problem whose answers are the averages of a run."""
     # A structure is not solved, nor is a graph: what has no variables is quick to.
     solved = model if isinstance(model, FactorGraph) else FactorGraph([])
     return Problem(solved, PrunedSolution(run))

@@ -19,18 +19,14 @@ from rdpgraph.model.restriction import Support
 
 @dataclass(frozen=True, eq=False)
 class GraphMasks(Masks):
-    """The question of a state of a variable is whether the variable is in it.
+    """Masks of a graph by its states: the question of a state is whether its variable is in it.
 
-    A yes observes the variable, a no takes the state away. What is left is solved as any graph, by
-    the scheduler, which must answer exactly.
-
-    Args:
-        model: the graph, evidence included; without batch dims.
-        solve: runs inference on a graph.
+    A yes observes the variable, a no removes the state. The rest is solved as any graph, by the
+    scheduler, which must answer exactly.
     """
 
-    model: FactorGraph
-    solve: Callable[[Any], Any]
+    model: FactorGraph  # the graph, evidence included; without batch dims
+    solve: Callable[[Any], Any]  # runs inference on a graph
 
     def __post_init__(self) -> None:
         if self.model.batch_shape:
@@ -41,12 +37,10 @@ class GraphMasks(Masks):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """No dims: a graph with batch dims is refused."""
         return ()
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """All states of all variables, in their order."""
         return (self.model.domain.total_states,)
 
     @property
@@ -55,10 +49,8 @@ class GraphMasks(Masks):
 
     @property
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """(states,) twice: each state's variable, and its number among those of the variable."""
-        return self.variable, torch.arange(len(self.variable), device="cpu") - self.starts[
-            self.variable
-        ]
+        flat = torch.arange(len(self.variable), device="cpu")
+        return self.variable, flat - self.starts[self.variable]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,42 +58,41 @@ class GraphMasks(Masks):
 
     @cached_property
     def variable(self) -> Tensor:
-        """(states,) the number of the variable of each state."""
+        """(states,) variable of each state."""
         sizes = self.model.domain.sizes
         return torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), sizes)
 
     @cached_property
     def starts(self) -> Tensor:
-        """(variables,) where the states of each begin."""
+        """(variables,) first state of each."""
         return self.model.domain.sizes.cumsum(0) - self.model.domain.sizes
 
     @cached_property
     def bare(self) -> FactorGraph:
-        """The graph without its evidence, which masks hold beside what they hold themselves."""
+        """Graph without its evidence, which masks add to their own."""
         return self.model.retract()
 
     @cached_property
     def observed(self) -> Tensor:
-        """(variables,) their states, -1 where they are not observed."""
+        """(variables,) observed states, -1 for the others."""
         given = self.model.observed
         if given is None:
             return torch.full((self.model.domain.count,), MISSING, device="cpu")
         return given.cpu()
 
     def open(self) -> Tensor:
-        """The states of variables that have two or more and are not observed."""
+        """States of unobserved variables that have two or more."""
         free = (self.observed == MISSING) & (self.model.domain.sizes > 1)
         return free[self.variable]
 
     def guess(self, likely: Tensor) -> Tensor:
-        """The first likely state of each variable."""
         place = torch.arange(len(likely), device="cpu")
         first = torch.full((self.model.domain.count,), len(likely), device="cpu")
         first = first.scatter_reduce(0, self.variable[likely], place[likely], "amin")
         return (place == first[self.variable]) & likely
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedGraphs":
-        """A graph for each chain; chains of which the same states are left share one."""
+        """Graphs of all chains; chains with the same remaining states share one."""
         domain, known = self.model.domain, self.observed[self.variable]
         # A variable is in one state: of two that are required none is left.
         held = torch.zeros(len(required), domain.count, dtype=torch.long, device="cpu")
@@ -112,11 +103,9 @@ class GraphMasks(Masks):
         return MaskedGraphs([self._one(states) for states in distinct], place)
 
     def _one(self, keep: Tensor) -> "MaskedGraph":
-        """The graph of some states (states,)."""
+        """Graph on some states (states,)."""
         domain, number = self.model.domain, self.numbers[1]
-        count = torch.zeros(domain.count, dtype=torch.long, device="cpu").index_add_(
-            0, self.variable, keep.long()
-        )
+        count = torch.bincount(self.variable[keep], minlength=domain.count)
         if bool((count == 0).any()):
             return MaskedGraph(self, None, {})
         # The states kept come first, in their order; the rest has no weight.
@@ -148,25 +137,19 @@ class GraphMasks(Masks):
 
 @dataclass(frozen=True, eq=False)
 class MaskedGraph:
-    """A graph within the mask of one chain.
+    """A graph within the mask of one chain."""
 
-    Attributes:
-        masks: of the whole graph.
-        answer: the posterior of what is left; None if that is nothing.
-        supports: which states are left.
-    """
-
-    masks: GraphMasks
-    answer: Any
-    supports: dict[Entry, Tensor]
+    masks: GraphMasks  # of the whole graph
+    answer: Any  # posterior of the masked graph; None if it is empty
+    supports: dict[Entry, Tensor]  # remaining states
 
     @property
     def log_partition(self) -> float:
-        """Log Z of what the mask leaves, nats; -inf where that is nothing."""
+        """Log Z within the mask, nats; -inf if nothing is possible."""
         return -math.inf if self.answer is None else float(self.answer.log_partition)
 
     def expected(self) -> tuple[Tensor, float]:
-        """(states,) the marginals of all states, and the expected score."""
+        """(states,) marginals of all states, and the expected score."""
         domain = self.masks.model.domain
         marginals = torch.zeros(domain.total_states, dtype=torch.float64, device="cpu")
         for entry, states in self.supports.items():
@@ -193,41 +176,30 @@ class MaskedGraph:
 
 @dataclass(frozen=True, eq=False)
 class MaskedGraphs(Masked):
-    """A graph within the mask of each chain.
+    """Graphs within the masks of all chains."""
 
-    Attributes:
-        graphs: those that differ.
-        place: (chains,) which of them each chain has.
-    """
-
-    graphs: list[MaskedGraph]
-    place: Tensor
+    graphs: list[MaskedGraph]  # the distinct ones
+    place: Tensor  # (chains,) number of each chain's graph
 
     @property
     def log_partition(self) -> Tensor:
-        each = torch.tensor(
-            [one.log_partition for one in self.graphs], dtype=torch.float64, device="cpu"
-        )
-        return each[self.place]
+        each = [one.log_partition for one in self.graphs]
+        return torch.tensor(each, dtype=torch.float64, device="cpu")[self.place]
 
     @property
     def work(self) -> int:
-        """The states kept and the multiply-adds, of the graphs that differ."""
+        """Kept states and multiply-adds, of the distinct graphs."""
         states = sum(part.numel() for one in self.graphs for part in one.supports.values())
         return states + sum(int(one.answer.plan.flops) for one in self.graphs if one.answer)
 
     def expected(self) -> Expected:
-        """The marginals and expected scores of the posterior of each chain."""
         both = [one.expected() for one in self.graphs]
         answers = torch.stack([marginals for marginals, _ in both])[self.place]
-        score = torch.tensor([score for _, score in both], dtype=torch.float64, device="cpu")[
-            self.place
-        ]
+        scores = torch.tensor([score for _, score in both], dtype=torch.float64, device="cpu")
         places = answers.flatten().nonzero().squeeze(1)
-        return Expected(answers, score, places, answers.flatten()[places])
+        return Expected(answers, scores[self.place], places, answers.flatten()[places])
 
     def draw(self, generator: torch.Generator | None) -> Draw:
-        """Samples of the posteriors, one for each chain."""
         answers = torch.zeros(
             len(self.place), *self.graphs[0].masks.questions, dtype=torch.bool, device="cpu"
         )

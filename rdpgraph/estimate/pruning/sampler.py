@@ -24,7 +24,7 @@ class Selected(ABC):
 
     @abstractmethod
     def first(self, likely: Tensor, generator: torch.Generator | None) -> Tensor:
-        """(chains, items, questions) bool: a selection to begin with.
+        """(chains, items, questions) bool: the first selection.
 
         Args:
             likely: (chains, items, questions) bool: the questions that may be selected.
@@ -33,7 +33,7 @@ class Selected(ABC):
 
     @abstractmethod
     def after(self, last: Tensor, likely: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The next selection, of the last one's shape."""
+        """Next selection, of the last one's shape."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Alternating(Selected):
             raise ModelError(f"Alternating needs a share in 0..1; got {self.share}.")
 
     def first(self, likely: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A random subset of the likely questions."""
+        """Select a random subset of the likely questions."""
         order = uniform(likely.shape, likely.device, generator)
         return _smallest(order.masked_fill(~likely, 2.0), self._size(likely))
 
     def after(self, last: Tensor, likely: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Questions that were left out, and a random part of the others."""
+        """Select the questions left out last time, and a random part of the others."""
         # Those left out come first; where they are too many, a random part of them is taken.
         order = uniform(likely.shape, likely.device, generator) + last.double()
         return _smallest(order.masked_fill(~likely, 3.0), self._size(likely))
@@ -77,7 +77,7 @@ class Alternating(Selected):
 
 
 def _smallest(values: Tensor, count: Tensor) -> Tensor:
-    """Return the places of the `count` smallest entries of each row."""
+    """Places of the `count` smallest entries of each row."""
     if not values.shape[-1]:
         return values > 0
     last = values.sort(-1).values.gather(-1, (count - 1).clamp(min=0))
@@ -85,39 +85,32 @@ def _smallest(values: Tensor, count: Tensor) -> Tensor:
 
 
 _WIDE = 1 / 4
-"""The share of sweeps that are wide; twice that while the averages have not begun."""
+"""Fraction of the sweeps that are wide; twice that while the averages have not begun."""
 _MOST_WORK = 4.0
-"""How many times the work of another sweep a wide one may take."""
+"""Most work of a wide sweep, relative to another sweep."""
 _LITTLE = 1 << 14
-"""Places and ways in a sweep that take no longer than its overhead, some milliseconds."""
+"""Places and ways of a sweep that take no longer than its overhead, some milliseconds."""
 _MANY = 3.0
-"""How many of the configurations known a wide sweep goes between, on average."""
+"""Number of the known configurations that a wide sweep moves between, on average."""
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Where the chains are.
+    """State of the chains."""
 
-    Attributes:
-        draw: their configurations, and the answers of those.
-        selected: (chains, *batch, *questions) what the last selection was.
-        known: (n, *batch, *questions) the answers of configurations that the chains had before
-            their averages began: a wide sweep holds nothing that a few of these say yes to.
-        share: the share of the selection that wide sweeps hold; +inf: there are none, as before
-            one has been tried.
-        tried: the one that is tried next, while the averages have not begun; +inf: none.
-        work: of the last sweep that was not wide.
-    """
-
-    draw: Draw
-    selected: Tensor
+    draw: Draw  # their configurations, and the answers of those
+    selected: Tensor  # (chains, *batch, *questions) the last selection
+    # (n, *batch, *questions) answers of configurations that the chains had before their averages
+    # began: a wide sweep holds nothing that a few of these say yes to
     known: Tensor
+    # the part of the selection that wide sweeps hold; +inf: there are none, as before one has been
+    # tried
     share: float = math.inf
-    tried: float = 0.25
-    work: float = math.inf
+    tried: float = 0.25  # the part to try next, while the averages have not begun; +inf: none
+    work: float = math.inf  # of the last sweep that was not wide
 
     def judged(self, work: int) -> "State":
-        """With another share to try next, after a wide sweep by the one tried."""
+        """State with another part to try next, after a wide sweep."""
         if work > _MOST_WORK * max(self.work, _LITTLE):
             return replace(self, tried=min(self.share, 1.0))
         return replace(self, share=self.tried, tried=self.tried / 4 if self.tried > 0.1 else 0.0)
@@ -125,7 +118,7 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """What a sweep gave: the averages within its mask, before its draw."""
+    """A sweep: expectations within its mask, and the state after its draw."""
 
     state: State
     expected: Expected
@@ -134,29 +127,22 @@ class Sweep:
 
 @dataclass(frozen=True, eq=False)
 class Sampler:
-    """The chain of masks, draws and selections, for several chains of every item at once.
+    """Kernel of masks, draws and selections, for several chains of every item at once."""
 
-    Args:
-        masks: of the model.
-        likely: (*batch, *questions) the questions to select from.
-        selected: the policy of selections.
-        chains: how many, independent of one another.
-    """
-
-    masks: Masks
-    likely: Tensor
-    selected: Selected
-    chains: int
+    masks: Masks  # of the model
+    likely: Tensor  # (*batch, *questions) the questions to select from
+    selected: Selected  # the policy of selections
+    chains: int  # number of independent chains
 
     def first(self, generator: torch.Generator | None) -> State:
-        """A configuration of each chain to begin with, as far from each other as may be.
+        """Initial configuration of each chain, as different as possible.
 
-        Drawn with a random two thirds of the likely questions that the potentials speak most for
-        held to a yes, or with others and fewer of them, and so on, until that allows something:
-        the chain may begin anywhere. All but the first know a random half of the questions only.
+        Drawn with a random two thirds of the likely questions that the potentials favour most held
+        to a yes, or with others and fewer of them, and so on, until some configuration is possible.
+        All but the first chain know a random half of the questions only.
 
         Raises:
-            ImpossibleEvidenceError: the model allows nothing.
+            ImpossibleEvidenceError: the model has no possible configuration.
         """
         masks, likely = self.masks, self.likely
         halves = [likely, *(_part(likely, 1 / 2, generator) for _ in range(self.chains - 1))]
@@ -184,10 +170,10 @@ class Sampler:
     def step(
         self, state: State, generator: torch.Generator | None, *, warming: bool = False
     ) -> Sweep:
-        """One sweep: a selection, its mask, the averages within that, and a draw from it.
+        """Run one sweep: a selection, its mask, the expectations within it, and a draw from it.
 
-        Wide ones hold a part of the selection, so that chains go from one mode to another. While
-        they warm up it is made smaller as long as the work allows; then it stays.
+        Wide sweeps hold a part of the selection, so that chains move from one mode to another.
+        During warm-up it shrinks as long as the work allows; then it stays.
         """
         likely = self._flat(self.likely.expand_as(state.selected))
         selection = self.selected.after(self._flat(state.selected), likely, generator)
@@ -215,7 +201,7 @@ class Sampler:
         return replace(sweep, state=replace(state, draw=sweep.state.draw))
 
     def within(self, held: Tensor, draw: Draw, generator: torch.Generator | None) -> Sweep:
-        """A sweep with given questions held: the kernel k_s of the paper."""
+        """Run a sweep with given questions held: the kernel k_s of the paper."""
         masked = self.masks.masked(held & draw.answers, held & ~draw.answers)
         expected = masked.expected()
         return Sweep(State(masked.draw(generator), held, held[:0]), expected, masked.work)
@@ -233,7 +219,7 @@ class Sampler:
 
 
 def _part(flags: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
-    """A random share of what is flagged."""
+    """Random part of the flags."""
     return flags & (uniform(flags.shape, flags.device, generator) < share)
 
 

@@ -1,4 +1,4 @@
-"""Randomized pruning: the sweeps of a run, and averages over their dependent draws; no Z."""
+"""Randomized pruning: runs of sweeps, and averages over their dependent draws; no Z."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,50 +22,40 @@ _MOST_DRAWS = 1000
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """State of the chains so far; going on from one is going on with the same chains.
+    """State of the chains and averages so far; a run can be continued."""
 
-    Attributes:
-        sampler: the chains' kernel.
-        state: where they are.
-        averages: of what is averaged, (chains, D): answers, scores and counts, side by side.
-        visited: the summed chances of places.
-        draws: the places of the draws of some sweeps, at most a thousand, at equal distances.
-        stride: how many sweeps there are to one of those.
-        scores: (chains, *batch) the expected score of each sweep, warm-up included, nats.
-        warm_up: how many sweeps were not averaged.
-        work: how many places and ways have been visited.
-        shapes: of the counts, by name.
-    """
-
-    sampler: Sampler
-    state: State
-    averages: Averages | None = None
-    visited: Visited | None = None
+    sampler: Sampler  # the chains' kernel
+    state: State  # of the chains
+    averages: Averages | None = None  # (chains, D) of answers, scores and counts, concatenated
+    visited: Visited | None = None  # summed probabilities of places
+    # places of the draws of some sweeps, at most a thousand, at equal distances
     draws: tuple[Tensor, ...] = field(default=(), repr=False)
-    stride: int = 1
+    stride: int = 1  # sweeps per one of those
+    # (chains, *batch) expected score of each sweep, warm-up included, nats
     scores: tuple[Tensor, ...] = field(default=(), repr=False)
-    warm_up: int = 0
-    work: int = 0
+    warm_up: int = 0  # number of sweeps that were not averaged
+    work: int = 0  # number of places and ways visited
+    # of the counts, by name
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
     @classmethod
     def begun(cls, sampler: Sampler, generator: torch.Generator | None) -> "Run":
-        """At a first configuration, and no sweep yet."""
+        """Run at a first configuration, before any sweep."""
         return cls(sampler, sampler.first(generator))
 
     @property
     def sweeps(self) -> int:
-        """How many sweeps are averaged."""
+        """Number of averaged sweeps."""
         return 0 if self.averages is None else self.averages.sweeps
 
     def onward(
         self, sweeps: int, *, warm_up: int, seconds: float, generator: torch.Generator | None
     ) -> "Run":
-        """With more sweeps, one at least.
+        """Continue with more sweeps, at least one.
 
         Args:
-            sweeps: how many are averaged.
-            warm_up: how many are made before, and are not.
+            sweeps: number to average.
+            warm_up: number of sweeps before these.
             seconds: after which no sweep begins.
             generator: the randomness.
         """
@@ -90,7 +80,7 @@ class Run:
 
     @staticmethod
     def joined(runs: Sequence["Run"]) -> "Run":
-        """The chains of some runs of one model as one run, which can go on as any.
+        """Chains of several runs of one model as one run, which can be continued.
 
         The runs have as many sweeps each, one at least, and began with none.
         """
@@ -174,13 +164,12 @@ class PrunedSolution(Delegate):
     run: Run
 
     def __call__(self, solution: Solution) -> Solution:
-        """The same, whatever solves the model."""
         return self
 
     joint, rsample = Solution.joint, Solution.rsample
 
     def _ask(self, question: Question[Value]) -> NoReturn:
-        """Not available: what is no average over masks.
+        """Refuse answers that are no average over masks.
 
         Raises:
             UnsupportedError: always.
@@ -204,9 +193,9 @@ class PrunedSolution(Delegate):
         return self.possible()
 
     def status(self) -> Status:
-        """The sweeps, and the least effective sample size of the expected scores.
+        """Status with the sweeps, and the least effective sample size of the expected scores.
 
-        Converged: four chains and more agree on all that is averaged, by R-hat.
+        Converged: four chains and more agree on all averages, by R-hat.
         """
         many, chains = self.effective_sample_size, self.run.sampler.chains
         worst = float(self.averages.r_hat.max()) if self.averages.r_hat.numel() else 1.0
@@ -232,16 +221,16 @@ class PrunedSolution(Delegate):
 
     @property
     def averages(self) -> Averages:
-        """Of all that is averaged, side by side."""
+        """Averages of answers, scores and counts, concatenated."""
         assert self.run.averages is not None
         return self.run.averages
 
     @property
     def answers(self) -> Tensor:
-        """(*batch, *questions) the probability of a yes to each question.
+        """(*batch, *questions) probability of a yes to each question.
 
-        That a span is a constituent (*batch, T, T); that one leaf has a source and a target word
-        (*batch, p, q); that a step has a state (*batch, T, N), or a variable of a graph (states,).
+        A span is a constituent (*batch, T, T); one leaf has a source and a target word (*batch, p,
+        q); a step has a state (*batch, T, N), or a variable of a graph (states,).
         """
         return self._answers(self.averages.mean).clamp(0.0, 1.0)
 
@@ -249,16 +238,17 @@ class PrunedSolution(Delegate):
     def standard_error(self) -> Tensor:
         """(*batch, *questions) of the answers, by means of batches; +inf with one batch.
 
-        By those of chains where these differ by more. Of an answer that few draws are expected to
-        say, no less than the error of draws.
+        By means of chains where these differ by more. For an answer that few draws are expected to
+        give, at least the error of draws.
         """
         return torch.maximum(self._answers(self.averages.standard_error), self._of_draws)
 
     @property
     def _of_draws(self) -> Tensor:
-        """(*batch, *questions) the standard error of rare answers that vary, as of draws.
+        """(*batch, *questions) standard error of rare answers that vary, as of draws.
 
-        Of as many as the item's other answers and its score are worth, one of which may have hit.
+        As many draws as the effective size of the item's other answers and its score; one may have
+        hit.
         """
         answers, batch = self.answers, self.run.sampler.masks.batch_shape
         total = float(max(self.averages.chains * self.averages.sweeps, 1))
@@ -273,37 +263,37 @@ class PrunedSolution(Delegate):
 
     @property
     def r_hat(self) -> Tensor:
-        """(*batch, *questions) near 1 where the chains agree; +inf with one chain."""
+        """(*batch, *questions) near 1 if the chains agree; +inf with one chain."""
         return self._answers(self.averages.r_hat)
 
     def answer_interval(self, chance: float = 0.9) -> tuple[Tensor, Tensor]:
-        """(*batch, *questions) the ends of intervals that hold the exact answers that often."""
+        """(*batch, *questions) ends of confidence intervals of the exact answers."""
         half = self._answers(self.averages.half_width(chance))
         half = torch.maximum(half, NormalDist().inv_cdf(0.5 + chance / 2) * self._of_draws)
         return self.answers - half, self.answers + half
 
     def expected_score(self) -> Tensor:
-        """(B,) the mean summed log-potential of configurations, nats."""
+        """(B,) mean summed log-potential of configurations, nats."""
         return self._scores(self.averages.mean).reshape(-1)
 
     @property
     def score_error(self) -> Tensor:
-        """(*batch,) its standard error."""
+        """(*batch,) standard error of the expected score, nats."""
         return self._scores(self.averages.standard_error)
 
     @property
     def effective_sample_size(self) -> Tensor:
-        """(*batch,) how many independent sweeps would know the expected score as well."""
+        """(*batch,) number of independent sweeps that would estimate the expected score as well."""
         return self._scores(self.averages.effective)
 
     @property
     def counts(self) -> dict[str, Tensor]:
-        """What else is counted, by name: ``"rules"`` of a hypertree, ``"orders"`` of a bitext."""
+        """Other expected counts, by name: ``"rules"`` of a hypertree, ``"orders"`` of a bitext."""
         return dict(self._counts(self.averages.mean))
 
     @property
     def trace(self) -> Tensor:
-        """(sweeps, chains, *batch) the expected score in each mask, warm-up included, nats."""
+        """(sweeps, chains, *batch) expected score in each mask, warm-up included, nats."""
         return torch.stack(self.run.scores)
 
     def variable_marginals(self) -> Tensor:
@@ -359,7 +349,7 @@ class PrunedSolution(Delegate):
 
 
 def sweeps_of(posterior: Any) -> PrunedSolution:
-    """What randomized pruning knows beside marginals: answers, errors, trace, R-hat.
+    """Answers that randomized pruning has beyond marginals: errors, trace, R-hat.
 
     Args:
         posterior: of ``infer(model, estimator=RandomizedPruning(...))``.
