@@ -1,4 +1,4 @@
-"""Several approximate solutions, of which the first that converged answers."""
+"""Portfolios of solutions: the first approximate one that converges, or exact ones first."""
 
 import logging
 import math
@@ -20,55 +20,50 @@ from rdpgraph.plan.clock import Allowance
 _log = logging.getLogger(__name__)
 
 _PLAIN = 0.1
-"""The part of the time for plain messages."""
+"""Part of the time for plain messages."""
 
 _CHEAPLY, _DECODED = 0.1, 0.4
-"""The part of what is left in which plain messages are decoded: without hard zeros, and with zeros
-that nothing found so far meets."""
+"""Part of the remaining time in which plain messages are decoded: without hard zeros, and with
+zeros that no configuration so far meets."""
 
 _MODES = 0.8
-"""The part of the time that is for modes, where sums have not begun."""
+"""Part of the time for modes, if sums have not begun."""
 
 _MARGINAL = 0.9
-"""The same for marginal modes."""
+"""Part of the time for marginal modes."""
 
 _BOUNDING = 0.05
-"""The part of the time for a bound of their scores."""
+"""Part of the time for a bound on their scores."""
 
 _STARTED = 0.4
-"""The part of that after which messages end, and the search begins with what they say."""
+"""Part of that after which messages end, and the search begins from them."""
 
 
 @dataclass(frozen=True, eq=False)
 class FirstConverged(SearchedMarginalModes, Delegate):
-    """Tries solutions in turn until one converges; if none does, the calmest answers.
+    """Tries solutions in turn until one converges; else takes the one of least residual.
 
-    With hard zeros one answers whose likeliest states violate no more factors than those of plain
-    messages. Modes are sought apart: those that messages say are taken where they are consistent,
-    and else are where a search begins.
-
-    Attributes:
-        attempts: give the solutions, the better ones first, from the seconds that are left; run
-            only when they are needed.
-        modal: gives messages for modes and max-marginals from the seconds there are.
-        seeker: finds better modes, and bounds them.
-        allowance: seconds for all of them.
-        plainly: gives plain messages from the seconds there are.
-        decoding: gives messages as `Loopy` by default, whose mode is compared at the end, or None.
-        remedy: what would do better than all of them.
+    With hard zeros it takes one whose likeliest states violate no more factors than those of plain
+    messages. Modes have messages of their own, which are taken if consistent, and else start a
+    search.
     """
 
+    # give the solutions from the remaining seconds, the better ones first; run only when they are
+    # needed
     attempts: tuple[Callable[[float], Solution], ...] = field(repr=False)
+    # gives messages for modes and max-marginals from the remaining seconds
     modal: Callable[[float], Solution] = field(repr=False)
-    seeker: Seeker = field(repr=False)
-    allowance: Allowance
+    seeker: Seeker = field(repr=False)  # finds better modes, and bounds them
+    allowance: Allowance  # seconds for all of them
+    # gives plain messages from the remaining seconds
     plainly: Callable[[float], Solution] | None = field(default=None, repr=False)
+    # gives messages as `Loopy` by default, whose mode is compared at the end, or None
     decoding: Callable[[float], Solution] | None = field(default=None, repr=False)
-    remedy: str = ""
+    remedy: str = ""  # advice that gives better answers than all of them
 
     @cached_property
     def _plain(self) -> Solution | None:
-        """Messages as `Loopy` passes them by default; None where there are no hard zeros."""
+        """Messages of `Loopy` by default; None without hard zeros."""
         if self.plainly is None or self.seeker.network.possible is None:
             return None
         with self.allowance.spending():
@@ -78,7 +73,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def tried(self) -> tuple[Solution, ...]:
-        """Those that were tried, in turn."""
+        """Solutions that were tried, in turn."""
         every = [] if self._plain is None else [self._plain]
         with self.allowance.spending():
             end = clock.now() + self.allowance.left()
@@ -92,7 +87,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def chosen(self) -> Solution:
-        """The one that answers."""
+        """Solution that answers."""
         every = self._latest_first
         if self._plain is not None:
             most = self._violated(self._plain)
@@ -104,20 +99,20 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         return list(reversed(self.tried))
 
     def _violated(self, solution: Solution) -> int:
-        """Factors that the likeliest states violate."""
+        """Number of factors that the likeliest states violate."""
         graph = self.seeker.network.graph
         with torch.no_grad(), self.allowance.spending():
             return int(violations(graph, likeliest(solution, graph)).sum())
 
     @cached_property
     def plain(self) -> Solution:
-        """The one whose log Z is nearest: a bound is no estimate, even where it settled."""
+        """Solution whose log Z is nearest: a bound is no estimate, even if it converged."""
         free = [one for one in self._latest_first if not one.status().bound]
         return min(free, key=_unrest, default=self.chosen)
 
     @cached_property
     def _messages(self) -> Solution:
-        """Those for modes and max-marginals."""
+        """Messages for modes and max-marginals."""
         with self.allowance.spending(), torch.no_grad():
             solution = self.modal(_STARTED * self.allowance.left(_MODES))
             solution.mode()
@@ -125,7 +120,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _start(self) -> Tensor:
-        """Where a search for a mode begins: the best that messages say."""
+        """Start of a search for a mode: the best configuration by messages."""
         every = [self._messages.mode()]
         if self.plainly is None:
             return every[0]
@@ -142,7 +137,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _best(self) -> tuple[Tensor, Tensor]:
-        """The best modes, and whether messages or a proof say that none is better."""
+        """Best modes, and whether messages or a proof say that none is better."""
         states, sure = self._messages.mode(), self._messages.mode_is_consistent()
         if self._messages_decide:
             return states, sure
@@ -150,7 +145,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _messages_decide(self) -> bool:
-        """Whether messages say what the mode is, or that there is none."""
+        """True if messages give the mode, or say that there is none."""
         known = self._messages.mode_exists()
         nothing = known is not None and not bool(known.all())
         return nothing or bool(self._messages.mode_is_consistent().all())
@@ -172,7 +167,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
             return question(chosen)
 
     def status(self) -> Status:
-        """The status of the solution that answers, and what would do better than any."""
+        """Status of the solution that answers, with advice for better answers."""
         status = self.chosen.status()
         if status.exact or not self.remedy:
             return status
@@ -180,7 +175,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @property
     def modes_by(self) -> str:
-        """What modes and marginal modes so far are by; empty if none was asked for."""
+        """Method of the modes and marginal modes so far; empty if none was asked for."""
         if "_found" in self.__dict__ or self._results:
             return "search"
         return self._messages.status().method if "_best" in self.__dict__ else ""
@@ -192,7 +187,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         return self._best[0]
 
     def possible_mode(self) -> Tensor:
-        """(B, V) the same: a search comes to no other."""
+        """(B, V) the mode: a search would find no other."""
         return self.mode()
 
     def mode_bound(self) -> Tensor:
@@ -216,20 +211,20 @@ class FirstConverged(SearchedMarginalModes, Delegate):
             return self.seeker.above(numbers, scores, _BOUNDING * self.allowance.seconds)
 
     def mass_at_least(self) -> Tensor:
-        """(B,) the largest score of a mode or a marginal mode that was found: log Z is no less."""
+        """(B,) largest score of a known mode or marginal mode, a lower bound on log Z."""
         every = list(self._results.values())
         every += [self._found] if "_found" in self.__dict__ else []
         scores = [one.scores.cpu() for one in every]
         return torch.stack(scores).amax(0) if scores else torch.tensor(-math.inf, device="cpu")
 
     def mode_exists(self) -> Tensor | None:
-        """(B,) bool, by the messages for modes, and by the search that began with them."""
+        """(B,) bool, by the messages for modes, and by the search that they started."""
         known = self._messages.mode_exists()
         best: Searched | None = self.__dict__.get("_found")
         return known if known is None or best is None else known.cpu() & best.exists
 
     def mode_is_consistent(self) -> Tensor:
-        """(B,) bool: whether messages or a proof say that no configuration is better."""
+        """(B,) bool: messages or a proof say that no configuration is better."""
         return self._best[1]
 
     def _search(self, numbers: Tensor) -> Searched:
@@ -245,18 +240,13 @@ def _unrest(solution: Solution) -> tuple[bool, float]:
 
 @dataclass(frozen=True, eq=False)
 class ExactFirst(Delegate):
-    """Exact answers, until one takes too long; approximate ones from then on.
+    """Exact answers, until one takes too long; approximate ones from then on."""
 
-    Attributes:
-        exact: answers, or raises `BudgetError`.
-        otherwise: gives the other solution, from the seconds that exact answers took.
-        sure: exact answers are not refused, except for marginal modes.
-        taken: these seconds.
-    """
-
-    exact: Solution
+    exact: Solution  # answers, or raises `BudgetError`
+    # gives the other solution, from the seconds that exact answers took
     otherwise: Callable[[float], Solution] = field(repr=False)
-    sure: bool = False
+    sure: bool = False  # exact answers are not refused, except for marginal modes
+    # these seconds
     taken: Allowance = field(default_factory=partial(Allowance, math.inf), repr=False)
 
     @cached_property
@@ -274,7 +264,7 @@ class ExactFirst(Delegate):
         return question(self._other)
 
     def status(self) -> Status:
-        """The status of the solution that answers; once it is said to be exact, it stays so."""
+        """Status of the solution that answers; once it is exact, it stays so."""
         if not self.sure and "_decided" not in self.__dict__:
             self._ask(Question[Tensor]("log_partition"))
         return self._decided.status()
@@ -296,7 +286,7 @@ class ExactFirst(Delegate):
         return self._maximising(numbers).marginal_mode_scores(numbers)
 
     def _maximising(self, numbers: Tensor) -> Solution:
-        """The solution that answers marginal modes of some variables."""
+        """Solution that answers marginal modes of some variables."""
         key = tuple(numbers.tolist())
         if key not in self._of_marginal_modes:
             try:

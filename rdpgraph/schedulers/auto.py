@@ -1,4 +1,4 @@
-"""The default: exact where it fits, else the messages that come nearest."""
+"""Default scheduler: exact inference where it fits, else the best approximation."""
 
 import math
 from collections.abc import Callable
@@ -49,32 +49,32 @@ from rdpgraph.schedulers.scheduler import (
 from rdpgraph.structures.potential import StructurePotential
 
 MOST_PLANNED = 50_000
-"""Factors of two and more variables, with cycles, for which an exact order is sought."""
+"""Joint factors, with cycles, up to which an exact order is sought."""
 
 MOST_JOINED = 8_000
-"""The same for clusters."""
+"""Joint factors up to which clusters are sought."""
 
 EXACT = 8.0
 """Predicted seconds of exact inference, 3e8 operations each, that it may take without a limit."""
 
 _SOON, _RUNS = 2.0, 4.0
-"""Counted seconds for approximate answers without a limit: so many, or runs of plain messages if
-those are more."""
+"""Counted seconds for approximate answers without a limit: at least so many, or runs of plain
+messages."""
 
 _RUN = 100
 """Sweeps of such a run."""
 
 _SURE = 0.1
-"""Exact inference that is predicted to take less than this part of the time is relied on."""
+"""Part of the time below which a prediction for exact inference is relied on."""
 
 _PATIENCE = 0.5
-"""The part of the time after which a search for modes that finds nothing better ends."""
+"""Part of the time without a gain after which a search for modes ends."""
 
 _BOUNDED = 400
-"""Factors for each second of the budget, of which modes are bounded in any case."""
+"""Factors per second of the budget for which modes are bounded in any case."""
 
 _FORWARD = 0.25
-"""The part of the time in which log Z alone is exact, as predicted."""
+"""Part of the time in which log Z alone is exact, as predicted."""
 
 _COUNTED = 0.4
 """The part of the time that a count may take: messages need the rest where it fails."""
@@ -82,13 +82,13 @@ _JOINED, _CALM = 0.24, 1e-3
 """The part of the time that messages between clusters take, and their tolerance."""
 
 _ITEMS = 8
-"""Batch items at most whose log Z is estimated one after the other."""
+"""Batch items, at most, whose log Z is estimated one after the other."""
 
 _ENTRY = 5.0
-"""Operations that an entry of a message takes in a sweep, beside those of tables."""
+"""Operations of an entry of a message in a sweep, in addition to those of tables."""
 
 _MARGIN = 1.25
-"""How much more is advised than the plan predicts: under a clock another may be found."""
+"""Ratio of advised and predicted seconds: under a clock another plan may be found."""
 
 _LONG = 3600.0
 """Seconds of exact inference above which it is not advised."""
@@ -141,11 +141,11 @@ class Auto(Scheduler):
 
     @property
     def _exact_seconds(self) -> float:
-        """Predicted, for exact inference."""
+        """Predicted seconds that exact inference may take."""
         return EXACT if self.seconds is None else self.seconds
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """The registry first, then contraction if it fits the budget, then messages."""
+        """Try the registry first, then contraction if it fits the budget, then messages."""
         match = None
         if graph.observed is None or any(
             isinstance(block.potential, StructurePotential) for block in graph.blocks
@@ -159,11 +159,11 @@ class Auto(Scheduler):
         return plan_of(match.structure), partial(RecognisedSolution, graph, match, general)
 
     def _exactly(self, graph: FactorGraph) -> Callable[[], Solution]:
-        """What a structure lacks: its own answers are exact, so that these must be too."""
+        """Exact solver of a graph, for questions that a structure does not answer."""
         return partial(solved, exactly(self), graph)
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
-        """The circuit of a small graph which is no registered structure, or None."""
+        """Circuit of a small graph which is no registered structure, or None."""
         circuit = within(self.memory, self._exact_seconds, graph)
         if circuit is None or graph.observed is not None:
             return circuit
@@ -213,21 +213,33 @@ class Auto(Scheduler):
         return route.planned(why)
 
     def _allowance(self, network: Network, counter: Counter | None) -> Allowance:
-        """The seconds for approximate answers."""
+        """Seconds for approximate answers."""
         if self.seconds is not None:
             return Allowance(0.9 * self.seconds)
         seconds = max(_SOON, _RUNS * _RUN * _sweep_seconds(network))
         return Allowance(seconds, 0.0, counter)
 
     def _spend(self, allowance: Allowance, begin: float) -> None:
-        """Take off what planning took of the seconds that were given."""
+        """Subtract the time of planning from the given seconds."""
         if self.seconds is not None:
             allowance.spent = min(clock.now() - begin, 0.8 * self.seconds)
 
 
 @dataclass(frozen=True, eq=False)
 class _Approximate:
-    """Messages, a search and estimates in the seconds that there are."""
+    """Messages, a search and estimates within the given seconds.
+
+    Attributes:
+        network: the reduced model.
+        memory: bytes as given, or None.
+        memory_bytes: bytes as given, or those of the machine.
+        allowance: the seconds.
+        progress: called after every sweep and move.
+        remedy: advice that gives better answers.
+        clusters: plan and solver of messages between clusters, or None.
+        forward: gives log Z alone where that fits, or None.
+        counting: reason why log Z is counted or not, and the counter (from seconds), or None.
+    """
 
     network: Network  # the reduced model
     memory: float | None  # bytes as given, or None
@@ -246,7 +258,7 @@ class _Approximate:
         return ForMessages(self.network, self.memory)
 
     def planned(self, why: str) -> tuple[Plan, Callable[[], Solution]]:
-        """The plan, and what carries it out."""
+        """Plan, and the function that carries it out."""
         if self.counting[0] or _is_estimated(self.network):
             exactly = "exact" if self.forward else "estimated by populations"
             why += f"; log Z alone is {self.counting[0] or exactly}"
@@ -255,7 +267,7 @@ class _Approximate:
         return self._for_messages.plan(why, self.allowance.seconds), self.solution
 
     def solution(self, spent: float = 0.0) -> Solution:
-        """The answers, after so many seconds that others took."""
+        """Solution, after so many seconds that others took."""
         if self.counting[1] is not None:
             part = _COUNTED * (self.allowance.left() - spent)
             others = replace(self, counting=("", None)).solution
@@ -305,7 +317,7 @@ class _Approximate:
 
 @dataclass(frozen=True)
 class _Try:
-    """One try of loopy propagation, and its part of the time that is left."""
+    """Settings of a run of loopy propagation, and its part of the remaining time."""
 
     damping: float
     counting: CountingNumbers
@@ -317,19 +329,19 @@ class _Try:
 _PLAIN = _Try(0.0, Bethe(), 1.0, tolerance=1e-5)
 
 _SOFT = (_Try(0.5, Bethe(), 0.4, tolerance=1e-5), _Try(0.8, Bethe(), 0.9, tolerance=1e-5))
-"""Damped more and more."""
+"""Runs without hard zeros, with increasing damping."""
 
 _HARD = (
     _Try(0.3, Bethe(), 0.3, in_turn=True),
     _Try(0.5, Fractional(0.7), 0.5, tolerance=5e-4),
     _Try(0.5, Fractional(0.5), 0.9, tolerance=5e-4),
 )
-"""With hard zeros, messages that do not take turns contradict each other forever, and some of
+"""Runs with hard zeros: messages updated all at once contradict each other forever, and some of
 convex counting numbers converge as slowly as one over the number of sweeps."""
 
 
 def _advice(plan: Plan) -> str:
-    """What exact inference would need, where no limit was given."""
+    """Needs of exact inference, where no limit was given."""
     short = plan.remedy.split(";")[0]
     if not plan.seconds <= _LONG or "memory" in short:
         return short
@@ -339,7 +351,7 @@ def _advice(plan: Plan) -> str:
 
 
 def _sweep_seconds(network: Network) -> float:
-    """Predicted for a sweep of messages."""
+    """Predicted seconds of a sweep of messages."""
     work = 0.0
     for group in network.groups:
         shape = group.log_tables.shape[2:]
@@ -348,7 +360,7 @@ def _sweep_seconds(network: Network) -> float:
 
 
 def _forward(network: Network, plan: Plan, budget: Budget) -> Callable[[float], Solution] | None:
-    """Log Z alone, where that fits though marginals do not."""
+    """Solver of log Z alone, if that fits though marginals do not."""
     if plan.tree is None or plan.peak_bytes > 0.5 * budget.memory_bytes:
         return None
     if plan.seconds / PASSES > _FORWARD * budget.seconds:
@@ -373,18 +385,18 @@ def _at_once(run: Callable[[], Solution], left: float) -> Solution:  # noqa: ARG
 
 
 def _joint(network: Network) -> int:
-    """Factors of two and more variables."""
+    """Number of factors of two and more variables."""
     return sum(len(group.scopes) for group in network.groups if group.scopes.shape[1] > 1)
 
 
 def _is_estimated(network: Network) -> bool:
-    """Whether log Z that is not exact is estimated, and not only by messages."""
+    """Return whether log Z that is not exact is estimated, and not only by messages."""
     trained = any(part.requires_grad for part in tensors_in(network.graph.blocks))
     return not trained and _joint(network) <= MOST_JOINED and network.batch <= _ITEMS
 
 
 def _has_cycle(network: Network) -> bool:
-    """Whether counting shows a cycle: more links than a forest has room for."""
+    """Return whether there are more links than a forest has room for."""
     scopes = [group.scopes for group in network.groups]
     links = sum(len(scope) * (scope.shape[1] - 1) for scope in scopes)
     return links >= len(network.sizes)

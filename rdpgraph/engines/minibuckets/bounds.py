@@ -1,4 +1,4 @@
-"""Bounds of log Z by elimination with bounded tables (weighted mini-buckets).
+"""Bounds on log Z by elimination with bounded tables (weighted mini-buckets).
 
 Dechter and Rish (2003), Mini-buckets; Liu and Ihler (2011), Bounding the partition function using
 Holder's inequality.
@@ -18,7 +18,7 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.plan import SMALL, require_room
 
 Factor: TypeAlias = tuple[tuple[int, ...], Floats]
-"""The variables, and the log-values with a dim for each."""
+"""Variables, and log-values with a dim for each."""
 
 _STEP = 1e-4
 """Seconds of a pass for each variable and factor; measured on 100,000 and 200,000 of these."""
@@ -27,50 +27,36 @@ _PART, ENTRY = 1500.0, 24.0
 """Bytes of a pass for each variable and factor, and for each entry of its tables; measured too."""
 
 _CONSTANT = 2e-6
-"""The difference of values that tables of six digits may differ by where they should not."""
+"""Difference of values that tables of six digits may have where they should be equal."""
 
 _FAR = 1e7
-"""Nats by which values are shifted at most: by more their digits would be lost to the shift."""
+"""Nats by which values are shifted at most: larger shifts would cost their digits."""
 
 _BUCKET, _CELL = 3e4, 10.0
-"""Operations that a mini-bucket takes, and each entry of its table."""
+"""Operations of a mini-bucket, and of each entry of its table."""
 
 _NEGATIVE = 0.5
-"""The absolute value of each negative weight of a lower bound."""
+"""Absolute value of each negative weight of a lower bound."""
 
 
 @dataclass(frozen=True, eq=False)
 class MiniBucket:
-    """A part of the factors that hold a variable.
+    """A part of the factors that hold a variable."""
 
-    Attributes:
-        weight: of its power sum; those of a variable's mini-buckets sum to one.
-        scope: the variable, and the others in the order of elimination.
-        values: their summed log-values.
-        rest: the variables of the message, in the order of elimination.
-        message: the power sum over the variable, without dims along which it is constant.
-    """
-
-    weight: float
-    scope: tuple[int, ...]
-    values: Floats
-    rest: tuple[int, ...]
-    message: Floats
+    weight: float  # of its power sum; those of a variable's mini-buckets sum to one
+    scope: tuple[int, ...]  # the variable, and the others in the order of elimination
+    values: Floats  # summed log-values of the factors
+    rest: tuple[int, ...]  # the variables of the message, in the order of elimination
+    message: Floats  # the power sum over the variable, without dims along which it is constant
 
 
 @dataclass(frozen=True, eq=False)
 class Elimination:
-    """What a pass leaves behind.
+    """Result of a pass."""
 
-    Attributes:
-        bound: of log Z, or of what was asked for, upper or lower (nats).
-        buckets: of each variable, in the order of elimination.
-        exact: no bucket was split: the bound is log Z.
-    """
-
-    bound: float
-    buckets: tuple[tuple[MiniBucket, ...], ...]
-    exact: bool
+    bound: float  # on log Z, or on the maximum, upper or lower (nats)
+    buckets: tuple[tuple[MiniBucket, ...], ...]  # of each variable, in the order of elimination
+    exact: bool  # no bucket was split: the bound is log Z
 
 
 def bounded(
@@ -82,10 +68,10 @@ def bounded(
     maximised: Set[int] = frozenset(),
     deadline: float = math.inf,
 ) -> Elimination:
-    """A bound of log Z along an order, with no table above a size.
+    """Bound log Z along an order, with no table above a size.
 
     The factors of a variable are split into mini-buckets, first fit; the mini-buckets' moments are
-    matched, which leaves their product as it is, and each is summed to the power of its weight.
+    matched, which leaves their product unchanged, and each is summed to the power of its weight.
     Time and memory are linear in the tables.
 
     Args:
@@ -93,8 +79,8 @@ def bounded(
         order: all variables.
         cells: entries of a table, unless one factor has more.
         lower: one weight above one and the others negative (reverse Holder), not all positive.
-        maximised: variables to maximise over, the last of the order: the bound is an upper one of
-            the best score, or of the largest sum over the others.
+        maximised: variables to maximise over, the last of the order: the bound is an upper one on
+            the best score, or on the largest sum over the others.
         deadline: on `clock.now`.
 
     Raises:
@@ -131,12 +117,12 @@ def bounded(
 
 
 def pass_seconds(tables: Tables | Network) -> float:
-    """The seconds that a pass takes at least."""
+    """Least seconds of a pass."""
     return _STEP * _count(tables)
 
 
 def pass_cells(tables: Tables | Network, memory: float) -> float:
-    """Entries that a table may have so that a pass fits the memory (bytes), two at least.
+    """Entries of a table with which a pass fits the memory (bytes), at least two.
 
     Raises:
         BudgetError: it does not, however small tables are.
@@ -152,7 +138,7 @@ def _count(tables: Tables | Network) -> int:
 
 
 def _sorted_factors(tables: Tables, rank: dict[int, int]) -> list[list[Factor]]:
-    """The factors of each variable, in order; each with the first of its own, dims in order."""
+    """Factors by the first of their variables, dims in the order of elimination."""
     waiting: list[list[Factor]] = [[] for _ in rank]
     for stack in tables.stacks:
         for scope, values in zip(stack.scopes.tolist(), stack.values, strict=True):
@@ -165,7 +151,7 @@ def _sorted_factors(tables: Tables, rank: dict[int, int]) -> list[list[Factor]]:
 def _split(
     v: int, factors: list[Factor], rank: dict[int, int], sizes: Sequence[int], cells: float
 ) -> list[tuple[tuple[int, ...], Floats]]:
-    """First fit, the largest factors first."""
+    """Mini-buckets by first fit, the largest factors first."""
     scopes: list[set[int]] = []
     members: list[list[Factor]] = []
     for factor in sorted(factors, key=lambda pair: -len(pair[0])):
@@ -188,7 +174,7 @@ def _split(
 
 
 def product(factors: Sequence[Factor], scope: tuple[int, ...], sizes: Sequence[int]) -> Floats:
-    """The summed log-values of factors over a scope that holds theirs."""
+    """Summed log-values of factors over a scope that holds theirs."""
     place = {v: dim for dim, v in enumerate(scope)}
     joint = np.zeros([sizes[v] for v in scope])
     for variables, values in factors:
@@ -206,7 +192,7 @@ def _weights(count: int, *, lower: bool) -> list[float]:
 
 
 def _matched(parts: list[Floats], weights: list[float], *, most: bool) -> list[Floats]:
-    """The same product, with moments that agree; hard zeros are moved to all parts."""
+    """Parts with equal moments and the same product; hard zeros are moved to all parts."""
     if len(parts) == 1:
         return parts
     flat = [
@@ -230,7 +216,7 @@ def varying(
 ) -> tuple[tuple[int, ...], Floats]:
     """A message without the dims along which it is constant, up to rounding; still a bound.
 
-    So are the sums of conditional probabilities over what nothing else depends on.
+    Sums of conditional probabilities without evidence below them are constant, for one.
     """
     for dim in reversed(range(message.ndim)):
         line = message[(0,) * dim + (slice(None),) + (0,) * (message.ndim - dim - 1)].tolist()
@@ -244,12 +230,12 @@ def varying(
 
 
 def _power_sum(joint: Floats, weight: float) -> Floats:
-    """The log of the sum over the first dim of powers, to the power of the weight."""
+    """Log of the sum over the first dim of powers, to the power of the weight."""
     return weight * log_sum(joint / weight, 0)
 
 
 def log_sum(values: Floats, dim: int) -> Floats:
-    """The log of the sum along a dim of exponentials; -inf where all values are."""
+    """Log-sum-exp along a dim; -inf where all values are."""
     peak = values.max(dim, keepdims=True)
     safe = np.where(np.isfinite(peak), peak, 0.0)
     with np.errstate(divide="ignore"):

@@ -24,92 +24,70 @@ from rdpgraph.engines.search.gibbs import Known, annealed, log_total
 from rdpgraph.plan import clock
 
 _CELLS, _GROWTH = 2.0**10, 8.0
-"""Entries of the largest table of the first pass, and how many times more those of the next."""
+"""Entries of the largest table of the first pass, and their growth from pass to pass."""
 _ORDER = 0.15
-"""The part of the time in which orders are compared."""
+"""Part of the time in which orders are compared."""
 _PASSES = 0.45
-"""The part of the time in which passes end."""
+"""Part of the time in which passes end."""
 FEW = 500
 """Members of the first populations."""
 _MOST = 1 << 20
 _MEMBER, _EXTENDED = 16.0, 6.0
-"""Bytes for each variable that a member remembers while its population grows, and how many times
-more for each state that it is extended by."""
+"""Bytes for each variable that a member remembers while its population grows, and the factor for
+each state that it is extended by."""
 _STARTS = 6
-"""Draws from starts of their own by which populations are led before they are believed."""
+"""Draws from independent starts that must confirm populations."""
 _COUNTS, _OFTEN = 0.01, 5.0
-"""The part of Z that must not be missed, and how often populations must have met with it."""
+"""Part of Z that must not be missed, and number of populations that must have met with it."""
 _FEW_PINS = 16
-"""Configurations that populations know, whatever their size."""
+"""Pins of populations, whatever their size."""
 _SEARCHED = 0.4
-"""The part of the time in which these are made."""
+"""Part of the time in which these are made."""
 _ROUND = 0.3
-"""The part of what is left that the populations of a round take."""
+"""Part of the remaining time for the populations of a round."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How long, how large and how many.
+    """Limits of time, memory and draws."""
 
-    Attributes:
-        seconds: for all items of a batch.
-        memory: bytes for the tables of a pass.
-        draws: members of all populations at most; None: as many as the seconds allow.
-        seed: of the randomness.
-        sums_only: log Z and its bounds may take all of the seconds.
-        grace: seconds by which the first population may be late; without one there is no estimate.
-    """
-
-    seconds: float
-    memory: float
-    draws: int | None
-    seed: int
-    sums_only: bool = False
+    seconds: float  # for all items of a batch
+    memory: float  # bytes for the tables of a pass
+    draws: int | None  # members of all populations at most; None: as many as the seconds allow
+    seed: int  # of the randomness
+    sums_only: bool = False  # log Z and its bounds may take all of the seconds
+    # seconds by which the first population may be late; without one there is no estimate
     grace: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What is known of log Z of one batch item (nats).
+    """Estimate of log Z of one batch item (nats)."""
 
-    Attributes:
-        lower: bound.
-        upper: bound.
-        log_partition: the log of the mean of unbiased estimates of Z.
-        error: its standard error; 0 where nothing was drawn.
-        size: how many equal estimates they are worth.
-        each: the logs of these estimates.
-        passed: the mini-buckets that gave the bound.
-        members: of a population.
-        draws: all estimates that were made, in groups.
-        pins: (P, V) configurations that populations know.
-        confirmed: configurations from starts of their own, or the bounds, say the same.
-    """
-
-    lower: float
-    upper: float
-    log_partition: float
-    error: float
-    size: float
-    each: tuple[float, ...]
-    passed: Elimination
-    members: int
-    draws: tuple[Draws, ...] = ()
-    pins: Integers | None = None
-    confirmed: bool = True
+    lower: float  # bound
+    upper: float  # bound
+    log_partition: float  # the log of the mean of unbiased estimates of Z
+    error: float  # its standard error; 0 if nothing was drawn
+    size: float  # effective number of equal estimates
+    each: tuple[float, ...]  # logs of these estimates
+    passed: Elimination  # the mini-buckets that gave the bound
+    members: int  # of a population
+    draws: tuple[Draws, ...] = ()  # all estimates that were made, in groups
+    pins: Integers | None = None  # (P, V) configurations in all populations
+    confirmed: bool = True  # configurations from independent starts, or the bounds, agree
 
     @property
     def reliable(self) -> bool:
-        """Whether the error is small enough to be believed."""
+        """True if the error is small enough to be believed."""
         return self.error <= SPREAD
 
     @property
     def converged(self) -> bool:
-        """Whether the error is to be believed: something else than populations says so too."""
+        """True if the error is reliable, and confirmed by independent starts or bounds."""
         return self.reliable and self.confirmed
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """Between what log Z lies with a probability: in any case between the bounds."""
+        """Confidence interval of log Z, within the bounds."""
         if confidence >= 1.0 or self.lower >= self.upper:
             return self.lower, self.upper
         least, most = interval(self.draws, confidence)
@@ -119,18 +97,18 @@ class Estimate:
 
 
 def estimated(tables: Tables, sampling: Sampling, likely: Sequence[Floats] = ()) -> Estimate:
-    """Log Z of one batch item: passes with larger and larger tables, then larger populations.
+    """Estimate log Z of one batch item: passes with growing tables, then growing populations.
 
     Args:
         tables: the model.
-        sampling: how long, how large and how many.
+        sampling: its limits.
         likely: a proposal, as for `grown`.
     """
     return _Work(tables, sampling, likely).estimate()
 
 
 class _Work:
-    """An estimate that is being made."""
+    """An estimate in progress."""
 
     def __init__(self, tables: Tables, sampling: Sampling, likely: Sequence[Floats]) -> None:
         self.tables, self.sampling, self.likely = tables, sampling, likely
@@ -151,7 +129,6 @@ class _Work:
         self.limit = max(min(count // RUNS, int(sampling.memory / member), _MOST), 1)
 
     def estimate(self) -> Estimate:
-        """All of the work."""
         best = self._passed()
         members = self._grow(best, min(FEW, self.limit))
         while not self.is_settled and clock.now() < self.end:
@@ -162,23 +139,23 @@ class _Work:
 
     @property
     def is_settled(self) -> bool:
-        """Whether more would be of no use."""
+        """True if more would be of no use."""
         return self.made.exact or (self.made.is_precise and self.is_confirmed)
 
     @property
     def _has_drawn(self) -> bool:
-        """Whether there are as many populations as are of use, or were asked for."""
+        """True if there are as many populations as are of use, or were asked for."""
         all_asked = self.sampling.draws is not None and len(self.made.runs) >= RUNS
         return self.made.is_precise or all_asked
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether configurations from enough starts of their own say the same."""
+        """True if configurations from enough independent starts agree."""
         enough = len(self.made.led) >= _STARTS
         return enough and self.known.is_found_again(self.made.mean)
 
     def _passed(self) -> Elimination:
-        """The tightest pass, with populations of few members after each."""
+        """Tightest pass, with populations of few members after each."""
         tables, sampling, begin = self.tables, self.sampling, self.begin
         most = max(sampling.memory / (ENTRY * max(len(tables.sizes), 1)), 2.0)
         soon = begin + _ORDER * sampling.seconds
@@ -210,7 +187,7 @@ class _Work:
             cells *= _GROWTH
 
     def _grow(self, passed: Elimination, members: int) -> int:
-        """The members for which a round takes a part of the time that is left."""
+        """Number of members for which a round takes its part of the remaining time."""
         while not self.is_settled and members < self.limit and clock.now() < self.end:
             start = clock.now()
             first = self._grown(passed, members)
@@ -237,7 +214,7 @@ class _Work:
         )  # fmt: skip
 
     def _search(self, passed: Elimination, members: int) -> None:
-        """Look for configurations from another start, where there is time, that runs may miss."""
+        """Look for configurations that runs may miss, from another start, if there is time."""
         start, seconds = clock.now(), self.sampling.seconds
         enough = self.spent > _SEARCHED * (start - self.begin)
         if self.known.starts and enough and not self._has_drawn:
@@ -266,9 +243,9 @@ class _Work:
             self.passed_by.append(weight)
 
     def _unseen(self) -> float:
-        """The part of Z that is at risk: of configurations that one start alone found.
+        """Part of Z at risk: that of configurations that one start alone found.
 
-        As Good (1953) has it they weigh as much as those that none has found. Those that runs are
+        By Good (1953) they weigh as much as those that none has found. Configurations that runs are
         likely to meet by chance are not at risk.
         """
         once, scores = self.known.found_once(self.pins)
@@ -280,10 +257,10 @@ class _Work:
         return min(math.exp(min(weight - self.made.mean, 0.0)), SPREAD)
 
     def _round(self, passed: Elimination, members: int, *, afresh: bool = False) -> bool:
-        """More populations; whether any was made in time.
+        """Grow more populations; return whether any was made in time.
 
         Args:
-            passed: leads them.
+            passed: the mini-buckets.
             members: of each.
             afresh: earlier ones are worse, and no longer count.
         """

@@ -1,9 +1,9 @@
-"""An unbiased estimate of Z by a population of configurations that grows backwards along an order.
+"""Unbiased estimates of Z by a population of configurations that grows backwards along an order.
 
-Each member is a configuration of the variables eliminated last; its weight is its own product
-times what mini-buckets say of the rest, an upper bound of it. Members are extended by all states of
-the next variable; those that the rest cannot tell apart are one. Where there are too many, the
-heavy ones stay as they are and the others are drawn, so that expected weights do not change.
+Each member is a configuration of the variables eliminated last; its weight is its own product times
+the mini-buckets' upper bound on the rest. Members are extended by all states of the next variable;
+members that the rest cannot distinguish are merged. If there are too many, the heavy ones are kept
+and the others are drawn, so that expected weights do not change.
 
 Fearnhead and Clifford (2003), On-line inference for hidden Markov models via particle filters (how
 members are drawn); Broka, Dechter, Ihler and Kask (2018), Abstraction sampling.
@@ -21,74 +21,49 @@ from rdpgraph.engines.reduction.tables import Floats, Integers
 from rdpgraph.plan import clock
 
 _VARIABLE, _EXTENDED = 5e4, 100.0
-"""Operations that a variable takes, and each member extended by one of its states."""
+"""Operations of a variable, and of each member extended by one of its states."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """How the members before a variable became those after it.
+    """Extension of the members by a variable."""
 
-    Attributes:
-        variable: the variable.
-        before: how many members there were.
-        parents: (n,) of each extended member that stayed, the member before.
-        states: (n,) of the variable.
-        gains: (n,) what the extension added to the log-weight.
-        members: (n,) the member after, of which it is a part.
-        shares: (n,) how large a part, by weight.
-    """
-
-    variable: int
-    before: int
-    parents: Integers
-    states: Integers
-    gains: Floats
-    members: Integers
-    shares: Floats
+    variable: int  # the variable
+    before: int  # number of members before
+    parents: Integers  # (n,) member before, of each extended member that stayed
+    states: Integers  # (n,) of the variable
+    gains: Floats  # (n,) added to the log-weight by the extension
+    members: Integers  # (n,) member after, of which it is a part
+    shares: Floats  # (n,) size of the part, by weight
 
 
 @dataclass(frozen=True, eq=False)
 class Grown:
-    """What a population came to.
+    """Result of a population."""
 
-    Attributes:
-        log_partition: its exponential has the mean Z, whatever the number of members.
-        lower: the log of the summed products of the members at the end: log Z is at least that.
-        exact: no members were drawn, so that both are log Z.
-        steps: of all variables, where they were asked for.
-        shares: (members at the end,) of the estimate.
-        log_chances: (P,) of each pin, and then of the forced configuration, the log of about the
-            probability with which it would survive by chance.
-    """
-
-    log_partition: float
-    lower: float
-    exact: bool
-    steps: tuple[Step, ...]
-    shares: Floats
+    log_partition: float  # its exponential has the mean Z, whatever the number of members
+    lower: float  # log of the summed products of the final members, a lower bound on log Z
+    exact: bool  # no members were drawn, so that both are log Z
+    steps: tuple[Step, ...]  # of all variables, if they were asked for
+    shares: Floats  # (final members,) of the estimate
+    # (P,) of each pin, and then of the forced configuration, the approximate log-probability to
+    # survive by chance
     log_chances: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 NOTHING = Grown(-math.inf, -math.inf, True, (), np.zeros(0))  # noqa: FBT003
-"""No configuration is possible."""
+"""Result if no configuration is possible."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Members:
-    """A population.
+    """A population."""
 
-    Attributes:
-        states: (n,) of each variable that a later step reads.
-        keys: (n,) of these states; those of different states differ.
-        weights: (n,) logs.
-        products: (n,) the logs of their true products and bounds: weights, had none been drawn.
-        likely: (n,) logs of what a proposal gives the configurations that each stands for.
-    """
-
-    states: dict[int, Integers]
-    keys: Integers
-    weights: Floats
-    products: Floats
+    states: dict[int, Integers]  # (n,) of each variable that a later step reads
+    keys: Integers  # (n,) of these states; those of different states differ
+    weights: Floats  # (n,) logs
+    products: Floats  # (n,) logs of their true products and bounds: weights without any draws
+    # (n,) log-probabilities, by a proposal, of the configurations that each stands for
     likely: Floats
 
 
@@ -103,7 +78,7 @@ def grown(
     recorded: bool = False,
     deadline: float = math.inf,
 ) -> Grown | None:
-    """One population.
+    """Grow one population.
 
     Time and memory are linear in the members and variables.
 
@@ -121,7 +96,7 @@ def grown(
             rule miss what they rarely find.
         recorded: keep the steps; of all variables, while else those on which no split bucket
             depends are summed out exactly.
-        deadline: on `clock.now`; None is the answer if it comes first.
+        deadline: on `clock.now`; None is returned if it comes first.
     """
     if passed.bound == -math.inf:
         return NOTHING
@@ -212,7 +187,7 @@ def grown(
 
 
 class _Followed:
-    """The members that given configurations are part of, at each step."""
+    """Members that given configurations are part of, at each step."""
 
     def __init__(self, pins: Integers | None, forced: Integers | None) -> None:
         rows = [] if pins is None else list(pins)
@@ -235,7 +210,7 @@ class _Followed:
         self._at = np.where(self._at < 0, -1, places[self._at])
 
     def thin(self, scores: Floats, count: int, point: float) -> tuple[Integers, Floats]:
-        """The members that stay, and the logs of one over the probability that they do."""
+        """Members that stay, and the logs of one over the probability that they do."""
         pinned = np.unique(self._at[: self._pins])
         pinned = pinned[pinned >= 0]
         free = np.delete(np.arange(len(scores)), pinned)
@@ -258,26 +233,26 @@ class _Followed:
 
 
 def _ranks(flags: npt.NDArray[np.bool_]) -> Integers:
-    """The place of each among those flagged; -1 for the others."""
+    """Rank of each among the flagged ones; -1 for the others."""
     flat = flags.reshape(-1)
     return np.where(flat, np.cumsum(flat) - 1, -1)
 
 
 def _of_all(logs: Floats) -> Floats:
-    """Shares of a sum, in logs; -inf throughout where it is zero."""
+    """Log-softmax; -inf throughout where the sum is zero."""
     total = log_sum(logs, 0)
     return logs - total if total > -math.inf else logs
 
 
 def thinned(weights: Floats, count: int, point: float, forced: int = -1) -> tuple[Integers, Floats]:
-    """The members that stay, and their log-weights: as expected those that there were.
+    """Members that stay, and their log-weights: unchanged in expectation.
 
-    Those above a threshold stay as they are, and the others with a probability in proportion to
-    their weight, which becomes the threshold.
+    Those above a threshold stay unchanged, and the others with a probability in proportion to their
+    weight, which becomes the threshold.
 
     Args:
         weights: (n,) logs.
-        count: how many stay at most.
+        count: of members that stay, at most.
         point: uniform in [0, 1).
         forced: the draw is one of those in which this member stays; -1: any.
     """
@@ -309,7 +284,7 @@ def thinned(weights: Floats, count: int, point: float, forced: int = -1) -> tupl
 
 
 def _summed_exactly(passed: Elimination) -> frozenset[int]:
-    """The variables whose bucket is whole, as are those of all variables that depend on it."""
+    """Variables whose bucket is not split, nor are those of the variables that depend on it."""
     needed, skipped = set[int](), set[int]()
     for bucket in passed.buckets:
         v = bucket[0].scope[0]
@@ -321,7 +296,7 @@ def _summed_exactly(passed: Elimination) -> frozenset[int]:
 
 
 def _gains(bucket: tuple[MiniBucket, ...], members: _Members) -> Floats:
-    """(states, n) what each state of a bucket's variable adds to the log-weights."""
+    """(states, n) addition to the log-weights by each state of a bucket's variable."""
     gains = np.zeros((len(bucket[0].values), len(members.weights)))
     for part in bucket:
         gains += part.values.reshape(len(part.values), -1)[:, _places(part, members, values=True)]
@@ -332,7 +307,7 @@ def _gains(bucket: tuple[MiniBucket, ...], members: _Members) -> Floats:
 
 
 def _places(part: MiniBucket, members: _Members, *, values: bool) -> Integers:
-    """(n,) where each member reads a table: its values past the first dim, or its message."""
+    """(n,) position at which each member reads a table: values past the first dim, or a message."""
     scope = part.scope[1:] if values else part.rest
     shape = part.values.shape[1:] if values else part.message.shape
     place = np.zeros(len(members.weights), np.int64)
@@ -343,7 +318,7 @@ def _places(part: MiniBucket, members: _Members, *, values: bool) -> Integers:
 
 
 def _alike(keys: Integers) -> tuple[Integers, Integers]:
-    """(groups,) the first of each group of equal keys, and (n,) the group of each."""
+    """(groups,) first of each group of equal keys, and (n,) group of each."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])

@@ -11,28 +11,23 @@ from rdpgraph.engines.minibuckets.population import Grown
 from rdpgraph.engines.reduction.tables import Floats
 
 _STAKES = np.array([1.0, 0.5, 0.25, 0.125])
-"""Parts of what there is that are bet, with equal shares of the first stake."""
+"""Fractions of the capital that are bet, with equal parts of the first stake."""
 _STEPS = 60
-"""Halvings of the range in which an end lies."""
+"""Halvings of the range of an end."""
 _RANGE = 200.0
-"""Nats below the largest estimate where a lower end is looked for."""
+"""Nats below the largest estimate in which a lower end is looked for."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Independent estimates of one Z.
+    """Independent estimates of one Z."""
 
-    Attributes:
-        logs: of them.
-        most: the log of what none of them exceeds.
-    """
-
-    logs: tuple[float, ...]
-    most: float
+    logs: tuple[float, ...]  # of the estimates
+    most: float  # log of an upper bound on all of them
 
 
 def interval(draws: Sequence[Draws], confidence: float) -> tuple[float, float]:
-    """Two numbers between which log Z lies with a probability (nats).
+    """Confidence interval of log Z (nats).
 
     Bets on the next estimate gain nothing on average at the true Z, so that a Z at which they have
     multiplied their stake by n is wrong with a probability of at least 1 - 1/n (Ville's
@@ -40,7 +35,7 @@ def interval(draws: Sequence[Draws], confidence: float) -> tuple[float, float]:
     2024). The empirical Bernstein inequality (Maurer and Pontil 2009) says nothing for eight.
 
     Args:
-        draws: in the order in which they were made; later ones may depend on what came before.
+        draws: in the order in which they were made; later ones may depend on earlier ones.
         confidence: the probability, at least; below 1.
     """
     needed = math.log(2.0 / (1.0 - confidence))
@@ -55,7 +50,7 @@ def interval(draws: Sequence[Draws], confidence: float) -> tuple[float, float]:
 
 
 def _last(low: float, high: float, holds: Callable[[float], bool]) -> tuple[float, float]:
-    """Two numbers next to each other between which something ceases to hold; it is asked inside."""
+    """Adjacent numbers between which ``holds`` ceases to be true."""
     for _ in range(_STEPS):
         middle = 0.5 * (low + high)
         if not low < middle < high:
@@ -65,13 +60,13 @@ def _last(low: float, high: float, holds: Callable[[float], bool]) -> tuple[floa
 
 
 def _gain(draws: Sequence[Draws], log_z: float, *, above: bool) -> float:
-    """The log of what a stake of one has become, were this log Z.
+    """Log of the value of a stake of one, were this log Z.
 
     A part of it is bet from each group of estimates on, as the first ones may be much worse.
 
     Args:
         draws: the estimates.
-        log_z: below what none exceeds.
+        log_z: below all upper bounds.
         above: bets that estimates are above Z; else that they are below it.
     """
     total, parts = np.zeros(len(_STAKES)), list[float]()
@@ -94,71 +89,65 @@ def _ratios(group: Draws, log_z: float, *, above: bool) -> Floats:
 
 
 RUNS = 8
-"""Populations by whose differences the error is known."""
+"""Populations whose differences give the error."""
 FEWER = 4
-"""How many times smaller populations are beside them. Large ones can all miss the same mass, and
+"""Ratio of the sizes of populations and of smaller ones. Large ones can all miss the same mass, and
 agree: then smaller ones miss more of it, or differ, more than chance allows."""
 CHANCE = 2.0
 """Standard errors by which the two may differ by chance."""
 _LEAST = 0.008
-"""The least error that is told, below which nothing more is drawn: that a part of Z of a few times
-that is missing shows in nothing."""
+"""Least error reported, below which nothing more is drawn: a missing part of Z of a few times that
+would not show."""
 _NEAR = 3.0
 """Nats by which the best of those that lead may be better than others that count."""
 SPREAD = 0.5
-"""The standard deviation of log Z (nats) over populations above which it is the error itself: the
-mean of so few is too low then, by about that much."""
+"""Standard deviation of log Z (nats) over populations above which it is the error itself: the mean
+of so few is too low then, by about that much."""
 
 
 @dataclass(frozen=True, eq=False)
 class Populations:
-    """Populations of one size that know the same configurations, and others beside them.
+    """Populations of one size with the same pins, and others to check them."""
 
-    Attributes:
-        runs: the populations.
-        fewer: the logs of estimates by smaller ones.
-        led: the logs of estimates by populations that configurations drawn elsewhere lead, and the
-            scores of these.
-        unseen: the part of Z that configurations may have which no start found.
-    """
-
-    runs: tuple[Grown, ...] = ()
-    fewer: tuple[float, ...] = ()
+    runs: tuple[Grown, ...] = ()  # the populations
+    fewer: tuple[float, ...] = ()  # logs of estimates by smaller ones
+    # logs of estimates by populations that are forced to include configurations drawn elsewhere,
+    # and the scores of these
     led: tuple[tuple[float, float], ...] = ()
-    unseen: float = 0.0
+    unseen: float = 0.0  # part of Z of configurations that no start found, as estimated
 
     def joined(self, other: "Populations") -> "Populations":
-        """Return those of both, in one."""
+        """Union with other populations of the same size."""
         return Populations(self.runs + other.runs, self.fewer + other.fewer, self.led + other.led)
 
     @property
     def logs(self) -> Floats:
-        """Their estimates of log Z."""
+        """Estimates of log Z."""
         return np.array([run.log_partition for run in self.runs])
 
     @property
     def mean(self) -> float:
-        """The log of their mean."""
+        """Log of their mean."""
         return _log_mean(self.logs) if self.runs else -math.inf
 
     @property
     def lower(self) -> float:
-        """The largest of their bounds."""
+        """Largest of their lower bounds."""
         return max((run.lower for run in self.runs), default=-math.inf)
 
     @property
     def exact(self) -> bool:
-        """True where nothing was drawn."""
+        """True if nothing was drawn."""
         return bool(self.runs) and self.runs[0].exact
 
     @property
     def is_precise(self) -> bool:
-        """True where more of them would be of no use."""
+        """True if more of them would be of no use."""
         return self.exact or (len(self.runs) >= RUNS and self.error <= _LEAST)
 
     @property
     def error(self) -> float:
-        """Error of the log of their mean; 0 where nothing was drawn."""
+        """Error of the log of their mean; 0 if nothing was drawn."""
         if self.exact:
             return 0.0
         error = max(error_beside(self.logs, np.array(self.fewer)), self.unseen, _LEAST)
@@ -176,11 +165,7 @@ class Populations:
 
 
 def error_of(logs: Floats) -> float:
-    """The standard deviation of the log of the mean, as Student's t has it for so few.
-
-    Args:
-        logs: of estimates; +inf is known of fewer than four.
-    """
+    """Standard deviation of the log of a mean, by Student's t; +inf for fewer than four."""
     alive = logs[logs > -math.inf]
     if len(logs) < 4 or not len(alive):
         return math.inf
@@ -192,15 +177,15 @@ def error_of(logs: Floats) -> float:
 
 
 def error_beside(logs: Floats, fewer: Floats) -> float:
-    """The standard error of the log of a mean, given estimates by smaller populations.
+    """Standard error of the log of a mean, given estimates by smaller populations.
 
-    These say more than the larger ones where all of those miss the same: how far both means are
-    apart, if that is no chance, and their own error, which should not fall faster than members
-    are added.
+    The smaller ones tell more if all the larger ones miss the same mass: by the gap of both means,
+    if that is no chance, and by their own error, which should not fall faster than members are
+    added.
 
     Args:
         logs: of estimates.
-        fewer: of estimates by populations `FEWER` times smaller; +inf is known of none.
+        fewer: of estimates by populations `FEWER` times smaller; none: the error is +inf.
     """
     error, other = error_of(logs), error_of(fewer)
     if not math.isfinite(error) or not math.isfinite(other):

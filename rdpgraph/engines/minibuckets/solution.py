@@ -1,4 +1,4 @@
-"""Log Z between bounds and with an error, and answers by what populations are made of."""
+"""Answers of mini-buckets and populations: log Z with bounds and an error, and marginals."""
 
 import math
 from collections.abc import Callable, Sequence, Set
@@ -31,7 +31,7 @@ def best_bounded(passed: Elimination, maximised: Set[int], count: int) -> tuple[
     Args:
         passed: the maximised variables were the last of its order.
         maximised: these variables; the others keep state 0.
-        count: how many configurations are kept at a time.
+        count: of configurations that are kept at a time.
 
     Returns:
         (n, V) states and (n,) bounds of their scores, or sums; n is 0 where none is possible.
@@ -59,17 +59,15 @@ def best_bounded(passed: Elimination, maximised: Set[int], count: int) -> tuple[
 
 
 def averages(run: Grown, bound: float, starts: Integers) -> tuple[Floats, float]:
-    """The probabilities of the states, and the expected score, under the estimate.
+    """Marginals of the states (S,), and the expected score (nats), under the estimate.
 
-    Means over all paths through the population, forwards and backwards, consistent as it grows.
+    Means over all paths through the population, forwards and backwards, consistent as it grows;
+    zero for variables without a step.
 
     Args:
         run: with its steps, and a member left at least.
         bound: the log-weight before the first step.
-        starts: (V + 1,) where the states of each variable begin in a list of all.
-
-    Returns:
-        (S,), zero for variables without a step, and nats.
+        starts: (V + 1,) first position of each variable's states in a flat list.
     """
     flat, score = np.zeros(int(starts[-1])), bound
     shares = run.shares
@@ -84,7 +82,7 @@ def averages(run: Grown, bound: float, starts: Integers) -> tuple[Floats, float]
 
 
 def paths(run: Grown, variables: int, most: int) -> Integers:
-    """(n, V) the configurations of the members with the largest weights, of their largest parts.
+    """(n, V) configurations of the members with the largest weights, of their largest parts.
 
     Args:
         run: with the steps of all variables.
@@ -105,18 +103,18 @@ def paths(run: Grown, variables: int, most: int) -> Integers:
 
 
 _SUMS = 0.6
-"""The part of the time for log Z; the rest is for means over configurations."""
+"""Part of the time for log Z; the rest is for means over configurations."""
 _CLOSE = 0.2
-"""The error of log Z (nats) of these populations above which that of means is not known."""
+"""Error of log Z (nats) of these populations above which that of means is not known."""
 _GROWTH = 1.5
-"""How many times larger populations must be to be worth beginning again."""
+"""Growth of populations that is worth beginning again."""
 _STEP = 64.0
-"""Bytes that are kept of a member for each variable, where all steps are."""
+"""Bytes of a member for each variable, where all steps are kept."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """Estimates of one population: log Z, (S,) probabilities of the states left, expected score."""
+    """Estimates of one population: log Z, (S,) probabilities of the remaining states, score."""
 
     log_partition: float
     marginals: Floats
@@ -126,7 +124,7 @@ class _Run:
 
 @dataclass(frozen=True, eq=False)
 class _Means:
-    """Over populations: (S,) probabilities, their (S,) standard errors, and the expected score."""
+    """Means over populations: (S,) probabilities, their standard errors, expected score."""
 
     marginals: Floats
     errors: Floats
@@ -135,17 +133,11 @@ class _Means:
 
 @dataclass(frozen=True, eq=False)
 class MiniBucketSolution(Solution):
-    """Bounds and estimates of a reduced network.
+    """Bounds and estimates of a reduced network."""
 
-    Attributes:
-        network: the model, without high-order potentials.
-        sampling: time, memory, draws.
-        likely: gives a proposal for each batch item, as for `grown`; None: mini-buckets alone say
-            which configurations look likely.
-    """
-
-    network: Network
-    sampling: Sampling
+    network: Network  # the model, without high-order potentials
+    sampling: Sampling  # time, memory, draws
+    # gives a proposal for each batch item, as for `grown`; None: mini-buckets alone
     likely: Callable[[], Sequence[Sequence[Floats]]] | None = field(default=None, repr=False)
 
     @cached_property
@@ -154,7 +146,7 @@ class MiniBucketSolution(Solution):
 
     @cached_property
     def estimates(self) -> tuple[Estimate, ...]:
-        """Of each batch item."""
+        """Estimates of all batch items."""
         begin, every = clock.now(), list[Estimate]()
         _ = self._likely
         seconds = (1.0 if self.sampling.sums_only else _SUMS) * self.sampling.seconds
@@ -168,7 +160,7 @@ class MiniBucketSolution(Solution):
 
     @cached_property
     def _averages(self) -> tuple[_Means, ...]:
-        """Of each batch item."""
+        """Means of all batch items."""
         end = clock.now() + (1.0 - _SUMS) * self.sampling.seconds
         alive, every = (self.bounds()[1] > -math.inf).tolist(), list[list[_Run]]()
         for item, one in enumerate(self.estimates):
@@ -179,7 +171,7 @@ class MiniBucketSolution(Solution):
         return tuple(_mixed(runs, sum(self.network.sizes)) for runs in every)
 
     def _require_drawn(self, drawn: Sequence[bool]) -> None:
-        """Refuse items with no draw that is possible, unless none can be."""
+        """Refuse items without a possible draw, unless none can be possible."""
         lost = ~torch.tensor(drawn, device="cpu") & (self.bounds()[1] > -math.inf)
         if bool(lost.any()):
             lost = lost.reshape(self.network.graph.batch_shape)
@@ -227,7 +219,7 @@ class MiniBucketSolution(Solution):
         return log_values.to(self.network.constant)
 
     def status(self) -> Status:
-        """Estimated, with the largest error of the batch."""
+        """Status of the estimates, with the largest error of the batch."""
         if self.network.impossible:
             return Status(method="mini-buckets")
         every = self.estimates
@@ -250,14 +242,14 @@ class MiniBucketSolution(Solution):
         )
 
     def log_partition(self) -> Tensor:
-        """(B,) the log of the mean of estimates whose exponentials are unbiased."""
+        """(B,) log of the mean of unbiased estimates of Z."""
         if self.network.impossible:
             return self._impossible()
         self._require_drawn([one.log_partition > -math.inf for one in self.estimates])
         return self._each([one.log_partition for one in self.estimates])
 
     def log_partitions(self) -> Tensor:
-        """(populations, B) their estimates, where there are as many for each item."""
+        """(populations, B) their estimates, if there are equally many for each item."""
         counts = {len(one.each) for one in self.estimates} if not self.network.impossible else set()
         if len(counts) != 1:
             return self.log_partition().unsqueeze(0)
@@ -265,7 +257,6 @@ class MiniBucketSolution(Solution):
         return torch.stack([self._each(values) for values in each])
 
     def log_partition_errors(self) -> Tensor | None:
-        """(B,) those of the estimates, which smaller populations raise."""
         if self.network.impossible:
             return None
         return torch.tensor([one.error for one in self.estimates], device="cpu").to(
@@ -281,11 +272,9 @@ class MiniBucketSolution(Solution):
         return torch.full_like(self.network.constant.expand(self.network.batch), -math.inf)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,), in float64."""
         return self.interval(1.0)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,), in float64, by the estimates and the bounds."""
         if self.network.impossible:
             return self._impossible().double(), self._impossible().double()
         ends = [one.interval(confidence) for one in self.estimates]
@@ -306,7 +295,7 @@ class MiniBucketSolution(Solution):
         return self._of_states([one.errors for one in self._averages], 0.0)
 
     def _of_states(self, items: Sequence[Floats], settled: float = 1.0) -> Tensor:
-        """(B, S) of numbers for each state that is left, of each item."""
+        """(B, S) from numbers for each remaining state of each item."""
         network = self.network
         flat = torch.from_numpy(np.stack(items)).to(network.constant)
         sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
@@ -320,13 +309,11 @@ class MiniBucketSolution(Solution):
         return variable_table(network, parts, 0.0, certain.to(flat))
 
     def expected_score(self) -> Tensor:
-        """(B,) the mean over the same configurations."""
         if self.network.impossible:
             return torch.zeros_like(self.network.constant.expand(self.network.batch))
         return self._each([one.score for one in self._averages])
 
     def factor_marginals(self, block: int) -> Tensor:
-        """Refused: there are no joint marginals of factors."""
         return _refused("the joint marginals of factors")
 
     def max_marginals(self) -> Tensor:
@@ -343,12 +330,12 @@ class MiniBucketSolution(Solution):
 
 
 def _mean(logs: Sequence[float]) -> float:
-    """The log of the mean of exponentials."""
+    """Log of the mean of exponentials."""
     return float(log_sum(np.array(logs), 0)) - math.log(len(logs))
 
 
 def _mixed(runs: list[_Run], states: int) -> _Means:
-    """Marginals and score over populations, each by its estimate of Z; of none, zeros."""
+    """Marginals and score over populations, weighted by their estimates of Z; zeros for none."""
     if not runs:
         return _Means(np.zeros(states), np.zeros(states), 0.0)
     logs = np.array([run.log_partition for run in runs])

@@ -1,4 +1,4 @@
-"""Orders with tight bounds, and bounds of the best score or of the largest sum."""
+"""Orders with tight bounds, and upper bounds on the best score or the largest sum."""
 
 import math
 from collections.abc import Set
@@ -41,10 +41,10 @@ def tight_order(
     maximised: Set[int] = frozenset(),
     deadline: float = math.inf,
 ) -> list[int]:
-    """The order, of those tried, whose bound with small tables is the least.
+    """Order, among those tried, with the least bound by small tables.
 
-    Variables that no other table grows by go first: their messages are often constant, as those of
-    conditional probabilities that nothing was observed of. The rest go by greedy orders with ties
+    Variables that make no other table grow go first: their messages are often constant, as those of
+    conditional probabilities without evidence below them. The rest go by greedy orders with ties
     and noise at random.
 
     Args:
@@ -94,7 +94,7 @@ def tight_order(
 
 
 def _leaves(tables: Tables, maximised: Set[int], deadline: float) -> tuple[list[int], PrimalGraph]:
-    """Variables whose factors one of these covers, one after the other, and who is left."""
+    """Variables whose factors all fit into one of these, in turn, and the graph of the others."""
     factors: dict[int, Factor] = {}
     at: list[set[int]] = [set() for _ in tables.sizes]
     made = 0
@@ -141,9 +141,9 @@ def _leaves(tables: Tables, maximised: Set[int], deadline: float) -> tuple[list[
 
 _CELLS, _GROWTH = 2.0**12, 8.0
 _ORDER = 0.3
-"""The part of the time in which orders are compared."""
+"""Part of the time in which orders are compared."""
 _LATE = 10.0
-"""Multiple of the time that the first pass may take, which is there or is not."""
+"""Limit of the first pass, as a multiple of the time."""
 
 
 def ceilings(
@@ -154,16 +154,16 @@ def ceilings(
     memory: float,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """(B,) upper bounds (nats, float64) of the best score, by mini-buckets at temperature zero.
+    """(B,) upper bounds (nats, float64) on the best score, by mini-buckets at temperature zero.
 
-    Tables grow until a bound meets what was found, or the time or the memory is used.
+    Tables grow until a bound meets the known score, or the time or the memory is used.
 
     Args:
         network: reduced, without whole potentials.
-        summed: active variables that are summed out; the bound is of the largest sum.
+        summed: active variables that are summed out; the bound is on the largest sum.
         seconds: for all items.
         memory: bytes for the tables of a pass.
-        scores: (B,) that were found.
+        scores: (B,) of known configurations.
     """
     constant = network.constant.detach().double().cpu().expand(network.batch)
     if network.impossible:
