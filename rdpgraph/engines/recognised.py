@@ -49,11 +49,7 @@ def recognised_left(
 ) -> tuple[Plan, Callable[[], Solution]] | None:
     """Plan and answers of a structure recognised in a graph reduced by evidence; None if none is.
 
-    Args:
-        graph: the model.
-        network: the graph without observed variables and impossible states. If hard zeros define
-            a structure, it is recognised with all states.
-        exactly: gives the function that solves a graph by contraction.
+    If hard zeros define a structure, it is recognised with all states.
     """
     if graph.observed is None:
         return None

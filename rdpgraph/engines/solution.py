@@ -201,22 +201,14 @@ class Approximation(Solution):
     """Beliefs that need not be the marginals of any joint distribution."""
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Not available.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Refuse: beliefs need not have a joint distribution."""
         raise UnsupportedError(
             "Message passing gives marginals and no joint distribution to sample from; use "
             "Contraction(), or condition on variables drawn one after the other."
         )
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Not available.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Refuse: marginal modes need exact inference."""
         raise UnsupportedError("Marginal MAP needs exact inference; use Contraction().")
 
 

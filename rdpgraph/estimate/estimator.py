@@ -86,11 +86,7 @@ class Setting:
         solve: Callable[[Model], Any],
         generator: torch.Generator | None,
     ) -> "Setting":
-        """Setting of a model as declared.
-
-        Raises:
-            ModelError: a structure without sites.
-        """
+        """Setting of a model as declared; raises `ModelError` for a structure without sites."""
         model = opened(model) if isinstance(model, FactorGraph) else model
         return Setting(model, sites_of(model, generator), selection, solve, generator)
 
@@ -110,11 +106,9 @@ class Setting:
         return restricted(self.model, self.supports(chosen))
 
     def marginals(self, posterior: Any, chosen: Sequence[Support] = ()) -> tuple[Tensor, ...]:
-        """Marginals of the groups by a posterior: (*batch, *sites, kept).
+        """Marginals of the groups by a posterior of the model, or of it restricted to ``chosen``.
 
-        Args:
-            posterior: of the model, or of a restriction.
-            chosen: the states of the groups that it is restricted to, if it is.
+        (*batch, *sites, kept) each.
         """
         marginals = posterior.marginals()
         if isinstance(self.model, Structure):
@@ -138,11 +132,7 @@ class Setting:
 
 
 def sites_of(model: Model, generator: torch.Generator | None = None) -> tuple[Sites, ...]:
-    """Groups of sites of a model, without gradient.
-
-    Raises:
-        ModelError: a structure has none.
-    """
+    """Groups of sites of a model, without gradient; raises `ModelError` if a structure has none."""
     if isinstance(model, FactorGraph):
         return graph_sites(model, generator)
     offered = model.sites()

@@ -232,16 +232,7 @@ def log_likely(
 ) -> list[list[Floats]]:
     """Per batch item and active variable the log-probabilities of its remaining states.
 
-    Equal ones where the proposal gives -inf to all of them.
-
-    Args:
-        proposal: of the states of the graph's variables.
-        network: the graph, reduced; its auxiliary variables have equal probabilities.
-        solve: gives the posterior of a model to proposals that ask for one.
-        generator: the randomness of the proposal.
-
-    Raises:
-        ModelError: scores that are NaN or +inf.
+    Equal ones for auxiliary variables, and where the proposal gives -inf to all states.
     """
     setting = Setting.of(
         network.graph, TopSystematic(_KEPT, _KEPT), solve=solve, generator=generator

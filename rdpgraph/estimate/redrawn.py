@@ -193,11 +193,7 @@ class RedrawnSolution(Lifted):
 
 
 def _plain(solution: Solution) -> LoopySolution:
-    """The solution, if it is by plain messages.
-
-    Raises:
-        ModelError: it is another.
-    """
+    """The solution, refused unless it is by plain messages."""
     if isinstance(solution, LoopySolution):
         plain = isinstance(solution.counting, Bethe) and solution.temperature == 1
         if plain and solution.start is None:

@@ -167,11 +167,9 @@ def draws_before(chosen: Tensor) -> Tensor:
 
 
 def taken(drawn: Tensor, chosen: Tensor) -> Tensor:
-    """(count, *batch, ...) next unused draw of each chosen replicate.
+    """(count, *batch, ...) next unused draw of each chosen replicate (count, *batch).
 
-    Args:
-        drawn: (many, replicates, *batch, ...) draws of all replicates.
-        chosen: (count, *batch) replicate of each draw.
+    ``drawn`` are (many, replicates, *batch, ...) draws of all replicates.
     """
     index = draws_before(chosen) * drawn.shape[1] + chosen
     index = index.reshape(*index.shape, *(1,) * (drawn.ndim - 1 - index.ndim))
@@ -331,14 +329,8 @@ def lacking(
 
     The mass of the states that several replicates keep, each with weight one, is a lower bound on
     Z. It joins states of neighbours that no replicate has together. As many replicates are taken as
-    cost no more than the estimate; or all states, if these do not, whose mass is Z itself.
-
-    Args:
-        model: as declared.
-        few: the model on the kept states.
-        supports: (replicates, *batch, *shape, kept) of these, or None for all.
-        replicates: the estimates.
-        solve: gives the posterior of a model.
+    cost no more than the estimate (of the model on ``few`` states); or all states, if these do not,
+    whose mass is Z itself.
     """
     none = torch.zeros_like(replicates.log_partitions[0].detach())
     most = max(solve(few).plan.flops, _LITTLE)

@@ -251,11 +251,7 @@ class RestrictedSolution(Judged):
 
     @property
     def _possible(self) -> "RestrictedSolution":
-        """This solution with impossible replicates replaced by possible ones.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no possible replicate.
-        """
+        """This solution with impossible replicates replaced by possible ones, if any is."""
         return self._replaced or self
 
     @differentiable_property
@@ -343,11 +339,7 @@ class RestrictedSolution(Judged):
         return other._layout, chosen, other._split(drawn).take_along_dim(chosen, 0)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Refuse: marginal modes are not available.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Refuse: marginal modes are not available."""
         raise UnsupportedError(
             "Marginal MAP over sampled states has no estimate here; use estimator=Exact()."
         )

@@ -124,10 +124,7 @@ class _Grid:
     ) -> tuple[Integers, Integers]:
         """Cells of each clique of a list, and an index that is linear in their states.
 
-        Args:
-            cliques: may repeat.
-            offsets: the index at the first state of all variables.
-            weights: by variable what each further state adds; nothing for the others.
+        The index begins at ``offsets``; ``weights`` are what each further state of a variable adds.
         """
         which = np.array(cliques, dtype=np.int64)
         counts = self.counts[which]

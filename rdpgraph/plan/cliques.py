@@ -22,14 +22,9 @@ def clique_tree(
 ) -> list[Clique] | None:
     """Cliques of a greedy order, parents first; None if their tables have too many cells.
 
-    Every scope lies inside some clique, and every variable is in the residual of exactly one. Each
-    tree is rooted in its middle, so that it has few levels; on a level, cliques with most children
-    come first.
-
-    Args:
-        scopes: variables of each factor.
-        sizes: of all variables, those in no scope too.
-        cells: of all tables together.
+    Every scope lies inside some clique, and every variable, also one in no scope, is in the
+    residual of exactly one. Each tree is rooted in its middle, so that it has few levels; on a
+    level, cliques with most children come first.
     """
     adjacency: list[set[int]] = [set() for _ in sizes]
     for scope in scopes:

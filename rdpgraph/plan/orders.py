@@ -164,11 +164,7 @@ def joined(
 ) -> Iterator[int]:
     """Eliminate a variable: connect its neighbours to a clique, yielding each when it is done.
 
-    Args:
-        v: the variable; its own neighbours stay as they are.
-        adjacency: of all variables; changed.
-        weights: logs of the cliques that eliminating each variable would make; changed.
-        logs: of the variables' sizes.
+    Changes the adjacency, and the weights: logs of the cliques that eliminating each would make.
     """
     near = adjacency[v]
     for u in near:

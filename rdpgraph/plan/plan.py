@@ -281,15 +281,7 @@ class Plan:
 def structure_plan(
     name: str, *, num_variables: int, states: int, flops: float = 0.0, element_bytes: int = 4
 ) -> Plan:
-    """Plan of a structure, which has a recursion of its own.
-
-    Args:
-        name: of its type.
-        num_variables: sites, those of all batch items.
-        states: of every site.
-        flops: multiply-adds of log Z; 0.0 where they are not known.
-        element_bytes: 4 or 8.
-    """
+    """Plan of a structure, which has a recursion of its own, for the sites of all batch items."""
     own = float(num_variables * states * element_bytes)
     return Plan(
         route="structure",

@@ -227,31 +227,17 @@ class Auto(Scheduler):
 
 @dataclass(frozen=True, eq=False)
 class _Approximate:
-    """Messages, a search and estimates within the given seconds.
+    """Messages, a search and estimates within the given seconds."""
 
-    Attributes:
-        network: the reduced model.
-        memory: bytes as given, or None.
-        memory_bytes: bytes as given, or those of the machine.
-        allowance: the seconds.
-        progress: called after every sweep and move.
-        remedy: advice that gives better answers.
-        clusters: plan and solver of messages between clusters, or None.
-        forward: gives log Z alone where that fits, or None.
-        counting: reason why log Z is counted or not, and the counter (from seconds), or None.
-    """
-
-    network: Network  # the reduced model
-    memory: float | None  # bytes as given, or None
-    memory_bytes: float  # the same, or those of the machine
-    allowance: Allowance  # the seconds
-    progress: Callable[[Sweep | Move], None] | None  # told of every sweep and move
-    remedy: str = ""  # what would do better than all of them
-    # the plan of messages between clusters and what carries it out, or None
+    network: Network
+    memory: float | None  # bytes as given
+    memory_bytes: float  # bytes as given, or those of the machine
+    allowance: Allowance
+    progress: Callable[[Sweep | Move], None] | None
+    remedy: str = ""  # advice that gives better answers
     clusters: tuple[Plan, Callable[[], Solution]] | None = None
-    forward: Callable[[float], Solution] | None = None  # gives log Z alone where that fits, or None
-    # why log Z is counted or not, and what counts it from seconds, or None
-    counting: tuple[str, CountOf | None] = ("", None)
+    forward: Callable[[float], Solution] | None = None  # log Z alone, where that fits
+    counting: tuple[str, CountOf | None] = ("", None)  # the reason why log Z is counted or not
 
     @cached_property
     def _for_messages(self) -> ForMessages:

@@ -210,8 +210,7 @@ def begun(
 ) -> tuple[Plan | Callable[[], Plan], Callable[[], Solution]]:
     """Plan of a graph, or the function that makes it, and the function that solves the graph.
 
-    Raises:
-        BudgetError: the plan does not fit its budget.
+    Raises `BudgetError` if the plan does not fit its budget.
     """
     circuit = scheduler.circuit(graph)
     if circuit is None:

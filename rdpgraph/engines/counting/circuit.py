@@ -116,16 +116,9 @@ class LogSum(torch.autograd.Function):
 def compiled(
     encoding: Encoding, compiler: Callable[..., None], *, seconds: float, memory: float
 ) -> Circuit:
-    """Circuit of an encoding's clauses; cached.
+    """Circuit of an encoding's clauses; cached. It may take a quarter of the memory (bytes).
 
-    Args:
-        encoding: the clauses.
-        compiler: of the machine's library.
-        seconds: on the clock.
-        memory: bytes; the circuit may take a quarter.
-
-    Raises:
-        BudgetError: it does not fit.
+    Raises `BudgetError` if it does not fit.
     """
     key = encoding.count, encoding.clauses
     if (known := _circuits.get(key)) is not None:

@@ -31,16 +31,9 @@ def require_counter() -> None:
 
 
 def log_count(encoding: Encoding, *, seconds: float, memory: float) -> float:
-    """Log of the weighted count of an encoding (nats), -inf where it is impossible.
+    """Log of the weighted count of an encoding with one row of weights (nats), without gradients.
 
-    Args:
-        encoding: one row of weights, without gradients.
-        seconds: the process ends then.
-        memory: bytes that it may take.
-
-    Raises:
-        BudgetError: it does not fit, or the counter failed.
-        UnsupportedError: pyganak is not installed.
+    Raises `BudgetError` if it does not end within the seconds and memory (bytes).
     """
     require_counter()
     free, parts = _parts(encoding)

@@ -49,12 +49,7 @@ class CountedSolution(Solution):
 
     @cached_property
     def circuit(self) -> Circuit:
-        """Circuit of all items.
-
-        Raises:
-            BudgetError: it does not fit.
-            UnsupportedError: there is no compiler.
-        """
+        """Circuit of all items."""
         if self.compiler is None:
             raise UnsupportedError(
                 "A circuit needs the compiled library, which is not to be had here; without it "
@@ -218,11 +213,7 @@ class CountedSolution(Solution):
         return full_states(self.network, states).to(self.network.constant.device)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Refuse: marginal modes are not available.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Refuse: marginal modes are not available."""
         raise UnsupportedError("Counting has no marginal modes; use Auto() or Contraction().")
 
 

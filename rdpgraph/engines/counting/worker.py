@@ -23,10 +23,7 @@ _LEAST = 1e-290
 def count(variables: int, clauses: list[list[int]], weights: list[float] | None) -> float:
     """Log of the weighted count of clauses over literals 1 to n; -inf where none is possible.
 
-    Args:
-        variables: n.
-        clauses: of literals.
-        weights: log-weights of 1, -1, 2, -2, ...; None: all are 0.
+    ``weights`` are the log-weights of 1, -1, 2, -2, ...; None: all are 0.
     """
     pyganak = importlib.import_module("pyganak")
     # The wheel of pyganak brings this solver. The counter takes minutes to find contradictions.

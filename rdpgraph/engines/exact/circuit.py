@@ -83,10 +83,8 @@ def _plain(tensor: Tensor) -> bool:
 def shaped(sizes: bytes, parts: tuple[_Part, ...]) -> Circuit | None:
     """Circuit of blocks of the given shapes.
 
-    Args:
-        sizes: of the variables, as int64.
-        parts: per block its scopes, as int64, their shape, the number of its tables, and the table
-            of every factor unless each has its own.
+    Per block its scopes, as int64, their shape, the number of its tables, and the table of every
+    factor unless each has its own.
     """
     blocks: list[Scopes] = []
     for scopes, shape, tables, rows in parts:

@@ -84,12 +84,9 @@ class Program:
 def compiled(
     tree: ContractionTree, layout: tuple[int, ...], maximise: frozenset[int] = frozenset()
 ) -> Program:
-    """Program of a tree; cached.
+    """Program of a tree whose leaves are in groups of ``layout`` factors; cached.
 
-    Args:
-        tree: the contractions.
-        layout: number of factors of each group, in the order of the tree's leaves.
-        maximise: variables that are maximised out instead of summed.
+    Variables ``maximise`` are maximised out instead of summed.
     """
     return _Compiler(tree, layout, maximise).program()
 

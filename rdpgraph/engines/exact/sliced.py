@@ -121,11 +121,9 @@ class SlicedSolution(Solution):
         return self.drawn(*chosen(self.logs, count, generator))
 
     def drawn(self, choice: Tensor, seeds: Tensor) -> Tensor:
-        """(count, B, V) draws within the chosen slices; 0 where the slice is none of these.
+        """(count, B, V) draws within the slices ``choice`` (count, B); 0 where it is none of these.
 
-        Args:
-            choice: (count, B) numbers of slices.
-            seeds: of the noise within each slice, so that it does not depend on the others.
+        Each slice's noise has its own seed, so that it does not depend on the others.
         """
         drawn = torch.zeros((), dtype=torch.long, device=choice.device)
         drawn = drawn.expand(*choice.shape, self.variables)
@@ -137,11 +135,7 @@ class SlicedSolution(Solution):
         return drawn
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Not available in slices.
-
-        Raises:
-            BudgetError: always.
-        """
+        """Refuse: marginal modes are not available in slices."""
         raise BudgetError(
             "Marginal MAP does not run in slices; give the plan more memory "
             "(Contraction(memory=...)) so that the model fits without."

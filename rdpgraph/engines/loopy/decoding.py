@@ -120,9 +120,7 @@ class _Search:
     def run(self, converged: Tensor, read: tuple[Tensor, ...] | None = None) -> None:
         """Search with as many sweeps as each item has left.
 
-        Args:
-            converged: (B,) whether the messages have.
-            read: the best states and ties of the beliefs, if they have been computed.
+        ``read`` are the best states and ties of the beliefs, if they have been computed.
         """
         every, own = torch.arange(self.equations.batch, device="cpu"), self.equations
         converged = self._settle(converged)

@@ -189,14 +189,9 @@ def edges_of(
     numbers: Tensor,
     num_variables: int,
 ) -> Edges:
-    """Number the edges of all ports of all kernels.
+    """Number the edges of all ports of all kernels, which have ``counts`` factors each.
 
-    Args:
-        ports: per kernel.
-        counts: number of factors, per kernel.
-        sizes: number of states of each active variable.
-        numbers: graph's number of each active variable.
-        num_variables: of the graph.
+    Active variables have ``sizes`` states, and ``numbers`` among the graph's ``num_variables``.
     """
     states = torch.tensor(sizes, dtype=torch.long, device="cpu")
     listed = [(kernel, port) for kernel, own in enumerate(ports) for port in range(len(own))]

@@ -220,11 +220,7 @@ class HighOrderKernel(FactorKernel):
         return values if self.weights is None else values / self.weights
 
     def check_table(self) -> None:
-        """Refuse beliefs whose tables would be too large.
-
-        Raises:
-            UnsupportedError: they would.
-        """
+        """Refuse beliefs whose tables would be too large."""
         if math.prod(self._slots) * self.count > _MOST_ENTRIES:
             raise UnsupportedError(
                 f"Beliefs of {type(self.block.potential).__name__} over {len(self._slots)} "

@@ -287,15 +287,9 @@ def _columns(table: Tensor, rows: Tensor) -> Tensor:
 def _exchanged(
     table: Tensor, vectors: list[Tensor], contract: Contract, wanted: Ports
 ) -> list[Tensor | None]:
-    """For every slot the table contracted with the vectors of all other slots.
+    """Contract a table (b, *sizes, f) with the vectors (B, size, F) of all slots but one, per slot.
 
     Slots are halved recursively: a table is read twice however many slots it has, without division.
-
-    Args:
-        table: (b, *sizes, f).
-        vectors: per slot (B, size, F).
-        contract: the arithmetic.
-        wanted: the slots asked for.
     """
     count = len(vectors)
     if count == 1:

@@ -193,13 +193,8 @@ def traced_rows(
 ) -> Tensor:  # fmt: skip
     """(B, V) states with the free ones (B, V) decided layer by layer, until the end.
 
-    Args:
-        equations: the model.
-        logs: per class (B, K, E) messages of undecided variables, and of held ones in their states.
-        states: (B, V) those of variables that are not free.
-        free: (B, V) which are.
-        steps: the layers.
-        end: on `clock.now`.
+    ``logs`` are per class (B, K, E) messages of undecided variables, and of held ones in their
+    states.
     """
     rows, sums = _numbers(equations, logs)
     values, open_ = states.numpy().copy(), free.numpy()

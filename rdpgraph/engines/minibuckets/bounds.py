@@ -124,8 +124,7 @@ def pass_seconds(tables: Tables | Network) -> float:
 def pass_cells(tables: Tables | Network, memory: float) -> float:
     """Entries of a table with which a pass fits the memory (bytes), at least two.
 
-    Raises:
-        BudgetError: it does not, however small tables are.
+    Raises `BudgetError` if none does.
     """
     parts = _PART * _count(tables)
     require_room(parts, f"Bounds of {len(tables.sizes):,} variables", memory)

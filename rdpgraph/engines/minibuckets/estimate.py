@@ -97,13 +97,7 @@ class Estimate:
 
 
 def estimated(tables: Tables, sampling: Sampling, likely: Sequence[Floats] = ()) -> Estimate:
-    """Estimate log Z of one batch item: passes with growing tables, then growing populations.
-
-    Args:
-        tables: the model.
-        sampling: its limits.
-        likely: a proposal, as for `grown`.
-    """
+    """Estimate log Z of one batch item: passes with growing tables, then growing populations."""
     return _Work(tables, sampling, likely).estimate()
 
 
@@ -259,10 +253,7 @@ class _Work:
     def _round(self, passed: Elimination, members: int, *, afresh: bool = False) -> bool:
         """Grow more populations; return whether any was made in time.
 
-        Args:
-            passed: the mini-buckets.
-            members: of each.
-            afresh: earlier ones are worse, and no longer count.
+        If ``afresh``, earlier ones are worse, and no longer count.
         """
         if not (afresh and self.known.starts):
             self._search(passed, members)

@@ -57,7 +57,7 @@ NOTHING = Grown(-math.inf, -math.inf, True, (), np.zeros(0))  # noqa: FBT003
 
 @dataclass(frozen=True, eq=False)
 class _Members:
-    """A population."""
+    """Members of a population."""
 
     states: dict[int, Integers]  # (n,) of each variable that a later step reads
     keys: Integers  # (n,) of these states; those of different states differ

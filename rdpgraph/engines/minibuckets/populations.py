@@ -60,14 +60,10 @@ def _last(low: float, high: float, holds: Callable[[float], bool]) -> tuple[floa
 
 
 def _gain(draws: Sequence[Draws], log_z: float, *, above: bool) -> float:
-    """Log of the value of a stake of one, were this log Z.
+    """Log of the value of a stake of one, were this log Z (below all upper bounds).
 
-    A part of it is bet from each group of estimates on, as the first ones may be much worse.
-
-    Args:
-        draws: the estimates.
-        log_z: below all upper bounds.
-        above: bets that estimates are above Z; else that they are below it.
+    A part of it is bet from each group of estimates on, as the first ones may be much worse. The
+    bets are that estimates are above Z, or below it.
     """
     total, parts = np.zeros(len(_STAKES)), list[float]()
     for place in reversed(range(len(draws))):
@@ -177,15 +173,11 @@ def error_of(logs: Floats) -> float:
 
 
 def error_beside(logs: Floats, fewer: Floats) -> float:
-    """Standard error of the log of a mean, given estimates by smaller populations.
+    """Standard error of the log of a mean, given estimates by populations `FEWER` times smaller.
 
     The smaller ones tell more if all the larger ones miss the same mass: by the gap of both means,
     if that is no chance, and by their own error, which should not fall faster than members are
-    added.
-
-    Args:
-        logs: of estimates.
-        fewer: of estimates by populations `FEWER` times smaller; none: the error is +inf.
+    added. Without smaller ones it is +inf.
     """
     error, other = error_of(logs), error_of(fewer)
     if not math.isfinite(error) or not math.isfinite(other):

@@ -24,17 +24,10 @@ from rdpgraph.plan import clock
 
 
 def best_bounded(passed: Elimination, maximised: Set[int], count: int) -> tuple[Integers, Floats]:
-    """Configurations of the maximised variables, those with the highest bounds first.
+    """(n, V) configurations with the highest bounds, and (n,) these; n is 0 if none is possible.
 
-    Grows them backwards along the order of elimination, a variable at a time, and keeps the best.
-
-    Args:
-        passed: the maximised variables were the last of its order.
-        maximised: these variables; the others keep state 0.
-        count: of configurations that are kept at a time.
-
-    Returns:
-        (n, V) states and (n,) bounds of their scores, or sums; n is 0 where none is possible.
+    Grows ``count`` configurations of the maximised variables, the last of the order, backwards
+    along it; the others keep state 0.
     """
     states = np.zeros((len(passed.buckets), 1), np.int32)
     bounds = np.array([passed.bound])
@@ -62,12 +55,8 @@ def averages(run: Grown, bound: float, starts: Integers) -> tuple[Floats, float]
     """Marginals of the states (S,), and the expected score (nats), under the estimate.
 
     Means over all paths through the population, forwards and backwards, consistent as it grows;
-    zero for variables without a step.
-
-    Args:
-        run: with its steps, and a member left at least.
-        bound: the log-weight before the first step.
-        starts: (V + 1,) first position of each variable's states in a flat list.
+    zero for variables without a step. ``bound`` is the log-weight before the first step, ``starts``
+    (V + 1,) the first position of each variable's states.
     """
     flat, score = np.zeros(int(starts[-1])), bound
     shares = run.shares
@@ -82,13 +71,7 @@ def averages(run: Grown, bound: float, starts: Integers) -> tuple[Floats, float]
 
 
 def paths(run: Grown, variables: int, most: int) -> Integers:
-    """(n, V) configurations of the members with the largest weights, of their largest parts.
-
-    Args:
-        run: with the steps of all variables.
-        variables: V.
-        most: configurations at most.
-    """
+    """(n, V) configurations of the members with the largest weights, of their largest parts."""
     members = np.argsort(-run.shares, kind="stable")[:most]
     states = np.zeros((len(members), variables), np.int64)
     for step in reversed(run.steps):

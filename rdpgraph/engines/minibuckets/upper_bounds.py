@@ -156,14 +156,8 @@ def ceilings(
 ) -> Tensor:
     """(B,) upper bounds (nats, float64) on the best score, by mini-buckets at temperature zero.
 
-    Tables grow until a bound meets the known score, or the time or the memory is used.
-
-    Args:
-        network: reduced, without whole potentials.
-        summed: active variables that are summed out; the bound is on the largest sum.
-        seconds: for all items.
-        memory: bytes for the tables of a pass.
-        scores: (B,) of known configurations.
+    Active variables ``summed`` are summed out: the bound is on the largest sum. Tables grow until a
+    bound meets the known ``scores`` (B,), or the time or the memory (bytes) is used.
     """
     constant = network.constant.detach().double().cpu().expand(network.batch)
     if network.impossible:

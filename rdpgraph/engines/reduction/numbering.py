@@ -56,10 +56,7 @@ def variable_table(
 def factor_tables(network: Network, block: int, beliefs: Callable[[int], Tensor]) -> Tensor:
     """(B, F, *sizes) probabilities of a block's factors, settled slots included.
 
-    Args:
-        network: the reduced model.
-        block: of the graph.
-        beliefs: gives a group's (batch or 1, F, *sizes left).
+    ``beliefs`` gives a group's probabilities (batch or 1, F, *sizes left).
     """
     declared = network.graph.blocks[block]
     sizes = declared.sizes

@@ -90,11 +90,8 @@ def tables_of(
 ) -> Tables:
     """Factors of one batch item of a network; those with the same scope are added up.
 
-    Args:
-        network: reduced, without whole potentials.
-        item: of the batch.
-        summed: variables that will be summed over.
-        zeros: keep hard zeros as -inf.
+    The span counts the states of variables that will be ``summed``. With ``zeros`` hard zeros stay
+    -inf.
     """
     by_shape: dict[tuple[int, ...], list[tuple[Integers, Integers, Floats]]] = {}
     count = 0

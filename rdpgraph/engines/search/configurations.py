@@ -50,9 +50,7 @@ class Searched:
     def required(self, graph: FactorGraph, what: str = "mode") -> "Searched":
         """Self, if each item has a possible configuration.
 
-        Raises:
-            BudgetError: no possible one of some item is known.
-            ImpossibleEvidenceError: it is proved that an item has none.
+        Raises `ImpossibleEvidenceError` if it is proved that an item has none, else `BudgetError`.
         """
         require_possible(f"There is no {what}", self.exists.reshape(graph.batch_shape))
         if not bool(self.found.all()):

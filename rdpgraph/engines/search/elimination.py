@@ -21,18 +21,10 @@ _STEP, _CELL = 1e4, 2.0
 def eliminate(
     tables: Tables, order: ConditionedOrder, states: Integers, *, summed: Set[int] = frozenset()
 ) -> tuple[Integers, float]:
-    """Best configuration among those that agree with the fixed variables.
+    """Best configuration given the variables fixed by an order, and its log-value (nats).
 
-    Dechter (1999), Bucket elimination: a unifying framework for reasoning.
-
-    Args:
-        tables: the model.
-        order: eliminates some variables, those that are summed first; the others are fixed.
-        states: (V,) of all variables; those of eliminated ones are not read.
-        summed: variables to sum over; their states are returned unchanged.
-
-    Returns:
-        The states, and their log-value (nats), sums included.
+    Bucket elimination (Dechter 1999). Variables in ``summed`` go first in the order, are summed
+    over, and keep their states; those of other eliminated variables are not read.
     """
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, npt.NDArray[Any] | None]:
@@ -53,15 +45,7 @@ def eliminate(
 def draw(
     tables: Tables, order: ConditionedOrder, states: Integers, count: int, rng: np.random.Generator
 ) -> Integers:
-    """(count, V) exact draws from the configurations that agree with the fixed variables.
-
-    Args:
-        tables: the model, without infinite values.
-        order: eliminates some variables; the others are fixed.
-        states: (V,) of all variables; those of eliminated ones are not read.
-        count: of draws.
-        rng: the randomness.
-    """
+    """(count, V) exact draws given the variables fixed by an order; no value may be infinite."""
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, Floats]:  # noqa: ARG001
         message = _log_sum(joint)

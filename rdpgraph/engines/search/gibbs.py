@@ -50,13 +50,7 @@ def annealed(
     """Draws near the best of several chains that begin at random states and high temperatures.
 
     A move draws, or maximises over, all variables that an order of small tables eliminates, given
-    the others, which are chosen again for each move.
-
-    Args:
-        tables: the model.
-        rng: the randomness.
-        memory: bytes for the tables of a move.
-        deadline: on `clock.now`; None is returned if it comes first.
+    the others, which are chosen again for each move. None if the deadline comes first.
     """
     model, largest = tables.finite(), max(tables.sizes, default=1)
     chains = _cooled(model, rng, deadline)

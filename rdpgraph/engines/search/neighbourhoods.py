@@ -91,16 +91,10 @@ class Search:
         deadline: float = math.inf,
         seconds: float = math.inf,
     ) -> None:
-        """Prepare a search.
+        """Prepare a search with at most ``memory`` bytes and ``most`` entries of a table per move.
 
-        Args:
-            tables: the model.
-            rng: the randomness.
-            memory: bytes for the tables of a move.
-            most: entries of the largest table, or the states of a variable if those are more.
-            summed: variables to sum over.
-            deadline: on `clock.now`, for the search of their elimination order.
-            seconds: for the search; sums that take a large part of them do not fit.
+        Sums over ``summed`` variables that take a large part of the seconds do not fit; their order
+        is sought until the deadline.
         """
         self.tables, self.rng, self.summed = tables, rng, summed
         largest = max(tables.sizes, default=1)
@@ -142,13 +136,8 @@ class Search:
     ) -> Outcome | None:
         """Search for some seconds; None if a sum over the summed variables has too large tables.
 
-        Args:
-            states: initial ones.
-            seconds: for the search; a move that would end later is not begun.
-            patience: seconds without an improvement after which to stop.
-            any_possible: stop once no hard zero is met; of models without summed variables.
-            progress: called after every move, with scores plus a constant.
-            constant: nats.
+        It ends after ``patience`` seconds without an improvement, or once no hard zero is met
+        (``any_possible``). Progress is told scores plus a constant.
         """
         begin = gained = clock.now()
         end = begin + seconds

@@ -154,9 +154,7 @@ class Seeker:
 def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched, Tensor]:
     """Configurations, optimal where their bounds prove it, and (B,) the bounds.
 
-    Args:
-        best: outcome of a search.
-        above: gives upper bounds from the scores of the outcome.
+    ``above`` gives upper bounds from the scores of the configurations.
     """
     scores = best.scores.cpu()
     if bool(best.optimal.all()):

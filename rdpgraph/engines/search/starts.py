@@ -128,20 +128,11 @@ def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
 def best_estimated(
     network: Network, item: int, summed: frozenset[int], start: Integers, limits: Limits
 ) -> tuple[Integers, float] | None:
-    """Best of some configurations by estimates of their sums, where these do not fit.
+    """Best states (V,) by estimates of sums that do not fit, and a lower bound on their log-sum.
 
-    A configuration without an estimate, for lack of time, has its score as a lower bound of its
-    sum. A model too large to draw in the time has a mode of all variables instead.
-
-    Args:
-        network: reduced, without whole potentials.
-        item: of the batch.
-        summed: the variables that are summed out.
-        start: (V,) a configuration to compare with.
-        limits: of time and memory.
-
-    Returns:
-        (V,) states, and a lower bound on the log of their sum; None if none is possible.
+    None if none is possible. A configuration without an estimate, for lack of time, has its score
+    as a lower bound of its sum. A model too large to draw in the time has a mode of all variables
+    instead.
     """
     end = clock.now() + limits.seconds
     slow = _FACTOR * sum(len(group.scopes) for group in network.groups)

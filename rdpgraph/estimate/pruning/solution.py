@@ -51,14 +51,7 @@ class Run:
     def onward(
         self, sweeps: int, *, warm_up: int, seconds: float, generator: torch.Generator | None
     ) -> "Run":
-        """Continue with more sweeps, at least one.
-
-        Args:
-            sweeps: number to average.
-            warm_up: number of sweeps before these.
-            seconds: after which no sweep begins.
-            generator: the randomness.
-        """
+        """Continue with a warm-up and more sweeps, at least one; none begins after the seconds."""
         run, start = self, now()
         for number in range(warm_up + sweeps):
             over = now() - start > seconds
@@ -169,11 +162,7 @@ class PrunedSolution(Delegate):
     joint, rsample = Solution.joint, Solution.rsample
 
     def _ask(self, question: Question[Value]) -> NoReturn:
-        """Refuse answers that are no average over masks.
-
-        Raises:
-            UnsupportedError: always.
-        """
+        """Refuse answers that are no average over masks."""
         if question.name in _NEEDS_Z:
             raise UnsupportedError(
                 "Randomized pruning has no Z: it averages expectations over masks; use Exact() or "
