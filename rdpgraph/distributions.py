@@ -26,7 +26,7 @@ _BELOW_INFINITY = constraints.independent(constraints.less_than(math.inf), 2)
 
 
 class StateSequences(constraints.Constraint):
-    """Sequences of states 0 to ``states - 1``; what stands beyond an item's length is free.
+    """Sequences of states 0 to ``states - 1``; states beyond an item's length are free.
 
     Args:
         states: number of states.

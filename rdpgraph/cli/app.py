@@ -1,6 +1,6 @@
 """The commands: infer, explain, convert, draw, parse; fit and sample.
 
-What answers is imported by the command that needs it, so that help waits for no tensor library.
+Commands import what they need, so that help does not wait for torch.
 """
 
 import sys

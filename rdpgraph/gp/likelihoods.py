@@ -92,8 +92,8 @@ class Likelihood(ABC):
     def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
         """(S, B) log-probabilities in nats of B sequences, given each of S samples of scores.
 
-        Differentiable in the scores if gradients are `Reparameterised`; what stands beyond the
-        lengths is not read.
+        Differentiable in the scores if gradients are `Reparameterised`; entries beyond the
+        lengths are ignored.
 
         Args:
             labels: the sequences.

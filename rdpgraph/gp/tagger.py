@@ -53,7 +53,7 @@ class StructuredGP(Arguments):
         labels: the names of all labels, in the order of probabilities.
         kernel: covariance of the functions; `fit` learns the hyperparameters of a copy where
             ``training.kernel_every`` is above 0.
-        inducing: how many inducing points, chosen among the positions of training by their
+        inducing: the number of inducing points, chosen among the positions of training by their
             variances; or a matrix of their features; None for as many as determine the functions
             at all positions, which is the full Gaussian process.
         likelihood: of labels given scores.

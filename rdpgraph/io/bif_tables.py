@@ -36,12 +36,8 @@ _MOST_BY_DEFAULT = 1 << 24  # table entries that the `default` lines of a file m
 class Headers:
     """The variables of a file, and its probability blocks in order.
 
-    Attributes:
-        variables: those of the file.
-        lists: the names of their states.
-        starts: offsets of the scopes in ``members``, and at the end their total.
-        members: the numbers of variables, each child before its parents.
-        bodies: (F, 2) the places after the first brace of a block and of its last one.
+    The scope of block b is ``members[starts[b] : starts[b + 1]]``, the child first; ``bodies`` (F,
+    2) are the places after the first brace of a block and of its last one.
     """
 
     variables: CompactVariables

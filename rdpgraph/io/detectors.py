@@ -107,7 +107,7 @@ def parse_alist(text: str, *, source: str = "An alist") -> tuple[list[list[int]]
     """The checks of each bit, and their number, of a check matrix in the alist format.
 
     The text has the numbers of bits and checks, the largest degrees, all degrees, and the checks of
-    each bit, from 1; what follows is not needed.
+    each bit, from 1; the rest is ignored.
     """
     try:
         numbers = [int(word) for word in text.split()]

@@ -196,7 +196,7 @@ def parse_grammar(
 
     Args:
         text: the lines; bytes are UTF-8, or else Latin-1.
-        source: what errors call it.
+        source: its name in errors.
         dtype: of the log-weights.
         memory_bytes: the most that a table of rules may take, where one is made.
 

@@ -1,4 +1,4 @@
-"""Tensors in files of safetensors, which hold numbers alone and are read by any program."""
+"""Tensors in files of safetensors."""
 
 import importlib
 import json
@@ -13,24 +13,13 @@ from rdpgraph.io.text import PathLike, write_bytes_atomically
 
 
 def write_tensors(path: PathLike, tensors: Mapping[str, Tensor], told: dict[str, str]) -> None:
-    """Write tensors by name to a file, atomically, and what else is told of them.
-
-    Raises:
-        UnsupportedError: safetensors is not installed.
-        OSError: the file cannot be written.
-    """
+    """Write tensors by name, with texts as metadata, to a file of safetensors, atomically."""
     own = {name: part.detach().clone().contiguous() for name, part in tensors.items()}
     write_bytes_atomically(path, _safetensors().save(own, told))
 
 
 def read_tensors(path: PathLike, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors of a file, and what else it tells; errors name what it should be.
-
-    Raises:
-        FileFormatError: another file.
-        UnsupportedError: safetensors is not installed.
-        OSError: the file cannot be read.
-    """
+    """Read the tensors and the metadata of a file; errors say what it should be."""
     library, data = _safetensors(), Path(path).read_bytes()
     try:
         size = int.from_bytes(data[:8], "little")
@@ -40,11 +29,7 @@ def read_tensors(path: PathLike, what: str) -> tuple[dict[str, Tensor], dict[str
 
 
 def require_like(path: PathLike, name: str, stored: Tensor | None, like: Tensor) -> Tensor:
-    """A tensor of a file, on another's device and in its type.
-
-    Raises:
-        FileFormatError: there is none, or it has another shape.
-    """
+    """The stored tensor, in the type and on the device of another of its shape."""
     if stored is None or stored.shape != like.shape:
         shape = None if stored is None else tuple(stored.shape)
         raise FileFormatError(

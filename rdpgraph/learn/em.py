@@ -51,7 +51,7 @@ class Fit:
         history: the log-likelihood plus the log-prior (nats) at the start and after every step; in
             stepwise EM those of the passes, except for the last.
         log_likelihood: of all rows, weighted (nats), at the end.
-        status: whether it converged, and whether log Z was exact in all steps.
+        status: its convergence, and the exactness of log Z in all steps.
         averages: statistics and the number of updates from which stepwise EM continues.
     """
 
@@ -321,7 +321,7 @@ def _mixed(
 
 
 def _maximised(parameters: dict[str, Parameter], statistics: Statistics) -> dict[str, Parameter]:
-    """All parameters from their statistics; an error names the parameter that has no maximum."""
+    """Maximise all parameters by their statistics; an error names the parameter at fault."""
     result: dict[str, Parameter] = {}
     for name, parameter in parameters.items():
         try:

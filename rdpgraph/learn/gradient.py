@@ -95,18 +95,19 @@ def fit_by_gradient(
 def standard_errors(
     em: EM, fit: Fit, data: Any, weights: Any = None, *, scores: bool = False
 ) -> dict[str, tuple[Tensor, ...]]:
-    """Standard errors of what was fitted, by the information of the data; for each parameter.
+    """Standard errors of a fit, by the information of the data; for each parameter.
 
-    Of `Probabilities` those of the probabilities; zero of such as are 0, 1 or fixed. Infinite where
-    the data says nothing of a quantity. Takes a pass back for each number that is fitted.
+    For `Probabilities` they are those of the probabilities, zero where these are 0, 1 or fixed.
+    Infinite where the data says nothing of a quantity. Takes a backward pass for each fitted
+    number.
 
     Args:
         em: the model.
         fit: its parameters, at a maximum.
         data: as for `EM.fit`.
         weights: as for `EM.fit`; a weight counts equal rows.
-        scores: from the outer products of the gradients of rows, which need no second derivatives
-            and take a pass back for each row; else from the observed information, the second
+        scores: use the outer products of the gradients of rows, which need no second derivatives
+            and take a backward pass for each row; else the observed information, the second
             derivatives of log-likelihood plus log-prior.
 
     Raises:

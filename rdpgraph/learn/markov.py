@@ -21,7 +21,7 @@ from rdpgraph.structures.semimarkov import SemiMarkov
 
 @dataclass(eq=False, kw_only=True)
 class HMM(HiddenStates):
-    """Hidden Markov model, fitted to sequences; what it fits is a `Chain`.
+    """Hidden Markov model, fitted to sequences; its structure is a `Chain`.
 
     Args:
         states: their number.
@@ -107,7 +107,7 @@ class HMM(HiddenStates):
 class HSMM(HiddenStates):
     """Hidden semi-Markov model: a state lasts as long as its own distribution of durations says.
 
-    What it fits is a `SemiMarkov`. The last segment of a sequence goes on beyond its end with the
+    Its structure is a `SemiMarkov`. The last segment of a sequence goes on beyond its end with the
     probability that it lasts longer (Guedon 2003, "Estimating hidden semi-Markov chains"), so that
     probabilities of sequences of any one length sum to one; with ``censored=False`` it ends there.
 

@@ -40,7 +40,7 @@ class BayesianNetwork(Arguments):
         structure: edges as pairs (parent, child) of names; a `networkx.DiGraph`; or a `FactorGraph`
             that is a Bayesian network, whose variables are taken, and whose tables are the start.
         states: for names of variables how many states they have, or what these are called; others
-            have those of their column. Of a hidden variable they are needed. Names that are in no
+            have those of their column. Hidden variables need them. Names that are in no
             edge are variables without one.
         prior: pseudo-counts that are added to the counts: a number for all entries (1 is Laplace's
             rule), `BDeu`, or for names of variables a number or a table (*parents, states).
@@ -243,7 +243,7 @@ class BayesianNetwork(Arguments):
         parameter.
 
         Args:
-            data: what the network was fitted to.
+            data: the data of the fit.
             weights: of the rows; None: one each.
 
         Raises:

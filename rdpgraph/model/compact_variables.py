@@ -75,12 +75,9 @@ class StateLists:
 class CompactVariables(Listing[Variable]):
     """Single variables of different names; equal to a tuple of them.
 
-    A variable takes 12 bytes beside its name; its object is made on first access.
-
-    Args:
-        names: their names.
-        sizes: (V,) int64 numbers of states.
-        lists: for named states the lists, and (V,) the number of each variable's list.
+    A variable takes 12 bytes beside its name; its object is made on first access. ``sizes`` (V,)
+    are numbers of states; ``lists`` has, for named states, the lists and each variable's number
+    among them.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class FactorBlock:
         scopes: per slot a `VariableArray` (or a view of one), a list of variables, or one
             variable that stands in every factor. Their shapes broadcast to the block's shape.
         potential: of shape (*batch, *block, sizes): the dims before the slots broadcast against
-            the block's shape from the right; what is left over in front is batch dims.
+            the block's shape from the right; any others in front are batch dims.
 
     Raises:
         ModelError: the shapes do not fit, or a factor would hold a variable twice.

@@ -231,9 +231,9 @@ class FactorGraph(Opaque):
         return FactorGraph.from_blocks(self.domain, self.blocks, states, labels)
 
     def retract(self, *variables: Named) -> "FactorGraph":
-        """The graph with the evidence on some variables taken back; on all, if none is named.
+        """The graph without the evidence on some variables; without any, if none is named.
 
-        What is not observed stays so. Where no evidence is left, its batch dims are gone too.
+        Without evidence left, its batch dims are gone too.
 
         Args:
             variables: variables, arrays or views of them, or names.

@@ -35,7 +35,7 @@ class Variable:
 
     Args:
         name: the identity of the variable.
-        states: how many states it has, or their names in order: strings, whole numbers or truth
+        states: the number of states, or their names in order: strings, whole numbers or truth
             values, such as ``("no", "yes")``, ``(1, 2, 3)`` and ``(False, True)``.
 
     Example:
@@ -89,7 +89,7 @@ class VariableArray(Opaque):
     Args:
         name: the identity of the array.
         shape: its dims.
-        states: how many states every member has, or their names in order, as for a `Variable`.
+        states: of every member, as for a `Variable`.
 
     Example:
         >>> pixels = VariableArray("pixel", (4, 6), 2)

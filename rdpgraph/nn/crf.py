@@ -222,10 +222,10 @@ class CRF(Transitions):
 
     Args:
         num_tags: number of tags.
-        batch_first: whether the batch is the first dimension.
-        constraints: which tags may begin, follow each other and end, as `bio_constraints` and
-            `bioes_constraints` have it; what they forbid has probability zero. The log-likelihood
-            of tags that break them is -inf.
+        batch_first: True for the batch as the first dimension.
+        constraints: on the first tag, neighbours and the last tag, as by `bio_constraints` and
+            `bioes_constraints`; forbidden sequences have probability zero, and log-likelihood
+            -inf.
 
     Attributes:
         start_transitions: (tags,) scores of the first tag.

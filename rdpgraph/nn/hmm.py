@@ -48,7 +48,7 @@ class HMM(nn.Module):
 
     Args:
         states: how many, N.
-        vocabulary: how many tokens, V.
+        vocabulary: the number of tokens, V.
         rank: of the transitions; None: a dense N x N softmax.
         dimension: of the embeddings; None: none, and the tables are the parameters.
         dropout: the share of states that each training call leaves out, renormalised over the
@@ -211,7 +211,7 @@ class HMM(nn.Module):
         """(B,) log-probabilities of sequences in nats, given their lengths; differentiable.
 
         Args:
-            tokens: (B, T) integers; what stands beyond a length is ignored.
+            tokens: (B, T) integers; tokens beyond a length are ignored.
             lengths: (B,), default all T.
             generator: of the dropped states, in training.
 

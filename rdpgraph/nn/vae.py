@@ -234,7 +234,7 @@ class StructuredVAE(nn.Module):
         """q(x | y) of each sentence, with all states.
 
         Args:
-            tokens: (B, T) integers; what stands beyond a length is ignored.
+            tokens: (B, T) integers; tokens beyond a length are ignored.
             lengths: (B,), default all T.
 
         Raises:

@@ -160,7 +160,7 @@ class StateValues(Answers):
 class JointTable(Tensor):
     """The joint probabilities of a few variables: a tensor (*batch, *sizes), and its frame.
 
-    What is computed from it is a plain tensor.
+    Results of operations on it are plain tensors.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore

@@ -204,7 +204,7 @@ class Pattern:
         return (self & ~type(self).containing([[end]], self.vocabulary)) + word.repeated(1)
 
     def repeated(self, least: int = 0, most: int | None = None) -> "Pattern":
-        """From ``least`` to ``most`` of these sequences in a row; None: any number of them.
+        """Repetitions of these sequences, from ``least`` to ``most`` times; None: unbounded.
 
         Raises:
             ModelError: no such numbers.
@@ -350,7 +350,7 @@ def _explored(
 
 
 def _words(vocabulary: int, words: Iterable[int] | None) -> Pattern:
-    """One word of some; None: any."""
+    """The pattern of one word among some; None: any word."""
     arcs = {} if words is None else dict.fromkeys(words, 1)
     steps = [(arcs, 1 if words is None else 2), ({}, 2), ({}, 2)]
     return _explored(vocabulary, 0, steps.__getitem__, (1).__eq__)

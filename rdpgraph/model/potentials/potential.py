@@ -154,7 +154,7 @@ class Potential(ABC):
     def decompose(self) -> Decomposition | None:
         """An exact rewrite by auxiliary variables, where a dense table would be large.
 
-        What `select` gives for a block keeps its (*batch, F or 1) as the lead of the parts.
+        For a potential given by `select` the parts have the lead (*batch, F or 1).
         """
         return None
 
