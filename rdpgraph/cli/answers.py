@@ -182,6 +182,7 @@ def plain(**options: Any) -> Console:
 def print_table(answer: Answer, console: Console) -> None:
     """Print the answer for people."""
     plan, status = answer.posterior.plan, answer.posterior.status
+    bars = _error_bars(answer)
     for row, log_z in enumerate(answer.log_partition):
         if len(answer.log_partition) > 1:
             console.print(f"evidence row {row}")
@@ -197,9 +198,8 @@ def print_table(answer: Answer, console: Console) -> None:
         if likely is not None and likely != between:
             least, most = map(_shown, likely)
             console.print(f"with confidence {CONFIDENCE:.0%} between {least} and {most} nats")
-        bar = _error_bar(answer.posterior, row)
-        if bar is not None:
-            error, size, count = bar
+        if bars:
+            error, size, count = bars[row]
             console.print(
                 f"standard error {error:.2g} nats, from {count} replicates; effective sample size "
                 f"{size:.1f}"
@@ -236,16 +236,16 @@ def _gap(answer: Answer, row: int) -> float | None:
     return gap if gap > _CLOSED * max(1.0, abs(answer.scores[row])) else None
 
 
-def _error_bar(posterior: Posterior, row: int) -> tuple[float, float, int] | None:
-    """Standard error, effective size and number of replicates; None where nothing is estimated."""
-    count = posterior.replicates.count
-    if count < 2:
-        return None
-    error = float(posterior.standard_error.reshape(-1)[row])
-    size = posterior.effective_sample_size.reshape(-1)[row]
+def _error_bars(answer: Answer) -> list[tuple[float, float, int]]:
+    """Standard error, effective size and number of replicates of each row, if there are several."""
+    posterior = answer.posterior
+    if (count := posterior.replicates.count) < 2:
+        return []
+    errors = posterior.standard_error.reshape(-1).tolist()
+    sizes = posterior.effective_sample_size.reshape(-1).tolist()
     # The status may know of more uncertainty than the few replicates show.
-    known = posterior.status.standard_error
-    return max(error, known or 0.0), float(size), count
+    known = posterior.status.standard_error or 0.0
+    return [(max(error, known), n, count) for error, n in zip(errors, sizes, strict=True)]
 
 
 def _worth(answer: Answer) -> str:
@@ -306,8 +306,8 @@ def _json(answer: Answer) -> str:
         "residual": status.residual,
         "remedy": status.remedy,
         "route": status.method or answer.posterior.plan.route,
-        "rows": [],
     }
+    rows, bars = list[dict[str, Any]](), _error_bars(answer)
     for row, log_z in enumerate(answer.log_partition):
         entry: dict[str, Any] = dict.fromkeys(("log_partition", "log10_partition"))
         if not math.isnan(log_z):
@@ -322,11 +322,9 @@ def _json(answer: Answer) -> str:
             entry["assignment"] = {
                 name: states[value] if states else value for name, states, value in pairs
             }
-        bar = _error_bar(answer.posterior, row)
-        if bar is not None:
-            entry |= zip(
-                ("standard_error", "effective_sample_size", "replicates"), bar, strict=True
-            )
+        if bars:
+            error, size, count = bars[row]
+            entry |= {"standard_error": error, "effective_sample_size": size, "replicates": count}
         between = _between(answer.bounds, row)
         if between is not None:
             entry["lower_bound"], entry["upper_bound"] = map(_finite, between)
@@ -340,10 +338,13 @@ def _json(answer: Answer) -> str:
             entry["optimal"] = answer.optimal[row]
         if answer.scores:  # a configuration from messages may be impossible
             entry["log_score"] = _finite(answer.scores[row])
-        body["rows"].append(entry)
-    if len(body["rows"]) == 1:
-        body.update(body.pop("rows")[0])
-    return as_json(body) + "\n"
+        rows.append(entry)
+    if len(rows) == 1:
+        return as_json({**body, **rows[0]}) + "\n"
+    # Many are written by compiled code, which does not indent.
+    lines = ",\n  ".join(map(json.JSONEncoder(allow_nan=False).encode, rows))
+    start = as_json(body).removesuffix("\n}")
+    return f'{start},\n "rows": [\n  {lines}\n ]\n}}\n'
 
 
 def as_json(body: dict[str, Any]) -> str:

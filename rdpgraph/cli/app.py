@@ -172,7 +172,13 @@ def infer_command(
                 until = now() + time_seconds - started
                 with allowance.spending():
                     graph = load(
-                        model, evidence, settings or (), device, limit=limit, wait=time_seconds
+                        model,
+                        evidence,
+                        settings or (),
+                        device,
+                        limit=limit,
+                        wait=time_seconds,
+                        memory=memory_bytes,
                     )
                 tell("planning")
                 # Writing takes less than half as long as reading.
@@ -238,7 +244,14 @@ def explain_command(
     with show_progress("planning", time_seconds), ending(time_seconds):
         allowance = Allowance(time_seconds)
         with allowance.spending():
-            graph = load(model, evidence, settings or (), limit=limit, wait=time_seconds)
+            graph = load(
+                model,
+                evidence,
+                settings or (),
+                limit=limit,
+                wait=time_seconds,
+                memory=memory_bytes,
+            )
         plan = explain(graph, scheduler=Auto(memory_bytes, allowance.left()))
     typer.echo(str(plan) if style is ParseFormat.TEXT else as_json(plan.figures()))
 

@@ -5,7 +5,9 @@ from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rdpgraph.io.text import WAIT, Bytes, PathLike, read_bytes
 from rdpgraph.io.tokens import Numbers
@@ -166,6 +168,14 @@ class Rows(Sequence[Mapping[str, int]]):
     def __len__(self) -> int:
         return len(self._starts)
 
+    def columns(self) -> dict[str, Tensor]:
+        """States of every variable that some row observes, (rows,), by name; -1 in other rows."""
+        rows, variables, states = _triples(self._listed.values[1:], self._starts - 1)
+        known, places = np.unique(variables, return_inverse=True)
+        table = torch.full((len(known), len(self)), -1, device="cpu")
+        table[torch.from_numpy(places), torch.from_numpy(rows)] = torch.from_numpy(states).long()
+        return dict(zip(map(str, known.tolist()), table, strict=True))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list | Rows) and list(self) == list(other)
 
@@ -223,15 +233,20 @@ def _check_rows(listed: _Listed, starts: Array, end: int) -> None:
 
 def _fit(values: Array, starts: Array) -> bool:
     """Test if rows hold only whole numbers, and one state of each variable."""
-    lengths = np.diff(starts, append=len(values)) // 2
-    is_length = np.zeros(len(values), dtype=np.bool_)
-    is_length[starts] = True
-    variables, states = values[~is_length].reshape(-1, 2).T
-    rows = np.repeat(np.arange(len(starts)), lengths)
+    rows, variables, states = _triples(values, starts)
     order = np.lexsort((states, variables, rows))
     rows, variables, states = rows[order], variables[order], states[order]
     same = (rows[1:] == rows[:-1]) & (variables[1:] == variables[:-1])
     return bool((values >= 0).all()) and not (same & (states[1:] != states[:-1])).any()
+
+
+def _triples(values: Array, starts: Array) -> tuple[Array, Array, Array]:
+    """The row, the variable and the state of each observation; rows fill ``values``."""
+    lengths = np.diff(starts, append=len(values)) // 2
+    is_length = np.zeros(len(values), dtype=np.bool_)
+    is_length[starts] = True
+    variables, states = values[~is_length].reshape(-1, 2).T
+    return np.repeat(np.arange(len(starts)), lengths), variables, states
 
 
 def _length(listed: _Listed, at: int) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,10 +141,11 @@ class Posterior(Inferred):
             return self.marginal(names[0])
         self._require_room(math.prod(sizes), f"The joint of {names}")
         # Skip factors with large tables, such as parity checks.
-        held = self._held(wanted, (), most=max(2**20, math.prod(sizes)))
-        if held is not None:
-            return held
-        if self.solved is None or self.plan.route in ("loopy", "join graph"):
+        messages = self.solved is None or self.plan.route in ("loopy", "join graph")
+        with nullcontext() if messages else suppress(UnsupportedError):  # without a table of it
+            if (held := self._held(wanted, (), most=max(2**20, math.prod(sizes)))) is not None:
+                return held
+        if self.solved is None or messages:
             raise UnsupportedError(
                 f"No factor holds {names} together, and message passing has joints of factors "
                 "only; infer(graph, scheduler=Contraction()) has others, where it fits."
@@ -210,8 +212,7 @@ class Posterior(Inferred):
         for number, block in enumerate(self.graph.blocks):
             if block.arity < wanted.shape[1] or math.prod(block.sizes) > most:
                 continue
-            place = block.holding(wanted)
-            if place is None:
+            if (place := block.holding(wanted)) is None:
                 continue
             rows, slots = place
             self._answers.check_factor_marginals(number)

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import signal
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rich.console import Console
 
 import rdpgraph as rg
 from rdpgraph.cli import answers, solving
+from rdpgraph.cli.loading import load
 from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import ModelError
 from rdpgraph.plan import clock
@@ -175,6 +177,45 @@ def test_evidence_files_and_rows(run, tmp_path):
     code, _, err = run("infer", ASIA, "--evidence", rows, "--format", "uai")
     assert code == 1
     assert "one evidence row" in err
+
+
+def test_rows_of_evidence_are_read_together(run, tmp_path):
+    """No function is called for each of them, and what they would take is refused before."""
+    made = []
+    for count in (300, 3000):
+        rows = tmp_path / f"{count}.evid"
+        rows.write_text(f"{count}\n" + "1 1 0\n2 2 1 0 0\n" * (count // 2))
+        made.append(0)
+
+        def count_calls(_, event, __, made=made):
+            made[-1] += event == "call"
+
+        before = sys.getprofile()
+        sys.setprofile(count_calls)
+        try:
+            graph = load(Path(ASIA), rows, limit=None, wait=60.0)
+        finally:
+            sys.setprofile(before)
+        assert graph.batch_shape == (count,)
+    assert made[1] < made[0] + 1000
+    model = tmp_path / "long.uai"
+    model.write_text(f"MARKOV\n2000\n{'2 ' * 2000}\n0\n")
+    code, _, error = run("infer", model, "--evidence", rows, "--memory", "100MB", "--task", "PR")
+    assert code == 1
+    assert "3,000 rows of evidence on 2,000 variables would take 144 MB" in error
+
+
+def test_answers_of_rows_ask_for_error_bars_once(run, wide, tmp_path, monkeypatch):
+    asked, rows = [], tmp_path / "rows.evid"
+    rows.write_text("3  1 0 1  1 0 2  0")
+    monkeypatch.setattr(
+        rg.Posterior, "standard_error", property(lambda own: asked.append(own) or torch.ones(3))
+    )
+    options = ("--estimator", "randomized", "--replicates", 2, "--seed", 0, "--task", "PR")
+    code, text, _ = run("infer", wide, "--evidence", rows, *options, "--format", "json")
+    assert code == 0
+    assert [row["standard_error"] >= 1 for row in json.loads(text)["rows"]] == [True] * 3
+    assert len(asked) == 1
 
 
 def test_states_that_are_named_by_numbers(run, tmp_path):

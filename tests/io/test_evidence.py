@@ -106,6 +106,14 @@ def test_many_rows_are_those_that_are_read_alone():
         refused(lambda text=text: parse_evidence(text), f"line {line + 2}, ", *fragments)
 
 
+def test_columns_are_those_of_the_rows():
+    rows = parse_evidence("5  2 7 1 0 3  0  1 7 0  3 2 1 2 1 0 2  1 11 4")
+    columns = rows.columns()
+    assert sorted(columns) == ["0", "11", "2", "7"]
+    for name, column in columns.items():
+        assert column.tolist() == [row.get(name, -1) for row in rows]
+
+
 def test_queries(tmp_path):
     (tmp_path / "m.map").write_text("3 4 0 2\n")
     assert read_query(tmp_path / "m.map") == ("4", "0", "2")

@@ -21,6 +21,22 @@ def test_joints_in_inference_mode():
         torch.testing.assert_close(rg.infer(there).joint([bits[0], bits[2]]), expected)
 
 
+@pytest.mark.parametrize("count", [3, 12, 14, 16])
+def test_joints_of_a_few_variables_of_a_parity(count):
+    bits = [rg.Variable(f"bit{number}", 2) for number in range(count)]
+    odds = torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    factors = [rg.Factor((b,), rg.Table([0.0, float(o)])) for b, o in zip(bits, odds, strict=True)]
+    graph = rg.FactorGraph([*factors, rg.Factor(bits, rg.Xor(count, parity=1))])
+    joint = rg.infer(graph).joint([bits[2], bits[0]])
+    masses = torch.ones(2, dtype=torch.float64)  # by the parity of the other bits
+    masses[1] = 0.0
+    for odd in odds[[number for number in range(count) if number not in (0, 2)]].exp():
+        masses = masses + odd * masses.flip(0)
+    pair = torch.outer(*(torch.stack([torch.ones_like(o), o.exp()]) for o in (odds[2], odds[0])))
+    pair = pair * torch.stack([masses.flip(0), masses])
+    torch.testing.assert_close(joint.double(), pair / pair.sum())
+
+
 @pytest.mark.parametrize("count", [3, 5])
 @pytest.mark.parametrize("memory", [2e2, 2e3, 1e6])
 def test_mini_buckets_of_impossible_models(count, memory):
