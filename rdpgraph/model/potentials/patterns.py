@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.model.potentials.expressions import Tree, by_letters, by_words
 
-State = TypeVar("State", bound=Hashable)
 Inside = frozenset[int]
-Joined = tuple[int, Inside]
-Repeated = tuple[Inside, bool]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,22 +116,20 @@ class Pattern:
         for column in torch.nn.utils.rnn.pad_sequence(codes, padding_value=len(letters)):
             place = rows[place, column]
         place[:, [number for number, token in enumerate(tokens) if not token]] = dead
-        common = place.mode(1).values.tolist()
-
-        def step(state: int) -> tuple[dict[int, int], int]:
-            named = (place[state] != common[state]).nonzero().flatten()
-            follow = place[state, named].tolist()
-            return dict(zip(named.tolist(), follow, strict=True)), common[state]
-
+        common = place.mode(1).values
+        arcs: list[dict[int, int]] = []
+        for row, other in zip(place, common, strict=True):
+            named = (row != other).nonzero().flatten()
+            arcs.append(dict(zip(named.tolist(), row[named].tolist(), strict=True)))
         accepted = [*by_letter.accepted, False]
-        return _explored(len(tokens), 0, step, lambda state: accepted[state])
+        return cls(len(tokens), arcs, common.tolist(), accepted)._smallest()
 
     @classmethod
     def _of(cls, tree: Tree, vocabulary: int, meant: Callable[[str], Iterable[int]]) -> "Pattern":
         """An expression that was read."""
         parts = [cls._of(part, vocabulary, meant) for part in tree.parts]
         if tree.atom:
-            return _words(vocabulary, None if tree.atom == "." else meant(tree.atom))
+            return cls._word(vocabulary, None if tree.atom == "." else meant(tree.atom))
         if tree.copies is not None:
             return parts[0].repeated(*tree.copies)
         if tree.either:
@@ -164,7 +159,8 @@ class Pattern:
                     trie.append({})
                 place = trie[place][word]
             ends.add(place)
-        return _explored(vocabulary, 0, lambda place: (trie[place], 1), ends.__contains__)
+        accepted = [place in ends for place in range(len(trie))]
+        return cls(vocabulary, trie, [1] * len(trie), accepted)._smallest()
 
     @classmethod
     def containing(cls, phrases: Iterable[Sequence[int]], vocabulary: int) -> "Pattern":
@@ -175,7 +171,7 @@ class Pattern:
         Raises:
             ModelError: a word out of range.
         """
-        anything = _words(vocabulary, None).repeated()
+        anything = cls._word(vocabulary, None).repeated()
         return anything + cls.one_of(phrases, vocabulary) + anything
 
     def automaton(self, length: int, *, dtype: torch.dtype | None = None) -> Automaton:
@@ -200,7 +196,7 @@ class Pattern:
 
         Sequences of up to so many words then are those of one length.
         """
-        word = _words(self.vocabulary, (end,))
+        word = type(self)._word(self.vocabulary, (end,))
         return (self & ~type(self).containing([[end]], self.vocabulary)) + word.repeated(1)
 
     def repeated(self, least: int = 0, most: int | None = None) -> "Pattern":
@@ -221,22 +217,17 @@ class Pattern:
     def __add__(self, other: "Pattern") -> "Pattern":
         self._alike(other)
 
-        def entered(place: int, inside: Inside) -> Joined:
+        def entered(place: int, inside: Inside) -> tuple[int, Inside]:
             """State of the first, and those of the second, which is begun where the first ends."""
             return place, inside | {0} if self.accepted[place] else inside
 
-        def step(state: Joined) -> tuple[dict[int, Joined], Joined]:
-            place, inside = state
-            words = self.arcs[place].keys() | other._named(inside)
-            by_word = {
-                word: entered(self._next(place, word), other._moved(inside, word)) for word in words
-            }
-            return by_word, entered(self.others[place], other._moved(inside, None))
-
-        def accepted(state: Joined) -> bool:
-            return any(other.accepted[place] for place in state[1])
-
-        return _explored(self.vocabulary, entered(0, frozenset()), step, accepted)
+        return _explored(
+            self.vocabulary,
+            entered(0, frozenset()),
+            lambda state: self._named(state[:1]) | other._named(state[1]),
+            lambda state, word: entered(self._next(state[0], word), other._moved(state[1], word)),
+            lambda state: any(other.accepted[place] for place in state[1]),
+        )
 
     def __and__(self, other: "Pattern") -> "Pattern":
         return self._beside(other, operator.and_)
@@ -250,33 +241,41 @@ class Pattern:
     def _beside(self, other: "Pattern", decided: Callable[[bool, bool], bool]) -> "Pattern":
         self._alike(other)
 
-        def step(state: tuple[int, int]) -> tuple[dict[int, tuple[int, int]], tuple[int, int]]:
-            one, two = state
-            words = self.arcs[one].keys() | other.arcs[two].keys()
-            by_word = {word: (self._next(one, word), other._next(two, word)) for word in words}
-            return by_word, (self.others[one], other.others[two])
-
-        def accepted(state: tuple[int, int]) -> bool:
-            return decided(self.accepted[state[0]], other.accepted[state[1]])
-
-        return _explored(self.vocabulary, (0, 0), step, accepted)
+        return _explored(
+            self.vocabulary,
+            (0, 0),
+            lambda state: self._named(state[:1]) | other._named(state[1:]),
+            lambda state, word: (self._next(state[0], word), other._next(state[1], word)),
+            lambda state: decided(self.accepted[state[0]], other.accepted[state[1]]),
+        )
 
     def _star(self) -> "Pattern":
-        """States are those inside of a copy, and True where nothing was read."""
+        def ended(inside: Inside) -> bool:
+            return any(self.accepted[place] for place in inside)
 
-        def entered(inside: Inside) -> Repeated:
-            ended = any(self.accepted[place] for place in inside)
-            return (inside | {0} if ended else inside), False
+        def entered(inside: Inside) -> tuple[Inside, bool]:
+            """States inside of a copy, and False: something was read."""
+            return (inside | {0} if ended(inside) else inside), False
 
-        def step(state: Repeated) -> tuple[dict[int, Repeated], Repeated]:
-            words = self._named(state[0])
-            by_word = {word: entered(self._moved(state[0], word)) for word in words}
-            return by_word, entered(self._moved(state[0], None))
+        return _explored(
+            self.vocabulary,
+            (frozenset({0}), True),
+            lambda state: self._named(state[0]),
+            lambda state, word: entered(self._moved(state[0], word)),
+            lambda state: state[1] or ended(state[0]),
+        )
 
-        def accepted(state: Repeated) -> bool:
-            return state[1] or any(self.accepted[place] for place in state[0])
+    @classmethod
+    def _word(cls, vocabulary: int, words: Iterable[int] | None) -> "Pattern":
+        """The pattern of one word among some; None: any word."""
+        arcs = {} if words is None else dict.fromkeys(words, 1)
+        others = (1 if words is None else 2, 2, 2)
+        return cls(vocabulary, (arcs, {}, {}), others, (False, True, False))._smallest()
 
-        return _explored(self.vocabulary, (frozenset({0}), True), step, accepted)
+    def _smallest(self) -> "Pattern":
+        return _explored(
+            self.vocabulary, 0, self.arcs.__getitem__, self._next, self.accepted.__getitem__
+        )
 
     def _alike(self, other: "Pattern") -> None:
         if self.vocabulary != other.vocabulary:
@@ -293,7 +292,7 @@ class Pattern:
     def _named(self, places: Iterable[int]) -> set[int]:
         return {word for place in places for word in self.arcs[place]}
 
-    def _moved(self, places: Iterable[int], word: int | None) -> frozenset[int]:
+    def _moved(self, places: Iterable[int], word: int | None) -> Inside:
         """Without the state of no return, which would tell equal sets apart."""
         return frozenset(self._next(place, word) for place in places) - self._lost
 
@@ -305,32 +304,32 @@ class Pattern:
 
 
 def _explored(
-    vocabulary: int, start: State, step: Callable[[State], tuple[dict[int, State], State]],
-    accepted: Callable[[State], bool],
+    vocabulary: int, start: Hashable, named: Callable[[Any], Iterable[int]],
+    after: Callable[[Any, int | None], Hashable], accepted: Callable[[Any], bool],
 ) -> Pattern:  # fmt: skip
-    """The smallest automaton of the states that are reached, by words and by all others."""
+    """The smallest automaton of the states that are reached, by named words and by others: None."""
     numbers, order = {start: 0}, [start]
     arcs: list[dict[int, int]] = []
     others: list[int] = []
 
-    def number(state: State) -> int:
+    def number(state: Hashable) -> int:
         if state not in numbers:
             numbers[state] = len(order)
             order.append(state)
         return numbers[state]
 
     for state in order:  # which grows
-        by_word, other = step(state)
-        named = {word: number(after) for word, after in by_word.items()}
-        others.append(number(other) if len(named) < vocabulary else next(iter(named.values())))
-        arcs.append(named)
+        own = {word: number(after(state, word)) for word in named(state)}
+        full = len(own) == vocabulary  # then there are no others
+        others.append(next(iter(own.values())) if full else number(after(state, None)))
+        arcs.append(own)
     # States are told apart by what follows, one word further in each round.
     kinds, count = [int(accepted(state)) for state in order], 0
     while True:
         seen: dict[Any, int] = {}
         following: list[int] = []
-        for kind, named, other in zip(kinds, arcs, others, strict=True):
-            own = {w: kinds[after] for w, after in named.items() if kinds[after] != kinds[other]}
+        for kind, arc, other in zip(kinds, arcs, others, strict=True):
+            own = {word: kinds[to] for word, to in arc.items() if kinds[to] != kinds[other]}
             key = kind, kinds[other], frozenset(own.items())
             following.append(seen.setdefault(key, len(seen)))
         if len(seen) == count:
@@ -347,10 +346,3 @@ def _explored(
         [kinds[others[at]] for at in kept],
         [accepted(order[at]) for at in kept],
     )
-
-
-def _words(vocabulary: int, words: Iterable[int] | None) -> Pattern:
-    """The pattern of one word among some; None: any word."""
-    arcs = {} if words is None else dict.fromkeys(words, 1)
-    steps = [(arcs, 1 if words is None else 2), ({}, 2), ({}, 2)]
-    return _explored(vocabulary, 0, steps.__getitem__, (1).__eq__)
