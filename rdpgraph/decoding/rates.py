@@ -93,8 +93,8 @@ def learn_rates(
     pieces = list(zip(rows.split(_AT_ONCE), counts.split(_AT_ONCE), strict=True))
 
     def logs(each: Tensor, part: Tensor) -> Tensor:
-        spread = each[..., label]
-        unary = torch.stack([functional.logsigmoid(-spread), functional.logsigmoid(spread)], -1)
+        odds = each[..., label]
+        unary = torch.stack([functional.logsigmoid(-odds), functional.logsigmoid(odds)], -1)
         unary = unary if unary.ndim == 3 else unary.unsqueeze(0)
         return sweeps.log_cosets(parities, unary, part, observables=False)[:, 0]
 

@@ -39,11 +39,11 @@ def soft_scatter(
 
     A tensor of temperatures has no more dims than ``logs``, and size 1 in dim 0.
     """
-    spread = groups.reshape(-1, *(1,) * (logs.ndim - 1)).expand_as(logs)
+    index = groups.reshape(-1, *(1,) * (logs.ndim - 1)).expand_as(logs)
 
     def highest(rows: Tensor) -> Tensor:
         start = rows.new_full((count, *rows.shape[1:]), -math.inf)
-        return start.scatter_reduce(0, spread, rows, "amax")
+        return start.scatter_reduce(0, index, rows, "amax")
 
     if _is_zero(temperature):
         return _alive(highest(logs))

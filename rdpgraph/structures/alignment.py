@@ -269,7 +269,9 @@ class Alignment(Recursion):
             site, came = tape.sites[cells], [grid.before(line, move) for move in moves]
             if self.transition is None:
                 past = (tape.view(reached[source], index) for source, index in came)
-                states.append(tape.total((site, tape.pick(tape.beside(*past), kinds, to=site))))
+                states.append(
+                    tape.total((site, tape.pick(tape.concatenate(*past), kinds, to=site)))
+                )
             else:
                 ways: list[tuple[Value, ...]] = [(site, tape.nothing)]
                 for kind, (source, index) in enumerate(came):

@@ -176,10 +176,10 @@ class Nodes:
         whole, pair = matched(kept.at(range(4)), half.pairs.at(range(4)))
         yield Ways(kind, whole, starts[0] + pair, torch.full_like(pair, NONE))
         for sides in _BOTH:
-            yield self._beside(half, kind, (kept, 0), (half.pairs, starts[0]), sides)
+            yield self._extended(half, kind, (kept, 0), (half.pairs, starts[0]), sides)
         alive = torch.zeros(len(half.late), dtype=torch.bool, device=pair.device)
         for sides in _LATE:
-            ways = self._beside(half, PARTIAL, (half.late, starts[1]), (kept, 0), sides)
+            ways = self._extended(half, PARTIAL, (half.late, starts[1]), (kept, 0), sides)
             alive[ways.made - starts[1]] = True
             yield ways
         early = half.late.some(half.early)
@@ -187,7 +187,7 @@ class Nodes:
         yield Ways(PARTIAL, starts[2] + on, starts[1] + half.early[on], torch.full_like(on, NONE))
         begun = alive[half.early]
         for sides in _EARLY:
-            ways = self._beside(half, PARTIAL, (early, starts[2]), (kept, 0), sides)
+            ways = self._extended(half, PARTIAL, (early, starts[2]), (kept, 0), sides)
             begun[ways.made - starts[2]] = True
             yield ways
         whole, part, rest = half.begins
@@ -215,7 +215,7 @@ class Nodes:
             on = (place >= 0).nonzero().squeeze(1)
             yield Ways(ORDERS.index(order), whole[on], start + place[on], third[on])
 
-    def _beside(
+    def _extended(
         self, half: Halves, kind: int, outer: tuple[Boxes, int], inner: tuple[Boxes, int],
         sides: tuple[Where, Where],
     ) -> Ways:  # fmt: skip

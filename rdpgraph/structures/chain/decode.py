@@ -196,10 +196,10 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
             sums = _sums(parts[-1] + own, steps, number)
             if watched:
                 pairs = [block.max(0) for block in sums]
-                best = _beside([values for values, _ in pairs])
-                chosen.append(_beside([sources for _, sources in pairs]))
+                best = _concatenated([values for values, _ in pairs])
+                chosen.append(_concatenated([sources for _, sources in pairs]))
             else:
-                best = _beside([block.amax(0) for block in sums])
+                best = _concatenated([block.amax(0) for block in sums])
             parts.append(levelled(best, number))
     if chosen:
         before = torch.stack(chosen[::way], 1).movedim(2, 0)
@@ -219,7 +219,7 @@ def _sums(state: Tensor, steps: Steps, step: int) -> Iterator[Tensor]:
         yield state + (block.unsqueeze(1) if block.ndim == 2 else block.transpose(0, 1))
 
 
-def _beside(blocks: list[Tensor]) -> Tensor:
+def _concatenated(blocks: list[Tensor]) -> Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
 
 

@@ -17,7 +17,7 @@ from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.factors import inside
 
 _FEWEST = 3  # variables of a chain; contraction is as fast for fewer
-_MOST_SPREAD = 2**22  # entries of shared tables when copied for each edge
+_MOST_COPIED = 2**22  # entries of shared tables when copied for each edge
 _MOST_PADDED = 2  # sites for each variable
 
 
@@ -96,7 +96,7 @@ def unary_sum(graph: FactorGraph, place: Tensor, count: int) -> Tensor:
             values = block.select().table(1).to(total)
             values = values if values.ndim > 1 else values.unsqueeze(0)
             where = place[block.scopes[:, 0]]
-            total = total + _spread(values, where, count, 1, once=_once(where, count))
+            total = total + _by_place(values, where, count, 1, once=_once(where, count))
     return total.expand(*graph.batch_shape, count, size)
 
 
@@ -115,13 +115,13 @@ def _transition(
     if any(block.select().decompose() is not None for block in pairs):
         return None
     if any(
-        entries > _MOST_SPREAD and not isinstance(block.potential, Table)
+        entries > _MOST_COPIED and not isinstance(block.potential, Table)
         for entries, block in zip(held, pairs, strict=True)
     ):
         return None
     if not all(part.alike for part in placed):
-        spread = math.prod(graph.batch_shape) * edges * states**2
-        if spread > max(_MOST_SPREAD, 4 * sum(held)):
+        copied = math.prod(graph.batch_shape) * edges * states**2
+        if copied > max(_MOST_COPIED, 4 * sum(held)):
             return None
     like = torch.zeros((), dtype=graph.dtype, device=graph.device)
     tables = [part.tables(edges, like) for part in placed]
@@ -183,11 +183,11 @@ class _Placed:
         if self.one_way:
             values = values if bool(self.forwards[0]) else values.mT
             once = self.once and (self.all_edges or values.shape[-3] == 1)
-            return _spread(values, self.where, edges, 2, once=once)
+            return _by_place(values, self.where, edges, 2, once=once)
         values = values.expand(*values.shape[:-3], len(self.where), *values.shape[-2:])
         forwards = self.forwards.to(like.device).reshape(-1, 1, 1)
         values = torch.where(forwards, values, values.mT)
-        return _spread(values, self.where, edges, 2, once=self.once and self.all_edges)
+        return _by_place(values, self.where, edges, 2, once=self.once and self.all_edges)
 
 
 def _once(where: Tensor, edges: int) -> bool:
@@ -195,7 +195,7 @@ def _once(where: Tensor, edges: int) -> bool:
     return len(where) == edges and bool((torch.bincount(where, minlength=edges) == 1).all())
 
 
-def _spread(values: Tensor, where: Tensor, rows: int, dims: int, *, once: bool) -> Tensor:
+def _by_place(values: Tensor, where: Tensor, rows: int, dims: int, *, once: bool) -> Tensor:
     """Tables (*batch, F or 1, ...) summed by place: (*batch, rows, ...), or 1 for all."""
     axis = values.ndim - dims - 1
     if once and values.shape[axis] == 1:

@@ -148,17 +148,17 @@ class RankSteps(Steps):
 
     def between(self, states: Tensor) -> Tensor:
         """`advance` by each step, (B, T - 1, N) at once."""
-        for side in (self._gathering, self._spreading):
+        for side in (self._onto_ranks, self._from_ranks):
             states = side.all_times(states)
         return states
 
     def to_ranks(self, step: int, state: Tensor) -> Tensor:
         """(B, r) sums over the states before a step, (B, N)."""
-        return self._gathering.times(step, state)
+        return self._onto_ranks.times(step, state)
 
     def to_states(self, step: int, ranks: Tensor) -> Tensor:
         """(B, N) sums over the ranks, (B, r), for the states after a step."""
-        return self._spreading.times(step, ranks)
+        return self._from_ranks.times(step, ranks)
 
     def blocks(self, step: int, width: int) -> Iterable[Tensor]:
         left = self._columns.at(step)
@@ -191,11 +191,11 @@ class RankSteps(Steps):
         return torch.where((after < states).unsqueeze(-1), into, 0.0)
 
     @differentiable_property
-    def _gathering(self) -> "_Factors":
+    def _onto_ranks(self) -> "_Factors":
         return _Factors.of(self.left.mT)
 
     @differentiable_property
-    def _spreading(self) -> "_Factors":
+    def _from_ranks(self) -> "_Factors":
         return _Factors.of(self.right)
 
     @differentiable_property

@@ -155,7 +155,7 @@ class Inside:
         return ends, joined.exp_(), left, right
 
     @cached_property
-    def shares(self) -> Tensor:
+    def probabilities(self) -> Tensor:
         """(E, L * R) the probability of each way given its whole, kind and classes."""
         forest = self.forest
         logs = _pairs(self.lefts, self.rights, forest.left, forest.right)
@@ -169,7 +169,7 @@ class Inside:
         """
         forest, rules = self.forest, self.forest.rules
         ends, joined, left, right = self.choices
-        shares, (lefts, rights) = self.shares, rules.counts
+        chances, (lefts, rights) = self.probabilities, rules.counts
         places = torch.zeros_like(self.labels)
         as_left, as_right = torch.zeros_like(self.lefts), torch.zeros_like(self.rights)
         top = self.tops.softmax(1)
@@ -188,7 +188,7 @@ class Inside:
                 continue
             flow = torch.einsum("pk,pkc->pc", own, joined[place])
             flow = flow.reshape(-1, lefts * rights).index_select(0, forest.whole[way] - pair.start)
-            flow = flow.mul_(shares[way])
+            flow = flow.mul_(chances[way])
             if not one:
                 flow = flow.unflatten(1, (lefts, rights))
             as_left.index_add_(0, forest.left[way], flow if one else flow.sum(2))

@@ -77,7 +77,7 @@ def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> 
     options = torch.cat([ends.unsqueeze(2), joined], 2)
     lefts, rights = rules.counts
     # Running sums of the ways' probabilities, one class pair after another.
-    sums = inside.shares.T.flatten().cumsum(0)
+    sums = inside.probabilities.T.flatten().cumsum(0)
     ways = len(forest.left)
 
     place, label = forest.tops[item], column(inside.tops[item].softmax(1), generator)
@@ -215,7 +215,7 @@ class RuleForest:
         return logs
 
     @cached_property
-    def shares(self) -> Tensor:
+    def probabilities(self) -> Tensor:
         """(E,) the probability of each rule given its whole."""
         own = self._products(self.sums, slice(None))
         return (own - self.sums.clamp(min=LOWEST)[self.whole]).exp()
@@ -231,7 +231,7 @@ class RuleForest:
         alive = self.tops[self.log_partition > -math.inf]
         places[alive] = 1.0
         for _, layer in reversed(self.layers):
-            own = places[self.whole[layer]] * self.shares[layer]
+            own = places[self.whole[layer]] * self.probabilities[layer]
             rules[layer] = own
             for part in self.parts[:, layer]:
                 places.index_add_(0, part, own)
@@ -239,7 +239,7 @@ class RuleForest:
 
     def draw(self, item: Tensor, generator: torch.Generator | None) -> Tensor:
         """The rules of an exact draw of each of some items, which have trees."""
-        sums, done, place = self.shares.cumsum(0), [item[:0]], self.tops[item]
+        sums, done, place = self.probabilities.cumsum(0), [item[:0]], self.tops[item]
         while len(place):
             rule = drawn_between(sums, self.begins[place], self.begins[place + 1], generator)
             done.append(rule)

@@ -37,7 +37,7 @@ class ProjectiveDependencies(  # pyright: ignore[reportIncompatibleMethodOverrid
         if not words:
             return tape.one
         count = words + 1
-        arcs = tape.apart(tape.sites[:], count)
+        arcs = tape.states_as_places(tape.sites[:], count)
         complete, opened = [tape.leaf(tape.unary.new_zeros(1, 2 * count, 1))], list[Value]()
         for before, after, twice, arc, part, rest in _rows(words, device):
             sides = (View(tuple(complete), places, full=True) for places in (before, after))

@@ -113,7 +113,7 @@ class Derivations(Recursion):
             )
 
     def recursion(self, tape: Tape) -> Value:
-        ways, rows = tape.apart(tape.sites[()]), self._graph.rows
+        ways, rows = tape.states_as_places(tape.sites[()]), self._graph.rows
         return self._graph.whole(tape, [View((ways,), row.edges) for row in rows], rows)
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -317,7 +317,10 @@ class NodeDerivations(Recursion):
         states, kept = states.reshape(tape.batch, *states.shape[-2:]), tape.sites.states
         if kept is not None:
             states = states.gather(2, kept)
-        edges, ways = self.graph.by_node.expand(tape.batch, -1, -1), tape.apart(tape.sites[:])
+        edges, ways = (
+            self.graph.by_node.expand(tape.batch, -1, -1),
+            tape.states_as_places(tape.sites[:]),
+        )
         edges = edges.gather(2, states).mT
         number = torch.arange(ways.places, device=tape.device).reshape(edges.shape[:0:-1]).mT
         weights, rows = list[View](), list[Row]()

@@ -52,7 +52,7 @@ def down(tape: Tape, reader: Reader, *, scores: bool = True) -> list[Tensor]:
             # In the dtype of the potentials, to save memory for long sequences.
             result[number] = above.to(tape.unary.dtype)
         else:
-            for view, part in step.shares(reader, own, above, scores=scores):
+            for view, part in step.passed_down(reader, own, above, scores=scores):
                 given.give(view, part)
     return result
 
@@ -83,7 +83,7 @@ class _Given:
                 if part.shape[dim] > size:
                     part = part.amax(dim, keepdim=True)
         if view.index is None:
-            flat = part.squeeze(2 if view.across else 1)
+            flat = part.squeeze(2 if view.as_alternatives else 1)
             places = [value.places for value in view.pool]
             parts = [flat] if view.whole else flat.split_with_sizes(places, 1)
             for value, own in zip(view.pool, parts, strict=True):

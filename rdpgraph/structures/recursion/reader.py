@@ -93,7 +93,7 @@ class Reader:
         """(B or 1, M, P or 1, K)."""
         pool, index = self.pooled(view), view.index
         if index is None:
-            return pool.unsqueeze(-2 if view.across else -3)
+            return pool.unsqueeze(-2 if view.as_alternatives else -3)
         if index.ndim == 2:
             return pool.index_select(-2, index.flatten()).unflatten(-2, index.shape)
         item = torch.arange(len(index), device=index.device).reshape(-1, 1, 1)
@@ -128,7 +128,7 @@ class Reader:
         """(Q, M) of some places of some items; (Q, M, K) of all labels by default."""
         if label is not None and view.width == 1:
             label = label * 0
-        if view.across:
+        if view.as_alternatives:
             pool = self.pooled(view)
             if label is None:
                 return pool.expand(len(item), -1, -1) if pool.shape[0] == 1 else pool[item]

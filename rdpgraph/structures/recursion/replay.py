@@ -123,7 +123,16 @@ def _asked(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in ("across", "total", "sum", "merge", "beside", "pick", "apart", "pairs"):
+for _name in (
+    "as_alternatives",
+    "total",
+    "sum",
+    "merge",
+    "concatenate",
+    "pick",
+    "states_as_places",
+    "pairs",
+):
     setattr(_Scripted, _name, _asked(_name))
 
 
@@ -331,7 +340,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, View):
-        flags = (one.across, one.full) == (other.across, other.full)
+        flags = (one.as_alternatives, one.full) == (other.as_alternatives, other.full)
         return flags and _same(one.pool, other.pool) and _same(one.index, other.index)
     if isinstance(one, Value):
         same = (one.number, one.places, one.width) == (other.number, other.places, other.width)

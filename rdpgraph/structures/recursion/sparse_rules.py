@@ -18,7 +18,7 @@ from rdpgraph.model.potentials.table import as_whole, checked_log_values, settle
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.recursion.reader import Reader
 from rdpgraph.structures.recursion.rules import Rules, items_of, within_budget
-from rdpgraph.structures.recursion.step import Child, Step, beside, child, soft
+from rdpgraph.structures.recursion.step import Child, Step, child, less_value, soft
 from rdpgraph.structures.recursion.values import View
 
 _MOST_STATES = 2**20  # three states fit an integer of 64 bits
@@ -235,11 +235,11 @@ class Listed(Step):
         yield child(self.left, None, split, item, place, first)
         yield child(self.right, None, split, item, place, second)
 
-    def shares(
+    def passed_down(
         self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         left, right = reader.read(self.left), reader.read(self.right)
-        ahead, triples = beside(own, above), self.rules.triples
+        ahead, triples = less_value(own, above), self.rules.triples
         weights = self.rules.log_weights if scores else torch.zeros_like(self.rules.log_weights)
         size = max(1, _BLOCK // max(1, left[..., 0].numel()))
         sides = torch.full_like(left, -math.inf), torch.full_like(right, -math.inf)

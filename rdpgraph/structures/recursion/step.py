@@ -104,7 +104,7 @@ class Step(ABC):
     ) -> Iterator[Child]:
         """The parts of chosen alternatives (Q,)."""
 
-    def shares(
+    def passed_down(
         self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         """Scores passed to the values read: views, with (B, M, P, K) for their entries.
@@ -119,11 +119,11 @@ class Step(ABC):
         """
         terms = above.unsqueeze(self.dim)
         if self.alternatives > 1:
-            terms = self.terms(reader, scores=scores) + beside(own, above).unsqueeze(self.dim)
-        yield from self.spread(terms)
+            terms = self.terms(reader, scores=scores) + less_value(own, above).unsqueeze(self.dim)
+        yield from self.passed_terms(terms)
 
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
-        """Scores passed to the values read, given terms; for steps without `shares`."""
+    def passed_terms(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
+        """Scores passed to the values read, given terms; for steps without `passed_down`."""
         yield from ()
 
     @property
@@ -147,7 +147,7 @@ class Step(ABC):
         return 0.0
 
 
-def beside(own: Tensor, above: Tensor) -> Tensor:
+def less_value(own: Tensor, above: Tensor) -> Tensor:
     """(B, P, K) the score of the best derivation through an entry, less the entry's value."""
     # Impossible entries stay at -inf.
     return above - own.clamp(min=torch.finfo(own.dtype).min)

@@ -12,7 +12,7 @@ from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.logspace.logmatrix import log_products, soft_scatter
 from rdpgraph.structures.recursion.links import Link, Table
 from rdpgraph.structures.recursion.reader import Reader, batches, entries, side_by_side
-from rdpgraph.structures.recursion.step import Child, Step, beside, child, in_blocks, soft
+from rdpgraph.structures.recursion.step import Child, Step, child, in_blocks, less_value, soft
 from rdpgraph.structures.recursion.values import Value, View
 
 
@@ -76,7 +76,7 @@ class Total(Step):
                 yield child(view, here, inside, *parts)
             start += count
 
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
+    def passed_terms(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
         counts = [_ways(way) for way in self.ways]
         parts = terms.split(counts, 1) if len(counts) > 1 else (terms,)
         for way, part in zip(self.ways, parts, strict=True):
@@ -121,7 +121,7 @@ class Concatenated(Step):
             yield child(view, here, ways, *parts, own)
             start = stop
 
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
+    def passed_terms(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
         widths = [view.ways * view.width for view in self.views]
         for view, part in zip(self.views, terms.squeeze(1).split(widths, 2), strict=True):
             yield view, part.unflatten(2, (view.ways, view.width)).transpose(1, 2)
@@ -175,11 +175,13 @@ class Pairs(Step):
         yield child(self.left, None, chosen, item, place, first)
         yield child(self.right, None, chosen, item, place, second)
 
-    def shares(
+    def passed_down(
         self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         left, right = reader.read(self.left), reader.read(self.right)
-        ahead = beside(own, above).unflatten(-1, (self.left.width, self.right.width)).unsqueeze(1)
+        ahead = (
+            less_value(own, above).unflatten(-1, (self.left.width, self.right.width)).unsqueeze(1)
+        )
         parts = left, right, ahead.expand(-1, 1, left.shape[2], -1, -1)
         sides = list[tuple[Tensor, Tensor]]()
         for one, other, rest in in_blocks(ahead.numel() * self.left.ways, parts, 2):
@@ -254,10 +256,10 @@ class Linked(Step):
     ) -> Iterator[Child]:
         yield (self.x,), None, place if self.x.places > 1 else place * 0, chosen
 
-    def shares(
+    def passed_down(
         self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
-        x, ahead = reader.value(self.x.number), beside(own, above)
+        x, ahead = reader.value(self.x.number), less_value(own, above)
         if self.more:
             ahead = ahead[..., : -self.more]
         if self.link is not None and scores:
@@ -313,7 +315,7 @@ class Relabelled(Step):
         own = self.which[label] if self.which.ndim == 1 else self.which[item, place, label]
         yield (self.x,), None, place if self.x.places > 1 else place * 0, own
 
-    def shares(
+    def passed_down(
         self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         if self.which.ndim == 1:
@@ -345,7 +347,7 @@ class LabelsAsPlaces(Step):
     ) -> Iterator[Child]:
         yield (self.x,), None, place // self.x.width, place % self.x.width
 
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
+    def passed_terms(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
         yield View((self.x,)), terms.squeeze(-1).unflatten(2, (self.x.places, self.x.width))
 
     @property

@@ -171,7 +171,7 @@ class Tape:
         """
         return some_places(pool, torch.as_tensor(index, device=self.device))
 
-    def across(self, pool: Value | Sequence[Value], which: Tensor | None = None) -> View:
+    def as_alternatives(self, pool: Value | Sequence[Value], which: Tensor | None = None) -> View:
         """Places as the alternatives of one.
 
         Args:
@@ -266,12 +266,12 @@ class Tape:
         ways, places = way[0].ways, way[0].places
         product = self.total(tuple(view.flat for view in way))
         if places == 1:
-            return View((product,), across=True)
+            return View((product,), as_alternatives=True)
         return View((product,), torch.arange(ways * places, device=self.device).reshape(ways, -1))
 
-    def beside(self, *views: Given) -> Value:
+    def concatenate(self, *views: Given) -> Value:
         """The labels of several views, and of their alternatives, concatenated; of no site."""
-        taken = [view for (view,) in products_of("beside", views)]
+        taken = [view for (view,) in products_of("concatenate", views)]
         width = sum(view.ways * view.width for view in taken)
         return self._add(Concatenated(taken), taken[0].places, width, Labels())
 
@@ -290,14 +290,14 @@ class Tape:
         labels = Labels() if to is None else to.labels
         return self._add(Relabelled(x, which, places), places, which.shape[-1], labels)
 
-    def apart(self, x: Value, states: int | None = None) -> Value:
+    def states_as_places(self, x: Value, states: int | None = None) -> Value:
         """The states of sites as places of one label: place p * states + s is state s of place p.
 
         Args:
             x: whose labels are the states of its sites; a state that is not kept is -inf.
             states: their number, kept or not; default: those kept, by their labels.
         """
-        checked_value("apart", x)
+        checked_value("states_as_places", x)
         if states is not None and x.labels.states is not None:
             same = torch.eye(states, dtype=torch.bool, device=self.device)
             x = self.link(x, torch.where(same, 0.0, -math.inf).to(self.dtype))

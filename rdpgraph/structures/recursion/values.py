@@ -48,13 +48,13 @@ class View:
         pool: values of one width, their places concatenated.
         index: (M, P) or (B, M, P) places in the pool, the M alternatives of each place; the
             size of the pool stands for none, -inf. None: all places of the pool, in order.
-        across: whether, without an index, all places are the alternatives of one.
+        as_alternatives: whether, without an index, all places are the alternatives of one.
         full: whether it is known that no index stands for none.
     """
 
     pool: tuple[Value, ...]
     index: Tensor | None = None
-    across: bool = field(default=False, kw_only=True)
+    as_alternatives: bool = field(default=False, kw_only=True)
     full: bool = field(default=False, kw_only=True)
 
     @cached_property
@@ -71,14 +71,14 @@ class View:
     def ways(self) -> int:
         """M, the number of alternatives of each place."""
         if self.index is None:
-            return self.size if self.across else 1
+            return self.size if self.as_alternatives else 1
         return self.index.shape[-2]
 
     @property
     def places(self) -> int:
         """P, the number of places."""
         if self.index is None:
-            return 1 if self.across else self.size
+            return 1 if self.as_alternatives else self.size
         return self.index.shape[-1]
 
     @property
@@ -132,7 +132,11 @@ class View:
     def number(self, ways: Tensor, item: Tensor, place: Tensor) -> Tensor:
         """(Q,) places in the pool of alternatives of places of items."""
         if self.index is None:
-            return (ways if self.across else place) if self.size > 1 else torch.zeros_like(place)
+            return (
+                (ways if self.as_alternatives else place)
+                if self.size > 1
+                else torch.zeros_like(place)
+            )
         many, places = self.index.shape[-2:]
         place = place if places > 1 else torch.zeros_like(place)
         ways = ways if many > 1 else torch.zeros_like(ways)
@@ -205,12 +209,14 @@ def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
 
 
 def one_of_each(values: tuple[Value, ...], which: Tensor | None) -> View:
-    """Places as the alternatives of one; see `Tape.across`."""
+    """Places as the alternatives of one; see `Tape.as_alternatives`."""
     if not values or not all(isinstance(value, Value) for value in values):
-        raise ModelError("Tape.across needs values, one at least; tape.total(view) makes one.")
+        raise ModelError(
+            "Tape.as_alternatives needs values, one at least; tape.total(view) makes one."
+        )
     sizes = [value.places for value in values]
     if which is None or max(sizes) == 1:
-        return View(values, across=True)
+        return View(values, as_alternatives=True)
     starts = torch.tensor([0, *accumulate(sizes[:-1])], device=which.device)
     index = starts + which.clamp(max=torch.tensor(sizes, device=which.device) - 1)
     return View(values, index.unsqueeze(1))

@@ -41,8 +41,8 @@ def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None)
             entering.append(tape.link(ends[-1], between, to=labels))
         else:
             entering.append(tape.lookup(free, to=labels))
-        segments = tape.across(tape.sites.leaf(ending))
-        ends.append(tape.merge((segments, tape.across(entering[-durations:], ages))))
+        segments = tape.as_alternatives(tape.sites.leaf(ending))
+        ends.append(tape.merge((segments, tape.as_alternatives(entering[-durations:], ages))))
     if lengths is None:
         return ends[-1] if ends else tape.one
     totals = [tape.one, *map(tape.sum, ends)]

@@ -93,7 +93,7 @@ def _upwards(
     return ends, entering, *choices
 
 
-def _shares(logs: Tensor, total: Tensor) -> Tensor:
+def _probabilities(logs: Tensor, total: Tensor) -> Tensor:
     """Probabilities of terms in their sum; 0 where that is -inf."""
     return (logs - total.masked_fill(total == -math.inf, 0.0)).exp()
 
@@ -119,9 +119,9 @@ class _Ends(torch.autograd.Function):
                 segments = _segments(part, table)
             begun = entering[:, start : stop + longest - 1].unfold(1, longest, 1)
             here, after = ends[:, start:stop], slice(start + longest, stop + longest)
-            taken = _shares(segments.detach() + begun.transpose(-1, -2), here.unsqueeze(2))
+            taken = _probabilities(segments.detach() + begun.transpose(-1, -2), here.unsqueeze(2))
             joined = here.unsqueeze(3) + transition
-            joined = _shares(joined, entering[:, after].unsqueeze(2))
+            joined = _probabilities(joined, entering[:, after].unsqueeze(2))
             for place in range(stop - 1, start - 1, -1):
                 follows = joined[:, place - start] @ of_entering[:, place + longest].unsqueeze(-1)
                 terms = taken[:, place - start]

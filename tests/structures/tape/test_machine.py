@@ -40,7 +40,7 @@ class Walk(rg.extend.Recursion):
         parts = [tape.view(part, torch.tensor([[0]])) for part in (four, sites[5])]
         six = reached(6, tape.join(*parts, self.rules, to=sites[6]))
         other = tape.link(tape.link(three, self.shared), self.shared)
-        places = [tape.apart(six, 2), tape.sum(other)]
+        places = [tape.states_as_places(six, 2), tape.sum(other)]
         return tape.total(tape.view(places, tape.flat(self.ends, 1).unsqueeze(-1)))
 
 
@@ -72,7 +72,7 @@ class Joints(rg.extend.Recursion):
     def recursion(self, tape):
         sites = [tape.sites[place] for place in range(3)]
         pairs = tape.link(tape.pairs(sites[0], sites[1]), self.both, to=sites[2])
-        either = tape.link(tape.beside(sites[0], sites[1]), self.wide, to=sites[2])
+        either = tape.link(tape.concatenate(sites[0], sites[1]), self.wide, to=sites[2])
         return tape.total((sites[2], pairs), (sites[2], either))
 
 

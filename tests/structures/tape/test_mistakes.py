@@ -52,8 +52,8 @@ STEPS = {
         lambda tape: tape.total(tuple(halves(tape, 2, 3))), "as many alternatives"
     ),
     "nothing merged": (lambda tape: tape.merge(), "Tape.merge needs one"),
-    "nothing beside": (lambda tape: tape.beside(), "Tape.beside needs one"),
-    "nothing across": (lambda tape: tape.total(tape.across([])), "Tape.across"),
+    "nothing concatenated": (lambda tape: tape.concatenate(), "Tape.concatenate needs one"),
+    "no alternatives": (lambda tape: tape.total(tape.as_alternatives([])), "Tape.as_alternatives"),
     "a link of a tensor": (lambda tape: tape.link(tape.unary, draw(2, 2)), "got Tensor"),
     "a link to a view": (
         lambda tape: tape.link(tape.sites[0], draw(2, 2), to=tape.view([tape.one], first(0))),
@@ -83,10 +83,12 @@ STEPS = {
         r"tape\.merge\(view\)"
     ),
     "a sum of a view": (
-        lambda tape: tape.sum(tape.across(tape.sites[:2])), r"Tape\.sum .* tape\.merge\(view\)"
+        lambda tape: tape.sum(tape.as_alternatives(tape.sites[:2])),
+        r"Tape\.sum .* tape\.merge\(view\)",
     ),
     "a view of a view": (
-        lambda tape: tape.view(tape.across(tape.sites[:2]), first(0)), r"tape\.merge\(view\)"
+        lambda tape: tape.view(tape.as_alternatives(tape.sites[:2]), first(0)),
+        r"tape\.merge\(view\)",
     ),
     "a merge with what has no states": (
         lambda tape: tape.merge(tape.sites[0], tape.one), "Tape.merge needs .* states of sites"
