@@ -10,6 +10,7 @@ from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.estimate.control import ControlledEstimate
 from rdpgraph.estimate.feature_errors import PartitionError
 from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.estimate.signed import SignedEstimate
 from rdpgraph.model.potentials.features import FeatureError
 from rdpgraph.query.answers import Assignment, Bounds, JointTable, StateValues
 from rdpgraph.query.structured import RelaxedStates
@@ -36,6 +37,7 @@ __all__ = [
     "PartitionError",
     "RelaxedStates",
     "Replicates",
+    "SignedEstimate",
     "StateValues",
     "show_progress",
 ]

@@ -1,5 +1,6 @@
 """The examples that train hidden Markov models run, in small, and go on where they were."""
 
+import gzip
 import importlib.util
 import json
 import math
@@ -285,3 +286,52 @@ def test_music_of_some_states_is_normalised(music):
     table = some.out.exp() @ some.into.exp().mT
     assert torch.allclose(table.sum(1), torch.ones(2, dtype=torch.float64), rtol=1e-6)
     assert float(some.start.exp().sum()) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [["--lags", "1"], ["--lags", "2"], ["--model", "hmm"]])
+def test_a_field_of_words_learns_and_goes_on(tmp_path, monkeypatch, capsys, options):
+    module = loaded("paper/field")
+    for name in ("train", "valid", "test"):
+        with gzip.open(tmp_path / f"ptb.{name}.txt.gz", "wt", encoding="utf-8") as file:
+            file.write(" the cat sat on the mat \n a dog sat \n" * 8)
+
+    def run(out, epochs):
+        sizes = {"rank": 4, "states": 6, "dimension": 4, "batch": 4, "rate": 0.1, "epochs": epochs}
+        argv = [str(tmp_path), *options, "--out", str(out)]
+        argv += [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
+        monkeypatch.setattr("sys.argv", ["field", *argv])
+        module.main()
+        return capsys.readouterr().out.splitlines()
+
+    whole = run(tmp_path / "whole", 3)
+    passes = [float(line.split()[-1]) for line in whole[1:-1]]
+    assert passes[-1] < passes[0] < 9
+    save, saves = torch.save, []
+
+    def cut(state, path):
+        save(state, path)
+        saves.append(path)
+        if len(saves) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", 3)
+    monkeypatch.setattr(torch, "save", save)
+    capsys.readouterr()
+    again = run(tmp_path / "cut", 3)
+    assert again[-1] == whole[-1]
+    assert again[-2] == whole[-2]
+
+
+def test_kneser_ney_smoothing_sums_to_one():
+    module = loaded("paper/field")
+    train = [[1, 2, 3, 0], [1, 2, 0], [3, 1, 2, 4, 0]]
+    for order in (1, 2, 3):
+        for context in ([1, 2], [2, 2], [4, 3]):
+            ends = [
+                module.kneser_ney(train, [[*context, word]], 5, order) ** -3 for word in range(5)
+            ]
+            before = module.kneser_ney(train, [context], 5, order) ** -2
+            assert sum(ends) == pytest.approx(before)

@@ -61,7 +61,7 @@ def test_regimes_run_in_small_and_go_on(corpus, modules, monkeypatch, capsys):
     try:
         for _ in range(2):
             modules("regimes")["main"]()
-            shown.append(capsys.readouterr().out.split("least squared")[1])
+            shown.append(capsys.readouterr().out.split("squared error at")[1])
     finally:
         torch.set_num_threads(threads)
     assert shown[0] == shown[1]

@@ -87,11 +87,12 @@ def scale_of(one: Case, nats: float) -> float:
     By bisection: in the products here the entropy falls as the number rises.
     """
     table = tabulated(one.chain)
-    assert isinstance(table.transition, Tensor)
+    unary, transition = table.unary, table.transition
+    assert isinstance(transition, Tensor)
     low, high = 0.0, 1.0
 
     def entropy(by: float) -> float:
-        return float(rg.Chain(by * table.unary, by * table.transition).entropy())
+        return float(rg.Chain(by * unary, by * transition).entropy())
 
     while entropy(high) > nats:
         low, high = high, 2.0 * high

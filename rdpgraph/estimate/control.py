@@ -13,11 +13,12 @@ from rdpgraph.estimate.estimator import Model, sites_of
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.estimate.restriction import Restriction
+from rdpgraph.estimate.signed import Signed
 from rdpgraph.logspace.logmatrix import finite
 
 
 @dataclass(frozen=True, eq=False)
-class ControlledEstimate:
+class ControlledEstimate(Signed):
     """``Z^ = mean_r(Z^_r + c (Z_s - Z^_s,r))`` of a model, with a surrogate s known exactly.
 
     Unbiased for Z, whatever the surrogate and for any c fixed in advance. It may be negative:
@@ -37,26 +38,14 @@ class ControlledEstimate:
     log_surrogate: Tensor
     coefficient: float
 
-    def _signed(self) -> tuple[Tensor, Tensor]:
-        """(replicates, *batch) estimates and their common log-shift (*batch,)."""
+    def relative(self) -> tuple[Tensor, Tensor]:
+        """The estimates, relative to the largest of their terms."""
         logs = torch.stack(
             [self.log_plain, self.log_control, self.log_surrogate.expand_as(self.log_plain)]
         )
         shift = finite(logs.detach().amax((0, 1)))
         plain, control, surrogate = (logs - shift).exp()
         return plain + self.coefficient * (surrogate - control), shift
-
-    @property
-    def sign(self) -> Tensor:
-        """(*batch,) sign of Z^: 1, 0 or -1."""
-        return self._signed()[0].mean(0).sign()
-
-    @property
-    def log_absolute(self) -> Tensor:
-        """(*batch,) log |Z^| in nats; -inf where it is zero."""
-        values, shift = self._signed()
-        size = values.mean(0).abs()
-        return torch.where(size > 0, torch.where(size > 0, size, 1.0).log() + shift, -math.inf)
 
     @property
     def log_partition(self) -> Tensor:
@@ -71,13 +60,8 @@ class ControlledEstimate:
         +inf with one, where Z^ is 0, or where no replicate has a possible configuration of the
         model: then Z^ is the surrogate's.
         """
-        values = self._signed()[0]
-        size = values.mean(0).abs()
-        if len(values) < 2:
-            return torch.full_like(size, math.inf)
-        error = values.std(0) / math.sqrt(len(values))
-        known = (size > 0) & (self.log_plain > -math.inf).any(0)
-        return torch.where(known, error / torch.where(size > 0, size, 1.0), math.inf)
+        known = (self.log_plain > -math.inf).any(0)
+        return torch.where(known, super().standard_error, math.inf)
 
 
 def controlled(

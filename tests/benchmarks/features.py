@@ -1,6 +1,9 @@
 """Errors of log Z under random features: predicted, and measured over many draws.
 
-python tests/benchmarks/features.py [--draws 2000]
+python tests/benchmarks/features.py [--draws 2000] [--signs]
+
+With --signs: Z by positive features and by cosines and sines, where own potentials speak for
+neighbours with embeddings alike, for none, and for neighbours with embeddings of opposite signs.
 """
 
 import argparse
@@ -43,12 +46,55 @@ def measured(declared, estimator, draws):
     return f"{float(errors.std()):.3f} {float(errors.mean()):+.3f}"
 
 
+WAVES = [  # neighbours that weigh most, steps, norm |x|, features
+    (neighbours, steps, norm, 64)
+    for neighbours in ("alike", "any", "apart")
+    for steps, norm in ((2, 0.5), (2, 1.0), (2, 1.5), (20, 0.5), (20, 1.0))
+]
+TILT = 6.0  # nats by which own potentials speak for one direction, or in turn for either
+
+
+def relative(log_sizes, signs, exact):
+    """The root mean square of Z^ / Z - 1, and the share of Z^ not above zero."""
+    values = signs * (log_sizes - exact).exp()
+    below = (values <= 0).double().mean()
+    return f"{float((values - 1).square().mean().sqrt()):.3g}, {float(below):.0%}"
+
+
+def compare_signs(draws, cases):
+    """Positive and trigonometric features, as many of each, with maps of their own."""
+    print("| neighbours | steps | norm of each | positive | cosines and sines |")
+    print("|---|---|---|---|---|")
+    for neighbours, steps, norm, features in cases:
+        generator = torch.Generator().manual_seed(0)
+        vectors = torch.randn(50, 4, generator=generator, dtype=torch.float64)
+        vectors = vectors * norm / vectors.norm(dim=1).mean()
+        turns = torch.ones(steps, 1, dtype=torch.float64)
+        turns[1::2] = -1.0 if neighbours == "apart" else 1.0
+        unary = torch.randn(steps, 50, generator=generator, dtype=torch.float64)
+        unary += (neighbours != "any") * TILT * turns * vectors[:, 0] / norm
+        chain = rg.Chain(unary, rg.Bilinear(vectors, vectors))
+        exact, parts = chain.log_partition(), []
+        for _ in range(max(draws // 250, 1)):
+            many = rg.LowRankFactors(features, replicates=min(draws, 250))
+            found = rg.infer(chain, estimator=many, generator=generator)
+            parts.append(found.solution.log_partitions().flatten())
+        logs = torch.cat(parts)
+        waves = rg.signed_features(chain, features, replicates=len(logs), generator=generator)
+        both = (logs, torch.ones_like(logs)), (waves.log_sizes, waves.signs)
+        cells = " | ".join(relative(*one, exact) for one in both)
+        print(f"| {neighbours} | {steps} | {norm} | {cells} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--cases", type=int, default=len(CASES))
+    parser.add_argument("--signs", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "Random features are useless")
+    if options.signs:
+        return compare_signs(options.draws, WAVES[: options.cases])
     print("| model | norm | features | maps | predicted | independent | orthogonal |")
     print("|---|---|---|---|---|---|---|")
     for shape, size, norm, features, shared in CASES[: options.cases]:

@@ -12,7 +12,7 @@ likely questions are the best partners by the word scores of the model itself, w
 
 Operations are bispans and ways to join two, summed over all sweeps; a merit is one. They are in
 proportion to time where charts are large, and leave out what a small chart costs beside. Errors are
-squared distances of expected alignments from the exact ones, the least at so many operations.
+squared distances of expected alignments from the exact ones, at the most operations within a share.
 Prints a line for each model and a table, and draws ``regimes.png``. What has been found is kept in
 the output folder, and a run goes on from there.
 """
@@ -103,7 +103,10 @@ def correlation(one: Tensor, other: Tensor) -> float:
 
 
 def record(
-    pair: Pair, scores: tuple[Tensor, ...], told: dict[str, tuple[Lexicon, Pair]], most: float
+    pair: Pair,
+    scores: tuple[Tensor, Tensor, Tensor],
+    told: dict[str, tuple[Lexicon, Pair]],
+    most: float,
 ) -> dict[str, Any]:
     """All that is found of one model."""
     model = model_with(scores, mixed=False)
@@ -124,22 +127,23 @@ def record(
     return found
 
 
-def least(points: list[Point], budget: float) -> float:
-    """The least error at no more operations; infinite where the first has more."""
-    return min((error for share, error, _ in points if share <= budget), default=float("inf"))
+def latest(points: list[Point], budget: float) -> str:
+    """The error at the most operations within a budget; a dash where the first has more."""
+    within = [(share, error) for share, error, _ in points if share <= budget]
+    return f"{max(within)[1]:.2g}" if within else "-"
 
 
 def report(found: dict[str, dict[str, Any]], sizes: list[int], picture: Path) -> None:
     rows = [
         [
             *name.split(), f"{one['entropy']:.2f}", told, f"{own['correlation']:.2f}",
-            *(" ".join(f"{least(own[way], budget):.2g}" for way in WAYS) for budget in BUDGETS),
+            *(" ".join(latest(own[way], budget) for way in WAYS) for budget in BUDGETS),
         ]
         for name, one in found.items()
         for told, own in one["told"].items()
     ]  # fmt: skip
     heads = ["words", "tau", "entropy", "told", "corr", *(f"at {share:.0%}" for share in BUDGETS)]
-    show(f"least squared error at a share of the operations: {', '.join(WAYS)}", heads, rows)
+    show(f"squared error at a share of the operations: {', '.join(WAYS)}", heads, rows)
     chosen = [(n, one) for n, one in found.items() if n.split()[0] == str(sizes[-1])]
     names = list(chosen[0][1]["told"])
     figure, grid = plt.subplots(
@@ -204,7 +208,8 @@ def main() -> None:
         if 0 in given.told:
             mixed = random.Random(1).sample(target, len(target))
             told["shuffled"] = lexicon, (source, mixed)
-        scores = tuple(part / temperature for part in lexicon.scores(pair))
+        both, one, other = lexicon.scores(pair)
+        scores = both / temperature, one / temperature, other / temperature
         name = f"{size} {temperature:g}"
         found[name], spent = timed(
             lambda p=pair, s=scores, t=told, n=name: kept(store, n, lambda: record(p, s, t, 0.3))

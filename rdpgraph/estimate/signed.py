@@ -1,0 +1,249 @@
+"""Z of chains and trees by trigonometric features, whose sums have signs."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.numbers import is_whole
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.estimate.estimator import Model
+from rdpgraph.interface.structure import Structure
+from rdpgraph.logspace.logmatrix import finite, safe_log
+from rdpgraph.model.block import Block
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.features import RandomFeatures, centred_sides
+from rdpgraph.model.potentials.lowrank import Bilinear
+
+
+class Signed(ABC):
+    """An estimate of Z that may be negative: the mean over replicates of signed numbers."""
+
+    @abstractmethod
+    def relative(self) -> tuple[Tensor, Tensor]:
+        """(replicates, *batch) estimates, relative to the exponential of a shift (*batch,)."""
+
+    @property
+    def sign(self) -> Tensor:
+        """(*batch,) the sign of Z^: 1, 0 or -1."""
+        return self.relative()[0].mean(0).sign()
+
+    @property
+    def log_absolute(self) -> Tensor:
+        """(*batch,) log |Z^| in nats; -inf where it is zero."""
+        values, shift = self.relative()
+        return safe_log(values.mean(0).abs()) + shift
+
+    @property
+    def standard_error(self) -> Tensor:
+        """(*batch,) of Z^ relative to |Z^|, over replicates; +inf with one, or where Z^ is 0."""
+        values = self.relative()[0]
+        size = values.mean(0).abs()
+        if len(values) < 2:
+            return torch.full_like(size, math.inf)
+        error = values.std(0) / math.sqrt(len(values))
+        return torch.where(size > 0, error / torch.where(size > 0, size, 1.0), math.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class SignedEstimate(Signed):
+    """``Z^`` of a model by trigonometric features, the mean of that by each replicate.
+
+    Unbiased as a signed number, ``sign * exp(log_absolute)``, which is what to average over runs.
+    The gradient of `log_absolute` in unary potentials has the estimate of the marginals, which sum
+    to one and may be negative.
+
+    Attributes:
+        signs: (replicates, *batch) of each estimate.
+        log_sizes: (replicates, *batch) the logs of their absolute values, nats.
+    """
+
+    signs: Tensor
+    log_sizes: Tensor
+
+    def relative(self) -> tuple[Tensor, Tensor]:
+        """The estimates, relative to the largest."""
+        peak = finite(self.log_sizes.detach().amax(0))
+        return self.signs * (self.log_sizes - peak).exp(), peak
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z^ (nats), differentiable.
+
+        Raises:
+            UnsupportedError: an estimate is not above zero.
+        """
+        if bool((self.sign <= 0).any()):
+            raise UnsupportedError(
+                f"Trigonometric features estimate a Z that is not above zero, of sign "
+                f"{self.sign.tolist()!r:.80}: it has no log; use more features or replicates, or "
+                "read sign and log_absolute."
+            )
+        return self.log_absolute
+
+
+def signed_features(
+    model: Model,
+    features: int,
+    *,
+    replicates: int = 1,
+    orthogonal: bool = True,
+    generator: torch.Generator | None = None,
+) -> SignedEstimate:
+    """Z of a chain or a forest whose `Bilinear` factors are sums of cosines and sines.
+
+    ``exp(x . y) = exp((|x|^2 + |y|^2) / 2) E_w[cos w . (x - y)]`` with Gaussian w: values of which
+    some are negative, and so messages and Z^ may be. Each factor has directions of its own, so Z^
+    is unbiased. The squared error of a pair, relative to its squared value, is
+    ``4 sinh^2(|x - y|^2 / 2) / d``, that of the positive ones of `RandomFeatures`
+    ``(exp(|x + y|^2) - 1) / d``. So cosines and sines are better where x and y are alike in the
+    pairs that weigh most. Other factors are summed as they are. O(T N d) for a chain, in doubles.
+
+    Args:
+        model: a `Chain`, or a graph without cycles of factors over one and two variables.
+        features: d, for each `Bilinear` factor: cosines and sines, even.
+        replicates: independent draws that Z^ is the mean of.
+        orthogonal: directions orthogonal in blocks, as for `RandomFeatures`.
+        generator: the randomness.
+
+    Raises:
+        ModelError: an odd number of features or less than two, or no replicate.
+        UnsupportedError: a structure that is not written as factors, a factor over three variables
+            and more, or a cycle: the engines for these sum logs of positive values.
+
+    Source: Rahimi and Recht 2007; Chiu 2021, "Random Fourier features for scaling MRFs"; errors by
+    Choromanski et al. 2021 (arXiv:2009.14794), lemma 2.
+    """
+    if not is_whole(features, 2) or features % 2 or not is_whole(replicates, 1):
+        raise ModelError(
+            "signed_features needs an even number of features >= 2 and replicates >= 1; got "
+            f"{features!r:.80} and {replicates!r:.80}."
+        )
+    graph = model.factor_graph() if isinstance(model, Structure) else model
+    waves = _Waves(features, replicates, graph.batch_shape, orthogonal, generator)
+    logs, pairs, total = _parts(graph)
+    lead = (replicates, *graph.batch_shape)
+    signs = [torch.ones(*lead, own.shape[-1], dtype=own.dtype, device=own.device) for own in logs]
+    logs = [own.expand(*lead, own.shape[-1]) for own in logs]
+    order, seen = list[tuple[int, int, Block, int, bool]](), set[int]()
+    roots = list[int]()
+    for root in range(graph.num_variables):
+        if root in seen:
+            continue
+        roots.append(root)
+        waiting = [(root, -1)]
+        seen.add(root)
+        while waiting:
+            at, came = waiting.pop()
+            for number, (other, block, row, turned) in pairs[at].items():
+                if number == came:
+                    continue
+                if other in seen:
+                    raise UnsupportedError(
+                        "signed_features needs a graph without cycles; this one has a cycle "
+                        f"through {graph.domain.variable(other).name!r}: use LowRankFactors."
+                    )
+                seen.add(other)
+                order.append((other, at, block, row, turned))
+                waiting.append((other, number))
+    for child, parent, block, row, turned in reversed(order):
+        sign, log = waves.through(block, row, signs[child], logs[child], turned=turned)
+        signs[parent], logs[parent] = signs[parent] * sign, logs[parent] + log
+    total = total.expand(lead)
+    product = torch.ones_like(total)
+    for root in roots:
+        sign, log = _summed(signs[root], logs[root])
+        product, total = product * sign, total + log
+    return SignedEstimate(product.to(graph.dtype), total.to(graph.dtype))
+
+
+Pairs = list[dict[int, tuple[int, Block, int, bool]]]
+"""For each variable its pairs by number: the other variable, the block, the row, which slot."""
+
+
+def _parts(graph: FactorGraph) -> tuple[list[Tensor], Pairs, Tensor]:
+    """For each variable the sum of its own factors (*batch, states), its pairs; the constants."""
+    sizes = graph.domain.sizes.tolist()
+    logs = [torch.zeros(size, dtype=torch.float64, device=graph.device) for size in sizes]
+    pairs: Pairs = [{} for _ in sizes]
+    constant = torch.zeros((), dtype=torch.float64, device=graph.device)
+    if graph.observed is not None:
+        for number, own in enumerate(graph.observed.unbind(-1)):
+            other = own.unsqueeze(-1) != torch.arange(sizes[number], device=own.device)
+            lost = other & (own.unsqueeze(-1) != MISSING)
+            logs[number] = torch.where(lost, -math.inf, logs[number])
+    count = 0
+    for block in graph.blocks:
+        if block.arity > 2:
+            raise UnsupportedError(
+                "signed_features takes factors over one and two variables; got "
+                f"{type(block.potential).__name__} over {block.arity}: use LowRankFactors."
+            )
+        for row, scope in enumerate(block.scopes.tolist()):
+            if len(scope) < 2:
+                own = block.table(row).double()
+                for number in scope:
+                    logs[number] = logs[number] + own
+                constant = constant if scope else constant + own
+                continue
+            first, second = scope
+            pairs[first][count] = second, block, row, True
+            pairs[second][count] = first, block, row, False
+            count += 1
+    return logs, pairs, constant
+
+
+@dataclass(frozen=True)
+class _Waves:
+    """Messages through pairs, by cosines and sines where they are `Bilinear`."""
+
+    features: int
+    replicates: int
+    batch: tuple[int, ...]
+    orthogonal: bool
+    generator: torch.Generator | None
+
+    def through(
+        self, block: Block, row: int, sign: Tensor, log: Tensor, *, turned: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The message (replicates, *batch, states) of a factor to its first slot, or its second."""
+        potential = block.select(torch.tensor([row], device="cpu"))
+        if not isinstance(potential, Bilinear):
+            table = block.table(row).double()
+            table = table.mT if turned else table
+            peak = finite(table.detach().amax(-2, keepdim=True))
+            first = finite(log.detach().amax(-1, keepdim=True))
+            sent = sign * (log - first).exp()
+            values = (sent.unsqueeze(-2) @ (table - peak).exp()).squeeze(-2)
+            return values.sign(), safe_log(values.abs()) + first + peak.squeeze(-2)
+        left, right = (
+            side.double() if side.ndim == 2 else side.double().squeeze(-3)
+            for side in (potential.left, potential.right)
+        )
+        left, right, before, after = centred_sides(left, right)
+        drawn = RandomFeatures(
+            left.shape[-1], self.features // 2, orthogonal=self.orthogonal,
+            maps=(self.replicates, *(1,) * len(self.batch)), generator=self.generator,
+            dtype=torch.float64,
+        ).directions.to(left)  # fmt: skip
+        sides: list[tuple[Tensor, Tensor]] = []
+        for side, own in ((left, before), (right, after)):
+            angles = side @ drawn.mT
+            waves = torch.cat([angles.cos(), angles.sin()], -1)
+            sides.append((waves, (side.square().sum(-1, keepdim=True) / 2 + own).squeeze(-1)))
+        (there, gain), (here, loss) = sides if turned else reversed(sides)
+        log = log + loss
+        peak = finite(log.detach().amax(-1, keepdim=True))
+        sent = (sign * (log - peak).exp()).unsqueeze(-2) @ here
+        values = (there @ sent.mT).squeeze(-1) * (2 / self.features)
+        return values.sign(), safe_log(values.abs()) + peak + gain
+
+
+def _summed(sign: Tensor, log: Tensor) -> tuple[Tensor, Tensor]:
+    """The sign and the log of the sum over the last dim of signed values."""
+    peak = finite(log.detach().amax(-1, keepdim=True))
+    value = (sign * (log - peak).exp()).sum(-1)
+    return value.sign(), safe_log(value.abs()) + peak.squeeze(-1)
