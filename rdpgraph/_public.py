@@ -21,7 +21,6 @@ from rdpgraph.estimate.lowrank import LowRankFactors
 from rdpgraph.estimate.pruning.estimator import RandomizedPruning
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.redrawn import Redrawn
-from rdpgraph.estimate.signed import signed_features
 from rdpgraph.infer import explain, infer
 from rdpgraph.io import (
     draw,
@@ -141,7 +140,6 @@ __all__ = [
     "pruning",
     "randomized",
     "read",
-    "signed_features",
     "straight_through",
     "to_networkx",
     "to_pgmpy",

@@ -229,6 +229,34 @@ class LowRankFactors(Estimator):
             generator=generator,
         )  # fmt: skip
 
+    def signed(self, model: Model, *, generator: torch.Generator | None = None) -> SignedEstimate:
+        """Z of a chain or a forest by cosines and sines in place of positive features.
+
+        ``exp(x . y) = exp((|x|^2 + |y|^2) / 2) E_w[cos w . (x - y)]`` with Gaussian w: some values
+        are negative, and so may messages and Z^ be. Each factor has directions of its own, so Z^ is
+        unbiased. The squared error of a pair, relative to its squared value, is
+        ``4 sinh^2(|x - y|^2 / 2) / d``, that of positive features ``(exp(|x + y|^2) - 1) / d``: so
+        these are better where x and y are alike in the pairs that weigh most. Other factors are
+        summed as they are. O(T N d) for a chain, in doubles.
+
+        Args:
+            model: a `Chain`, or a graph without cycles of factors over one and two variables.
+            generator: the randomness.
+
+        Raises:
+            ModelError: one map for all factors, or a number of features that is odd.
+            UnsupportedError: a structure that is not written as factors, a factor over three
+                variables and more, or a cycle: engines for these sum logs of positive values.
+
+        Source: Rahimi and Recht 2007; errors by Choromanski et al. 2021 (arXiv:2009.14794), lemma 2.
+        """
+        if self.shared:
+            raise ModelError("LowRankFactors.signed draws a map for each factor; got shared=True.")
+        return signed_features(
+            model, self.features, replicates=self.replicates, orthogonal=self.orthogonal,
+            generator=generator,
+        )  # fmt: skip
+
     def _structure(self, model: Structure, generator: torch.Generator | None) -> Problem:
         """A structure with low-rank potentials instead of bilinear ones.
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Model
 from rdpgraph.interface.structure import Structure
@@ -87,40 +86,17 @@ class SignedEstimate(Signed):
 
 def signed_features(
     model: Model,
-    features: int,
+    features: int | None,
     *,
-    replicates: int = 1,
-    orthogonal: bool = True,
-    generator: torch.Generator | None = None,
+    replicates: int,
+    orthogonal: bool,
+    generator: torch.Generator | None,
 ) -> SignedEstimate:
-    """Z of a chain or a forest whose `Bilinear` factors are sums of cosines and sines.
-
-    ``exp(x . y) = exp((|x|^2 + |y|^2) / 2) E_w[cos w . (x - y)]`` with Gaussian w: values of which
-    some are negative, and so messages and Z^ may be. Each factor has directions of its own, so Z^
-    is unbiased. The squared error of a pair, relative to its squared value, is
-    ``4 sinh^2(|x - y|^2 / 2) / d``, that of the positive ones of `RandomFeatures`
-    ``(exp(|x + y|^2) - 1) / d``. So cosines and sines are better where x and y are alike in the
-    pairs that weigh most. Other factors are summed as they are. O(T N d) for a chain, in doubles.
-
-    Args:
-        model: a `Chain`, or a graph without cycles of factors over one and two variables.
-        features: d, for each `Bilinear` factor: cosines and sines, even.
-        replicates: independent draws that Z^ is the mean of.
-        orthogonal: directions orthogonal in blocks, as for `RandomFeatures`.
-        generator: the randomness.
-
-    Raises:
-        ModelError: an odd number of features or less than two, or no replicate.
-        UnsupportedError: a structure that is not written as factors, a factor over three variables
-            and more, or a cycle: the engines for these sum logs of positive values.
-
-    Source: Rahimi and Recht 2007; Chiu 2021, "Random Fourier features for scaling MRFs"; errors by
-    Choromanski et al. 2021 (arXiv:2009.14794), lemma 2.
-    """
-    if not is_whole(features, 2) or features % 2 or not is_whole(replicates, 1):
+    """Z of a chain or a forest by cosines and sines, as `LowRankFactors.signed` documents it."""
+    if features is None or features % 2:
         raise ModelError(
-            "signed_features needs an even number of features >= 2 and replicates >= 1; got "
-            f"{features!r:.80} and {replicates!r:.80}."
+            "LowRankFactors.signed needs an even number of features, cosines and sines; got "
+            f"{features!r:.80}."
         )
     graph = model.factor_graph() if isinstance(model, Structure) else model
     waves = _Waves(features, replicates, graph.batch_shape, orthogonal, generator)
@@ -143,8 +119,8 @@ def signed_features(
                     continue
                 if other in seen:
                     raise UnsupportedError(
-                        "signed_features needs a graph without cycles; this one has a cycle "
-                        f"through {graph.domain.variable(other).name!r}: use LowRankFactors."
+                        "LowRankFactors.signed needs a graph without cycles; this one has a cycle "
+                        f"through {graph.domain.variable(other).name!r}: use infer."
                     )
                 seen.add(other)
                 order.append((other, at, block, row, turned))
@@ -179,8 +155,8 @@ def _parts(graph: FactorGraph) -> tuple[list[Tensor], Pairs, Tensor]:
     for block in graph.blocks:
         if block.arity > 2:
             raise UnsupportedError(
-                "signed_features takes factors over one and two variables; got "
-                f"{type(block.potential).__name__} over {block.arity}: use LowRankFactors."
+                "LowRankFactors.signed takes factors over one and two variables; got "
+                f"{type(block.potential).__name__} over {block.arity}: use infer."
             )
         for row, scope in enumerate(block.scopes.tolist()):
             if len(scope) < 2:

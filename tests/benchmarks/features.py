@@ -80,7 +80,7 @@ def compare_signs(draws, cases):
             found = rg.infer(chain, estimator=many, generator=generator)
             parts.append(found.solution.log_partitions().flatten())
         logs = torch.cat(parts)
-        waves = rg.signed_features(chain, features, replicates=len(logs), generator=generator)
+        waves = rg.LowRankFactors(features, replicates=len(logs)).signed(chain, generator=generator)
         both = (logs, torch.ones_like(logs)), (waves.log_sizes, waves.signs)
         cells = " | ".join(relative(*one, exact) for one in both)
         print(f"| {neighbours} | {steps} | {norm} | {cells} |", flush=True)

@@ -32,9 +32,8 @@ def pair_of(first, second):
 def test_the_error_of_a_pair_is_that_of_the_formula(angle):
     first = torch.tensor([0.8, 0.0], dtype=F64)
     second = 0.8 * torch.tensor([math.cos(angle), math.sin(angle)], dtype=F64)
-    found = rg.signed_features(
-        pair_of(first, second), 16, replicates=20_000, orthogonal=False, generator=seeded()
-    )
+    many = rg.LowRankFactors(16, replicates=20_000, orthogonal=False)
+    found = many.signed(pair_of(first, second), generator=seeded())
     values = found.signs * (found.log_sizes - first @ second).exp()
     apart = float((first - second).square().sum())
     expected = 4 * math.sinh(apart / 2) ** 2 / 16
@@ -68,7 +67,7 @@ def tree():
 )
 def test_z_is_right_on_average(model):
     exact = rg.infer(model).log_partition
-    found = rg.signed_features(model, 8, replicates=4000, generator=seeded())
+    found = rg.LowRankFactors(8, replicates=4000).signed(model, generator=seeded())
     values = found.sign * (found.log_absolute - exact).exp()
     assert bool(((values - 1).abs() < 4 * found.standard_error * values.abs() + 1e-9).all())
     assert bool((found.standard_error < 0.1).all())
@@ -78,7 +77,7 @@ def test_without_bilinear_factors_it_is_exact_and_its_gradient_has_the_marginals
     low = rg.LowRank(draw(3, 2), draw(3, 2, seed=1))
     unary = draw(4, 3).requires_grad_()
     chain = rg.Chain(unary, low)
-    found = rg.signed_features(chain, 2)
+    found = rg.LowRankFactors(2).signed(chain)
     assert_close(found.log_partition, chain.log_partition())
     (gradient,) = torch.autograd.grad(found.log_partition, unary)
     assert_close(gradient, chain.marginals())
@@ -87,7 +86,7 @@ def test_without_bilinear_factors_it_is_exact_and_its_gradient_has_the_marginals
 def test_marginals_are_near_with_many_features_and_sum_to_one():
     unary = draw(4, 3).requires_grad_()
     chain = rg.Chain(unary, rg.Bilinear(0.4 * draw(3, 2), 0.4 * draw(3, 2)))
-    found = rg.signed_features(chain, 20_000, generator=seeded())
+    found = rg.LowRankFactors(20_000).signed(chain, generator=seeded())
     (gradient,) = torch.autograd.grad(found.log_absolute, unary)
     assert_close(gradient.sum(1), torch.ones(4, dtype=F64))
     assert_close(gradient, chain.marginals(), rtol=0.0, atol=0.03)
@@ -95,7 +94,7 @@ def test_marginals_are_near_with_many_features_and_sum_to_one():
 
 def test_an_estimate_below_zero_has_no_log():
     chain = rg.Chain(torch.zeros(6, 9, dtype=F64), rg.Bilinear(3 * draw(9, 4), -3 * draw(9, 4)))
-    found = [rg.signed_features(chain, 2, generator=seeded(seed)) for seed in range(20)]
+    found = [rg.LowRankFactors(2).signed(chain, generator=seeded(seed)) for seed in range(20)]
     below = next(one for one in found if float(one.sign) < 0)
     assert bool(below.log_absolute.isfinite())
     with pytest.raises(UnsupportedError, match="not above zero"):
@@ -107,12 +106,12 @@ def test_what_cannot_carry_signs_is_refused_by_name():
     near = rg.Bilinear(draw(2, 2), draw(2, 2))
     ring = rg.FactorGraph([rg.FactorBlock((xs, xs[[1, 2, 0]]), near)])
     with pytest.raises(UnsupportedError, match=r"cycle through 'x\["):
-        rg.signed_features(ring, 4)
+        rg.LowRankFactors(4).signed(ring)
     three = rg.FactorGraph([rg.Factor((xs[0], xs[1], xs[2]), rg.Xor(3))])
     with pytest.raises(UnsupportedError, match="Automaton over 3"):
-        rg.signed_features(three, 4)
-    for wrong in (3, 0, 2.0):
+        rg.LowRankFactors(4).signed(three)
+    for wrong in (3, None):
         with pytest.raises(ModelError, match="even number"):
-            rg.signed_features(ring, wrong)
-    with pytest.raises(ModelError, match="replicates"):
-        rg.signed_features(ring, 4, replicates=0)
+            rg.LowRankFactors(wrong).signed(ring)
+    with pytest.raises(ModelError, match="a map for each"):
+        rg.LowRankFactors(4, shared=True).signed(ring)
