@@ -18,6 +18,7 @@ from rdpgraph.estimate.feature_errors import PartitionError, numbered, partition
 from rdpgraph.estimate.proposals import LocalGlobal, Proposal, Scores, SoftmaxGlobal, mixed
 from rdpgraph.estimate.redrawn import Inexact, Lifted
 from rdpgraph.estimate.replicates import averaged
+from rdpgraph.estimate.signed import SignedEstimate, signed_features
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
@@ -248,7 +249,7 @@ class LowRankFactors(Estimator):
             UnsupportedError: a structure that is not written as factors, a factor over three
                 variables and more, or a cycle: engines for these sum logs of positive values.
 
-        Source: Rahimi and Recht 2007; errors by Choromanski et al. 2021 (arXiv:2009.14794), lemma 2.
+        Source: Rahimi and Recht 2007; errors: Choromanski et al. 2021 (arXiv:2009.14794), lemma 2.
         """
         if self.shared:
             raise ModelError("LowRankFactors.signed draws a map for each factor; got shared=True.")
