@@ -130,8 +130,10 @@ def _unbiased(
     features: int, variance: Tensor, *, exact: bool, of: Callable[[int], PartitionError]
 ) -> PartitionError:
     """Error of an unbiased Z^: errors of many factors multiply, so log Z^ is nearly normal."""
-    spread = variance.log1p()
-    return PartitionError(features, spread.sqrt(), -spread / 2, variance, exact=exact, of=of)
+    log_variance = variance.log1p()
+    return PartitionError(
+        features, log_variance.sqrt(), -log_variance / 2, variance, exact=exact, of=of
+    )
 
 
 def _sides(block: Block) -> tuple[Tensor, Tensor]:

@@ -21,15 +21,15 @@ _MOST_ELEMENTS = 1 << 25  # of the tables that are solved at once
 
 @dataclass(frozen=True)
 class Pilot(Proposal):
-    """What a run on few states says of all states, mixed with the proposal that chose those.
+    """Masses of all states by a run on few states, mixed with the proposal that chose those.
 
-    The model is solved once on few states of the base proposal's choice. The messages between
-    them, taken one step further, give the mass of every state given those kept elsewhere: in a
-    chain alpha(i) beta(i), in O(N) evaluations of a factor for each state kept. A model whose
-    `Sites` have no ``masses`` is probed instead: every other state joins, in lots of as many as are
-    kept and with a weight too small to change anything, the states kept at its site, and its
-    marginal divided by that weight is its mass. That costs about four exact passes on the
-    restricted model for each lot.
+    The model is solved once on few states of the base proposal's choice. The messages between them,
+    taken one step further, give the mass of every state given those kept elsewhere: in a chain
+    alpha(i) beta(i), in O(N) evaluations of a factor for each state kept. A model whose `Sites`
+    have no ``masses`` is probed instead: every other state joins, in lots of as many as are kept
+    and with a weight too small to change anything, the states kept at its site, and its marginal
+    divided by that weight is its mass. That costs about four exact passes on the restricted model
+    for each lot.
 
     The states of the estimate itself are drawn again, so that it is unbiased given the pilot.
 

@@ -147,7 +147,7 @@ class RestrictedSolution(Judged):
         """(replicates, B, ...) from (replicates * B, ...)."""
         return values.unflatten(0, (self.restriction.replicates, self._layout.batch))
 
-    def _spread(self, values: Tensor, places: Tensor, *, largest: bool = False) -> Tensor:
+    def _scattered(self, values: Tensor, places: Tensor, *, largest: bool = False) -> Tensor:
         """(B, S) sums of (replicates, B, S') values by place, else zero; or maxima, else -inf."""
         places, values = (part.transpose(0, 1).flatten(1) for part in (places, values))
         shape = (self._layout.batch, self._layout.num_states)
@@ -181,7 +181,7 @@ class RestrictedSolution(Judged):
     def variable_marginals(self) -> Tensor:
         """(B, S), zero where a state was not kept."""
         weighted = self._marginals * self.replicates.weights.unsqueeze(-1)
-        return self._spread(weighted, self._layout.places)
+        return self._scattered(weighted, self._layout.places)
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes), zero where a state was not kept; as large as the whole block's tables."""
@@ -274,7 +274,7 @@ class RestrictedSolution(Judged):
     def max_marginals(self) -> Tensor:
         """(B, S) over configurations of kept states: -inf where a state was not kept."""
         values = self._split(self._unweighted.max_marginals())
-        return self._spread(values, self._layout.places, largest=True)
+        return self._scattered(values, self._layout.places, largest=True)
 
     def mode(self) -> Tensor:
         """(B, V) best configuration of states kept together in one replicate."""
@@ -311,7 +311,7 @@ class RestrictedSolution(Judged):
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
         """(B, S) of a replicate drawn in proportion to its Z; zero where a state was not kept."""
         layout, chosen, weights = self._relaxed(temperature, generator)
-        return self._spread(weights, layout.places.take_along_dim(chosen, 0))
+        return self._scattered(weights, layout.places.take_along_dim(chosen, 0))
 
     def rsample_kept(
         self, temperature: float, generator: torch.Generator | None

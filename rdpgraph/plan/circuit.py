@@ -42,7 +42,7 @@ class Level:
     pulls: tuple[Integers, ...]
     starts: Integers  # first cell of each message, within the level
     above: Runs  # the parents' cells that each message sums
-    spread: Integers  # message of the level that each cell contributes to
+    targets: Integers  # message of the level that each cell contributes to
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +196,7 @@ def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple
     total = int(lengths.sum())
     run = np.repeat(owned, lengths)
     starts = np.cumsum(run) - run
-    spread = np.repeat(np.arange(total), run)
+    targets = np.repeat(np.arange(total), run)
     # Every cell of a parent, once for each child: which of the child's messages acts on it.
     children = [number for number, clique in enumerate(cliques) if clique.parent >= 0]
     parents = [cliques[number].parent for number in children]
@@ -226,7 +226,7 @@ def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple
         else:
             runs = Runs(np.zeros(0, np.int64), np.zeros(0, np.int64))
         own = starts[message] - cell.start
-        levels.append(Level(cell, message, tuple(pulls), own, runs, spread[cell] - message.start))
+        levels.append(Level(cell, message, tuple(pulls), own, runs, targets[cell] - message.start))
     return tuple(levels), total
 
 

@@ -179,7 +179,7 @@ class CircuitSolution(Supplemented):
             for pull in level.pulls:
                 pulled = here[: len(pull)] * messages[_index(pull) - begin]
                 here = torch.cat([pulled, here[len(pull) :]])
-            messages, begin = _summed(here, level.spread, len(level.starts)), level.messages.start
+            messages, begin = _summed(here, level.targets, len(level.starts)), level.messages.start
         log_z = safe_log(messages).sum() + float(first.peaks.sum())
         return possible_alone(log_z.to(entries.dtype).reshape(1))
 
@@ -254,7 +254,7 @@ def downward(circuit: Circuit, up: Upward) -> Floats:
         if len(level.above.cells):
             factor *= np.add.reduceat(probabilities.take(level.above.cells), level.above.starts)
         np.multiply(
-            up.cells[level.cells], factor.take(level.spread), out=probabilities[level.cells]
+            up.cells[level.cells], factor.take(level.targets), out=probabilities[level.cells]
         )
     return probabilities
 

@@ -87,7 +87,7 @@ def log_total(up: Upward) -> Tensor:
 
 
 def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) -> list[Value]:
-    """For every factor pool the product of all other tables of its component, on its dims.
+    """Products of all other tables of the component, on the dims of each factor pool.
 
     Times the factor itself this is its unnormalised marginal, or if maximising its max-marginal.
     One matrix product per operand of each step.
@@ -107,8 +107,8 @@ def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) 
         waiting[program.groups + number] = []
         if step.right is None:
             private = [d for d in step.left_dims if d not in step.out_dims]
-            spread = _reordered(above, step.out_dims, step.left_dims, private, up, step.left)
-            _deposit(spread, step.left, waiting)
+            message = _reordered(above, step.out_dims, step.left_dims, private, up, step.left)
+            _deposit(message, step.left, waiting)
             continue
         left, right = _gathered(step.left, up.pools), _gathered(step.right, up.pools)
         for target, dims, other, other_dims in (

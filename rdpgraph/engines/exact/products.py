@@ -39,7 +39,7 @@ class Value:
         return safe_log(self.values) + _over(self.log_scale, self.values)
 
     def rows(self, index: Tensor | slice | None) -> "Value":
-        """Some of the tables; a shared one (count 1) stands for any of them."""
+        """A part of the tables; a shared one (count 1) stands for any of them."""
         if index is None:
             return self
         index = index.to(self.values.device) if isinstance(index, Tensor) else index

@@ -42,7 +42,7 @@ def share(logs: Tensor, temperature: float) -> Tensor:
     return values / torch.where(total > 0, total, 1.0)
 
 
-FAINT = 40.0
+FLOOR = 40.0
 """Nats below which log-messages count as equal in `change`: beyond the precision of float64, and
 hard constraints around loops may drive logs down forever."""
 _FEW = 16
@@ -55,7 +55,7 @@ def change(new: Tensor, old: Tensor, seen: float) -> Tensor:
     """(B, n) largest change of log-messages (B, K, n), in nats, relative beyond one nat.
 
     Not as probabilities: messages that carry far evidence may be too small to see there. Values
-    below ``-seen`` (`FAINT` or `BOTTOM`) count as equal.
+    below ``-seen`` (`FLOOR` or `BOTTOM`) count as equal.
     """
     new, old = new.clamp(min=-seen), old.clamp(min=-seen)
     return ((new - old).abs_() / new.abs_().clamp_(min=1.0)).amax(1)

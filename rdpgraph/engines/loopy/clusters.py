@@ -107,7 +107,7 @@ class ClusterKernel(Kernel):
             low = low + torch.where(logs > -math.inf, logs, 0.0).amin((0, 1))
         return (low < -_DEEP).nonzero().flatten()
 
-    def _spread(self, port: int, incoming: Tensor) -> Tensor:
+    def _broadcast(self, port: int, incoming: Tensor) -> Tensor:
         """(B, F, *sizes of the separator, 1 elsewhere) of log-messages (B, K, F)."""
         held = self.separators[port]
         shape = [size if dim in held else 1 for dim, size in enumerate(self.sizes)]
@@ -119,7 +119,7 @@ class ClusterKernel(Kernel):
         if rows is not None:
             total = total[:, neighbours(rows)]
         for port, part in enumerate(incoming):
-            total = total * self._spread(port, part.exp())
+            total = total * self._broadcast(port, part.exp())
         return total
 
     def _logs(self, incoming: Sequence[Tensor], rows: Tensor | None, places: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class ClusterKernel(Kernel):
         batch = max(len(table) for table in own)
         total = torch.stack([table.expand(batch, *self.sizes) for table in own], 1)
         for port, part in enumerate(incoming):
-            total = total + self._spread(port, part[..., places])
+            total = total + self._broadcast(port, part[..., places])
         return total
 
     def _joint(self, incoming: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ class CountingNumbers(ABC):
 
     @property
     def bounds_above(self) -> bool:
-        """Whether log Z at a fixed point is an upper bound."""
+        """True if log Z at a fixed point is an upper bound."""
         return False
 
 

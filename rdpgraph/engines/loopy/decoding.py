@@ -182,13 +182,13 @@ class _Search:
             own, some = rows[cheap], cheap.nonzero().flatten()
             if not len(own):
                 continue
-            these, heard = _some(equations, messages, some)
+            these, sent = _some(equations, messages, some)
             if read is None:
-                beliefs = these.beliefs(heard)
+                beliefs = these.beliefs(sent)
                 states, free = _states(these, beliefs), _tied(these, beliefs)
             else:
                 states, free = (part[some.to(part.device)] for part in read)
-            self._take(traced(these, heard, states, free, path.order, self.end), own)
+            self._take(traced(these, sent, states, free, path.order, self.end), own)
             self.left[own] -= path.cost
 
     def _take(self, states: Tensor, rows: Tensor) -> None:
@@ -317,13 +317,13 @@ def _first_of_each(edges: Edges, tied: Tensor) -> Tensor:
     none = labels.new_full((len(tied), sum(edges.factors)), count)
     while True:
         least = none.scatter_reduce(1, factor, labels.gather(1, variable), "amin")
-        spread = labels.scatter_reduce(1, variable, least.gather(1, factor), "amin")
-        spread = torch.where(tied, spread, count)
-        ends = torch.nn.functional.pad(spread, (0, 1), value=count)
-        spread = ends.gather(1, spread)
-        if torch.equal(spread, labels):
+        reached = labels.scatter_reduce(1, variable, least.gather(1, factor), "amin")
+        reached = torch.where(tied, reached, count)
+        ends = torch.nn.functional.pad(reached, (0, 1), value=count)
+        reached = ends.gather(1, reached)
+        if torch.equal(reached, labels):
             return tied & (labels == numbers)
-        labels = spread
+        labels = reached
 
 
 def _factor_of_each_edge(edges: Edges) -> Tensor:
@@ -362,9 +362,9 @@ def _consistent(equations: Equations, messages: Messages, states: Tensor) -> Ten
     for c, belief in zip(equations.edges.classes, equations.beliefs(messages), strict=True):
         taken = belief.gather(1, states[:, c.variables].unsqueeze(1))[:, 0]
         good = good & _among_best(taken, belief.amax(1))
-    heard = equations.heard(messages)
+    incoming = equations.incoming(messages)
     for number in range(len(equations.kernels)):
-        taken, best = equations.factor_scores(number, heard, states)
+        taken, best = equations.factor_scores(number, incoming, states)
         good = good & _among_best(taken, best)
     return good
 

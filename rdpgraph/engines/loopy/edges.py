@@ -272,8 +272,8 @@ def components(left: Tensor, right: Tensor, count: int) -> Tensor:
     """
     labels = torch.arange(count, device="cpu")
     while True:
-        spread = labels.scatter_reduce(0, right, labels[left], "amin")
-        spread = spread[spread]
-        if torch.equal(spread, labels):
+        reached = labels.scatter_reduce(0, right, labels[left], "amin")
+        reached = reached[reached]
+        if torch.equal(reached, labels):
             return labels
-        labels = spread
+        labels = reached

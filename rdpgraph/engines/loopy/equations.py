@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
-from rdpgraph.engines.loopy.arithmetic import BOTTOM, FAINT, change, floored, rescaled, share, take
+from rdpgraph.engines.loopy.arithmetic import BOTTOM, FLOOR, change, floored, rescaled, share, take
 from rdpgraph.engines.loopy.edges import Boundary, Edges, Port, SizeClass
 from rdpgraph.engines.loopy.kernels import FactorKernel, Kernel
 from rdpgraph.logspace.logmatrix import soft_sum
@@ -137,7 +137,7 @@ class Equations:
         if self.in_values:
             with torch.no_grad():
                 return (new.exp() - old.exp()).abs_().amax(1)
-        return change(new, old, BOTTOM if self.bounded or self.forest else FAINT)
+        return change(new, old, BOTTOM if self.bounded or self.forest else FLOOR)
 
     def outgoing(self, cavities: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Per class (B, K, E) answers of the kernels, not rescaled."""
@@ -166,7 +166,7 @@ class Equations:
 
     def factor_beliefs(self, kernel: int, messages: Messages) -> Tensor:
         """(B, F, *sizes) probabilities of the configurations of a kernel's factors."""
-        return self.kernels[kernel].beliefs(self.at(kernel, self.heard(messages)))
+        return self.kernels[kernel].beliefs(self.at(kernel, self.incoming(messages)))
 
     def expected_log_value(self, kernel: int, messages: Messages) -> Tensor:
         """(B,) expected log-values of a kernel's factors, summed."""
@@ -174,24 +174,24 @@ class Equations:
         def expected(own: Equations, part: Messages) -> Tensor:
             factors = own.kernels[kernel]
             assert isinstance(factors, FactorKernel)
-            return factors.expected_log_value(own.at(kernel, own.heard(part)))
+            return factors.expected_log_value(own.at(kernel, own.incoming(part)))
 
         return self._in_ranges(expected, messages)
 
     def factor_scores(
-        self, kernel: int, heard: Sequence[Tensor], states: Tensor
+        self, kernel: int, incoming: Sequence[Tensor], states: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(B, F) log-belief of each factor at (B, V) states, and (B, F) its maximum."""
-        incoming = self.at(kernel, heard)
+        parts = self.at(kernel, incoming)
         own = self.kernels[kernel]
         assert isinstance(own, FactorKernel)
-        taken = own.log_values_at(states).to(heard[0])
-        for port, part in zip(own.ports, incoming, strict=True):
+        taken = own.log_values_at(states).to(incoming[0])
+        for port, part in zip(own.ports, parts, strict=True):
             here = states[:, port.variables.to(states.device)].unsqueeze(1)
             taken = added_rows(taken, port, part.gather(1, here)[:, 0])
-        return taken, own.log_partitions(incoming)
+        return taken, own.log_partitions(parts)
 
-    def heard(self, messages: Messages) -> list[Tensor]:
+    def incoming(self, messages: Messages) -> list[Tensor]:
         """Per class (B, K, E) variable-to-factor messages, rescaled."""
         return self._prepared(messages)[0]
 

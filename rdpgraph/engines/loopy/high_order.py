@@ -56,7 +56,7 @@ class HighOrderKernel(FactorKernel):
 
     @property
     def records(self) -> bool:
-        """Not known: a potential may hold parameters anywhere."""
+        """True: a potential may hold parameters anywhere."""
         return True
 
     @cached_property
@@ -107,7 +107,7 @@ class HighOrderKernel(FactorKernel):
     def _each(self) -> bool:
         return math.prod(self.block.potential.lead(len(self._slots))[:-1]) > 1
 
-    def _spread(self, incoming: Sequence[Tensor]) -> list[Tensor]:
+    def _expanded(self, incoming: Sequence[Tensor]) -> list[Tensor]:
         """Per slot (B, F, k) log-messages over all states."""
         messages = list(self._settled)
         for port, states, part in zip(self.ports, self._states, incoming, strict=True):
@@ -118,23 +118,23 @@ class HighOrderKernel(FactorKernel):
             messages[port.slot] = base.index_put(index, part.transpose(1, 2))
         return messages
 
-    def _answers(self, spread: list[Tensor]) -> list[Tensor]:
+    def _answers(self, expanded: list[Tensor]) -> list[Tensor]:
         """Per slot (B, F, k) messages over counting numbers."""
         if self.weights is None:
-            return self._asked(spread, self.temperature)
+            return self._asked(expanded, self.temperature)
         scale = self.weights.unsqueeze(1)
         temperature = self.temperature * self.weights if self.temperature else 0.0
-        answers = self._asked([part * scale for part in spread], temperature)
+        answers = self._asked([part * scale for part in expanded], temperature)
         return [part / scale for part in answers]
 
-    def _asked(self, spread: list[Tensor], temperature: float | Tensor) -> list[Tensor]:
+    def _asked(self, expanded: list[Tensor], temperature: float | Tensor) -> list[Tensor]:
         """Per slot (B, F, k) messages of the potential, batch dims flattened."""
-        batch = max(len(part) for part in spread)
+        batch = max(len(part) for part in expanded)
         if isinstance(temperature, Tensor) and temperature.ndim > 1:
             temperature = self._placed(temperature)
-        spread = [self._placed(part) for part in spread]
-        clock.count(CALL + _OF_ENTRY * sum(part.numel() for part in spread))
-        answers = self.block.potential.messages(spread, temperature=temperature)
+        expanded = [self._placed(part) for part in expanded]
+        clock.count(CALL + _OF_ENTRY * sum(part.numel() for part in expanded))
+        answers = self.block.potential.messages(expanded, temperature=temperature)
         messages = [self._picked(part.reshape(-1, *part.shape[-2:])) for part in answers]
         return [part.expand(max(batch, len(part)), self.count, -1) for part in messages]
 
@@ -161,7 +161,7 @@ class HighOrderKernel(FactorKernel):
         """Messages of the potential; with ``rows`` a port holds only its factors among them."""
         if rows is not None:
             return self._of(rows, incoming)
-        answers = self._answers(self._spread(incoming))
+        answers = self._answers(self._expanded(incoming))
         messages: list[Tensor | None] = []
         for number, (port, states) in enumerate(zip(self.ports, self._states, strict=True)):
             if wanted is not None and number not in wanted:
@@ -201,8 +201,8 @@ class HighOrderKernel(FactorKernel):
         return messages
 
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
-        spread = self._spread(incoming)
-        joint = (self._answers(spread)[0] + spread[0]).transpose(1, 2)
+        expanded = self._expanded(incoming)
+        joint = (self._answers(expanded)[0] + expanded[0]).transpose(1, 2)
         return soft_sum(joint, 1, self.temperature)
 
     def log_values_at(self, states: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ class HighOrderKernel(FactorKernel):
         logs = self._table()
         if self.weights is not None:
             logs = logs / self.weights.reshape(1, -1, *(1,) * len(self._slots))
-        for slot, part in enumerate(self._spread(incoming)):
+        for slot, part in enumerate(self._expanded(incoming)):
             shape = [1] * len(self._slots)
             shape[slot] = part.shape[2]
             logs = logs + part.reshape(*part.shape[:2], *shape)
@@ -257,14 +257,14 @@ class HighOrderKernel(FactorKernel):
                 f"The expected score of {type(self.block.potential).__name__} at temperature 0 is "
                 "not available; use a small temperature."
             )
-        spread = self._spread(incoming)
-        shape = (max(len(part) for part in spread), self.count)
+        expanded = self._expanded(incoming)
+        shape = (max(len(part) for part in expanded), self.count)
         weights = 1.0 if self.weights is None else self.weights
-        recorded = torch.is_grad_enabled() and self._answers(spread)[0].requires_grad
+        recorded = torch.is_grad_enabled() and self._answers(expanded)[0].requires_grad
         with torch.enable_grad():
-            scale = (spread[0].new_ones(shape) / (self.temperature * weights)).requires_grad_()
+            scale = (expanded[0].new_ones(shape) / (self.temperature * weights)).requires_grad_()
             # With messages m / s at temperature 1 / s the potential itself is left alone.
-            hot = [_times(part / self.temperature, 1 / scale.unsqueeze(2)) for part in spread]
+            hot = [_times(part / self.temperature, 1 / scale.unsqueeze(2)) for part in expanded]
             first = self._asked(hot, 1 / scale)[0]
             logs = _times(first + hot[0], scale.unsqueeze(2)).transpose(1, 2)
             total = soft_sum(logs, 1, 1.0)

@@ -180,7 +180,7 @@ class InterpolatedMessages:
 
     @differentiable_property
     def messages(self) -> BySlot:
-        """By block of the restricted model and slot, (B', F, all states of the slot's variables).
+        """Messages by block of the restricted model and slot, (B', F, all states of the slot).
 
         Messages to observed variables are uniform.
         """
@@ -252,7 +252,7 @@ class InterpolatedMessages:
 
     @differentiable_property
     def log_beliefs(self) -> tuple[Tensor, ...]:
-        """By `free_numbers` of the graph (B', n, states) unnormalised log-beliefs of all states."""
+        """Unnormalised log-beliefs (B', n, states) of all states, by `free_numbers`."""
         groups = free_numbers(self.graph).items()
         return tuple(self._log_beliefs(numbers, size) for size, numbers in groups)
 

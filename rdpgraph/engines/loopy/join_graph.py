@@ -149,14 +149,14 @@ class JoinedSolution(Approximation):
     def _beliefs(self) -> tuple[list[Tensor], list[Tensor]]:
         """Per variable (B, k), from its smallest cluster, and per tensor (B, *sizes)."""
         graph, layout = self.graph, self._layout
-        heard = layout.equations.heard(self._outcome.messages)
+        incoming = layout.equations.incoming(self._outcome.messages)
         smallest: dict[int, float] = {}
         of_variables = [torch.zeros(0, device="cpu") for _ in graph.sizes]
         of_tensors: list[Tensor] = [torch.zeros(0, device="cpu")] * sum(map(len, graph.tensors))
         for number, (kernel, members) in enumerate(
             zip(layout.kernels, layout.members, strict=True)
         ):
-            beliefs = kernel.beliefs(layout.equations.at(number, heard))
+            beliefs = kernel.beliefs(layout.equations.at(number, incoming))
             size = math.prod(kernel.sizes)
             for row, cluster in enumerate(members):
                 scope, own = graph.scopes[cluster], beliefs[:, row]

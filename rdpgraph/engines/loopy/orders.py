@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
-from rdpgraph.engines.loopy.reading import Steps, steps_of
+from rdpgraph.engines.loopy.table_decoding import Steps, steps_of
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from rdpgraph.plan import clock
 
 @dataclass(eq=False)
 class Share:
-    """Some items of a batch."""
+    """A part of a batch, swept together."""
 
     items: Tensor  # (n,) numbers of the items in the batch
     places: Tensor  # (m,) those that have not converged, numbered within the share

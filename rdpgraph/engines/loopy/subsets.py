@@ -13,7 +13,7 @@ from rdpgraph.engines.loopy.equations import Equations, Messages, Sums, sums_of
 
 @dataclass(frozen=True, eq=False)
 class SegmentEdges:
-    """Some edges of one segment."""
+    """Subset of the edges of one segment."""
 
     segment: int  # its number
     places: Tensor  # (n,) their numbers within the class
@@ -32,7 +32,7 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class EdgeSubset:
-    """Some edges, by segment, and per class the variables at them by degree."""
+    """Subset of the edges, by segment, and per class the variables at them by degree."""
 
     parts: tuple[SegmentEdges, ...]
     asked: tuple[Asked, ...]

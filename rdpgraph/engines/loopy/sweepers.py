@@ -178,7 +178,7 @@ class _Paired(Sweeper):
         assert self._held is not None
         edges = self.equations.edges
         for asked in subset.asked:
-            incoming = [self._heard(asked, number) for number in edges.by_kernel[asked.kernel]]
+            incoming = [self._incoming(asked, number) for number in edges.by_kernel[asked.kernel]]
             ports = [edges.segments[subset.parts[number].segment].port for number in asked.parts]
             kernel = self.equations.kernels[asked.kernel]
             answers = kernel.messages(incoming, rows=asked.rows, wanted=ports)
@@ -188,7 +188,7 @@ class _Paired(Sweeper):
                 size_class = edges.segments[part.segment].size_class
                 yield size_class, neighbours(part.places), self.equations.message(answer)
 
-    def _heard(self, asked: Asked, number: int) -> Tensor:
+    def _incoming(self, asked: Asked, number: int) -> Tensor:
         """(B, K, n) incoming messages of some factors at the port of a segment."""
         assert self._held is not None
         edges, segment = self.equations.edges, self.equations.edges.segments[number]

@@ -20,7 +20,7 @@ from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel
 from rdpgraph.engines.loopy.orders import Layer, Order
-from rdpgraph.engines.loopy.reading import LEVEL, climbed, readable, traced_rows
+from rdpgraph.engines.loopy.table_decoding import LEVEL, climbed, readable, traced_rows
 from rdpgraph.plan import clock
 
 _BEGINS, _BEGINS_LAYER, _BEGINS_STEP, _BEGINS_WHOLE = 1e5, 4e4, 2e4, 6e5

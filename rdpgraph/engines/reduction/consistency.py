@@ -7,10 +7,10 @@ _CHUNK = 1 << 24  # cells of the joint tables looked at together
 
 
 class Possible:
-    """Which states of which variables are still possible: one flat mask over all states.
+    """Possible states of all variables: one flat mask.
 
     Attributes:
-        starts: (V + 1,) where each variable's states begin.
+        starts: (V + 1,) first position of each variable's states.
         mask: (total states,) bool.
     """
 

@@ -34,9 +34,9 @@ and its fixed variables have other states by then."""
 _RETURN = 4
 """Moves after a change of fixed variables until its outcome is judged."""
 _GREEDY = 0.5
-"""How often summed variables are eliminated in a greedy order, and not in the narrowest."""
+"""Probability to eliminate summed variables in a greedy order, and not in the narrowest."""
 _LOCAL, _NEAR = 0.7, (10, 30, 100)
-"""How often a move with sums is around one variable, and of how many variables."""
+"""Probability that a move with sums is around one variable, and numbers of variables around it."""
 _ORDERS = 5
 """Orders of the summed variables of which the narrowest is taken."""
 _ROUNDING = 1e-11

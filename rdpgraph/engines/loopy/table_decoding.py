@@ -28,7 +28,7 @@ _WIDEST = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class RowIndex:
     """Index of the rows that some variables receive, one for each of their factors."""
 
     first: Whole  # (n,) first row
@@ -42,21 +42,21 @@ class Reading:
             return rows[:, at[0]]
         return rows[np.arange(len(at)).reshape(-1, 1) if len(rows) > 1 else 0, at]
 
-    def at(self, chosen: Whole) -> "Reading":
+    def at(self, chosen: Whole) -> "RowIndex":
         """Index of a subset of the variables."""
-        return Reading(self.first[chosen], self.scopes[chosen], self.strides[chosen])
+        return RowIndex(self.first[chosen], self.scopes[chosen], self.strides[chosen])
 
 
 @dataclass(frozen=True, eq=False)
-class Hearers:
+class Receivers:
     """Variables, each once, and the first of the rows that each receives."""
 
     variables: Whole
     starts: Whole
 
     @classmethod
-    def of(cls, each: Whole) -> "Hearers":
-        """From the (ascending) variable of every row."""
+    def of(cls, each: Whole) -> "Receivers":
+        """Receivers from the (ascending) variable of every row."""
         starts = np.flatnonzero(np.diff(each, prepend=-1))
         return cls(each[starts], starts)
 
@@ -70,28 +70,28 @@ class Step:
     """A layer of variables to decide."""
 
     variables: Whole  # (n,) of the layer
-    hearers: Hearers  # variables of later layers that share factors with them
-    heard: Reading  # rows of those factors before the layer is decided
-    hear: Reading  # rows of those factors after that
-    asked: Hearers  # variables of the layer that have factors
-    answers: Reading  # rows of their factors when all others are decided
+    receivers: Receivers  # variables of later layers that share factors with them
+    before: RowIndex  # rows of those factors before the layer is decided
+    after: RowIndex  # rows of those factors after that
+    asked: Receivers  # variables of the layer that have factors
+    answers: RowIndex  # rows of their factors when all others are decided
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
     """Layers of variables, and the rows they receive."""
 
-    hearers: Hearers  # all variables that have factors
-    outset: Whole  # (E,) the rows that they receive when nothing is decided
+    receivers: Receivers  # all variables that have factors
+    initial: Whole  # (E,) the rows that they receive when nothing is decided
     steps: tuple[Step, ...]  # per layer
 
 
 def parts(ports: Sequence[Port]) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Receiving slot and decided slots of all rows of a kernel."""
-    for hearer in range(len(ports)):
-        rest = [slot for slot in range(len(ports)) if slot != hearer]
+    for receiver in range(len(ports)):
+        rest = [slot for slot in range(len(ports)) if slot != receiver]
         for size in range(len(rest) + 1):
-            yield from ((hearer, decided) for decided in combinations(rest, size))
+            yield from ((receiver, decided) for decided in combinations(rest, size))
 
 
 def steps_of(edges: Edges, layers: Whole) -> Steps | None:
@@ -107,20 +107,20 @@ def steps_of(edges: Edges, layers: Whole) -> Steps | None:
         first, size, stride = _places(ports, count, len(index), wide)
         count = int(first.max() + size.flat[first.argmax()] * len(index))
         rank, bit = layers[scopes], 1 << np.arange(len(ports))
-        for hearer in range(len(ports)):
-            full = int(bit.sum()) - (1 << hearer)
-            answer = first[full, hearer] + size[full, hearer] * index
-            strides = np.broadcast_to(stride[full, hearer], padded.shape)
-            outset = first[0, hearer] + index
-            every.append((rank[:, hearer], scopes[:, hearer], padded, answer, strides, outset))
+        for receiver in range(len(ports)):
+            full = int(bit.sum()) - (1 << receiver)
+            answer = first[full, receiver] + size[full, receiver] * index
+            strides = np.broadcast_to(stride[full, receiver], padded.shape)
+            initial = first[0, receiver] + index
+            every.append((rank[:, receiver], scopes[:, receiver], padded, answer, strides, initial))
             for slot in range(len(ports)):
-                later = (rank[:, slot] < rank[:, hearer]).nonzero()[0]
+                later = (rank[:, slot] < rank[:, receiver]).nonzero()[0]
                 mask = (rank[later] < rank[later, slot, None]) @ bit
                 told = mask | 1 << slot
                 links.append((
-                    rank[later, slot], scopes[later, hearer], padded[later],
-                    first[mask, hearer] + size[mask, hearer] * later, stride[mask, hearer],
-                    first[told, hearer] + size[told, hearer] * later, stride[told, hearer],
+                    rank[later, slot], scopes[later, receiver], padded[later],
+                    first[mask, receiver] + size[mask, receiver] * later, stride[mask, receiver],
+                    first[told, receiver] + size[told, receiver] * later, stride[told, receiver],
                 ))  # fmt: skip
     return _in_steps(layers, _sorted(every), _sorted(links))
 
@@ -129,14 +129,14 @@ def _places(ports: Sequence[Port], begin: int, factors: int, wide: int) -> tuple
     """First row, rows per factor, and strides of slots, by decided slots (as bits) and receiver."""
     first = np.zeros((1 << len(ports), len(ports)), np.int64)
     size, stride = np.zeros_like(first), np.zeros((*first.shape, wide), np.int64)
-    for hearer, decided in parts(ports):
+    for receiver, decided in parts(ports):
         bits = sum(1 << slot for slot in decided)
         for place, slot in enumerate(decided):
             further = decided[place + 1 :]
-            stride[bits, hearer, slot] = math.prod(ports[other].size for other in further)
-        first[bits, hearer] = begin
-        size[bits, hearer] = math.prod(ports[slot].size for slot in decided)
-        begin += int(size[bits, hearer]) * factors
+            stride[bits, receiver, slot] = math.prod(ports[other].size for other in further)
+        first[bits, receiver] = begin
+        size[bits, receiver] = math.prod(ports[slot].size for slot in decided)
+        begin += int(size[bits, receiver]) * factors
     return first, size, stride
 
 
@@ -155,14 +155,15 @@ def _in_steps(layers: Whole, every: list[Whole], links: list[Whole]) -> Steps:
     steps: list[Step] = []
     for number, variables in enumerate(own):
         asked, answered = (slice(cut[number], cut[number + 1]) for cut in cuts)
-        _, hearer, scopes, *rest = (column[answered] for column in links)
+        _, receiver, scopes, *rest = (column[answered] for column in links)
         _, mine, around, answer, strides, _ = (column[asked] for column in every)
         steps.append(Step(
-            variables, Hearers.of(hearer), Reading(rest[0], scopes, rest[1]),
-            Reading(rest[2], scopes, rest[3]), Hearers.of(mine), Reading(answer, around, strides),
+            variables, Receivers.of(receiver), RowIndex(rest[0], scopes, rest[1]),
+            RowIndex(rest[2], scopes, rest[3]), Receivers.of(mine),
+            RowIndex(answer, around, strides),
         ))  # fmt: skip
     order = np.argsort(every[1], kind="stable")
-    return Steps(Hearers.of(every[1][order]), every[5][order], tuple(steps))
+    return Steps(Receivers.of(every[1][order]), every[5][order], tuple(steps))
 
 
 _MOST = 1 << 22
@@ -199,7 +200,7 @@ def traced_rows(
     rows, sums = _numbers(equations, logs)
     values, open_ = states.numpy().copy(), free.numpy()
     every = bool(open_.all())
-    sums[:, steps.hearers.variables] += steps.hearers.sums(rows[:, steps.outset])
+    sums[:, steps.receivers.variables] += steps.receivers.sums(rows[:, steps.initial])
     for step in steps.steps:
         if clock.now() > end:
             break
@@ -207,9 +208,9 @@ def traced_rows(
         if not every:
             best = np.where(open_[:, step.variables], best, values[:, step.variables])
         values[:, step.variables] = best
-        if len(step.hearers.variables):
-            news = step.hear.of(rows, values) - step.heard.of(rows, values)
-            sums[:, step.hearers.variables] += step.hearers.sums(news)
+        if len(step.receivers.variables):
+            news = step.after.of(rows, values) - step.before.of(rows, values)
+            sums[:, step.receivers.variables] += step.receivers.sums(news)
     return torch.from_numpy(values)
 
 
@@ -237,11 +238,11 @@ def climbed(
             if len(total) < len(own):
                 total = np.repeat(total, len(own), 0)
             if len(step.asked.variables):
-                heard = step.asked.sums(step.answers.of(rows, own))
+                received = step.asked.sums(step.answers.of(rows, own))
                 if len(step.asked.variables) == len(step.variables):
-                    total = total + heard
+                    total = total + received
                 else:
-                    total[:, np.searchsorted(step.variables, step.asked.variables)] += heard
+                    total[:, np.searchsorted(step.variables, step.asked.variables)] += received
             own[:, step.variables] = _any_best(total, luck[step.variables])
     result[chosen] = own
     return torch.from_numpy(result)
@@ -302,8 +303,8 @@ def _rows(kernel: TableKernel, incoming: Sequence[Tensor] | None, most: int) -> 
         shape = [1] * len(ports)
         shape[slot] = ports[slot].size
         said.append(part.double().reshape(len(part), *shape, kernel.count))
-    for hearer, decided in parts(ports):
-        rest = [slot for slot in slots if slot != hearer and slot not in decided]
+    for receiver, decided in parts(ports):
+        rest = [slot for slot in slots if slot != receiver and slot not in decided]
         total = table
         if rest and not said:
             total = table.new_zeros(1).expand(1, *table.shape[1:])
@@ -311,7 +312,7 @@ def _rows(kernel: TableKernel, incoming: Sequence[Tensor] | None, most: int) -> 
             total = total + said[slot]
         if rest:
             total = total.amax([1 + slot for slot in rest], keepdim=True)
-        order = (0, len(ports) + 1, *(1 + s for s in decided), *(1 + s for s in rest), 1 + hearer)
-        part = total.permute(order).reshape(len(total), -1, ports[hearer].size)
+        order = (0, len(ports) + 1, *(1 + s for s in decided), *(1 + s for s in rest), 1 + receiver)
+        part = total.permute(order).reshape(len(total), -1, ports[receiver].size)
         result.append(torch.nn.functional.pad(part, (0, most - part.shape[-1])))
     return result
