@@ -146,13 +146,13 @@ def infer_command(
         about,
         answered_here,
         best_so_far,
+        distributed_posterior,
         ending,
         estimator_of,
         place,
         posterior_of,
         scheduler_of,
         seeded,
-        spread,
         warn,
     )
     from rdpgraph.io.text import write_text_atomically
@@ -188,7 +188,7 @@ def infer_command(
                 asked = queried(graph, names)  # checked before planning
                 require_room_for_answers(graph, task, asked, style, memory_bytes)
                 if len(models) == 1 < place()[1]:
-                    posterior = spread(graph, scheduler, rewrite, task)
+                    posterior = distributed_posterior(graph, scheduler, rewrite, task)
                     until = inf  # all processes must ask the same questions
                 else:
                     posterior = posterior_of(graph, scheduler, rewrite, generator)

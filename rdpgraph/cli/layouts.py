@@ -60,7 +60,7 @@ def layered(parents: Mapping[str, Sequence[str]], sizes: Mapping[str, Point]) ->
             layers[place[2]].append(place)
         nx.add_path(links, [parent, *path, child])
     _order(layers, links)
-    x = _spread(layers, links, {name: size[0] for name, size in sizes.items()})
+    x = _abscissas(layers, links, {name: size[0] for name, size in sizes.items()})
     heights = [0.0] * len(layers)
     for name, rank in ranks.items():
         heights[rank] = max(heights[rank], sizes[name][1])
@@ -107,7 +107,7 @@ def _crossings(layers: list[list[Any]], links: Any) -> int:
     return total
 
 
-def _spread(layers: list[list[Any]], links: Any, widths: dict[Any, float]) -> dict[Any, float]:
+def _abscissas(layers: list[list[Any]], links: Any, widths: dict[Any, float]) -> dict[Any, float]:
     """The x of each cell: near its neighbours, in order and without overlap."""
     from scipy.optimize import isotonic_regression
 

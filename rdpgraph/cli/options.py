@@ -17,7 +17,7 @@ _MOST_SECONDS = 1e9
 
 
 class Task(StrEnum):
-    """Question about the model."""
+    """Questions about a model."""
 
     PR = "PR"
     MAR = "MAR"
@@ -26,7 +26,7 @@ class Task(StrEnum):
 
 
 class Method(StrEnum):
-    """Method, estimator, budget and seed of an answer."""
+    """Methods of inference."""
 
     AUTO = "auto"
     EXACT = "exact"
@@ -35,7 +35,7 @@ class Method(StrEnum):
 
 
 class Format(StrEnum):
-    """Format and place of the answer."""
+    """Formats of answers."""
 
     TABLE = "table"
     UAI = "uai"
@@ -43,7 +43,7 @@ class Format(StrEnum):
 
 
 class Device(StrEnum):
-    """Type and device of the computation."""
+    """Devices of the computation."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -69,7 +69,7 @@ class ProposalName(StrEnum):
 
 
 class ParseTask(StrEnum):
-    """Question about sentences."""
+    """Questions about sentences."""
 
     LOGZ = "logz"
     VITERBI = "viterbi"
@@ -79,7 +79,7 @@ class ParseTask(StrEnum):
 
 
 class ParseFormat(StrEnum):
-    """Format and place of the answer."""
+    """Formats of plans and of answers about sentences."""
 
     TEXT = "text"
     JSON = "json"

@@ -170,7 +170,7 @@ def place() -> tuple[int, int]:
     return rank, ranks
 
 
-def spread(
+def distributed_posterior(
     graph: FactorGraph,
     scheduler: Scheduler,
     estimator: Estimator | None,

@@ -49,7 +49,7 @@ class Draws:
         gaussians: of the scores.
         root: (B, V, T, T) factors of their covariances.
         mean: (B, V, T) in the type of the scores, as all that follow.
-        spread: (B, V, T, T) the same factors.
+        factors: (B, V, T, T) `root` in that type.
         pairwise_mean: (V, V).
         pairwise_scale: (V, V).
     """
@@ -57,7 +57,7 @@ class Draws:
     gaussians: Gaussians
     root: Tensor
     mean: Tensor
-    spread: Tensor
+    factors: Tensor
     pairwise_mean: Tensor
     pairwise_scale: Tensor
 
@@ -81,7 +81,7 @@ class Draws:
         """Samples (S, B, T, V) of unary and (S, V, V) of pairwise scores."""
         flat = drawn.unary.flatten(0, 1)
         moved = torch.baddbmm(
-            self.mean.flatten(0, 1).unsqueeze(-1), self.spread.flatten(0, 1), flat
+            self.mean.flatten(0, 1).unsqueeze(-1), self.factors.flatten(0, 1), flat
         )
         unary = moved.reshape(drawn.unary.shape).permute(3, 0, 2, 1)
         return unary, torch.addcmul(self.pairwise_mean, self.pairwise_scale, drawn.pairwise)

@@ -27,20 +27,20 @@ class Row(Mapping[str, int]):
     Equal to the dictionary of the same states, in a tenth of its memory.
     """
 
-    __slots__ = ("_names", "_pairs")
+    __slots__ = ("_names", "pairs")
 
     def __init__(self, pairs: Array) -> None:
-        self._pairs = pairs
+        self.pairs = pairs
         self._names = Decimals(pairs[:, 0])
 
     def __getitem__(self, name: str) -> int:
         place = self._names.find(name) if isinstance(name, str) else -1
         if place < 0:
             raise KeyError(name)
-        return int(self._pairs[place, 1])
+        return int(self.pairs[place, 1])
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self.pairs)
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, _ in self.items())
@@ -48,12 +48,6 @@ class Row(Mapping[str, int]):
     def items(self) -> ItemsView[str, int]:
         """Pairs of names and states."""
         return _Items(self)
-
-    def each(self) -> Iterator[tuple[str, int]]:
-        """Iterate over pairs, converting a piece of the array at a time."""
-        for first in range(0, len(self), _PIECE):
-            for variable, state in self._pairs[first : first + _PIECE].tolist():
-                yield str(variable), state
 
     def __repr__(self) -> str:
         return repr(dict(self.items()))
@@ -63,7 +57,10 @@ class _Items(ItemsView[str, int]):
     _mapping: Row
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        return self._mapping.each()
+        pairs = self._mapping.pairs
+        for first in range(0, len(pairs), _PIECE):  # converted piece by piece
+            for variable, state in pairs[first : first + _PIECE].tolist():
+                yield str(variable), state
 
 
 def read_evidence(

@@ -87,13 +87,13 @@ class Gaussian(Emission):
 
     def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         columns = observed.shape[1]
-        spread = (observed - observed.nanmean(0)).square().nanmean(0).nan_to_num(0.0)
-        spread = torch.where(spread > 0, spread, 1.0)
+        variances = (observed - observed.nanmean(0)).square().nanmean(0).nan_to_num(0.0)
+        variances = torch.where(variances > 0, variances, 1.0)
         covariances = {
-            "spherical": spread.mean().expand(states),
-            "diagonal": spread.expand(states, columns),
-            "full": spread.diag().expand(states, columns, columns),
-            "tied": spread.diag(),
+            "spherical": variances.mean().expand(states),
+            "diagonal": variances.expand(states, columns),
+            "full": variances.diag().expand(states, columns, columns),
+            "tied": variances.diag(),
         }[self.covariance]
         means = observed.nanmean(0).nan_to_num(0.0).expand(states, columns)
         return {"means": means, "covariances": covariances}

@@ -120,25 +120,25 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
     As `torch.unique` of dim 0, in linear time where the columns have few values between them.
     """
-    codes, spread = torch.zeros(len(rows), dtype=torch.long, device="cpu"), 1
+    codes, bound = torch.zeros(len(rows), dtype=torch.long, device="cpu"), 1
     for column in rows.unbind(1):
         limit = int(column.max()) + 1 if len(rows) else 1
-        if spread * limit > 2**62:
-            codes, spread = _ranked(codes, spread)
-        codes, spread = codes * limit + column, spread * limit
-    which, count = _ranked(codes, spread)
+        if bound * limit > 2**62:
+            codes, bound = _ranked(codes, bound)
+        codes, bound = codes * limit + column, bound * limit
+    which, count = _ranked(codes, bound)
     first = torch.empty(count, dtype=torch.long, device="cpu")
     # Rows of one code are equal, so any of them will do.
     first[which] = torch.arange(len(rows), device="cpu")
     return rows[first], which
 
 
-def _ranked(codes: Tensor, spread: int) -> tuple[Tensor, int]:
-    """Ranks of codes below ``spread`` among those that occur, and how many do."""
-    if spread > 4 * len(codes) + 1024:
+def _ranked(codes: Tensor, bound: int) -> tuple[Tensor, int]:
+    """Ranks of codes below ``bound`` among those that occur, and how many do."""
+    if bound > 4 * len(codes) + 1024:
         distinct, ranks = torch.unique(codes, return_inverse=True)
         return ranks, len(distinct)
-    occurs = torch.zeros(spread, dtype=torch.long, device="cpu")
+    occurs = torch.zeros(bound, dtype=torch.long, device="cpu")
     occurs[codes] = 1
     return (occurs.cumsum(0) - 1)[codes], int(occurs.sum())
 

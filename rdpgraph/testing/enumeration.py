@@ -211,12 +211,12 @@ class Enumeration:
         states, there = structure.listed(), None
         if states is None:
             states, there = _combined(structure, batch)
-        spread = states.reshape(len(states), *(1,) * batch, *states.shape[1:])
-        spread = spread.expand(len(states), *lead, *states.shape[1:])
-        scores = structure.score(spread).detach()
+        expanded = states.reshape(len(states), *(1,) * batch, *states.shape[1:])
+        expanded = expanded.expand(len(states), *lead, *states.shape[1:])
+        scores = structure.score(expanded).detach()
         if there is not None:
             scores = torch.where(there.reshape(scores.shape), scores, -math.inf)
-        one = structure.uses(spread).reshape(len(states), lead.numel(), -1, shape[-1])[:, 0]
+        one = structure.uses(expanded).reshape(len(states), lead.numel(), -1, shape[-1])[:, 0]
         return cls(structure, one, scores)
 
     @property

@@ -142,5 +142,5 @@ def _aligned(values: Tensor, variables: Sequence[int], order: Sequence[int]) -> 
     dims = [lead + variables.index(variable) for variable in order if variable in variables]
     moved = values.permute([*range(lead), *dims])
     sizes = iter(moved.shape[lead:])
-    spread = [next(sizes) if variable in variables else 1 for variable in order]
-    return moved.reshape([*moved.shape[:lead], *spread])
+    expanded = [next(sizes) if variable in variables else 1 for variable in order]
+    return moved.reshape([*moved.shape[:lead], *expanded])

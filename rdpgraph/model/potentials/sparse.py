@@ -109,10 +109,10 @@ class Sparse(Potential):
         listed = torch.full(lead, len(order) > 0, dtype=torch.bool, device=self.device)
         for codes, size, chosen in zip(levels, self.sizes, states, strict=True):
             slot = rank.ndim - len(lead)
-            spread = chosen.to(self.device).reshape(
+            aligned = chosen.to(self.device).reshape(
                 *chosen.shape[:-1], *(1,) * slot, chosen.shape[-1]
             )
-            wanted = rank.unsqueeze(-1) * size + spread
+            wanted = rank.unsqueeze(-1) * size + aligned
             rank = torch.searchsorted(codes, wanted).clamp(max=max(len(codes) - 1, 0))
             matches = codes[rank] == wanted if len(codes) else torch.zeros_like(wanted).bool()
             listed = listed.unsqueeze(-1) & matches
