@@ -81,25 +81,23 @@ class Domain:
         """(V,) int64: the number of states of each variable."""
         if isinstance(self.entries, CompactVariables):
             return torch.from_numpy(self.entries.sizes)
-        counts = torch.tensor(
-            [math.prod(entry.shape) for entry in self.entries], dtype=torch.long, device="cpu"
-        )
-        sizes = torch.tensor([entry.size for entry in self.entries], dtype=torch.long, device="cpu")
         with no_raw_memory_error(f"The sizes of {self.count:,} variables"):
-            return torch.repeat_interleave(sizes, counts)
+            return self._repeated([entry.size for entry in self.entries], torch.long)
 
     @cached_property
     def takes_indices(self) -> Tensor:
         """(V,) True where a number can only be the index of a state."""
         if isinstance(self.entries, CompactVariables):
             return torch.from_numpy(self.entries.takes_indices())
+        return self._repeated([takes_indices(entry.states) for entry in self.entries], torch.bool)
+
+    def _repeated(self, values: list[int], dtype: torch.dtype) -> Tensor:
+        """(V,) the value of each entry for all of its members."""
         counts = [math.prod(entry.shape) for entry in self.entries]
-        flags = [takes_indices(entry.states) for entry in self.entries]
-        parts = (
-            torch.tensor(flags, dtype=torch.bool, device="cpu"),
-            torch.tensor(counts, device="cpu"),
+        return torch.repeat_interleave(
+            torch.tensor(values, dtype=dtype, device="cpu"),
+            torch.tensor(counts, dtype=torch.long, device="cpu"),
         )
-        return torch.repeat_interleave(*parts)
 
     @cached_property
     def total_states(self) -> int:

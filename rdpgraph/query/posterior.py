@@ -109,7 +109,7 @@ class Posterior(Inferred):
 
     def marginals(self) -> StateValues:
         """The marginal of every variable and array, from one pass up and one down."""
-        return self._of_states(self._flat)
+        return StateValues.split(self._flat, self.graph)
 
     def joint(self, variables: Iterable[Named]) -> JointTable:
         """The joint probabilities of a few variables, whether or not a factor holds them.
@@ -249,7 +249,7 @@ class Posterior(Inferred):
         self._require_mode("mode")
         states = self._answers.possible_mode()
         self._require_mode("mode")  # a search may prove that none is possible
-        return self._assigned(states)
+        return Assignment.split(states, self.graph)
 
     def mode_is_consistent(self) -> Tensor:
         """(*batch,) bool: True where every factor's best configurations include the mode.
@@ -286,7 +286,7 @@ class Posterior(Inferred):
         best = flat.detach().amax(1) if flat.shape[1] else flat.detach().sum(1)
         if not bool(best.isfinite().all()):
             _ = self._sound
-        return self._of_states(flat)
+        return StateValues.split(flat, self.graph)
 
     def marginal_mode(self, variables: Iterable[Named]) -> Assignment:
         """The most probable configuration of some variables, the others summed out (marginal MAP).
@@ -329,7 +329,7 @@ class Posterior(Inferred):
         """
         count = checked_draws(count, generator, (*self.batch_shape, self.graph.num_variables))
         self._require_possible("sample")
-        return self._assigned(self._answers.sample(count, generator), count)
+        return Assignment.split(self._answers.sample(count, generator), self.graph, count)
 
     def rsample(
         self, *, temperature: float, generator: torch.Generator | None = None
@@ -359,7 +359,7 @@ class Posterior(Inferred):
         self._require_possible("relaxed sample")
         self._require_room()
         if self.solved is not self.graph:
-            return self._of_states(self._answers.rsample(temperature, generator))
+            return StateValues.split(self._answers.rsample(temperature, generator), self.graph)
         return self.again(perturbed_graph(self.graph, temperature, generator)).marginals()
 
     def _require_mode(self, what: str) -> None:
@@ -370,14 +370,6 @@ class Posterior(Inferred):
             _ = self._sound
             known = self._answers.possible() if known is None else known
             require_possible(f"There is no {what}", known.reshape(self.graph.batch_shape))
-
-    def _assigned(self, states: Tensor, *lead: int) -> Assignment:
-        """Numbered states (*lead, B, V) as a tensor per variable or array."""
-        return Assignment.split(states, self.graph, *lead)
-
-    def _of_states(self, flat: Tensor) -> StateValues:
-        """Values (B, S) of all states as a tensor per variable or array."""
-        return StateValues.split(flat, self.graph)
 
 
 def _listed(asked: str, items: Factor | Iterable[Named]) -> list[Named]:
