@@ -9,14 +9,17 @@ import torch
 
 import rdpgraph as rg
 from tests.fuzz import compare
-from tests.fuzz.compare import Array, close
+from tests.fuzz.compare import Array, Skipped, close
 from tests.fuzz.enumerated import Asked, Item, counted
 from tests.fuzz.pieces import MAKERS, Style, style
 
 
 def case(rng: np.random.Generator) -> int:
     """One structure; how many items it has."""
-    made = str(rng.choice(["chain", "chain", "hmm", "semi-Markov", "semi-Markov", "rank hmm"]))
+    kinds = ["chain", "chain", "hmm", "semi-Markov", "semi-Markov", "rank hmm", "constrained"]
+    made = str(rng.choice(kinds))
+    if made == "constrained":
+        return _constrained(rng)
     if made == "rank hmm":
         return _rank_hmm(rng)
     asked = _semi_markov(rng) if made == "semi-Markov" else _chain(rng, hmm=made == "hmm")
@@ -190,6 +193,75 @@ def _rank_hmm(rng: np.random.Generator) -> int:
     if (totals > -math.inf).all():
         close("log_prob of a low-rank HMM", model.log_prob(*given), scores - totals, 1e-8)
     return batch
+
+
+def _constrained(rng: np.random.Generator) -> int:
+    """Every next word of every beginning, of a hidden Markov model that an automaton constrains."""
+    how = style(rng)
+    states, words, length, places = (int(rng.integers(1, 4)) for _ in range(4))
+    start = _logs(rng, how, (states,))
+    links = [_link(rng, how, (states, size)) for size in (states, words)]
+    arcs = rng.integers(0, places, size=(places, words))
+    accept = how.draw(rng, (places,))
+    automaton = rg.Automaton(torch.tensor(arcs), torch.tensor(accept), length)
+    tables = [table for _, table in links]
+    model = rg.nn.ConstrainedHMM(torch.tensor(start), *(link for link, _ in links), automaton)
+    prompt = rng.integers(0, words, size=int(rng.integers(0, 3)))
+
+    def chance(said: tuple[int, ...]) -> float:
+        """The log-probability of words, by all paths."""
+        totals: list[float] = []
+        for path in itertools.product(range(states), repeat=len(said)):
+            total = float(start[path[0]]) if said else 0.0
+            for step, word in enumerate(said):
+                total += tables[1][path[step], word]
+                total += tables[0][path[step - 1], path[step]] if step else 0.0
+            totals.append(total)
+        return float(compare.log_sum(np.array(totals)))
+
+    before = tuple(prompt.tolist())
+    plain = chance(before)
+    if plain == -math.inf:
+        raise Skipped("an impossible prompt")
+    met: dict[tuple[int, ...], list[float]] = {}
+    for text in itertools.product(range(words), repeat=length):
+        place = 0
+        for word in text:
+            place = int(arcs[place, word])
+        value = chance(before + text) + float(accept[place])
+        for read in range(length + 1):
+            met.setdefault(text[:read], []).append(value)
+    joint = {text: float(compare.log_sum(np.array(values))) for text, values in met.items()}
+    total = model.log_partition(torch.tensor(prompt))
+    close("log Z of words", total, np.array(joint[()] - plain), 1e-9)
+    for text in (text for text in joint if len(text) < length):
+        own = chance(before + text)
+        if own == -math.inf:
+            continue
+        prefix = model.begin(prompt=torch.tensor(prompt))
+        for word in text:
+            prefix = model.advance(prefix, torch.tensor([word]))
+        after = [(joint[*text, word], chance((*before, *text, word))) for word in range(words)]
+        wanted = np.array([[one - other if one > -math.inf else one for one, other in after]])
+        close("the constraint after next words", model.log_met(prefix), wanted, 1e-8)
+        own = joint[text]
+        wanted = np.array([[one - own if one > -math.inf else one for one, _ in after]])
+        close("next words", model.log_words(prefix), wanted, 1e-8)
+    return len(joint)
+
+
+def _link(
+    rng: np.random.Generator, how: Style, shape: tuple[int, int]
+) -> tuple[torch.Tensor | rg.LowRank, Array]:
+    """Log-probabilities by rows, dense or of low rank, and their table."""
+    if rng.random() < 0.5:
+        table = _logs(rng, how, shape)
+        return torch.tensor(table), table
+    rank = int(rng.integers(1, 4))
+    left, right = _logs(rng, how, (shape[0], rank)), _logs(rng, how, (rank, shape[1]))
+    low = rg.LowRank(torch.tensor(left), torch.tensor(right.T.copy()))
+    with np.errstate(divide="ignore"):
+        return low, np.log(np.exp(left) @ np.exp(right))
 
 
 def _logs(rng: np.random.Generator, how: Style, shape: tuple[int, ...]) -> Array:

@@ -207,7 +207,7 @@ class ConstrainedHMM:
 
     @torch.no_grad()
     def best(
-        self, k: int, *, width: int = 4096, prompt: Tensor | None = None
+        self, k: int, *, width: int = 1024, prompt: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The k most probable sequences of words, all hidden states summed out, best first.
 

@@ -212,6 +212,7 @@ class _Graph:
         counts = torch.tensor([len(after) for _, after in edges], device=kinds.device)
         after = torch.cat([after for _, after in edges])
         sets = torch.tensor(list(numbers), dtype=torch.bool, device=kinds.device)
+        sets = sets.reshape(len(numbers), columns.shape[1])  # where nothing is accepted too
         return cls(kinds, columns, counts, counts.cumsum(0) - counts, after, edges, sets)
 
     def masses(self, shares: Tensor) -> Tensor:

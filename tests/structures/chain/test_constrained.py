@@ -251,7 +251,16 @@ def test_what_does_not_fit_is_refused():
         prefix = model.advance(prefix, torch.tensor([0]))
     with pytest.raises(rg.errors.EvidenceError, match="one more than that"):
         model.advance(prefix, torch.tensor([0]))
-    never = rg.nn.Pattern.parse("0 0", WORDS).automaton(LENGTH)
-    for ask in (lambda m: m.sample(2), lambda m: m.best(1)):
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("never", [rg.nn.Pattern.parse("0 0", WORDS),
+                                   ~rg.nn.Pattern.parse(".*", WORDS)])  # fmt: skip
+def test_where_nothing_is_accepted_nothing_is_said(kinds, never):
+    model = rg.nn.ConstrainedHMM(*hmm(*kinds), never.automaton(LENGTH))
+    assert float(model.log_partition()) == -math.inf
+    for values in (model.log_met(model.begin(2)), model.log_words(model.begin(2))):
+        assert torch.equal(values, torch.full((2, WORDS), -math.inf, dtype=torch.float64))
+    for ask in (lambda: model.sample(2), lambda: model.best(1)):
         with pytest.raises(rg.errors.ImpossibleEvidenceError, match="no sequence of 4 words"):
-            ask(rg.nn.ConstrainedHMM(*given, never))
+            ask()
