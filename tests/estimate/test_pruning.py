@@ -118,6 +118,30 @@ def test_a_few_states_of_a_cheaper_model_are_likely():
     assert_close(sweeps_of(posterior).answers, model.span_marginals(), rtol=0.0, atol=0.1)
 
 
+def test_a_coarse_grammar_says_which_spans_are_likely():
+    fine = rg.trees.parse_grammar(
+        """2 S -> NP-1 VP-1
+        1 S -> NP-2 VP-2
+        3 VP-1 -> V NP-2
+        1 VP-2 -> VP-1 NP-1
+        1 NP-1 -> NP-2 NP-1
+        4 NP-2 -> NP-1 NP-1
+        1 NP-1 -> "dogs"
+        1 NP-2 -> "dogs"
+        2 NP-2 -> "cats"
+        2 NP-1 -> "cats"
+        1 V -> "see" """
+    )
+    coarse = fine.coarsened(lambda symbol: symbol.split("-")[0])
+    sentences = ["dogs see cats dogs cats".split(), "cats see dogs".split()]  # noqa: SIM905
+    model, cheap = (rg.Hypertree.parses(each, sentences) for each in (fine, coarse))
+    likely = LikelyBy(cheap, above=0.4)
+    chosen = likely.questions(masks_of(model, rg.infer), rg.infer)
+    assert torch.equal(chosen, cheap.span_marginals() > 0.4)
+    posterior = pruned(model, 60, likely=likely, chains=8)
+    assert_close(sweeps_of(posterior).answers, model.span_marginals(), rtol=0.0, atol=0.1)
+
+
 def test_a_pilot_with_few_states_says_what_is_likely():
     model = chain(6, 12)
     pilot = rg.infer(

@@ -28,7 +28,7 @@ from shown import timed
 from torch import Tensor
 
 import rdpgraph as rg
-from rdpgraph.pruning import Given, masks_of, sweeps_of
+from rdpgraph.pruning import LikelyBy, masks_of, sweeps_of
 
 STOPS = (1, 2, 4, 8)
 THRESHOLDS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -141,12 +141,12 @@ def distance(found: Tensor, case: Case) -> float:
 def curve(case: Case, seed: int, stops: tuple[int, ...]) -> list[tuple[float, float, float]]:
     """Sweeps, seconds and bias of randomized pruning, at several stops of one run."""
     generator = torch.Generator().manual_seed(seed)
-    likely, spent = timed(lambda: case.coarse.span_marginals() > LIKELY)
-    points, posterior, done = [], None, 0
+    points, posterior, done, spent = [], None, 0, 0.0
     for stop in stops:
         estimator = rg.RandomizedPruning(
-            stop - done, chains=CHAINS, warm_up=0, likely=Given(likely), resume=posterior
-        )
+            stop - done, chains=CHAINS, warm_up=0, likely=LikelyBy(case.coarse, above=LIKELY),
+            resume=posterior,
+        )  # fmt: skip
         posterior, seconds = timed(
             lambda e=estimator: rg.infer(case.model, estimator=e, generator=generator)
         )
