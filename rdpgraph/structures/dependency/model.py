@@ -19,7 +19,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle, taken
 from rdpgraph.model.restriction import Support, check_support
 from rdpgraph.structures import expectations as moments
-from rdpgraph.structures.chain.factors import held, inside
+from rdpgraph.structures.chain.factors import flat_lengths, held, inside
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.draws import checked_best, perturbed
 from rdpgraph.structures.potential import recognised_factor, structure_graph
@@ -320,10 +320,7 @@ class Dependencies(Structure):
         """(B, n, n + 1) log-potentials, -inf where there is no arc, and lengths (B,)."""
         total, count = self.unary.shape[-2], math.prod(self.batch_shape)
         unary = self.unary.reshape(count, total, total + 1)
-        lengths = self.lengths
-        if lengths is None:
-            lengths = torch.full((count,), total, device=unary.device)
-        lengths = lengths.reshape(-1)
+        lengths = flat_lengths(self.lengths, self.unary.shape[:-1], unary)
         word = torch.arange(total, device=unary.device).unsqueeze(1)
         head = torch.arange(total + 1, device=unary.device)
         last = lengths.reshape(-1, 1, 1)

@@ -13,6 +13,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.interface.structure import Structure
 from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.structures import expectations
+from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.grammar.spans import HypertreeFields
 from rdpgraph.structures.recursion.rules import DenseRules, LowRankRules, NoRules, Rules, flat
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
@@ -99,10 +100,7 @@ class Form:
     @cached_property
     def lengths(self) -> Tensor:
         """(B,) the numbers of words of the items."""
-        tree = self.tree
-        if tree.lengths is not None:
-            return tree.lengths.reshape(-1)
-        return torch.full((self.batch,), tree.unary.shape[-2], device=tree.unary.device)
+        return flat_lengths(self.tree.lengths, self.tree.unary.shape[:-2], self.tree.unary)
 
     @property
     def root(self) -> Tensor:
