@@ -297,14 +297,11 @@ class Derivations(Recursion):
 class NodeDerivations(Recursion):
     """Derivations whose nodes have K hyperedges each, numbered 0..K-1, chosen by item.
 
-    A derivation uses a node once at most; unused nodes are in the state -1.
-
-    Args:
-        unary: (*lead, nodes, K) log-weights (nats) of the hyperedges.
-        states: (*lead, nodes, K) their numbers among the node's hyperedges; repeats are allowed.
-        graph: all hyperedges.
+    A derivation uses a node once at most; unused nodes are in the state -1. Log-weights are
+    (*lead, nodes, K).
     """
 
+    # (*lead, nodes, K) their numbers among the node's hyperedges; repeats are allowed.
     states: Tensor = field(metadata={"dims": 2})
     graph: Hypergraph = field(repr=False)
 

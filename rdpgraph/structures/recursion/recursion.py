@@ -336,13 +336,10 @@ def _kinds(model: Recursion) -> Iterator[object]:
 class KeptStates(Recursion):
     """A recursion on some states of each site, numbered 0..K-1, made by `Recursion.restrict`.
 
-    Args:
-        unary: (*lead, *sites, K) log-potentials of the states kept, weights included.
-        states: (*lead, *sites, K) their numbers; repeats are separate.
-        original: the structure; its batch dims are the last ones of lead.
+    Potentials are (*lead, *sites, K), weights included; the original's batch dims end the lead.
     """
 
-    states: Tensor = field(metadata={"dims": "unary"})
+    states: Tensor = field(metadata={"dims": "unary"})  # (*lead, *sites, K); repeats are separate
     original: Recursion = field(repr=False)
 
     def __post_init__(self) -> None:
