@@ -54,7 +54,6 @@ class Neighbours(Boundary):
     records: bool
 
     def joined(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Sums over all parts of the values of the shared variables."""
         if torch.is_grad_enabled() and self.records and self.places:
             return _Joined.apply(self, *map(watched, values))  # pyright: ignore
         return self.added(values)
@@ -80,12 +79,10 @@ class Neighbours(Boundary):
         return self.counts[number]
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over the ranks, by an all-reduce; differentiable."""
         needed = torch.is_grad_enabled() and self.records
         return self.peers.summed(watched(values) if needed else values)
 
     def largest(self, values: Tensor) -> Tensor:
-        """The maximum over the ranks, by an all-reduce."""
         return self.peers.largest(values)
 
     def solved(self, values: Tensor) -> Tensor:
@@ -173,7 +170,6 @@ class Gathered(Approximation):
     worth: Status
 
     def status(self) -> Status:
-        """The status of the messages."""
         return self.worth
 
     def log_partition(self) -> Tensor:

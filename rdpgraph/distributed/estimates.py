@@ -180,11 +180,9 @@ class SpreadReplicated(Summed):
         return Replicates(self.peers.gathered(here, self.counts))
 
     def log_partitions(self) -> Tensor:
-        """(replicates, B) log Z of the replicates of all ranks, nats."""
         return self.replicates.log_partitions
 
     def log_partition(self) -> Tensor:
-        """(B,) the log of the mean of the replicates' Z."""
         return self.replicates.log_partition
 
     def status(self) -> Status:

@@ -167,7 +167,6 @@ class PiecewisePseudoLikelihood(ChainLikelihood):
     """
 
     def pieces(self, labels: Labelling) -> Pieces:
-        """Pairs of neighbours."""
         return Pieces.neighbours(labels)
 
     def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:

@@ -152,12 +152,10 @@ class Mixture(Emission):
         return {"log_weights": observed.new_full((states, self.components), level)}
 
     def blank(self, states: int, observed: Tensor) -> "Mixture":
-        """Blank tables of the weights and of all components."""
         emission = self.emission.blank(states * self.components, observed)
         return replace(super().blank(states, observed), emission=emission)
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
-        """Clusters by the emission."""
         return self.emission.responsible(observed, states, generator)
 
     def drawn_from(

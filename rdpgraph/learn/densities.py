@@ -206,7 +206,6 @@ class Durations(Parameter):
         return replace(self, density=self.density.blank(states, column))
 
     def value(self, rows: Any) -> Tensor:
-        """(D, states) log-probabilities."""
         del rows
         device = next(iter(self.density.parameters.values())).device
         further = torch.arange(self.longest, dtype=torch.float64, device=device)

@@ -101,7 +101,6 @@ class Emission(Parameter):
         return _replaced(drawn, {name: getattr(blank, name) for name in kept})
 
     def value(self, rows: PaddedBatch) -> Tensor:
-        """(B, T, states) log-likelihoods of each step."""
         observed = rows["observed"]
         return self.log_prob(observed.flatten(0, 1)).unflatten(0, observed.shape[:2])
 

@@ -99,7 +99,6 @@ class Gaussian(Emission):
         return {"means": means, "covariances": covariances}
 
     def blank(self, states: int, observed: Tensor) -> "Gaussian":
-        """Blank tables, with the prior on the same device."""
         return replace(
             super().blank(states, observed),
             mean_prior=torch.as_tensor(self.mean_prior).to(observed),

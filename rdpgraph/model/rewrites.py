@@ -96,7 +96,6 @@ class Tempered(Potential):
     def messages(
         self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
     ) -> tuple[Tensor, ...]:
-        """Messages of the other potential, rescaled to its units and back."""
         own = [message * self.temperature for message in incoming]
         answers = self.potential.messages(own, temperature=temperature * self.temperature)
         return tuple(message / self.temperature for message in answers)

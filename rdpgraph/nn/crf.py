@@ -162,7 +162,6 @@ class Transitions(nn.Module):
             nn.init.uniform_(parameter, -0.1, 0.1)
 
     def extra_repr(self) -> str:
-        """The arguments that `repr` prints."""
         return f"num_tags={self.num_tags}, batch_first={self.batch_first}"
 
     def _scores(

@@ -57,5 +57,4 @@ class FeatureMap(nn.Module):
         return LowRank(self(left), self(right))
 
     def extra_repr(self) -> str:
-        """The arguments that `repr` prints."""
         return f"dimension={self.weight.shape[1]}, features={len(self.weight)}"

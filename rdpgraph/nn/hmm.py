@@ -321,7 +321,6 @@ class HMM(nn.Module):
         return tokens, lengths
 
     def extra_repr(self) -> str:
-        """The arguments that `repr` prints."""
         return f"states={len(self.start)}, vocabulary={self.vocabulary}, dropout={self.dropout}"
 
 

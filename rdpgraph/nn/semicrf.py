@@ -62,7 +62,6 @@ class SemiCRF(Transitions):
         self.durations = nn.Parameter(torch.empty(durations, num_tags).uniform_(-0.1, 0.1))
 
     def extra_repr(self) -> str:
-        """The arguments that `repr` prints."""
         return f"num_tags={self.num_tags}, durations={len(self.durations)}"
 
     def forward(

@@ -355,7 +355,6 @@ class StructuredVAE(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The arguments that `repr` prints."""
         states, dimension = self.embeddings.shape
         return f"states={states}, dimension={dimension}, estimator={self.estimator}"
 

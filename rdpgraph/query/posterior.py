@@ -54,7 +54,6 @@ class Posterior(Inferred):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The batch dims of the graph."""
         return self.graph.batch_shape
 
     def bounds(self, *, confidence: float = 1.0) -> Bounds:

@@ -97,7 +97,6 @@ class StructuredPosterior(Inferred):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The batch dims of the structure."""
         own = self.solved if self.solution is self.solved else None
         return (own or self.structure).batch_shape
 

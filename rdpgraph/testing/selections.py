@@ -98,7 +98,6 @@ class Script(Selection):
     supports: list[Support]
 
     def select(self, log_q: Tensor, generator: torch.Generator | None) -> Support:
-        """The next support in order, whatever the scores."""
         return self.supports.pop(0)
 
 

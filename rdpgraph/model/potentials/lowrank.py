@@ -76,12 +76,10 @@ class Bilinear(Potential):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the embeddings."""
         return self.left.dtype
 
     @property
     def device(self) -> torch.device:
-        """Device of the embeddings."""
         return self.left.device
 
     def table(self, arity: int) -> Tensor:
@@ -214,12 +212,10 @@ class LowRank(Potential):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the log-factors."""
         return self.log_left.dtype
 
     @property
     def device(self) -> torch.device:
-        """The device of the log-factors."""
         return self.log_left.device
 
     def table(self, arity: int) -> Tensor:
