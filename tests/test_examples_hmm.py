@@ -234,7 +234,7 @@ def test_music_is_learnt_from_a_mat_file(tmp_path):
     path = tmp_path / "music.mat"
     io.savemat(path, {"traindata": rolls(12), "validdata": rolls(4), "testdata": rolls(4)})
     module, out = loaded("hmm_music"), tmp_path / "run"
-    call(module, path, "--out", out, "--states", 12, "--rank", 6, "--epochs", 12,
+    call(module, path, "--out", out, "--states", 12, "--rank", 6, "--epochs", 8,
          "--steps", 60, "--dropout", 0.1, "--prior", 0.1)  # fmt: skip
     found = json.loads((out / "log.json").read_text())
     assert found["nats"]["valid"] == pytest.approx(

@@ -46,8 +46,8 @@ def ours(path: str) -> dict[str, Callable[[], object]]:
     turn = [0]
 
     def first() -> object:
-        scheduler._known.clear()
-        scheduler._easy.clear()
+        for cache in (scheduler._plans, scheduler._easy):
+            cache._values.clear()
         program.compiled.cache_clear()
         if circuits is not None:
             circuits.shaped.cache_clear()

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.counting.counter import has_counter
-from rdpgraph.testing.enumeration import seeded
 
-pytestmark = pytest.mark.skipif(not has_counter(), reason="pyganak is not installed")
+pytest.importorskip("pyganak")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def random_graph(seed: int) -> rg.FactorGraph:

@@ -64,7 +64,7 @@ def close(got, expected, tolerance=1e-8):
 
 
 @pytest.mark.long
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(graphs())
 def test_log_z_and_marginals_are_those_of_enumeration(case):
     graph, factors = case
@@ -89,7 +89,7 @@ def test_log_z_and_marginals_are_those_of_enumeration(case):
 
 
 @pytest.mark.long
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(graphs())
 def test_modes_and_samples_are_those_of_enumeration(case):
     graph, _ = case
@@ -108,7 +108,7 @@ def test_modes_and_samples_are_those_of_enumeration(case):
 
 
 @pytest.mark.long
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(graphs(), st.data())
 def test_marginal_modes_are_those_of_enumeration(case, data):
     graph, _ = case
@@ -125,7 +125,7 @@ def test_marginal_modes_are_those_of_enumeration(case, data):
 
 
 @pytest.mark.long
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(graphs())
 def test_a_batch_is_its_items(case):
     graph, factors = case

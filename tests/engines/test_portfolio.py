@@ -50,10 +50,10 @@ def violated(states: torch.Tensor, checks: torch.Tensor) -> int:
 
 @pytest.mark.long
 def test_answers_without_a_limit_look_at_no_clock(monkeypatch):
-    graph = grid(8, 1.0)
+    graph = grid(6, 1.0)
 
     def answers():
-        posterior = rg.infer(graph, scheduler=rg.Auto(memory=2e3))
+        posterior = rg.infer(graph, scheduler=rg.Auto(memory=1e3))
         assert posterior.plan.route != "contraction"
         mode = graph.score({**posterior.mode()})
         return posterior.marginal("x"), mode, posterior.log_partition
@@ -110,7 +110,7 @@ def test_no_more_checks_are_violated_than_by_plain_messages(noise, seed):
 @pytest.mark.long
 @pytest.mark.parametrize(("noise", "seed"), [(0.08, 0), (0.1, 1)])
 def test_modes_are_no_worse_than_those_that_messages_decode(noise, seed):
-    graph, checks = code(60, noise, seed)
+    graph, checks = code(36, noise, seed)
     modes = [rg.infer(graph, scheduler=rg.Auto(memory=1e5)).mode()]
     # What messages alone say: no search goes on from there.
     modes.append(rg.infer(graph, scheduler=rg.Loopy()).solution.mode().reshape(-1))

@@ -334,7 +334,7 @@ class Coins(Selected):
 @pytest.mark.long
 def test_a_selection_of_ones_own():
     model = chain()
-    posterior = pruned(model, 300, chains=4, selected=Coins())
+    posterior = pruned(model, 80, chains=16, selected=Coins())
     assert_close(posterior.marginals(), model.marginals(), rtol=0.0, atol=0.1)
 
 

@@ -46,6 +46,7 @@ def name(value):
     return repr(value)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
 @pytest.mark.parametrize("selection", SELECTIONS, ids=name)
 def test_one_seed_gives_one_answer(proposal, selection):
@@ -65,6 +66,7 @@ def test_one_seed_gives_one_answer(proposal, selection):
         assert torch.allclose(marginal.sum(-1), torch.ones(2, *entry.shape).double())
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
 @pytest.mark.parametrize("selection", [Top(6), TopTail(3, 3), TopSystematic(0, 6), Threshold(1.0)])
 def test_with_all_states_kept_every_answer_is_exact(proposal, selection):

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.io.bif import format_bif, parse_bif
-from rdpgraph.io.uai import format_uai, parse_uai
 from rdpgraph.testing import brute_force
 
 A, B = rg.Variable("a", ("no", "yes")), rg.Variable("b", 3)
@@ -48,10 +46,12 @@ def network():
     return tables, rg.FactorGraph.bayesian_network(tables)
 
 
-def test_conditional_tables_are_asked_for_as_they_were_given():
+def test_conditional_tables_are_asked_for_as_they_were_given(tmp_path):
     tables, made = network()
-    read = parse_bif(format_bif(made))
-    bayes = parse_uai(format_uai(made, kind="BAYES"))
+    paths = [tmp_path / "network.bif", tmp_path / "network.uai"]
+    for path in paths:
+        rg.write(made, path)
+    read, bayes = map(rg.read, paths)
     seen = made.condition({A: ["yes", None]})
     for graph, place in ((made, None), (read, None), (seen, None), (bayes, [C, A, B].index)):
         for child, parents, values in tables:

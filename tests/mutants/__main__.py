@@ -39,21 +39,21 @@ TESTED = {
 FIRST = 3  # files of tests that run before the others are collected
 
 
-def related(file: Path) -> list[Path]:
+def related(copy: Path, file: Path) -> list[Path]:
     """Files of tests for a file of the package, the nearest first."""
     room = file.relative_to("rdpgraph").parent
-    while room.name and not (ROOT / "tests" / TESTED.get(str(room), room)).is_dir():
+    while room.name and not (copy / "tests" / TESTED.get(str(room), room)).is_dir():
         room = room.parent
-    tree = ast.parse((ROOT / file).read_text())
+    tree = ast.parse((copy / file).read_text())
     defined = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef))
     words = {file.stem, file.parent.name}
     names = {node.name for node in defined if node.name[0] != "_"} | {file.stem}
     near = {}
-    for tests in sorted((ROOT / "tests").rglob("test_*.py")):
+    for tests in sorted((copy / "tests").rglob("test_*.py")):
         met = len(names & set(re.findall(r"\w+", f"{tests.stem} {tests.read_text()}")))
-        inside = tests.is_relative_to(ROOT / "tests" / TESTED.get(str(room), room))
+        inside = tests.is_relative_to(copy / "tests" / TESTED.get(str(room), room))
         if inside if room.name else met:
-            near[tests.relative_to(ROOT)] = (not any(part in tests.stem for part in words), -met)
+            near[tests.relative_to(copy)] = (not any(part in tests.stem for part in words), -met)
     return sorted(near, key=near.__getitem__)
 
 
@@ -97,21 +97,22 @@ def main() -> None:
     parser.add_argument("-m", default="", help="marks of the tests, as in pytest")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    files, deaths = sorted(ROOT.glob(given.files)), Counter[str]()
-    options = ["-m", given.m]
+    deaths, options = Counter[str](), ["-m", given.m]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
         shutil.copytree(ROOT, copy, ignore=ignored)
+        files = sorted(path.relative_to(copy) for path in copy.glob(given.files))
         for number in range(given.first, given.first + given.count):
             draw = random.Random(f"{given.seed} {number}")
             where = ""
             while not where:
-                place = draw.choice(files).relative_to(ROOT)
-                source = (ROOT / place).read_text()
+                place = draw.choice(files)
+                source = (copy / place).read_text()
                 changed, where = mutated(source, draw)
+            tests = related(copy, place)
             (copy / place).write_text(changed)
-            death = killer(copy, related(place), options, given.limit)
+            death = killer(copy, tests, options, given.limit)
             (copy / place).write_text(source)
             deaths[death] += 1
             told = f"killed by {death}" if death else "SURVIVED"

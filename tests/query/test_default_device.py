@@ -85,6 +85,7 @@ def answers(graph, choices):
 
 
 @pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("solved_by", SOLVED_BY)
 def test_answers_are_computed_where_the_tensors_are(name, solved_by):

@@ -40,8 +40,8 @@ def forget():
     """As in a fresh process."""
     for function in (compiled, _rows):
         function.cache_clear()
-    scheduler._known.clear()
-    scheduler._easy.clear()
+    for cache in (scheduler._plans, scheduler._easy):
+        cache._values.clear()
 
 
 def gradients(made, leaves):

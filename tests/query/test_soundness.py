@@ -70,6 +70,7 @@ def declared(bad, where):
     return graph
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["x", "y", "r[1]"])

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.model.evidence import MISSING
 from rdpgraph.testing import brute_force, check_potential
 
 D = torch.float64
@@ -89,7 +88,7 @@ def observe(graph, which, seed=0):
     flat = torch.cat(
         [states[entry][0].reshape(*graph.batch_shape, -1) for entry in graph.variables], -1
     )
-    seen = torch.full_like(flat, MISSING)
+    seen = torch.full_like(flat, -1)
     seen[..., which] = flat[..., which]
     starts = graph.domain.starts
     return graph.condition(

@@ -61,7 +61,6 @@ ON_GRIDS = (
 )
 ON_MIXED = (
     {},
-    {"counting": rg.loopy.TreeReweighted(), "damping": 0.1},
     {"temperature": 0.7, "damping": 0.1},
     {"name": "sequential"},
 )

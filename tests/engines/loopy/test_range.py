@@ -39,7 +39,7 @@ def in_type(drawn, dtype):
 
 
 @pytest.mark.long
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([100.0, 300.0]),
@@ -84,11 +84,10 @@ def test_what_cannot_be_seen_in_one_message_is_waited_for(name, size):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["flooding", "residual"])
-def test_messages_at_a_small_counting_number_are_waited_for(name):
+def test_messages_at_a_small_counting_number_are_waited_for():
     """They are large, and their exponentials say little; what converged has settled beliefs."""
     _, graph = random_grid(0, 3, 3, coupling=0.2)
-    posterior = loopy(graph, name, counting=rg.loopy.Fractional(0.03), tolerance=1e-6, sweeps=2000)
+    posterior = loopy(graph, counting=rg.loopy.Fractional(0.03), tolerance=1e-6, sweeps=2000)
     assert posterior.status.converged
     equations, messages = posterior.solution.equations, posterior.solution.outcome.messages
     before, after = (

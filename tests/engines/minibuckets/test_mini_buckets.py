@@ -313,7 +313,7 @@ def test_answers_by_a_proposal_are_within_their_error_bars(monkeypatch):
 def test_answers_are_within_their_error_bars(monkeypatch):
     monkeypatch.setattr(estimate, "_MEMBER", 0.05)
     inside = 0
-    for seed in range(40):
+    for seed in range(20):
         graph = random_graph(seed, zeros=0.3 * (seed % 2))
         truth = brute_force(graph).log_partition.item()
         scheduler = rg.MiniBuckets(seconds=20.0, memory=500.0, draws=48)
@@ -326,7 +326,7 @@ def test_answers_are_within_their_error_bars(monkeypatch):
         lower, upper = posterior.bounds()
         assert float(lower) - 1e-9 <= truth <= float(upper) + 1e-9
         assert float(lower) - 1e-9 <= float(posterior.log_partition) <= float(upper) + 1e-9
-    assert inside >= 32  # of 40; nine of ten are expected
+    assert inside >= 16  # of 20; nine of ten are expected
 
 
 @pytest.mark.parametrize("seed", range(4))

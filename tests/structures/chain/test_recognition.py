@@ -73,7 +73,7 @@ def close(got, expected, tolerance=1e-8):
 
 
 @pytest.mark.long
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(chained())
 def test_answers_are_those_of_enumeration(graph):
     posterior, truth = rg.infer(graph), brute_force(graph)
