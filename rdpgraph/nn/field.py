@@ -254,7 +254,7 @@ class MarkovField(nn.Module):
         return self.bias.logsumexp(0), first, back.mT @ ahead, last, tops[0] + tops[1]
 
     def _all_lengths(self) -> tuple[Tensor, Tensor]:
-        """How log Z_T grows by the word, and the log of the sum over T of all, thinned out."""
+        """The growth of log Z_T for each word, and the log of the sum over T, discounted."""
         one, first, step, last, shift = self._ranks()
         with torch.no_grad():
             values, vectors = torch.linalg.eig(step.double())
@@ -291,7 +291,6 @@ class MarkovField(nn.Module):
         return tokens, lengths
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
         return f"vocabulary={len(self.bias)}, lags={self.lags}"
 
 

@@ -27,7 +27,7 @@ class Answers(dict[Entry, Tensor]):
     """
 
     trailing = 0
-    """How many dims follow those of an array: 1 where there is a number for each state."""
+    """Number of dims after those of an array: 1 where there is a number for each state."""
 
     def __init__(
         self, values: Mapping[Entry, Tensor], domain: Domain, labels: Labels | None = None
