@@ -19,8 +19,8 @@ from rdpgraph.plan.clock import Allowance
 
 _log = logging.getLogger(__name__)
 
-_PLAIN = 0.1
-"""Part of the time for plain messages."""
+_PLAIN = 0.5
+"""Part of the time for plain messages; most converge, or end after their sweeps, in less."""
 
 _CHEAPLY, _DECODED = 0.1, 0.4
 """Part of the remaining time in which plain messages are decoded: without hard zeros, and with
@@ -43,9 +43,8 @@ _STARTED = 0.4
 class FirstConverged(SearchedMarginalModes, Delegate):
     """Tries solutions in turn until one converges; else takes the one of least residual.
 
-    With hard zeros it takes one whose likeliest states violate no more factors than those of plain
-    messages. Modes have messages of their own, which are taken if consistent, and else start a
-    search.
+    With hard zeros it takes the one whose likeliest states violate the fewest factors. Modes have
+    messages of their own, which are taken if consistent, and else start a search.
     """
 
     # give the solutions from the remaining seconds, the better ones first; run only when they are
@@ -55,19 +54,24 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     modal: Callable[[float], Solution] = field(repr=False)
     seeker: Seeker = field(repr=False)  # finds better modes, and bounds them
     allowance: Allowance  # seconds for all of them
-    # gives plain messages from the remaining seconds
-    plainly: Callable[[float], Solution] | None = field(default=None, repr=False)
-    # gives messages as `Loopy` by default, whose mode is compared at the end, or None
-    decoding: Callable[[float], Solution] | None = field(default=None, repr=False)
+    # gives messages as `Loopy` by default, from the remaining seconds or without a limit; with hard
+    # zeros their mode is compared at the end
+    plainly: Callable[[float | None], Solution] | None = field(default=None, repr=False)
     remedy: str = ""  # advice that gives better answers than all of them
+
+    @property
+    def _decoding(self) -> Callable[[float | None], Solution] | None:
+        """Messages of `Loopy` by default; None without hard zeros."""
+        hard = self.plainly is not None and self.seeker.network.possible is not None
+        return self.plainly if hard else None
 
     @cached_property
     def _plain(self) -> Solution | None:
-        """Messages of `Loopy` by default; None without hard zeros."""
-        if self.plainly is None or self.seeker.network.possible is None:
+        """The same in a part of the time."""
+        if self._decoding is None:
             return None
         with self.allowance.spending():
-            solution = self.plainly(self.allowance.left(_PLAIN))
+            solution = self._decoding(self.allowance.left(_PLAIN))
             _ = solution.status()
         return solution
 
@@ -88,11 +92,9 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     @cached_property
     def chosen(self) -> Solution:
         """Solution that answers."""
-        every = self._latest_first
-        if self._plain is not None:
-            most = self._violated(self._plain)
-            every = [one for one in every if one is self._plain or self._violated(one) <= most]
-        return min(every, key=_unrest)
+        if self._plain is None:
+            return min(self._latest_first, key=_unrest)
+        return min(self._latest_first, key=lambda one: (self._violated(one), *_unrest(one)))
 
     @property
     def _latest_first(self) -> list[Solution]:
@@ -155,8 +157,9 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         start = self._start
         with self.allowance.spending(), torch.no_grad():
             best = self.seeker.sought(None, start, self.allowance.left(_MODES))
-            if self.decoding is not None and not bool(best.optimal.all()):
-                other = self.decoding(self.allowance.left()).mode()
+            if self._decoding is not None and not bool(best.optimal.all()):
+                seconds = self.allowance.left() if self.allowance.counter is None else None
+                other = self._decoding(seconds).mode()
                 both = best_of(self.seeker.network, [best.states, other])
                 best = replace(both, optimal=best.optimal)
         return best.warned()

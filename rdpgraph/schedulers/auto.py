@@ -73,8 +73,10 @@ _PATIENCE = 0.5
 _BOUNDED = 400
 """Factors per second of the budget for which modes are bounded in any case."""
 
-_FORWARD = 0.25
-"""Part of the time in which log Z alone is exact, as predicted."""
+_FORWARD, _SURELY = 2.0, 0.25
+"""Predicted time of log Z alone, in parts of the time: where it is tried, and where it surely fits.
+
+Products of large tables take a fraction of the prediction, and a pass that is too slow ends."""
 
 _COUNTED = 0.4
 """The part of the time that a count may take: messages need the rest where it fails."""
@@ -207,8 +209,9 @@ class Auto(Scheduler):
             clusters = part.plan_network(graph, network, why, deadline=deadline)
             route = replace(route, clusters=clusters)
         self._spend(allowance, begin)
-        route = replace(route, forward=_forward(network, plan, budget))
-        if route.forward is None and self.seconds is not None:
+        route = replace(route, forward=_forward(network, plan, budget, allowance))
+        sure = route.forward and plan.seconds / PASSES <= _SURELY * allowance.seconds
+        if self.seconds is not None and not sure:
             route = replace(route, counting=counting_of(network, budget.memory_bytes))
         return route.planned(why)
 
@@ -269,8 +272,7 @@ class _Approximate:
             loopy[0],
             seeker,
             allowance,
-            partial(self._attempt, _PLAIN),
-            self._decoding if hard else None,
+            self._plainly,
             self.remedy,
         )
         if not _is_estimated(network):
@@ -292,9 +294,8 @@ class _Approximate:
         )
         return scheduler.solution(self._for_messages.network)
 
-    def _decoding(self, left: float) -> Solution:
-        seconds = left if self.allowance.counter is None else None
-        return Loopy(seconds=seconds, progress=self.progress).solution(self._for_messages.network)
+    def _plainly(self, left: float | None) -> Solution:
+        return Loopy(seconds=left, progress=self.progress).solution(self._for_messages.network)
 
     def _drawn(self, seconds: float) -> MiniBucketSolution:
         sampling = Sampling(seconds, self.memory_bytes, None, 0, sums_only=True, grace=0.0)
@@ -311,8 +312,6 @@ class _Try:
     tolerance: float = 1e-4
     in_turn: bool = False
 
-
-_PLAIN = _Try(0.0, Bethe(), 1.0, tolerance=1e-5)
 
 _SOFT = (_Try(0.5, Bethe(), 0.4, tolerance=1e-5), _Try(0.8, Bethe(), 0.9, tolerance=1e-5))
 """Runs without hard zeros, with increasing damping."""
@@ -345,11 +344,14 @@ def _sweep_seconds(network: Network) -> float:
     return network.batch * work / ELEMENTS_PER_SECOND
 
 
-def _forward(network: Network, plan: Plan, budget: Budget) -> Callable[[float], Solution] | None:
-    """Solver of log Z alone, if that fits though marginals do not."""
+def _forward(
+    network: Network, plan: Plan, budget: Budget, allowance: Allowance
+) -> Callable[[float], Solution] | None:
+    """Log Z alone, where that may fit though marginals do not."""
     if plan.tree is None or plan.peak_bytes > 0.5 * budget.memory_bytes:
         return None
-    if plan.seconds / PASSES > _FORWARD * budget.seconds:
+    times = _FORWARD if allowance.counter is None else _SURELY
+    if plan.seconds / PASSES > times * allowance.seconds:
         return None
     return partial(_upwards, network, plan.tree)
 

@@ -120,6 +120,18 @@ def test_exact_log_z_comes_first_and_is_given_up_when_it_takes_too_long():
     assert not known.status().exact
 
 
+def test_exact_log_z_is_tried_where_it_may_fit():
+    x, same = rg.VariableArray("x", (6, 20), 8), rg.Table(torch.eye(8))
+    graph = rg.FactorGraph(
+        [rg.FactorBlock((x[1:], x[:-1]), same), rg.FactorBlock((x[:, 1:], x[:, :-1]), same)]
+    )
+    with clock.counted(clock.Counter()):
+        whole = rg.explain(graph, scheduler=rg.Auto(seconds=1e3, memory=4e9))
+        plan = rg.explain(graph, scheduler=rg.Auto(seconds=whole.seconds / 1.5, memory=4e9))
+    assert whole.route == "contraction" != plan.route
+    assert "log Z alone is exact" in plan.why
+
+
 def test_a_status_after_log_z_and_messages_is_that_of_both():
     known = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, RESTLESS), exactly=None)
     assert not known.status().converged  # of messages: nothing else was asked for

@@ -108,6 +108,15 @@ def test_no_more_checks_are_violated_than_by_plain_messages(noise, seed):
 
 
 @pytest.mark.long
+def test_seconds_are_for_plain_messages_until_they_end():
+    graph, checks = code(120, 0.08, 17)
+    theirs = rg.infer(graph, scheduler=rg.Loopy()).marginal("x").argmax(-1)
+    with clock.counted(clock.Counter()):
+        ours = rg.infer(graph, scheduler=rg.Auto(memory=1e6, seconds=2.0)).marginal("x").argmax(-1)
+    assert violated(ours, checks) <= violated(theirs, checks)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("noise", "seed"), [(0.08, 0), (0.1, 1)])
 def test_modes_are_no_worse_than_those_that_messages_decode(noise, seed):
     graph, checks = code(36, noise, seed)
