@@ -533,3 +533,11 @@ def test_the_plan_of_an_estimate_has_its_work(kind):
         rg.explain(model, estimator=rg.Randomized.default(keep=keep)).flops for keep in (5, 10)
     )
     assert 0 < few < more
+
+
+def test_a_span_is_joined_to_the_least_one_around_it():
+    """Both parts of every span of a tree, and nothing else."""
+    used = dict.fromkeys([(0, 2), (0, 1), (0, 0), (1, 1), (2, 2)], 0)
+    pairs = hypertree("none", 3).joined(used)
+    whole, part = (0, 2), (0, 1)
+    assert sorted(pairs) == [(part, (0, 0)), (part, (1, 1)), (whole, part), (whole, (2, 2))]
