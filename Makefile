@@ -12,6 +12,7 @@ TORCH_INDEX ?=
 TESTS ?=
 PYTHONS ?= python3.11 python3.12 python3.13
 SECONDS ?= 60
+GALLERY ?= 1
 
 .PHONY: demo test test-all lint check lowest versions fuzz bench docs wheel clean
 .NOTPARALLEL:
@@ -69,8 +70,8 @@ bench: $(VENV)/test.stamp $(VENV)/bench.stamp  ## the tables of docs/
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/distributed.py
 	$(BIN)/python tests/benchmarks/lowrank.py
 
-docs: $(VENV)/test.stamp $(VENV)/docs.stamp  ## the pages, in build/docs
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+docs: $(VENV)/test.stamp $(VENV)/docs.stamp  ## the pages, in build/docs; GALLERY=0 runs no example
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -D plot_gallery=$(GALLERY) -b html docs build/docs
 
 wheel: $(VENV)/pip.stamp  ## a wheel with the compiled library for this platform, in dist
 	$(BIN)/python -m pip --disable-pip-version-check wheel --no-deps --wheel-dir dist .

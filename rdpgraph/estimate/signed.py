@@ -141,7 +141,7 @@ Pairs = list[dict[int, tuple[int, Block, int, bool]]]
 
 
 def _parts(graph: FactorGraph) -> tuple[list[Tensor], Pairs, Tensor]:
-    """For each variable the sum of its own factors (*batch, states), its pairs; the constants."""
+    """Sums of the factors of each variable (*batch, states), its pairs; the constants."""
     sizes = graph.domain.sizes.tolist()
     logs = [torch.zeros(size, dtype=torch.float64, device=graph.device) for size in sizes]
     pairs: Pairs = [{} for _ in sizes]

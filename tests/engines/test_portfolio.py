@@ -119,7 +119,7 @@ def test_seconds_are_for_plain_messages_until_they_end():
 @pytest.mark.long
 @pytest.mark.parametrize(("noise", "seed"), [(0.08, 0), (0.1, 1)])
 def test_modes_are_no_worse_than_those_that_messages_decode(noise, seed):
-    graph, checks = code(36, noise, seed)
+    graph, checks = code(24, noise, seed)
     modes = [rg.infer(graph, scheduler=rg.Auto(memory=1e5)).mode()]
     # What messages alone say: no search goes on from there.
     modes.append(rg.infer(graph, scheduler=rg.Loopy()).solution.mode().reshape(-1))

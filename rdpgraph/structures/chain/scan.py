@@ -39,7 +39,7 @@ def worthwhile(unary: Tensor, *, compiled: bool) -> bool:
 
 
 def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
-    """As `scaled.log_partition`, in O(log T) calls; O(T N^3) time and O(T N^2) memory per item."""
+    """`scaled.log_partition` in O(log T) calls; O(T N^3) time and O(T N^2) memory per item."""
     steps, states = unary.shape[1:]
     unary = masked(unary, lengths)
     matrices = (transition if transition.ndim == 4 else transition.expand(1, 1, states, states)) + (
