@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.logspace.logmatrix import safe_log
+from rdpgraph.logspace.logmatrix import LogMatrix, log_products
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.nn.features import FeatureMap
 from rdpgraph.nn.hmm import checked_tokens, require_known
@@ -33,7 +33,8 @@ class MarkovField(nn.Module):
     are tree-reweighted, c is 1 / L, and `log_density` is an upper bound on log Z by the word, so
     that `log_likelihood` is a lower one; otherwise c is 1 and it is Bethe's, which is no bound.
     At the fixed point the value does not change with the messages, so its gradient is that with
-    the messages held: implicit, and as cheap as a sweep. The last messages are kept to start from.
+    the messages held: implicit, and as cheap as a sweep. The last messages are kept to start from,
+    and `converged` is False where they had not settled: values are then neither bound nor Bethe's.
 
     Example:
         >>> field = MarkovField(vocabulary=20, rank=4)
@@ -105,6 +106,7 @@ class MarkovField(nn.Module):
             start = start - start.logsumexp(0)
         self.bias = nn.Parameter(start)
         self.going_on = nn.Parameter(torch.tensor(3.0))
+        self.converged = True
         self.messages: Tensor
         self.prior: Tensor | None
         self.register_buffer("prior", prior)
@@ -171,13 +173,11 @@ class MarkovField(nn.Module):
         Raises:
             UnsupportedError: more lags than one.
         """
-        one, ahead, step, last, shift = self._ranks()
-        logs, scale = [shift.new_zeros(()), one], one.new_zeros(())
+        one, ahead, step, last = self._ranks()
+        logs, onward = [torch.zeros_like(one), one], LogMatrix.of(step.mT)
         for _ in range(longest - 1):
-            logs.append(safe_log(ahead @ last) + scale)
-            ahead = ahead @ step
-            size = ahead.detach().amax()
-            ahead, scale = ahead / size, scale + size.log() + shift
+            logs.append((ahead + last).logsumexp(0))
+            ahead = onward.times(ahead.unsqueeze(0)).squeeze(0)
         return torch.stack(logs[: longest + 1])
 
     def log_density(self) -> Tensor:
@@ -232,13 +232,13 @@ class MarkovField(nn.Module):
                     ):
                         if 0 <= other < length:
                             seen = near[words[:, other]]
-                            logs = logs + self.coefficient * _products(seen, far)
+                            logs = logs + self.coefficient * log_products(seen, far)
                 drawn = torch.multinomial(logs.softmax(1), 1, generator=generator)
                 words[:, place] = drawn.squeeze(1)
             return words
 
-    def _ranks(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Log Z_1, a, M, c and s: ``Z_T = a M^(T - 2) c exp((T - 2) s)`` for T of two and more."""
+    def _ranks(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Logs of Z_1, a, M and c: ``Z_T = a M^(T - 2) c`` for T of two and more."""
         if self.lags > 1:
             raise UnsupportedError(
                 f"MarkovField sums sequences of a length with one lag; this one has {self.lags}: "
@@ -247,41 +247,45 @@ class MarkovField(nn.Module):
         (low,) = self.pairs()
         half = self.bias.unsqueeze(1) / 2
         left, right = low.log_left + half, low.log_right + half
-        tops = [side.detach().amax() for side in (left, right)]
-        ahead, back = (left - tops[0]).exp(), (right - tops[1]).exp()
-        own = half.squeeze(1).exp()
-        first, last = own @ ahead * tops[0].exp(), own @ back * tops[1].exp()
-        return self.bias.logsumexp(0), first, back.mT @ ahead, last, tops[0] + tops[1]
+        first, last = (left + half).logsumexp(0), (right + half).logsumexp(0)
+        return self.bias.logsumexp(0), first, log_products(right.mT, left.mT), last
 
     def _all_lengths(self) -> tuple[Tensor, Tensor]:
         """The growth of log Z_T for each word, and the log of the sum over T, discounted."""
-        one, first, step, last, shift = self._ranks()
+        one, first, step, last = (logs.double() for logs in self._ranks())
+        tops = [logs.detach().amax() for logs in (first, step, last)]
+        first, step, last = (
+            (logs - top).exp() for logs, top in zip((first, step, last), tops, strict=True)
+        )
         with torch.no_grad():
-            values, vectors = torch.linalg.eig(step.double())
+            values, vectors = torch.linalg.eig(step)
             most = values.real.argmax()
-            right = vectors[:, most].real.abs().to(step)
-            left = torch.linalg.inv(vectors)[most].real.abs().to(step)
+            right = vectors[:, most].real.abs()
+            left = torch.linalg.inv(vectors)[most].real.abs()
         size = left @ step @ right / (left @ right)  # its gradient does not need those of vectors
-        on = torch.sigmoid(self.going_on) / size
+        on = torch.sigmoid(self.going_on.double()) / size
         every = torch.eye(len(step), dtype=step.dtype, device=step.device)
         more = first @ torch.linalg.solve(every - on * step, last)
-        by_word = on.log() - shift
-        return size.log() + shift, torch.logaddexp(by_word + one, 2 * by_word + more.log())
+        by_word = on.log() - tops[1]
+        total = torch.logaddexp(by_word + one, 2 * by_word + more.log() + tops[0] + tops[2])
+        return (size.log() + tops[1]).to(self.bias), total.to(self.bias)
 
     def _converge(self, pairs: list[LowRank]) -> None:
         """Messages at the fixed point, from those of last time: one sweep after another."""
+        sides = [(LogMatrix.of(low.log_right), LogMatrix.of(low.log_left)) for low in pairs]
         for _ in range(_SWEEPS):
             logs = self.bias + self.coefficient * self.messages.sum(0)
             news: list[Tensor] = []
-            for low, (ahead, back) in zip(pairs, self.messages.unflatten(0, (-1, 2)), strict=True):
+            every = zip(pairs, sides, self.messages.unflatten(0, (-1, 2)), strict=True)
+            for low, (right, left), (ahead, back) in every:
                 sent = (low.log_left + (logs - back).unsqueeze(1)).logsumexp(0)
                 returned = (low.log_right + (logs - ahead).unsqueeze(1)).logsumexp(0)
-                news += [_products(sent, low.log_right), _products(returned, low.log_left)]
-            new = torch.stack(news)
+                news += [right.times(sent.unsqueeze(0)), left.times(returned.unsqueeze(0))]
+            new = torch.cat(news)
             new = new - new.mean(1, keepdim=True)
-            change = float((new - self.messages).abs().amax())
+            self.converged = float((new - self.messages).abs().amax()) < _TOLERANCE
             self.messages = (new + self.messages) / 2
-            if change < _TOLERANCE:
+            if self.converged:
                 return
 
     def _checked(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -292,11 +296,3 @@ class MarkovField(nn.Module):
 
     def extra_repr(self) -> str:
         return f"vocabulary={len(self.bias)}, lags={self.lags}"
-
-
-def _products(ranks: Tensor, side: Tensor) -> Tensor:
-    """(*lead, V) logs of sums over ranks (*lead, r) with a side (V, r): one product of matrices."""
-    tops = side.amax(0)
-    joined = ranks + tops
-    peak = joined.amax(-1, keepdim=True)
-    return safe_log((joined - peak).exp() @ (side - tops).exp().mT) + peak

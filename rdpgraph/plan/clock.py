@@ -105,7 +105,7 @@ def interruptible() -> Generator[Stop]:
         yield stop
     finally:
         _stop.reset(token)
-        if ours:
+        if before is not None:  # None: not the main thread, or a handler that Python cannot restore
             signal.signal(signal.SIGINT, before)
 
 

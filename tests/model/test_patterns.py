@@ -111,6 +111,8 @@ def test_an_automaton_of_a_pattern_is_its_table():
     [
         (lambda: rg.nn.Pattern.parse("(a", LETTERS), "cannot read an open parenthesis in '\\(a'"),
         (lambda: rg.nn.Pattern.parse("a)", LETTERS), r"cannot read '\)'"),
+        (lambda: rg.nn.Pattern.parse("(" * 500 + "a", LETTERS), "more than 100 levels"),
+        (lambda: rg.nn.Pattern.parse("a" + "*" * 500, LETTERS), "more than 100 levels"),
         (lambda: rg.nn.Pattern.parse("* a", LETTERS), "nothing before it"),
         (lambda: rg.nn.Pattern.parse("a{3", LETTERS), "cannot read '{3'"),
         (lambda: rg.nn.Pattern.parse("a{3,2}", LETTERS), "least <= most; got 3 and 2"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import rdpgraph as rg
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.nn import MarkovField
 
@@ -146,6 +147,28 @@ def test_draws_have_the_chances_of_sequences(lags):
     number = drawn @ torch.tensor([9, 3, 1])
     found = torch.bincount(number, minlength=27) / 6000
     assert_close(found.double(), made.score(rows).softmax(0).detach(), rtol=0.0, atol=0.03)
+
+
+@pytest.mark.parametrize("lags", [1, 3])
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_scores_spread_by_hundreds_of_nats_are_summed(lags, spread):
+    made = MarkovField(
+        vocabulary=12, rank=4, dimension=8, lags=lags, generator=torch.Generator().manual_seed(0)
+    )
+    with torch.no_grad():
+        made.before *= spread
+        made.after *= spread
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    value = made.log_likelihood(tokens)
+    value.sum().backward()
+    assert bool(torch.isfinite(value).all())
+    assert all(bool(torch.isfinite(p.grad).all()) for p in made.parameters() if p.grad is not None)
+    if lags == 1:
+        exact = rg.Chain(made.bias.expand(5, -1), made.pairs()[0]).log_partition()
+        assert_close(made.log_partitions(5)[5], exact, rtol=1e-5, atol=1e-4)
+        assert made.converged
+    else:
+        assert made.converged == (spread == 1.0)
 
 
 def test_what_is_wrong_is_named():

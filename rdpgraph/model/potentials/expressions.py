@@ -8,6 +8,7 @@ from rdpgraph.errors import ModelError
 _COPIES = r"\{\d+(?:,\d*)?\}"
 _WORDS = re.compile(rf"\s*({_COPIES}|[()|*+?.]|(?:\\.|[^\s\\()|*+?.{{}}])+)\s*")
 _LETTERS = re.compile(rf"({_COPIES}|[()|*+?]|\[\^?(?:\\.|[^\\\]])+\]|\\.|.)", re.DOTALL)
+_DEEPEST = 100  # operators and parentheses inside of each other
 _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
@@ -50,7 +51,7 @@ class _Reader:
     """Reads an expression from left to right, by recursive descent."""
 
     def __init__(self, expression: str, atoms: re.Pattern[str]) -> None:
-        self.expression, self.parts, at = expression, list[str](), 0
+        self.expression, self.parts, self.depth, at = expression, list[str](), 0, 0
         while at < len(expression):
             part = atoms.match(expression, at)
             if part is None:
@@ -84,14 +85,24 @@ class _Reader:
             raise self.wrong(f"{atom!r} with nothing before it")
         result = Tree(atom=atom)
         if atom == "(":
+            self.deeper()
             result = self.either()
+            self.depth -= 1
             if self.ahead() != ")":
                 raise self.wrong("an open parenthesis")
             self.parts.pop()
+        before = self.depth
         while copies := _copies(self.ahead()):
+            self.deeper()
             self.parts.pop()
             result = Tree((result,), copies=copies)
+        self.depth = before
         return result
+
+    def deeper(self) -> None:
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise self.wrong(f"more than {_DEEPEST} levels")
 
     def ahead(self) -> str:
         return self.parts[-1] if self.parts else ""

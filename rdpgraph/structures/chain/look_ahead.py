@@ -90,7 +90,7 @@ class LookAhead:
     def _ahead(self, left: Tensor, place: Tensor) -> Tensor:
         """(R, N) log-probabilities of acceptance, so many words later, from pairs of states."""
         ends = self.automaton.log_accept.detach().to(self.dtype)[place].unsqueeze(1)
-        values = self._spread(self._messages[left, place])
+        values = self._over_states(self._messages[left, place])
         return torch.where((left > 0).unsqueeze(1), values, ends)
 
     @cached_property
@@ -107,7 +107,7 @@ class LookAhead:
                 if len(sets):
                     sums[place] = soft_sum(weights[sets] + message[after], 0)
             made.append(self._gathered(sums))
-            message = self._spread(made[-1])
+            message = self._over_states(made[-1])
         return torch.stack(made)
 
     def _gathered(self, rows: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class LookAhead:
         back = self._back
         return back.to_ranks(0, rows) if isinstance(back, RankSteps) else back.advance(0, rows)
 
-    def _spread(self, kept: Tensor) -> Tensor:
+    def _over_states(self, kept: Tensor) -> Tensor:
         """Stored messages over the states before a step."""
         return self._back.to_states(0, kept) if isinstance(self._back, RankSteps) else kept
 
