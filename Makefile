@@ -27,7 +27,7 @@ demo: $(VENV)/test.stamp  ## the Asia network: its plan, log Z, marginals, and a
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4
 
-test: $(VENV)/test.stamp  ## the tests that take no seconds each: before a commit
+test: $(VENV)/test.stamp  ## the tests that take no seconds each
 	$(PYTEST) -m "not long" $(TESTS)
 
 test-all: $(VENV)/test.stamp  ## all tests, and the examples in docstrings, README and docs
@@ -38,7 +38,7 @@ lint: $(VENV)/test.stamp $(VENV)/check.stamp  ## the linter, the formatter and t
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-check: lint test-all  ## what CI runs
+check: lint test  ## before a commit, and what CI runs
 
 lowest:  ## all tests on the oldest releases that pyproject.toml allows; LOWEST=torch==2.13 for another
 	@mkdir -p build
