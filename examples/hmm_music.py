@@ -65,7 +65,7 @@ class Parameters(NamedTuple):
         return rg.Chain(unary, rg.LowRank(self.out, self.into), lengths=lengths).log_partition()
 
     def some(self, states: Tensor) -> "Parameters":
-        """Of some states alone, normalised."""
+        """Marginals of a few states alone, normalised."""
         start, out, into, on, off = (values[states] for values in self)
         return Parameters(start.log_softmax(0), out, into.log_softmax(0), on, off)
 

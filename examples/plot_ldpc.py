@@ -29,7 +29,7 @@ def matrix_of(checks):
 
 
 def short_cycles(checks):
-    """Which pairs of checks share two bits or more, (pairs, 2)."""
+    """Pairs of checks that share two bits or more, (pairs, 2)."""
     matrix = matrix_of(checks)
     return ((matrix @ matrix.T).triu(1) > 1).nonzero()
 
@@ -81,7 +81,7 @@ def encode(messages):
 
 
 def unsatisfied(words):
-    """How many checks each word violates."""
+    """Number of checks that each word violates."""
     return (words[:, checks].sum(-1) % 2).sum(-1)
 
 

@@ -1,6 +1,6 @@
 """
-How good random features are
-============================
+Accuracy of random features
+===========================
 
 Potentials by embeddings, exp(x . y), become potentials of low rank by random features: a chain of N
 states then costs O(T N d) in place of O(T N^2). What that is worth depends on the number of

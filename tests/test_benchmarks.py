@@ -127,7 +127,7 @@ def test_every_benchmark_is_run():
 
 
 def started(module: ModuleType, arguments: list[str]) -> str:
-    """What a script prints, run by the last lines of its file."""
+    """Output of a script, run by the last lines of its file."""
     source = Path(str(module.__file__)).read_text()
     entry = ast.parse(source).body[-1]
     assert isinstance(entry, ast.If)

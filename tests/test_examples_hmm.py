@@ -104,7 +104,7 @@ def begun_run(text, tmp_path):
 
 
 def told(result, *words):
-    """Nothing but one line of error, with some words."""
+    """Require one line of error with some words, and nothing else."""
     assert result.exit_code == 1
     (line,) = result.output.splitlines()
     assert line.startswith("Error: ")

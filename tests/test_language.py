@@ -8,6 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "rdpgraph").rglob("*.py"))
+DOCUMENTED = [
+    file for room in ("rdpgraph", "tests", "examples") for file in (ROOT / room).rglob("*.py")
+]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = [page for page in PAGES if page.stem != "changelog"] + [
     *PACKAGE,
@@ -33,6 +36,10 @@ FORBIDDEN = {
     r"lest|aught|nought|ere|amongst|betwixt|hither|thither|whence": "a word of today",
     r"shall": "will, or must",
 }
+OPENING = re.compile(
+    r"(What|Whatever|Whether|Who|Whom|Whose|Whoever|Which|How|Where|When|That|Those|They|It"
+    r"|Of|By|In|For|From|To|With|Beside|And|Not|Nothing)\b"
+)
 REFERENCE = re.compile(r"(See|As|Like|That of|Those of|The same as)\s+`[^`]+`(, .{0,40})?\.?", re.S)
 
 
@@ -56,7 +63,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def test_docstrings_stand_alone() -> None:
-    """Whoever reads one has what it says in front of them, not where it is said."""
+    """A docstring says the thing itself, not the place where it is said."""
     faults = []
     for path in PACKAGE:
         for node in ast.walk(tree_of(path)):
@@ -65,6 +72,18 @@ def test_docstrings_stand_alone() -> None:
                 if docstring and (REFERENCE.fullmatch(docstring) or len(docstring.split()) < 3):
                     where = f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
                     faults.append(f"{where} says only: {docstring}")
+    assert not faults, "\n".join(faults)
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    faults = []
+    for path in DOCUMENTED:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                begun = OPENING.match(ast.get_docstring(node) or "")
+                if begun:
+                    where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+                    faults.append(f"{where} begins with {begun[0]!r}; begin with a noun or a verb")
     assert not faults, "\n".join(faults)
 
 

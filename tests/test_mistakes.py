@@ -1,4 +1,4 @@
-"""What is of the wrong kind is refused in one line that says what was expected, in every room."""
+"""Refusals of arguments of the wrong kind: one line that says what was expected, in every room."""
 
 import pytest
 import torch

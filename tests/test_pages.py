@@ -67,7 +67,7 @@ def test_every_page_has_a_way_on(page: Path) -> None:
 
 
 def shown(name: str, thing: object, code: str) -> bool:
-    """Whether a name is used in an example: in its docstring, or on a page of the reference."""
+    """True if a name is used in an example: in its docstring, or on a page of the reference."""
     return ">>>" in (inspect.getdoc(thing) or "") or bool(re.search(rf"\b{name}\b", code))
 
 

@@ -1,4 +1,4 @@
-"""What the package offers: few names at the top, each name in one place, each place described."""
+"""Public names: few at the top, each in one place, each place described."""
 
 import importlib
 import subprocess

@@ -1,4 +1,4 @@
-"""What the README and the examples show is what happens."""
+"""The README and the examples show what happens."""
 
 import contextlib
 import doctest

@@ -96,7 +96,7 @@ def test_imports_point_left() -> None:
 
 @pytest.mark.long
 def test_no_two_files_import_each_other() -> None:
-    """Those imported for types alone included: one of the two would know too much."""
+    """Imports for types count too: one of the two files would know too much."""
 
     def name_of(path: Path) -> str:
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts

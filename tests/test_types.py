@@ -76,7 +76,7 @@ def code_of(page: str) -> str:
 
 
 def _fails(code: list[str], place: int) -> bool:
-    """Whether a line of a session belongs to a call whose output is an error."""
+    """True if a line of a session belongs to a call whose output is an error."""
     while place < len(code) and PROMPT.match(code[place]):
         place += 1
         if place < len(code) and code[place].startswith(">>>"):

@@ -1,4 +1,4 @@
-"""How often the error bars of log Z hold what they say.
+"""Calibration of the error bars of log Z.
 
     python examples/paper/calibration.py [--small] [--states 2000] [--repeats 1000]
 

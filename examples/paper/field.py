@@ -50,7 +50,7 @@ def padded(sentences: list[Sentence]) -> tuple[Tensor, Tensor]:
 
 
 def log_likelihood(model: MarkovField | HMM, sentences: list[Sentence]) -> Tensor:
-    """Of a text, nats: by sentences, or as one sequence where a field has more lags."""
+    """Log-likelihood of a text, nats: by sentences, or as one sequence if a field has more lags."""
     if isinstance(model, HMM):
         return model.log_likelihood(*padded(sentences)).sum()
     if model.lags == 1:

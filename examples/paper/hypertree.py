@@ -121,7 +121,7 @@ def rows_of(states: int) -> list[Row]:
 
 
 def repeated(model: rg.Hypertree, truth: float, estimator: rg.Randomized, repeats: int) -> Found:
-    """What an estimator answers over and over again; one without chance, once."""
+    """Repeated answers of an estimator; one answer if it is deterministic."""
     generator = torch.Generator().manual_seed(1)
     repeats = 1 if isinstance(estimator.selection, rg.randomized.Top) else repeats
     start = time.perf_counter()

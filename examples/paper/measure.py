@@ -72,7 +72,7 @@ class Store:
             self.file.write_text("".join(f"{line}\n" for line in whole[:-1]))
 
     def found(self, name: str, make: Callable[[], list[float]]) -> list[float]:
-        """What is known by that name, or made now."""
+        """The stored result of that name, computed if it is not there."""
         if name not in self.known:
             self.known[name] = make()
             if self.file is not None:
@@ -123,7 +123,7 @@ class Found:
 def repeated(
     one: Case, truth: float, estimator: rg.Randomized, repeats: int, *, name: str, ask: Ask = log_z
 ) -> Found:
-    """What an estimator of some name answers over and over again; one without chance, once."""
+    """Repeated answers of an estimator by its name; one answer if it is deterministic."""
     repeats = 1 if isinstance(estimator.selection, rg.randomized.Top) else repeats
 
     def answers() -> list[float]:

@@ -47,7 +47,7 @@ COLORS = {"full": "#9aa5ae", "top": "#c8553d", "rdp": "#1d4e79"}
 
 
 def kept(method: str, states: int, share: float) -> tuple[int, int]:
-    """How many states a method keeps for their scores, and how many it draws."""
+    """Number of states a method keeps for their scores, and number it draws."""
     keep = round(share * states)
     if method == "full":
         return 0, 0

@@ -1,4 +1,4 @@
-"""What the experiments with structured VAEs share: sentences, the encoder, and a resumable run."""
+"""Sentences, the encoder and a resumable run for the experiments with structured VAEs."""
 
 import random
 import sys
@@ -78,7 +78,7 @@ class Options:
 
     @property
     def name(self) -> str:
-        """Of the run's folder."""
+        """Name of the run's folder."""
         return f"{self.states}-{self.top}-{self.tail}-{self.seed}"
 
     @property
@@ -104,12 +104,12 @@ class Sentences:
 
     @property
     def vocabulary(self) -> int:
-        """How many words have a number."""
+        """Number of words with a number."""
         return len(self.words)
 
 
 def sentences(text: Path | None, *, least: int, most: int = 0, held: int = 0) -> Sentences:
-    """Those of a file, of which some are held out; by default multi30k's English.
+    """Sentences of a file, of which some are held out; by default multi30k's English.
 
     Args:
         text: one sentence a line, or None.
@@ -236,12 +236,12 @@ def begun(options: Options, words: tuple[str, ...]) -> StructuredVAE:
 
 
 def temperature(share: float) -> float:
-    """From 1 to 0.3 in the course of training, by equal factors."""
+    """Temperature of a step: 1 to 0.3 in the course of training, by equal factors."""
     return 0.3**share
 
 
 def weight(share: float) -> float:
-    """Of the divergence: from 0 to 1 in the first half of training."""
+    """Weight of the divergence: 0 to 1 in the first half of training."""
     return min(1.0, 2 * share)
 
 
@@ -375,7 +375,7 @@ def frequencies(model: StructuredVAE, data: list[Tensor], *, own: bool) -> Tenso
 
 
 def summary(shares: Tensor) -> dict[str, Any]:
-    """Of frequencies: the states that occur, what they are worth, and all in falling order."""
+    """Summary of frequencies: the states that occur, their perplexity, and all in falling order."""
     present = shares[shares > 0]
     worth = float((-(present * present.log()).sum()).exp())
     falling = shares.sort(descending=True).values.tolist()

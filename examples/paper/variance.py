@@ -19,7 +19,7 @@ import rdpgraph as rg
 
 
 def tails(log_q: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Which states are drawn, beyond the ``top`` likeliest of each step, and how: (T, N) each."""
+    """States drawn beyond the ``top`` likeliest of each step, and their weights: (T, N) each."""
     first = log_q.topk(top, -1).indices
     rest = log_q.scatter(-1, first, -torch.inf)
     return rest > -torch.inf, rest.softmax(-1)
@@ -65,7 +65,7 @@ def _read(chain: rg.Chain, log_q: Tensor, top: int) -> tuple[Tensor, Tensor, Ten
 
 
 def doubled(chain: rg.Chain) -> rg.Chain:
-    """With its transition written out, in double precision."""
+    """The chain with its transition written out, in double precision."""
     table = tabulated(chain)
     assert isinstance(table.transition, torch.Tensor)
     return rg.Chain(table.unary.double(), table.transition.double())

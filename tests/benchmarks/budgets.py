@@ -1,4 +1,4 @@
-"""Whether time and memory budgets bind: the command line over models, tasks and methods.
+"""Time and memory of the command line under budgets, over models, tasks and methods.
 
     python tests/benchmarks/budgets.py --time 5 --memory 500e6 [--only grid80] [--task MAP]
 

@@ -1,4 +1,4 @@
-"""Whether estimates of `MiniBuckets` that call themselves converged are right, on dense triples.
+"""Errors of estimates of `MiniBuckets` that call themselves converged, on dense triples.
 
     python tests/benchmarks/dense.py --count 3000 --seed 2000000
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def shares(options: argparse.Namespace) -> None:
-    """Those of answers that are right."""
+    """Shares of answers that are right."""
     inexact = wrong = apart = 0
     errors: list[float] = []
     for seed in range(options.seed, options.seed + options.count):

@@ -1,4 +1,4 @@
-"""Whether bounds hold and 90% intervals cover, on competition models whose answer is known.
+"""Validity of bounds and coverage of 90% intervals, on competition models of known answers.
 
     python tests/benchmarks/intervals.py --task PR --seconds 5 [--data uai2022 uai2014] [--seeds 3]
     python tests/benchmarks/intervals.py --task MPE --seconds 5
@@ -47,7 +47,7 @@ def graph_of(data: str, task: str, name: str) -> rg.FactorGraph:
 
 
 def names_of(data: str, task: str) -> list[str]:
-    """Of the models of a competition."""
+    """Names of the models of a competition."""
     folder = DATA / data / task
     if data == "uai2022":
         return sorted(json.loads((folder / "scores.json").read_text()))
@@ -82,7 +82,7 @@ class References:
 def answers(
     graph: rg.FactorGraph, peak: float, options: argparse.Namespace
 ) -> Iterator[tuple[str, rg.Posterior]]:
-    """By `Auto` where exact inference does not fit, then by its estimate with other seeds."""
+    """Answers of `Auto` beyond exact inference, then of its estimate with other seeds."""
     memory = max(peak / 10, LEAST)
     while True:
         posterior = rg.infer(graph, scheduler=rg.Auto(memory, options.seconds))

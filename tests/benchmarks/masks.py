@@ -1,4 +1,4 @@
-"""What a mask saves: `Hypertree.masked`, whose charts are dense, beside the lists of its masks.
+"""Savings by a mask: `Hypertree.masked`, whose charts are dense, beside the lists of its masks.
 
     python tests/benchmarks/masks.py [--small]
 

@@ -1,4 +1,4 @@
-"""How fast texts of each kind are read, and in how much memory: MB/s, and peak over the text.
+"""Speed and memory of reading texts of each kind: MB/s, and peak over the text.
 
     python tests/benchmarks/reading.py [--megabytes 4] [--only bif]
 
@@ -63,7 +63,7 @@ def uai(size: int) -> Iterator[tuple[str, str]]:
 
 
 def all_different(size: int) -> str:
-    """As many shapes as a file of this length may have, or as it has room for."""
+    """As many different shapes as a file of this length may have, or has room for."""
     wide, length, scopes = 14, 0, list[list[int]]()
     for bits in range(
         min(max(1 << 14, size // 700), 1 << wide)

@@ -64,7 +64,7 @@ class Segments(rg.extend.Recursion):
 
 
 def rows() -> dict[str, tuple[list[torch.Tensor], Make, Make | None]]:
-    """For each name the leaves, what is made of them, and a user's own way to make it."""
+    """Leaves, results of the library, and a hand-written equivalent, for each name."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...]) -> list[torch.Tensor]:

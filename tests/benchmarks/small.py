@@ -122,7 +122,7 @@ def child(checkout: pathlib.Path, path: str, repeats: int) -> dict[str, float]:
 
 
 def network_file(name: str, scratch: str) -> str:
-    """Where the network of a name lies as plain BIF."""
+    """Path of the network of a name, as plain BIF."""
     own = ROOT / "examples" / f"{name}.bif"
     if own.exists():
         return str(own)

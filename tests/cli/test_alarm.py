@@ -1,4 +1,4 @@
-"""What does not look at the clock is ended in time."""
+"""Runs that do not look at the clock are ended in time."""
 
 import signal
 import threading
@@ -15,7 +15,7 @@ ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Nothing is added to the budget."""
+    """Remove the grace period added to the budget."""
     monkeypatch.setattr(solving, "_MORE", 0.0)
 
 

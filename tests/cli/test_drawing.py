@@ -1,4 +1,4 @@
-"""Where pictures have boxes and lines: on top of each other, never."""
+"""Boxes and lines of pictures never lie on top of each other."""
 
 import itertools
 import math

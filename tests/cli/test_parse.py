@@ -137,7 +137,7 @@ def test_answers_are_not_written_over_the_grammar(parse, tmp_path):
 
 @pytest.mark.long
 def test_a_sentence_of_more_words_than_python_recurses(parse):
-    """Its tree is written, read and laid out without a call inside a call for each word."""
+    """Trees are written, read and laid out without a nested call for each word."""
     words = "dogs see the dog" + " with dogs" * 40
     expected = parse(words)[1]
     depth = len(inspect.stack(0))

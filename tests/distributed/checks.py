@@ -1,4 +1,4 @@
-"""What holds on every number of processes: run by each of them, in one order, in one group.
+"""Checks that hold on every number of processes, run by each of them in the same order.
 
 A group takes seconds to start, so all checks of a group size run in one: `test_ranks.py` starts it.
 """
@@ -42,7 +42,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None
 
 
 def outcomes(mesh: DeviceMesh, folder: Path) -> dict[str, str]:
-    """By check: nothing, or what went wrong here."""
+    """Outcome of each check: None, or the error raised here."""
     found: dict[str, str] = {}
     for name, function in CHECKS.items():
         try:

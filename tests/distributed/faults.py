@@ -100,7 +100,7 @@ class Half(FileSystemWriter):
 
 
 def state_of(mesh: DeviceMesh, value: float) -> dict[str, Any]:
-    """What is saved and taken up."""
+    """State that is saved and restored."""
     return {"x": distribute_tensor(torch.full((4, 6), value), mesh, [Shard(1)])}
 
 
@@ -133,7 +133,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
 
 
 def ended(function: Callable[[int], None], folder: Path) -> list[tuple[int, str]]:
-    """By rank of two: the exit code, and what was said."""
+    """Exit code and output of each of two ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -128,7 +128,7 @@ def graphs_of_many_kinds_equal_one_process(mesh: DeviceMesh, folder: Path) -> No
 
 @check
 def gradients_pass_the_messages(mesh: DeviceMesh, folder: Path) -> None:
-    """Of marginals, through every sweep or at the fixed point; ranks with nothing take part."""
+    """Gradients of marginals, through every sweep or at the fixed point; empty ranks take part."""
     anywhere = torch.randint(mesh.size(), (9,), generator=seeded(3))
     exactly = Implicit(iterations=200, tolerance=1e-13)
     cases = (

@@ -17,7 +17,7 @@ SMALL = 4500.0  # bytes, which a grid of 4 x 4 does not fit into
 
 
 def summed(gradients: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """Those of all ranks."""
+    """Sum over all ranks."""
     found = [gradient.clone() for gradient in gradients]
     for gradient in found:
         torch.distributed.all_reduce(gradient)

@@ -76,7 +76,7 @@ def is_as_it_was(saved: Path) -> None:
 
 
 def is_that_of_one_process(found: dict[str, Any]) -> None:
-    """What the command line wrote of one model on two processes."""
+    """Compare the command line's answer on two processes with that of one."""
     graph = rg.read(ROOT / "examples" / "asia.bif")
     one = rg.infer(graph, scheduler=rg.Loopy(gradient=FromBeliefs()))
     assert found["log_partition"] == pytest.approx(float(one.log_partition), abs=1e-9)

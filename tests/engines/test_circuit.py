@@ -38,7 +38,7 @@ def declared(tables):
 
 
 def refused(*args, **kwargs):
-    """In place of what must not be called."""
+    """A replacement for functions that must not be called."""
     raise AssertionError("this was called")
 
 

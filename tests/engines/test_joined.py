@@ -126,7 +126,7 @@ def test_small_clusters_are_approximate_and_larger_ones_better():
 
 @pytest.mark.parametrize("memory", [1, 1e8])
 def test_the_gradient_of_log_z_is_the_beliefs(memory):
-    """At a fixed point; against finite differences of the converged log Z."""
+    """Beliefs at a fixed point equal finite differences of the converged log Z."""
     x = rg.VariableArray("x", (3, 3), 2)
     table = (randn(3, 2, 2) * 0.7).requires_grad_()
 
@@ -271,7 +271,7 @@ def torus(logs):
 
 @pytest.mark.long
 def test_gradients_pass_the_messages_of_clusters():
-    """Of marginals and the entropy, against finite differences of the fixed point."""
+    """Gradients of marginals and the entropy equal finite differences of the fixed point."""
     tight = rg.JoinGraph(memory=1, tolerance=1e-13, gradient=rg.loopy.Implicit(tolerance=1e-13))
     weights = (randn(5, 2, 2) * 0.6).requires_grad_()
 

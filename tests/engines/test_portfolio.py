@@ -1,4 +1,4 @@
-"""What `Auto` answers without a limit, by counts of operations, beside what messages alone say."""
+"""Answers of `Auto` without a limit, by counts of operations, beside those of messages alone."""
 
 import itertools
 import math

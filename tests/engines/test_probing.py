@@ -90,7 +90,7 @@ def test_answers_stay_the_same(monkeypatch):
 
 
 def test_evidence_in_some_rows_only():
-    """What one batch item rules out is possible in another."""
+    """States ruled out by one batch item are possible in another."""
     graph = random_clauses(3, 6, 10)
     batch = graph.condition({"x0": torch.tensor([0, 1, -1]), "x1": torch.tensor([1, -1, -1])})
     truth = brute_force(graph)

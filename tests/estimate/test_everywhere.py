@@ -243,7 +243,7 @@ def test_gradients_are_expectations_on_the_states_kept(make):
 
 @pytest.mark.parametrize("make", [embedded, chain], ids=["graph", "chain"])
 def test_no_more_is_drawn_than_is_wanted(make):
-    """Of each replicate what is chosen of it; draws stay exact."""
+    """Each replicate holds its selection alone; draws stay exact."""
     model = make()
     estimator = rg.Randomized(rg.randomized.Uniform(), rg.randomized.TopTail(2, 2), replicates=50)
     posterior = rg.infer(model, estimator=estimator, generator=seeded())

@@ -163,7 +163,7 @@ def test_replicates_of_a_batch_are_replicates_of_each_item():
 
 
 def test_the_interval_covers():
-    """Of 400 runs with 8 replicates at 90%, no fewer than 330 hold log Z."""
+    """At least 330 of 400 intervals at 90%, with 8 replicates, hold log Z."""
     chain = models()["chain"]
     exact = rg.infer(chain).log_partition
     logs = replicated(chain, 64, 3200).solution.log_partitions().reshape(400, 8)

@@ -71,7 +71,7 @@ def test_a_poor_look_ahead_is_no_bias(kind, selection):
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 @pytest.mark.parametrize("coefficient", [1.0, 20.0])
 def test_a_surrogate_is_no_bias(selection, coefficient):
-    """Whatever the surrogate. Taken too often, it leaves draws below zero, part of the mean."""
+    """Any surrogate leaves the mean; taken too often, it leaves draws below zero."""
     chain = rg.Chain(drawn(3, STATES), bilinear())
     few = rg.LowRankFactors(2, shared=True)
     generator = torch.Generator().manual_seed(1)

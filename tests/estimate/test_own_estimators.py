@@ -82,7 +82,7 @@ class Masked(rg.extend.Estimator):
 
 @dataclass(frozen=True)
 class Reweighted(rg.extend.Estimator):
-    """Only reweights: all states, each twice or not at all. Z is right on average."""
+    """An estimator that only reweights: each state twice or not at all. Z is right on average."""
 
     replicates: int = 2
 

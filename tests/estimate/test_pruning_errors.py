@@ -64,7 +64,7 @@ def test_squared_errors_fall_as_one_over_the_sweeps(model, chains):
 
 
 def even(model):
-    """With weaker potentials: no answer is nearly certain, which few sweeps say little of."""
+    """A chain with weaker potentials: no answer is nearly certain, where few sweeps would do."""
     return model.with_unary(0.3 * model.unary)
 
 

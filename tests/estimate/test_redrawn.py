@@ -87,7 +87,7 @@ def test_the_sweeps_go_on_where_they_were():
 
 @pytest.mark.parametrize("tables", [False, True])
 def test_beliefs_are_those_with_the_state_put_among_those_kept(tables):
-    """On a tree, where messages are exact."""
+    """Compare on a tree, where messages are exact."""
     xs, states = rg.VariableArray("x", (4,), 7), 7
     other = rg.Bilinear(draw(7, 2, seed=2), draw(7, 2, seed=3))
     potential = rg.Table(other.table(2)) if tables else other

@@ -1,4 +1,4 @@
-"""What samples on a few states are distributed by: all configurations, and every draw of states."""
+"""Distribution of samples on a few states: all configurations, and every draw of states."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Which states selections keep, how often, and with what weights."""
+"""States that selections keep, their frequencies and their weights."""
 
 import math
 

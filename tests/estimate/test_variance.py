@@ -1,4 +1,4 @@
-"""How the estimate varies: Fu, Cunningham and Lapata 2022, appendices A and B, over every draw."""
+"""Variance of the estimate: Fu, Cunningham and Lapata 2022, appendices A and B, over every draw."""
 
 import itertools
 import math
@@ -106,7 +106,7 @@ def test_of_a_chain_the_variance_is_a_sum_over_pairs_of_sequences(theory, top, t
 
 
 def test_with_many_draws_the_variances_of_the_steps_add_up(theory):
-    """To first order in 1 / K2 Var Z^ / Z^2 is a sum over the steps, not a product as in eq. 84."""
+    """Var Z^ / Z^2 to first order in 1 / K2 is a sum over the steps, not a product (eq. 84)."""
     chain, log_q = rg.Chain(*CHAIN), draw(3, 4, seed=2)
     sizes = (10**3, 10**5)
     apart = [
@@ -133,7 +133,7 @@ def test_with_few_draws_the_variance_of_z_grows_by_a_factor_each_step(theory):
 
 @pytest.mark.long
 def test_the_variance_of_the_logarithm_adds_up_over_independent_steps():
-    """And is no logarithm of the variance of Z^, to which eq. 85 equates it."""
+    """The sum is no logarithm of the variance of Z^, to which eq. 85 equates it."""
     table, log_q = torch.zeros(4, 4, dtype=torch.float64), draw(1, 4, seed=2).expand(3, 4)
     unary = draw(1, 4).expand(3, 4)
     of_log, log_of = [], []

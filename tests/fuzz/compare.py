@@ -1,4 +1,4 @@
-"""What it means that two answers agree."""
+"""Agreement of two answers."""
 
 from collections.abc import Callable
 
@@ -61,13 +61,13 @@ def log_sum(scores: Array) -> Array:
 
 
 def probabilities(scores: Array) -> Array:
-    """Of the last dim; zero throughout where nothing is possible."""
+    """Softmax over the last dim; zero throughout where nothing is possible."""
     log_z = log_sum(scores)[..., None]
     return np.exp(scores - np.where(np.isfinite(log_z), log_z, 0.0))
 
 
 def entropy(scores: Array) -> Array:
-    """In nats, of distributions over the last dim; 0 where nothing is possible."""
+    """Entropy in nats of distributions over the last dim; 0 where nothing is possible."""
     p = probabilities(scores)
     return -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)
 

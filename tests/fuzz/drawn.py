@@ -135,7 +135,7 @@ class Drawn:
         return graph
 
     def evidence(self, rng: np.random.Generator) -> list[dict[Any, Any]]:
-        """What to condition on: by variables or names, indices, names of states or tensors."""
+        """Draw evidence: by variables or names, indices, names of states or tensors."""
         if self.observed is None:
             return []
         given: list[tuple[Any, Any]] = []

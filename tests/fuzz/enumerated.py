@@ -1,4 +1,4 @@
-"""What every structure answers, against the list of all it could be."""
+"""Answers of every structure, against the list of all its outcomes."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Item:
     counts: Array
 
     def score_of(self, key: Key) -> float:
-        """Of an outcome; a `Mismatch` where it is none."""
+        """Score of an outcome; a `Mismatch` if it is not one."""
         places = self._places
         holds(f"{key} is one of the {len(places)} outcomes", key in places)
         return float(self.scores[places[key]])
@@ -65,7 +65,7 @@ class Asked:
 
     @property
     def batched(self) -> bool:
-        """Whether there is a batch dim."""
+        """True if there is a batch dim."""
         return bool(self._batch)
 
     @property
@@ -138,7 +138,7 @@ class Asked:
                     close(f"k_best {rank} of {self.name}", got, np.array(score), self.tolerance, 99)
 
     def _gradient(self, rng: np.random.Generator, marginals: list[Array]) -> None:
-        """Of log Z in unary: the marginals, here by the tape."""
+        """Gradient of log Z in the unary potentials: the marginals, here by autograd."""
         unary = self.structure.unary.detach().clone().requires_grad_()
         log_z = self.structure.with_unary(unary).log_partition()
         (found,) = torch.autograd.grad(log_z.sum(), unary)

@@ -41,7 +41,7 @@ def case(rng: np.random.Generator) -> int:
 def _accepted(
     kind: str, text: str, parse: Callable[[str], Any], read: Any, same: Callable[[Any, Any], bool]
 ) -> bool:
-    """Whether the library takes a text; then the minimal reader must, as the same."""
+    """True if the library takes a text; then the minimal reader must, with the same content."""
     try:
         found = parse(text)
     except rg.errors.RdpgraphError as error:

@@ -77,7 +77,7 @@ def _bilinear(graph: rg.FactorGraph) -> bool:
 
 
 class Truth:
-    """What enumeration says, and whether a posterior says the same."""
+    """Answers by enumeration, and comparisons of a posterior with them."""
 
     def __init__(self, drawn: Drawn, scores: Array, route: str, dtype: torch.dtype) -> None:
         self.drawn, self.scores, self.route = drawn, scores, route
@@ -113,7 +113,7 @@ class Truth:
 
     @property
     def is_forest(self) -> bool:
-        """Whether messages between single factors are exact."""
+        """True if messages between single factors are exact."""
         parent = list(range(len(self.drawn.sizes)))
 
         def root(number: int) -> int:
@@ -150,7 +150,7 @@ class Truth:
         return np.stack(columns, -1) if columns else np.full((*values.shape[:-1], 0), empty)
 
     def marginals(self, posterior: rg.Posterior) -> None:
-        """Of every variable."""
+        """Marginals of every variable."""
         answers = posterior.marginals()
         holds("marginals() has every entry", tuple(answers) == self.drawn.entries)
         for number, got in enumerate(self.flat(answers, states=True)):
@@ -158,7 +158,7 @@ class Truth:
             self.close(f"the marginal of variable {number}", got, wanted)
 
     def joints(self, rng: np.random.Generator, _: Any, posterior: rg.Posterior) -> None:
-        """Of some variables of a factor, in another order."""
+        """Joints of some variables of a factor, in another order."""
         if not self.drawn.holders:
             return
         holder = self.drawn.holders[int(rng.integers(len(self.drawn.holders)))]
@@ -193,7 +193,7 @@ class Truth:
         self.close("the score of the mode", self.score_of(states), self.scores.max(-1))
 
     def entropy(self, _: Any, __: Any, posterior: rg.Posterior) -> None:
-        """In nats."""
+        """Entropy in nats."""
         self.close("entropy", posterior.entropy(), compare.entropy(self.scores))
 
     def samples(self, rng: np.random.Generator, _: Any, posterior: rg.Posterior) -> None:
@@ -259,7 +259,7 @@ class Truth:
 
 
 def _gradient(rng: np.random.Generator, drawn: Drawn, graph: rg.FactorGraph, scores: Array) -> None:
-    """Of weighted log Z and marginals in all parameters, along a random direction."""
+    """Gradient of weighted log Z and marginals in all parameters, along a random direction."""
     alive = np.isfinite(compare.log_sum(scores))
     if drawn.how.dtype != torch.float64 or drawn.how.spread > 3 or not alive.any():
         return
@@ -343,7 +343,7 @@ def _as_tables(rng: np.random.Generator, drawn: Drawn, graph: rg.FactorGraph) ->
 
 
 def _warned(rng: np.random.Generator) -> None:
-    """What is given as logs and looks like probabilities is warned of, and nothing else is."""
+    """Require a warning of logs that look like probabilities, and of nothing else."""
     values = rng.random(rng.integers(2, 4, size=int(rng.integers(1, 4)))) + 0.01
     values /= values.sum(int(rng.integers(values.ndim)), keepdims=True)
     shift = float(rng.choice([0.0, 0.05, -2.0]))

@@ -87,7 +87,7 @@ def checked(model: rg.ParityModel) -> None:
 
 
 def _plain_scores(model: rg.ParityModel, every: torch.Tensor) -> torch.Tensor:
-    """By loops over errors and checks."""
+    """Scores by loops over errors and checks."""
     rows = []
     for errors in every.tolist():
         flipped = [0] * model.checks.num_checks

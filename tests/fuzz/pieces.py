@@ -51,7 +51,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Style:
-    """How the numbers of a model are drawn: their spread, the share of hard zeros, the type."""
+    """Distribution of a model's numbers: their spread, the share of hard zeros, the type."""
 
     spread: float
     zeros: float

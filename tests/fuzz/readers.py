@@ -14,7 +14,7 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class Refused(Exception):
-    """What is no such file."""
+    """A text that is no such file."""
 
 
 @dataclass
@@ -221,7 +221,7 @@ def _name(word: str) -> str:
 
 
 def _states(words: Words) -> list[str]:
-    """What stands between the braces of a variable's block."""
+    """Text between the braces of a variable's block."""
     if words.take() != "{":
         raise Refused("no brace")
     names: list[str] | None = None

@@ -62,7 +62,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def answers(structure: rg.extend.Structure) -> dict[str, Tensor]:
-    """Those to several questions."""
+    """Answers to several questions."""
     generator = torch.Generator().manual_seed(0)
     return {
         "log_partition": structure.log_partition(),
@@ -75,7 +75,7 @@ def answers(structure: rg.extend.Structure) -> dict[str, Tensor]:
 
 
 def written(structure: rg.extend.Structure, rng: np.random.Generator) -> None:
-    """What is written into a tensor is seen, as if the structure were made of it anew."""
+    """Writes into a tensor are seen, as if the structure were made of it again."""
     answers(structure)
     own, kind = tensors(structure), type(structure).__name__
     for place in rng.permutation(len(own))[:2]:
@@ -127,7 +127,7 @@ class _Draws:
         return torch.tensor(values, dtype=torch.float64)
 
     def lead(self) -> tuple[int, ...]:
-        """Of potentials that all items share, or that each has."""
+        """Leading dims of potentials: none where all items share them, or the batch."""
         return self.batch if self.chance(0.5) else ()
 
     def lengths(self, most: int) -> Tensor | None:

@@ -24,14 +24,14 @@ F64 = torch.float64
 
 
 class Constant(Likelihood):
-    """Whose gradient is zero."""
+    """A likelihood whose gradient is zero."""
 
     def log_prob(self, labels, unary, pairwise):
         return torch.full(unary.shape[:2], -7.0, dtype=unary.dtype)
 
 
 class Quadratic(Likelihood):
-    """Whose expectation is known: -(f - y)^2 / 2 at each position, and - |f_bin|^2 / 2."""
+    """A likelihood of known expectation: -(f - y)^2 / 2 at each position, and - |f_bin|^2 / 2."""
 
     def log_prob(self, labels, unary, pairwise):
         target = torch.nn.functional.one_hot(labels.states.clamp(min=0), unary.shape[-1])
@@ -66,7 +66,7 @@ def gradient(q, known, group, estimator, likelihood, seed):
 @pytest.mark.parametrize("kind", [DiagonalCovariance(), FullCovariance()])
 @pytest.mark.parametrize("likelihood", [ChainLikelihood(), PiecewisePseudoLikelihood()])
 def test_reparameterised_gradients_are_finite_differences(kind, likelihood):
-    """Of all parameters and hyperparameters, with common random numbers."""
+    """Gradients of all parameters and hyperparameters, with common random numbers."""
     q, known, group = problem(kind)
     known.kernel = RBF(1.1, 1.5)
     objective = Objective(q, known, likelihood, Reparameterised(4, dtype=F64))

@@ -74,7 +74,7 @@ def test_gaussians_of_sequences_are_blocks_of_the_dense_ones(kind, keeps):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_projected_covariances_have_gradients_and_are_the_same_for_short_sequences(kind):
-    """Of the rows, which hyperparameters move, and of the scales; kept products change nothing."""
+    """Gradients of rows and scales, which hyperparameters move; kept products change nothing."""
     known = models.basis(3)
     group = models.group_of(known, 3, 1)
     q = models.posterior(3, covariance=kind, entropy=PairwiseBound())
@@ -134,7 +134,7 @@ def test_the_divergence_of_one_component_is_exact(kind):
 
 
 def entropy_by_grid(q):
-    """Of a mixture over one whitened function of one label, by a fine grid."""
+    """Entropy of a mixture over one whitened function of one label, by a fine grid."""
     grid = torch.linspace(-40, 40, 200_001, dtype=F64).unsqueeze(1)
     components = Normal(q.means.flatten(), q.covariance.log_determinants().exp().sqrt())
     logs = (q.logits.log_softmax(0) + components.log_prob(grid)).logsumexp(1)
@@ -163,7 +163,7 @@ def test_bounds_of_the_entropy_are_below_it(kind):
 
 
 def log_evidence(known, group, pairwise_scale):
-    """Of two positions and two labels: differences of scores are normal, in two and three ways."""
+    """Log evidence of two positions and two labels: differences of scores are normal."""
     kernel, (first, second) = known.kernel, group.labels.states[0].tolist()
     with torch.no_grad():
         own = 2 * (kernel(group.within)[0] + known.nugget * torch.eye(2))

@@ -18,7 +18,7 @@ def quadratics(items=4, dimension=2):
 
 
 def distance(make, steps=700):
-    """From the optimum, after steps at a constant rate."""
+    """Distance to the optimum after steps at a constant rate."""
     curved, targets, lipschitz, best = quadratics()
     position = torch.nn.Parameter(torch.zeros_like(best))
     optimiser = make([position], 1 / (3 * lipschitz), len(curved))

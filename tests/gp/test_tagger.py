@@ -154,7 +154,7 @@ def test_sparse_features_are_those_written_out_and_are_never_densified(monkeypat
 @pytest.mark.parametrize("estimator", [Reparameterised(4), ScoreFunction(20)])
 @pytest.mark.parametrize("likelihood", [ChainLikelihood(), PiecewisePseudoLikelihood()])
 def test_everything_is_made_where_the_features_are(sparse, estimator, likelihood):
-    """What forgets its device lands on the default one, where nothing can be computed here."""
+    """Tensors made without a device land on the default one, where nothing can be computed here."""
     rows, labels = data()
     kernel, generator = RBF(2.0) + Linear(), torch.Generator().manual_seed(0)
     given = [one.to_sparse() for one in rows] if sparse else rows

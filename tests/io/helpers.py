@@ -1,4 +1,4 @@
-"""What the tests of the io room share: random graphs, and a comparison of graphs."""
+"""Random graphs, and a comparison of graphs, for the tests of the io room."""
 
 import itertools
 import math

@@ -8,7 +8,7 @@ from rdpgraph.io.bif import parse_bif
 
 
 def test_a_block_means_the_same_among_others():
-    """Of the usual form or not: each of forty networks is that which is read alone."""
+    """Each of forty networks, of the usual form or not, is read as if it were alone."""
     unit = """
         variable a# { type discrete [2] { no, yes }; }
         variable "b#" { type discrete[3]{u v w} } // a comment

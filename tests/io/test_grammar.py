@@ -77,7 +77,7 @@ def test_errors_name_the_line(text, line, words):
 
 
 def test_a_rule_means_the_same_on_every_line():
-    """Of the usual form or not, alone or among others, in a text of characters or of bytes."""
+    """Rules of the usual form or not, alone or among others, in characters or in bytes."""
     rules = {
         "0.5 S -> S S": (0.5, "S", "S", "S"),
         '1 S -> "a"': (1.0, "S", "a"),

@@ -37,7 +37,7 @@ UAI = {
 
 
 def peak(work):
-    """What some work takes beyond what there was, in bytes, and what it raised."""
+    """Peak memory of some work over that of before, in bytes, and the error it raised."""
     raised = None
     tracemalloc.start()
     try:
@@ -274,7 +274,7 @@ def test_a_grammar_s_table_is_refused_by_name_before_it_is_made():
 
 
 def test_every_number_is_read_once(monkeypatch):
-    """And so time is linear in the bytes."""
+    """Time is linear in the bytes."""
     read_once, parsed = 0, Numbers._parsed
 
     def counted(self, piece):

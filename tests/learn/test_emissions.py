@@ -313,7 +313,7 @@ def test_a_family_of_vectors() -> None:
 
 
 def test_durations_by_a_family_are_maximised() -> None:
-    """Of a geometric family that is hardly cut off, the rate is one over the mean."""
+    """The rate of a geometric family that is hardly cut off is one over the mean."""
     rates = torch.tensor([[0.3], [0.5]])
     durations = learn.Durations(
         learn.Density(torch.distributions.Geometric, {"probs": rates}, states=2), 200

@@ -154,7 +154,7 @@ class TestSteps:
         close(model.emission_.log_values.exp(), shared(shown(data, inside, 3)))
 
     def test_of_transitions_of_low_rank_equals_the_textbook(self) -> None:
-        """By enumeration of the classes between states, and of the states."""
+        """Enumerate the classes between states, and the states."""
         data, lengths = symbols()
         begun = learn.HMM(3, learn.Categorical(3), rank=2, limit=0).fit(data, lengths)
         into = begun.fit_.parameters["into"].log_values

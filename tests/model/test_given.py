@@ -1,4 +1,4 @@
-"""What users give: arrays, lists, DataFrames, views that repeat a variable."""
+"""Inputs of users: arrays, lists, DataFrames, views that repeat a variable."""
 
 import math
 

@@ -70,7 +70,7 @@ def test_tables_changed_after_a_copy_was_taken(learned, table_of):
 
 
 def calls(make):
-    """How many functions are called."""
+    """Number of functions that are called."""
     count = 0
 
     def counted(_frame, event, _argument):

@@ -42,7 +42,7 @@ def models(draw):
 
 
 def called(graph, row):
-    """For each variable what its state is called; None where there is none."""
+    """Name of each variable's state; None where there is none."""
     result = {}
     for number, state in enumerate(row.tolist()):
         variable = graph.domain.variable(number)

@@ -12,7 +12,7 @@ import rdpgraph as rg
 
 
 class Largest(TorchDispatchMode):
-    """How many numbers the largest tensor has that is made."""
+    """Size of the largest tensor that is made."""
 
     def __init__(self):
         super().__init__()

@@ -50,7 +50,7 @@ def changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, Callable[[]
 
 
 def _annotates(node: ast.BinOp | ast.BoolOp) -> bool:
-    """Whether an operator joins names of units or types in text."""
+    """True if an operator joins names of units or types in text."""
     sides = [node.left, node.right] if isinstance(node, ast.BinOp) else node.values
     return any(isinstance(side, ast.Constant) and isinstance(side.value, str) for side in sides)
 

@@ -14,7 +14,7 @@ BIOES = ["O", "B-a", "I-a", "E-a", "S-a", "S-b", "E-b", "B-b", "I-b"]
 
 
 def spelled_bio(labels):
-    """Whether the labels are what some segments are written as."""
+    """True if the labels spell out some segments."""
     open_kind = None
     for label in labels:
         letter, _, kind = label.partition("-")

@@ -39,7 +39,7 @@ def tables(made):
 
 
 def growth(made):
-    """How log Z grows by the word: by the matrix from the last words to the last words."""
+    """Growth of log Z by the word, from the matrix from the last words to the last words."""
     blocks = every(made.lags)
     step = torch.full((len(blocks), len(blocks)), -math.inf, dtype=torch.float64)
     for a, old in enumerate(blocks.tolist()):

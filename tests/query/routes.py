@@ -16,7 +16,7 @@ def fixed(*shape, seed=0):
 
 
 def ring(w):
-    """With evidence, a triple and a state that hard zeros rule out."""
+    """A ring with evidence, a triple and a state that hard zeros rule out."""
     a, b, c, d = (rg.Variable(name, 3) for name in "abcd")
     hard = torch.zeros(3, 3, dtype=torch.float64)
     hard[2] = -torch.inf

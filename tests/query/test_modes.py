@@ -37,7 +37,7 @@ CASES = [
 
 
 def forget():
-    """As in a fresh process."""
+    """Clear the caches, as in a fresh process."""
     for function in (compiled, _rows):
         function.cache_clear()
     for cache in (scheduler._plans, scheduler._easy):
@@ -45,7 +45,7 @@ def forget():
 
 
 def gradients(made, leaves):
-    """Of every answer that has one, in every leaf."""
+    """Gradients of every answer that has one, in every leaf."""
     found = {}
     for name in ("log Z", "marginals", "entropy"):
         value = total(ANSWERS[name](made))
@@ -87,7 +87,7 @@ def test_gradients_after_answers_without(route, mode):
 
 
 def test_a_model_declared_in_inference_mode_has_gradients_outside():
-    """Of tables that it does not copy; numbers of variables are no tensors of that mode."""
+    """Tables that it does not copy have them; numbers of variables are no tensors of that mode."""
     x = rg.VariableArray("x", (4,), 2)
     table = torch.zeros(4, 2, requires_grad=True)
     with torch.inference_mode():
@@ -99,7 +99,7 @@ def test_a_model_declared_in_inference_mode_has_gradients_outside():
 
 
 def test_potentials_made_in_inference_mode_are_answered_there():
-    """Beside parameters that require gradients."""
+    """Answers beside parameters that require gradients."""
     with torch.inference_mode():
         made = torch.randn(4, 3)
         assert made.is_inference()
@@ -114,7 +114,7 @@ def test_potentials_made_in_inference_mode_are_answered_there():
 
 
 def test_what_is_kept_is_made_outside_inference_mode():
-    """Where tensors may be kept, by the ways of `rdpgraph._core.cache`; plans are integers."""
+    """Cached tensors go through `rdpgraph._core.cache`; plans are integers."""
     for path in PACKAGE.rglob("*.py"):
         name, text = path.relative_to(PACKAGE).as_posix(), path.read_text()
         if name.startswith("plan/") or name == "_cache.py" or "functools" not in text:

@@ -25,7 +25,7 @@ class Tree:
     target: frozenset
 
     def score(self, unary, pairs, source, target, rules):
-        """By the potentials of a `MixedBitext`."""
+        """Score by the potentials of a `MixedBitext`."""
         total = sum(float(unary[(*bispan, 0)]) for bispan in self.bispans)
         total += sum(float(rules[kind]) for kind in self.kinds)
         total += sum(float(pairs[link]) for link in self.links)
@@ -38,7 +38,7 @@ def spans(first, last):
 
 
 def stretches(words):
-    """How many runs of neighbouring numbers."""
+    """Number of runs of neighbouring numbers."""
     return sum(word - 1 not in words for word in words)
 
 

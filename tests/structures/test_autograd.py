@@ -104,7 +104,7 @@ def test_steps_in_place_are_seen(make):
 @pytest.mark.parametrize("scale", [1.0, 30.0, 300.0])
 @pytest.mark.parametrize("low", [False, True])
 def test_gradients_with_a_graph_are_those_without(scale, low):
-    """In both forms of the recursion; the unary potentials come from the transition too."""
+    """Both forms of the recursion; the unary potentials come from the transition too."""
     weights = (scale * normal(3, 3)).requires_grad_()
     inputs = normal(5, 3, seed=1)
 

@@ -20,7 +20,7 @@ def draw(*shape, seed=0):
 
 
 def trees(unary, straight, inverted, leaves, p, q):
-    """Of each state the scores of all trees over p and q words, by trying every split."""
+    """Scores of all trees over p and q words of each state, by trying every split."""
     states, known = unary.shape[-1], {}
 
     def scores(i, k, j, l):  # noqa: E741
@@ -80,7 +80,7 @@ def test_every_tree(p, q):
 
 
 def separable(links):
-    """How many inverted nodes the trees over a permutation have; None if it has no tree."""
+    """Number of inverted nodes of the trees over a permutation; None if it has no tree."""
     if len(links) <= 1:
         return 0
     for cut in range(1, len(links)):

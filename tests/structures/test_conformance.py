@@ -142,7 +142,7 @@ def asked(model, estimator=None):
 @pytest.mark.long
 @pytest.mark.parametrize("name", FREED)
 def test_what_answers_are_made_of_is_freed_when_nothing_names_it(name):
-    """Not when the garbage collector comes by: until then tensors would be held."""
+    """Tensors are freed at once, not when the garbage collector comes by."""
     every = rg.Randomized(
         rg.randomized.Uniform(), rg.randomized.TopSystematic(0.5, 0.5), replicates=2
     )

@@ -137,7 +137,7 @@ def mapped(value, change, name=""):
 
 
 def places(value, path=()):
-    """Where the tensors of a model are, and these."""
+    """Places of the tensors of a model, and these tensors."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif is_dataclass(value):

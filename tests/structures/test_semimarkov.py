@@ -266,7 +266,7 @@ LENGTHS = torch.tensor([4, 1, 0])
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 def test_gradients_and_gradients_of_gradients(scale):
-    """At the larger scale, most totals of a step are far below the range of its products."""
+    """Most totals of a step are far below the range of its products at the larger scale."""
     model = random_model(4, 2, 3, batch=(3,), lengths=LENGTHS)
     transition = model.transition * scale
     inputs = (model.unary.requires_grad_(), transition.requires_grad_())
@@ -527,7 +527,7 @@ def test_float32_holds_at_thousands_of_positions(steps, zeros):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_range_of_thousands_of_nats_in_float32(seed):
-    """What seems lost at one step decides the answer at a later one."""
+    """Values that seem lost at one step decide the answer at a later one."""
     rough = with_zeros(random_model(5, 3, 3, batch=(2,), seed=seed, scale=1000.0), seed)
     model = SemiMarkov(rough.unary.float(), rough.transition.float())
     exact = SemiMarkov(model.unary.double(), model.transition.double())

@@ -1,4 +1,4 @@
-"""What `repr` shows of structures and their posteriors: a line, whatever their size."""
+"""The `repr` of structures and their posteriors: a line, whatever their size."""
 
 from dataclasses import dataclass
 

@@ -75,7 +75,7 @@ def parts(data: Sequences, count: int = 3) -> Iterator[tuple[Sequences, Sequence
 
 
 def errors(marginals: list[Tensor], labels: list[list[int]]) -> int:
-    """How many labels are not the most probable one."""
+    """Number of labels that are not the most probable one."""
     return sum(
         int((one.argmax(-1) != torch.tensor(tags)).sum())
         for one, tags in zip(marginals, labels, strict=True)

@@ -1,4 +1,4 @@
-"""What estimates of the gradient cost, and how far they scatter.
+"""Cost and variance of estimates of the gradient.
 
     python examples/paper/gp/estimators.py [japanesene] [--small]
 

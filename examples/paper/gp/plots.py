@@ -24,7 +24,7 @@ TITLES = {"crf": "linear CRF", "reparameterised": "GP, reparameterised"}
 
 
 def calibration(lines: list[dict[str, Any]], axes: plt.Axes) -> None:
-    """How often labels are right, by the probability that they were given."""
+    """Share of labels that are right, by the probability that they were given."""
     axes.plot([0, 1], [0, 1], color="0.8", zorder=0)
     for column, title in TITLES.items():
         found = [one for one in lines if one["column"] == column]

@@ -61,7 +61,7 @@ def everything(name: str, folder: Path = DATA) -> Sequences:
 
 
 def listed(name: str, folder: Path = DATA) -> list[list[int]]:
-    """Which sequences each of the five folds has, those of training first."""
+    """Sequences of each of the five folds, those of training first."""
     lines = (folder / f"datasplit.n_data={TASKS[name].listed}.txt").read_text().splitlines()
     return [[int(number) - 1 for number in line.split()] for line in lines if line.strip()]
 

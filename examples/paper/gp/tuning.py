@@ -1,4 +1,4 @@
-"""What moves the error of structured Gaussian processes, on sequences outside the folds.
+"""Settings that move the error of structured Gaussian processes, on sequences outside the folds.
 
     python examples/paper/gp/tuning.py [japanesene] [--divisions 2] [--rows 0 1 2] [--small]
 

@@ -15,7 +15,7 @@ BINS = (20, 35, 50, 65, 80, 95, 110, 130, 200, 300, 400, 500)
 
 @dataclass(frozen=True)
 class Record:
-    """What has been found of a sentence, or a pair.
+    """Results for one sentence or one sentence pair.
 
     Attributes:
         size: the product of the lengths, or the length.

@@ -42,7 +42,7 @@ class Model1:
 
     @classmethod
     def trained(cls, pairs: list[Pair], *, iterations: int = 5, width: int = 0) -> "Model1":
-        """By EM: each target word comes from one source word, or from null."""
+        """Train by EM: each target word comes from one source word, or from null."""
         width = max(width, 1 + max(max(target) for _, target in pairs))
         keys, groups, group = [], [], 0
         for source, target in pairs:
@@ -88,7 +88,7 @@ class Lexicon:
     def trained(
         cls, pairs: list[Pair], *, iterations: int = 5, first: int | None = None
     ) -> "Lexicon":
-        """From sentence pairs, or the first of them; the others have words of theirs too."""
+        """Train on sentence pairs, or the first of them; the others have words of theirs too."""
         turned = [(target, source) for source, target in pairs]
         ways = [
             Model1.trained(

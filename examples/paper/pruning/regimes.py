@@ -1,4 +1,4 @@
-"""What decides between masks at random and tic-tac-toe pruning, at equal operations.
+"""Random masks beside tic-tac-toe pruning, at equal operations: when each is better.
 
     python examples/paper/pruning/regimes.py FOLDER [--sizes 12 20 30] [--temperatures 1 3]
         [--told 10000 500 0] [--train 10000] [--output FOLDER] [--small]
@@ -173,7 +173,7 @@ def report(found: dict[str, dict[str, Any]], sizes: list[int], picture: Path) ->
 
 
 def kept(store: Path, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a file of its own says, or what is made and written there."""
+    """Content of the cache file, computed and written if it is not there."""
     file = store / f"{name.replace(' ', '-')}.json"
     if not file.exists():
         file.with_suffix(".part").write_text(json.dumps(make()))

@@ -21,7 +21,7 @@ COLORS = ("#1d4e79", "#c8553d", "#5b9bd5", "#9aa5ae", "#7a9e5f")
 
 
 def timed(make: Callable[[], Made]) -> tuple[Made, float]:
-    """What is made, and the seconds that it took."""
+    """The result of a function, and its seconds."""
     start = process_time()
     made = make()
     return made, process_time() - start
@@ -32,7 +32,7 @@ def mask_curves(
     stops: Sequence[int],
     run: Callable[[Any, torch.Generator], tuple[Any, float]],
 ) -> tuple[dict[str, list[Point]], Any]:
-    """For each share of questions selected the error after so many sweeps; and the last posterior.
+    """Error after each sweep, for each share of questions selected; and the last posterior.
 
     Args:
         shares: of the questions.

@@ -44,7 +44,7 @@ def appearances(graph, how=None):
 
 
 def is_forest(scopes, chosen):
-    """Whether some factors have no cycle: seen as a graph of factors and variables."""
+    """True if some factors have no cycle, seen as a graph of factors and variables."""
     graph = nx.Graph()
     links = 0
     for factor in chosen:
@@ -306,7 +306,7 @@ def test_fractional_of_a_large_number_is_mean_field():
 
 
 def test_log_z_falls_as_the_counting_number_grows():
-    """By the same formula: the maximum over beliefs of what falls in c."""
+    """The same formula gives the maximum over beliefs of an expression that falls in c."""
     _, graph = random_grid(0, 3, 3, coupling=0.4)
     found = [
         float(loopy(graph, counting=rg.loopy.Fractional(number), damping=0.3).log_partition)

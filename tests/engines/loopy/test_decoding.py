@@ -116,7 +116,7 @@ def test_orders_of_one_shape_are_found_once():
 
 
 def test_a_search_ends_with_the_time(monkeypatch):
-    """Without any, the mode is the first best state of every variable, and it is said."""
+    """No time gives the first best state of every variable, and the status says so."""
     link = torch.eye(2, dtype=torch.float64)
     zeros = torch.zeros(3, 4, 2, dtype=torch.float64)
     _, graph = grid(link.expand(3, 3, 2, 2), link.expand(2, 4, 2, 2), zeros)
@@ -129,7 +129,7 @@ def test_a_search_ends_with_the_time(monkeypatch):
 
 
 def test_the_status_says_that_a_search_was_cut():
-    """Whether it was asked for before or not."""
+    """The status is the same if the mode was asked for before."""
     posterior = loopy(repelling(2), sweeps=30)
     assert "ended the search" not in posterior.status.remedy
     found = posterior.solution.decoded
@@ -188,7 +188,7 @@ def test_fewer_hard_zeros_come_before_a_higher_score():
 
 
 def test_colourings_are_found():
-    """Where messages say nothing: a greedy colouring, then walks over level ground."""
+    """Uniform messages leave the work to a greedy colouring, then to walks over plateaus."""
     generator = torch.Generator().manual_seed(0)
     x = rg.VariableArray("x", (24,), 4)
     ends = torch.stack([torch.randperm(24, generator=generator)[:2] for _ in range(50)])
@@ -283,7 +283,7 @@ def test_rows_of_tables_say_what_their_messages_do(seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_long_rings_are_traced_as_layer_by_layer(seed):
-    """With chords, cut open, hard zeros, batched, some variables held."""
+    """Rings with chords, cut open, with hard zeros, batched, some variables held."""
     generator = torch.Generator().manual_seed(seed)
     size, batch, count = 2 + seed % 2, (3,) if seed % 2 else (), 40
     x = rg.VariableArray("x", (count,), size)

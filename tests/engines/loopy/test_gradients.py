@@ -120,7 +120,7 @@ def log_z_and_marginals(posterior):
 @pytest.mark.long
 @BOTH
 def test_gradients_are_those_of_differences(case, options):
-    """Of log Z and marginals; of log Z alone, of which beliefs are the gradient too."""
+    """Gradients of log Z and marginals; of log Z alone, of which beliefs are the gradient too."""
     make, tables = case()
     expected = differences(make, tables, log_z_and_marginals, **options)
     for gradient in THROUGH_MESSAGES:

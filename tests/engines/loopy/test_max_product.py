@@ -97,7 +97,7 @@ def test_ties_in_a_batch_are_broken_in_each_item():
 
 @pytest.mark.long
 def test_a_consistent_mode_under_tree_reweighting_is_optimal():
-    """On 200 grids with fields: where it says so, enumeration agrees (Wainwright et al. 2005)."""
+    """Enumeration agrees with certified modes of 200 grids (Wainwright et al. 2005)."""
     generator = seeded(0)
 
     def uniform(*shape):
@@ -193,7 +193,7 @@ def test_the_entropy_at_a_temperature_is_that_of_the_tempered_distribution(tempe
 
 
 def test_the_status_at_another_temperature_is_not_exact():
-    """It is not the model's log Z that was computed."""
+    """The computed log Z at another temperature is not the model's."""
     drawn = random_tree(1)
     for temperature in (0.0, 0.5):
         assert not loopy(drawn.graph, temperature=temperature).status.exact

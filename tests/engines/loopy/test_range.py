@@ -85,7 +85,7 @@ def test_what_cannot_be_seen_in_one_message_is_waited_for(name, size):
 
 @pytest.mark.long
 def test_messages_at_a_small_counting_number_are_waited_for():
-    """They are large, and their exponentials say little; what converged has settled beliefs."""
+    """Large messages whose exponentials say little; beliefs are settled at convergence."""
     _, graph = random_grid(0, 3, 3, coupling=0.2)
     posterior = loopy(graph, counting=rg.loopy.Fractional(0.03), tolerance=1e-6, sweeps=2000)
     assert posterior.status.converged
@@ -103,7 +103,7 @@ def test_messages_at_a_small_counting_number_are_waited_for():
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("scale", [1.0, 200.0])
 def test_hard_zeros_on_loops_make_no_nan(dtype, temperature, scale):
-    """In tables of all kinds, shared by the batch or not; log Z, beliefs and gradients."""
+    """Tables of all kinds, shared by the batch or not; log Z, beliefs and gradients."""
     binary = grid_tables(0, 3, 4, 2, scale, (3,))
     ternary = grid_tables(3, 3, 4, 3, scale)
     several = mixed_tables(6, scale, (2,))
@@ -413,7 +413,7 @@ def test_the_gradient_of_contractions_in_logs_has_no_nan():
 )
 @pytest.mark.parametrize("hard", [False, True])
 def test_trees_of_any_range_are_exact(scale, options, hard):
-    """What changes far below the best state is waited for, be there hard zeros or not."""
+    """Changes far below the best state are waited for, with and without hard zeros."""
     generator = torch.Generator().manual_seed(int(scale))
     for _ in range(6):
         xs = [rg.Variable(f"x{i}", 2) for i in range(6)]

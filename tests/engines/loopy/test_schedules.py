@@ -25,7 +25,7 @@ from tests.engines.loopy.helpers import (
 
 
 class EvenThenOdd(rg.loopy.Schedule):
-    """What a user may write: five lines."""
+    """A schedule of five lines, as a user may write."""
 
     def sweep(self, edges, residuals, number):
         every = torch.arange(edges.count)
@@ -41,7 +41,7 @@ class Greedy(rg.loopy.Schedule):
 
 
 class HonestGreedy(Greedy):
-    """It says so."""
+    """A greedy schedule that declares itself greedy."""
 
     @property
     def looks_at_residuals(self):
@@ -356,7 +356,7 @@ def cycle_of_equals(evidence):
 @pytest.mark.parametrize("before", [[0, -1], [-1, 1]])
 @pytest.mark.parametrize("after", [[1, -1], None])
 def test_a_restart_forgets_the_hard_zeros_of_the_evidence_before(before, after):
-    """Those of a loop would keep each other alive forever."""
+    """Zeros of a loop would keep each other alive forever."""
     cold = loopy(cycle_of_equals(after))
     warm = loopy(cycle_of_equals(after), start=loopy(cycle_of_equals(before)))
     for one, other in zip(answers(warm)[:5], answers(cold)[:5], strict=True):
@@ -539,7 +539,7 @@ def test_the_tables_of_a_batch_are_prepared_a_share_at_a_time(monkeypatch):
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("counting", [rg.loopy.Bethe(), rg.loopy.TreeReweighted()], ids=str)
 def test_whether_products_may_underflow_is_read_off_the_tables(scale, temperature, counting):
-    """Of every factor by itself: small tables beside large ones lose nothing."""
+    """Ranges count for each factor alone: small tables beside large ones lose nothing."""
     x = rg.VariableArray("x", (4,), 3)
     for shift in (0.0, 5000.0):
         tables = scale * torch.rand(2, 3, 3, 3, generator=seeded(0), dtype=torch.float64)

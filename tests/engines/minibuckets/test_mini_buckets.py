@@ -63,7 +63,7 @@ def random_tables(seed: int, *, zeros: float) -> Tables:
 
 
 def scores(tables: Tables) -> np.ndarray:
-    """Of every configuration, a dim for each variable."""
+    """Scores of every configuration, a dim for each variable."""
     total = np.zeros(tables.sizes)
     for stack in tables.stacks:
         scope = stack.scopes[0].tolist()
@@ -73,7 +73,7 @@ def scores(tables: Tables) -> np.ndarray:
 
 
 def test_no_best_score_of_random_models_is_above_its_bound():
-    """Of modes, and of marginal modes, whose sums come first."""
+    """Bounds of modes, and of marginal modes, whose sums come first."""
     for seed in range(120):
         tables = random_tables(seed, zeros=0.3 * (seed % 2))
         every = scores(tables)
@@ -179,7 +179,7 @@ class Scripted:
 
 
 def mean_of_draws(passed, monkeypatch, *, power: float = 1.0, count: int = 2, **options) -> float:
-    """Of estimates of Z to a power, by small populations, over all their randomness."""
+    """Mean of a power of estimates of Z by small populations, over all their randomness."""
     asked: list[tuple[np.ndarray, int, int]] = []
 
     def noted(weights, count, point, forced):
@@ -212,7 +212,7 @@ def test_the_mean_over_all_draws_is_z_whatever_is_pinned(pinned, monkeypatch):
 
 @pytest.mark.long
 def test_populations_led_by_draws_come_to_the_second_moment_over_z(monkeypatch):
-    """What says that populations miss a part: each of them led by what the model itself draws."""
+    """Populations led by a draw of the model itself estimate the second moment over Z."""
     scopes = np.array(list(itertools.combinations(range(4), 2)))
     values = 2 * np.random.default_rng(3).standard_normal((6, 2, 2))
     tables = Tables((2,) * 4, (Stack(scopes, values),), 40.0)

@@ -389,7 +389,7 @@ SCHEDULERS = (
 @pytest.mark.long
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda one: type(one).__name__)
 def test_what_is_called_optimal_is(scheduler, monkeypatch):
-    """And nothing is better than its bound."""
+    """Modes called optimal are, and none is better than its bound."""
     looks = itertools.count()
     monkeypatch.setattr(clock, "now", lambda: 1e-3 * next(looks))  # as many moves on any machine
     for seed in range(2):

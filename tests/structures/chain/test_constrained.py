@@ -36,7 +36,7 @@ def pattern():
 
 
 def automaton(weighted):
-    """That of a pattern, or one that weights what it ends with."""
+    """The automaton of a pattern, or one that weights its end."""
     if not weighted:
         return pattern().automaton(LENGTH, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)

@@ -23,7 +23,7 @@ from tests.structures.chain.enumeration import (
 
 
 def place_of(listed, states):
-    """Where a sequence is in a list of them."""
+    """Index of a sequence in a list."""
     (place,) = (listed == states).all(1).nonzero().flatten().tolist()
     return place
 

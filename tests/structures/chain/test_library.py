@@ -60,7 +60,7 @@ def builds(cache):
 
 
 def put(file, content):
-    """In place of the file, which this process has loaded and must not lose."""
+    """Replace the file, which this process has loaded and must not lose."""
     file.unlink()
     file.write_bytes(content)
     file.chmod(0o700)
@@ -213,7 +213,7 @@ def test_a_compiler_that_fails_is_named(cache, tmp_path):
 
 @pytest.mark.long
 def test_without_a_kernel_one_warning_names_the_way_out(tmp_path):
-    """In a process of its own, which asks twice."""
+    """Run a separate process that asks twice."""
     environment = dict(os.environ, PATH=str(tmp_path))
     command = [sys.executable, "-W", "always", "-c", CODE, str(tmp_path)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

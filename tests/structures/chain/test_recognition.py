@@ -187,7 +187,7 @@ def test_gradients_reach_the_factors():
 
 
 def answers_are_those_of_enumeration(graph, kind):
-    """By the structure alone, whatever small graphs are answered by, and by its gradients."""
+    """Compare the structure's answers, whatever small graphs are answered by, and its gradients."""
     solution, truth = rg.Auto().plan(graph)[1](), brute_force(graph)
     assert isinstance(solution, kind)
     shape = graph.batch_shape

@@ -226,7 +226,7 @@ def test_differentiable_forward_messages_are_the_filtered_distributions(kind, to
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_forward_messages_keep_what_single_precision_cannot_scale(shared):
-    """From left to right: the last state is 150 nats less likely at every step, and then needed."""
+    """The last state is 150 nats less likely at every step from left to right, and then needed."""
     total = 40
     unary = torch.tensor([[0.0, -150.0, -300.0]]).repeat(total, 1)
     unary[-1] = torch.tensor([-math.inf, -math.inf, 0.0])

@@ -65,7 +65,7 @@ def _check_lists(model, trees, scores):
 @pytest.mark.parametrize("multiroot", [False, True])
 @pytest.mark.parametrize("hard", [0.0, 0.5])
 def test_both_ways_to_the_k_best_trees_agree(multiroot, hard, monkeypatch):
-    """By lists of whole numbers and by max-marginals."""
+    """Lists of whole numbers agree with max-marginals."""
     unary = normal(3, 7, 8).masked_fill(normal(3, 7, 8, seed=1).sigmoid() < hard, -math.inf)
     unary[2] *= 1e-200
     model = NonProjectiveDependencies(unary, multiroot=multiroot, lengths=torch.tensor([7, 5, 4]))

@@ -1,4 +1,4 @@
-"""What layouts of trees keep between questions."""
+"""Layouts of trees that are cached between questions."""
 
 import gc
 

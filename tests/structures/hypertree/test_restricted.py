@@ -155,7 +155,7 @@ def test_what_trees_cannot_have_is_never_kept():
 @pytest.mark.parametrize("selection", [*SELECTIONS, Top(2), TopTail(2, 2)], ids=repr)
 @pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
 def test_replicates_of_a_batch(selection, proposal):
-    """Of several lengths and with rules of each item's own."""
+    """Replicates of several lengths and with rules of each item."""
     model = hypertree("low rank", 4, 5, preterminals=2, batch=(4,), lengths=[4, 3, 2, 0])
     rules = rules_of("low rank", 3, 5, batch=(4,))
     model = replace(model, rules=rules, root=normal(4, 3, seed=4))

@@ -175,7 +175,7 @@ def test_pairs_and_labels_beside_each_other(dtype):
 
 
 def answers(model):
-    """Of every kind, as far as they do not depend on how ties and draws fall."""
+    """Answers of every kind that do not depend on how ties and draws fall."""
     drawn, own = model.sample(5, torch.Generator().manual_seed(0)), gradients(model)
     with torch.no_grad():
         return [
@@ -273,7 +273,7 @@ def test_recursions_that_their_data_steer(by_torch):
 
 
 def gradients_of(model):
-    """Of a chain whose numbers are looked at, in its potentials and both tables."""
+    """Gradients of a chain whose numbers are looked at, in its potentials and both tables."""
     parts = [part.clone().requires_grad_() for part in (model.unary, model.transition, model.other)]
     if model.transition is model.other:
         parts[2] = parts[1]
@@ -391,7 +391,7 @@ def test_faint_entries_are_exact(kind, low):
 
 
 def test_shares_of_faint_entries_reach_the_table():
-    """Of one column, all of whose weight comes of an entry that a scaled product would lose."""
+    """A column whose weight all comes from an entry that a scaled product would lose."""
     unary = torch.tensor([[0.0, -500.0], [-600.0, 0.0]])
     table = torch.tensor([[0.0, -400.0], [0.0, 90.0]])
     value, marginals, shares = gradients(Tags(unary, table))

@@ -82,7 +82,7 @@ def test_terms_made_again_for_the_gradient_of_the_entropy_are_the_same(name, mon
 
 @small
 def test_entropies_are_means_of_minus_the_log_probability(name):
-    """As their cross-entropy to themselves, which is summed alternative by alternative."""
+    """Entropies are cross-entropies to themselves, which are summed alternative by alternative."""
     model = SMALL[name]
     assert_close(model.entropy(), model.cross_entropy(model))
 
