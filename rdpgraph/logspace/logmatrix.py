@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core.cache import differentiable_property
 
@@ -95,6 +96,7 @@ def safe_log(values: Tensor) -> Tensor:
 
 
 _CELLS = 2**22  # terms that are summed in logs at a time
+_HELD = 2**12  # terms above which they are recomputed for the gradient
 
 Exact = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Reduces logs of terms (R, k), of items, rows and columns (R,), to (R,)."""
@@ -187,12 +189,19 @@ class LogMatrix:
         if not len(places):
             return result
         own, other = _flat(rows, result), _flat(self.logs, result)
-        repaired = [
-            exact(own[item, i] + other[item, j], item, i, j)
-            for item, i, j in (
-                part.unbind(1) for part in places.split(max(1, _CELLS // rows.shape[-1]))
-            )
-        ]
+
+        def again(part: Tensor) -> Tensor:
+            item, i, j = part.unbind(1)
+            return exact(own[item, i] + other[item, j], item, i, j)
+
+        parts, held = places.split(max(1, _CELLS // rows.shape[-1])), len(places) * rows.shape[-1]
+        if torch.is_grad_enabled() and held > _HELD:
+            repaired: list[Tensor] = [
+                checkpoint(again, part, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore
+                for part in parts
+            ]
+        else:
+            repaired = [again(part) for part in parts]
         flat = result.reshape(-1, *result.shape[-2:])
         return flat.index_put(places.unbind(1), torch.cat(repaired)).reshape(result.shape)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rdpgraph._core.types import Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.structures.chain.factors import inside, masked
-from rdpgraph.structures.chain.steps import Steps, TableSteps, as_steps
+from rdpgraph.structures.chain.steps import Steps, as_steps
 
 
 def log_partition(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> LogZ:
@@ -21,10 +21,9 @@ def log_partition(unary: Unary, transition: Transition | Steps, lengths: Lengths
     O(T N^2) exponentials per item with a table, of which O(T N) are kept for the gradient and the
     rest is recomputed in blocks of columns; O(T (N + r)) with ranks.
     """
-    steps = TableSteps(transition, slow=True) if isinstance(transition, Tensor) else transition
     wide = unary.dtype if unary.device.type == "mps" else torch.float64
     totals, lacking = list[Tensor](), unary.new_zeros(len(unary), dtype=wide)
-    for state, top in _swept(masked(unary, lengths), steps):
+    for state, top in _swept(masked(unary, lengths), as_steps(transition)):
         lacking = lacking + top.squeeze(1)
         totals.append(soft_sum(state, 1) + lacking)
     last = torch.arange(len(totals), device=lengths.device) == lengths.unsqueeze(1) - 1

@@ -10,7 +10,7 @@ from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.chain import logs, native, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, peak, product
-from rdpgraph.structures.chain.steps import RankSteps, Steps, TableSteps, stepping
+from rdpgraph.structures.chain.steps import RankSteps, Steps, stepping
 from rdpgraph.structures.chain.tensors import of_items
 
 
@@ -151,6 +151,5 @@ def _forward_in_logs(
 
 
 def _both_in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Tensor, Doubt]:
-    steps = TableSteps(transition, slow=True)  # products have failed by now
-    forward, sure = _forward_in_logs(unary, steps, lengths)
-    return torch.stack([forward, logs.backward(unary, steps, lengths)], 1), sure
+    forward, sure = _forward_in_logs(unary, transition, lengths)
+    return torch.stack([forward, logs.backward(unary, transition, lengths)], 1), sure

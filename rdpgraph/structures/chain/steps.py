@@ -1,22 +1,17 @@
 """Transitions between neighbouring steps of chains: tables of pairs of states, or ranks."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph.logspace.gradients import regradient
-from rdpgraph.logspace.logmatrix import LogMatrix, finite, soft_sum
-from rdpgraph.structures.chain.factors import product, step_of
+from rdpgraph.logspace.logmatrix import LogMatrix, soft_sum
+from rdpgraph.structures.chain.factors import step_of
 
 _CELLS = 2**20  # values from all states that are formed at a time
-# Terms at a time, in one buffer for all steps: reallocation at each step would fragment memory.
-_BLOCK = 2**18
 
 
 class Steps(ABC):
@@ -58,31 +53,15 @@ class TableSteps(Steps):
     """Tables of all pairs."""
 
     table: Tensor  # (N, N), or (1 or B, T - 1, N, N) per step; [from, to]
-    slow: bool = False  # whether all sums are made in logs: then they have derivatives of any order
-    _room: list[Tensor] = field(default_factory=list[Tensor], init=False)
 
     def turned(self) -> "TableSteps":
-        return TableSteps(self.table.mT, self.slow)
+        return TableSteps(self.table.mT)
 
     def advance(self, step: int, state: Tensor) -> Tensor:
-        matrix = self._at(step)
-        if self.slow:
-            self._room[:] = self._room or [room_for(state.unsqueeze(1))]
-            return advance(state, matrix, self._room[0])
-        weights, scale = self._scaled if matrix.ndim == 2 else _scaled(matrix)
-        logs = state + scale
-        top = finite(logs.detach().amax(1, keepdim=True))
-        total = product((logs - top).exp(), weights)
-        # Each of N terms may have lost `tiny` to underflow.
-        limits = torch.finfo(total.dtype)
-        low = total.detach() < limits.tiny / limits.eps * total.shape[-1]
-        if bool(low.any()) and bool((low & _reached(state, matrix)).any()):
-            return advance(state, matrix)
-        positive = total > 0
-        return torch.where(positive, torch.where(positive, total, 1.0).log() + top, -math.inf)
+        return self._into.times(step, state)
 
     def blocks(self, step: int, width: int) -> Iterable[Tensor]:
-        matrix = self._at(step)
+        matrix = step_of(self.table, step)
         return matrix.split(width, -1) if width < matrix.shape[-1] else (matrix,)
 
     def values(self, before: Tensor, after: Tensor) -> Tensor:
@@ -101,17 +80,9 @@ class TableSteps(Steps):
             return torch.embedding(self._padded, after)
         return self._padded[self._items, step, after]
 
-    def _at(self, step: int) -> Tensor:
-        return self.table if self.table.ndim == 2 else self._each[step]
-
     @differentiable_property
-    def _each(self) -> tuple[Tensor, ...]:
-        # One unbinding has one gradient tensor; indices would have one for each step.
-        return self.table.unbind(1)
-
-    @differentiable_property
-    def _scaled(self) -> tuple[Tensor, Tensor]:
-        return _scaled(self.table)
+    def _into(self) -> "_Factors":
+        return _Factors.of(self.table.mT)
 
     @cached_property
     def _items(self) -> Tensor | int:
@@ -246,18 +217,6 @@ def stepping(first: Tensor, *others: Tensor) -> Tensor | RankSteps:
     return RankSteps(first, *others) if others else first
 
 
-def _scaled(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities whose rows have maximum 1, and the logs of the scales."""
-    peak = finite(matrix.detach().amax(-1))
-    return (matrix - peak.unsqueeze(-1)).exp(), peak
-
-
-@torch.no_grad()
-def _reached(state: Tensor, matrix: Tensor) -> Tensor:
-    """(B, N) the states that any possible one leads to."""
-    return product((state > -math.inf).to(state), (matrix > -math.inf).to(state)) > 0
-
-
 def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor | int, Tensor]:
     """Items and steps of states (..., B, S), to index a table or factors per step."""
     batch, steps = states.shape[-2:]
@@ -268,70 +227,3 @@ def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor | int,
 def _rows(side: Tensor, states: Tensor, first: int = 0) -> Tensor:
     """(..., B, S, r) the factors of states (..., B, S)."""
     return side[states] if side.ndim == 2 else side[*_places(side, states, first), states]
-
-
-def room_for(unary: Tensor) -> Tensor:
-    """A buffer for the terms of `advance`, for states (B, N) of unary potentials (B, T, N)."""
-    size = unary.shape[0] * unary.shape[2]
-    return torch.empty(size * _width(size), dtype=unary.dtype, device=unary.device)
-
-
-def advance(state: Tensor, transition: Tensor, room: Tensor | None = None) -> Tensor:
-    """``logsumexp_i(state_i + transition_ij)``: (B, N), with (N, N) or (1 or B, N, N).
-
-    One step of the recursion in log-space: exact at any range, and slow.
-    """
-    room = room_for(state.unsqueeze(1)) if room is None else room
-    return _Advance.apply(state, transition, room)  # pyright: ignore
-
-
-class _Advance(torch.autograd.Function):
-    """A step of the recursion in blocks of columns; only arguments and result are kept."""
-
-    @staticmethod
-    def forward(ctx: Any, state: Tensor, transition: Tensor, room: Tensor) -> Tensor:
-        ctx.room = room
-        parts: list[Tensor] = []
-        for block in transition.split(_width(state.numel()), -1):
-            terms = _terms(state, block, room)
-            peak = terms.amax(1, keepdim=True)
-            shift = torch.where(peak > -math.inf, peak, 0.0)
-            parts.append(terms.sub_(shift).exp_().sum(1).log_().add_(shift.squeeze(1)))
-        result = torch.cat(parts, -1)
-        ctx.save_for_backward(state, transition, result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor):  # pyright: ignore
-        state, transition, result = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            gradients = regradient(
-                lambda x, values: soft_sum(x.unsqueeze(2) + values, 1),
-                (state, transition),
-                gradient,
-            )
-            return *gradients, None
-        shift = torch.where(result > -math.inf, result, 0.0)
-        whole, parts = torch.zeros_like(state), list[Tensor]()
-        width = _width(state.numel())
-        for block, total, weight in zip(
-            *(part.split(width, -1) for part in (transition, shift, gradient)), strict=True
-        ):
-            terms = _terms(state, block, ctx.room).sub_(total.unsqueeze(1)).exp_()
-            terms.mul_(weight.unsqueeze(1))
-            whole += terms.sum(2)
-            if ctx.needs_input_grad[1]:
-                parts.append(terms.sum_to_size(block.shape).clone())
-        return whole, torch.cat(parts, -1) if parts else None, None
-
-
-def _width(size: int) -> int:
-    """The columns of a block, for states of ``size`` elements."""
-    return max(1, _BLOCK // max(1, size))
-
-
-def _terms(state: Tensor, block: Tensor, room: Tensor) -> Tensor:
-    """(B, N, columns): a state plus transitions out of it, in the buffer."""
-    batch, states = state.shape
-    shape = (batch, states, block.shape[-1])
-    return torch.add(state.unsqueeze(2), block, out=room[: math.prod(shape)].view(shape))
