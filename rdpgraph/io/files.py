@@ -16,6 +16,7 @@ from rdpgraph.io.tables import require_graph
 from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
 from rdpgraph.io.toulbar import format_cfn, format_wcsp, parse_cfn, parse_wcsp
 from rdpgraph.io.uai import format_uai, parse_uai
+from rdpgraph.io.xdsl import format_xdsl, parse_xdsl
 from rdpgraph.io.xmlbif import format_xmlbif, parse_xmlbif
 from rdpgraph.model.graph import FactorGraph
 
@@ -138,6 +139,7 @@ FORMATS.add(
 )
 for _suffix in (".xmlbif", ".bifxml", ".xml"):
     FORMATS.add(FileFormat(_suffix, parse_xmlbif, format_xmlbif))
+FORMATS.add(FileFormat(".xdsl", parse_xdsl, format_xdsl))
 FORMATS.add(FileFormat(".wcsp", parse_wcsp, format_wcsp))
 FORMATS.add(FileFormat(".cfn", parse_cfn, format_cfn))
 FORMATS.add(FileFormat(".cnf", parse_dimacs, format_dimacs, ("p",)))
@@ -149,8 +151,8 @@ def read(
     """The model of a file: UAI, BIF, DIMACS or a registered `FileFormat`, plain or gzipped.
 
     Args:
-        path: a file that ends in ``.uai``, ``.bif``, ``.xmlbif``, ``.wcsp``, ``.cfn`` or
-            ``.cnf``, with ``.gz`` or not; under any other name, such as ``/dev/stdin``, the
+        path: a file that ends in ``.uai``, ``.bif``, ``.xmlbif``, ``.xdsl``, ``.wcsp``, ``.cfn``
+            or ``.cnf``, with ``.gz`` or not; under any other name, such as ``/dev/stdin``, the
             first word decides between UAI, BIF and DIMACS.
         dtype: of the log-values.
         limit: the most bytes of text, unpacked; memory is a few times the text.

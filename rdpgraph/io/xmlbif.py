@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -16,6 +17,10 @@ from rdpgraph.model.variable import names_of
 
 _NUMBERS = re.compile(r"[-+.0-9eE\s]*")
 _MOST_SLOTS = 60
+
+Definition = tuple[str, tuple[str, ...], Sequence[float]]
+"""A variable, its parents, and values over (*parents, variable)."""
+
 _HEAD = '<?xml version="1.0"?>\n<BIF VERSION="0.3">\n<NETWORK>\n<NAME>unknown</NAME>\n'
 
 
@@ -26,6 +31,23 @@ def parse_xmlbif(
 
     Declarations of entities are refused.
     """
+    network = xml_root(text, source, "BIF").find("NETWORK")
+    if network is None:
+        fail(source, "expected BIF with a NETWORK; got none.")
+    variables = [
+        (_words(source, each, "NAME", 1)[0], _words(source, each, "OUTCOME"))
+        for each in network.iter("VARIABLE")
+    ]
+    definitions: list[Definition] = []
+    for given in network.iter("DEFINITION"):
+        (child,), (table,) = (_words(source, given, tag, 1) for tag in ("FOR", "TABLE"))
+        parents = _words(source, given, "GIVEN")
+        definitions.append((child, parents, numbers_of(source, table, child)))
+    return network_of(source, variables, definitions, dtype)
+
+
+def xml_root(text: str | Bytes, source: str, tag: str) -> ElementTree.Element:
+    """The root of an XML text with this tag; refuses declarations of entities."""
     text = text if isinstance(text, str) else decoded(text)
     if "<!ENTITY" in text:
         fail(source, "expected no declarations of entities; got some.")
@@ -33,31 +55,49 @@ def parse_xmlbif(
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError) as error:
         fail(source, f"expected XML; {str(error).splitlines()[0]:.200}.")
-    network = root.find("NETWORK")
-    if root.tag != "BIF" or network is None:
-        fail(source, f"expected BIF with a NETWORK; got {shown(root.tag)}.")
+    if root.tag != tag:
+        fail(source, f"expected {tag}; got {shown(root.tag)}.")
+    return root
+
+
+def numbers_of(source: str, text: str, child: str) -> list[float]:
+    """The numbers of a table; refuses other words, and what is no finite number >= 0."""
+    values: list[float] = []
+    if _NUMBERS.fullmatch(text):
+        try:
+            values = [float(word) for word in text.split()]
+        except ValueError:
+            values = []
+    if not values or not all(0 <= value < math.inf for value in values):
+        fail(source, f"expected numbers >= 0 as table of {shown(child)}; got {shown(text)}.")
+    return values
+
+
+def network_of(
+    source: str,
+    variables: Iterable[tuple[str, tuple[str, ...]]],
+    definitions: Iterable[Definition],
+    dtype: torch.dtype,
+) -> FactorGraph:
+    """The network of variables with states, and of a table over (*parents, child) for each."""
     states: dict[str, tuple[str, ...]] = {}
-    for variable in network.iter("VARIABLE"):
-        (name,) = _words(source, variable, "NAME", 1) or ("",)
-        outcomes = _words(source, variable, "OUTCOME")
+    for name, outcomes in variables:
         if name in states or not outcomes or len(set(outcomes)) < len(outcomes):
             fail(source, f"expected variables that differ, of states that do; got {shown(name)}.")
         states[name] = outcomes
     scopes: dict[str, tuple[str, ...]] = {}
     tables: list[tuple[tuple[str, ...], torch.Tensor]] = []
-    for given in network.iter("DEFINITION"):
-        (child,) = _words(source, given, "FOR", 1)
-        scope = (*_words(source, given, "GIVEN"), child)
+    for child, parents, values in definitions:
+        scope = (*parents, child)
         strange = [name for name in scope if name not in states]
         if strange or len(set(scope)) < len(scope) or child in scopes or len(scope) > _MOST_SLOTS:
             fail(
                 source,
-                f"expected one DEFINITION of each variable, given up to {_MOST_SLOTS - 1} others; "
+                f"expected one table of each variable, given up to {_MOST_SLOTS - 1} others; "
                 f"got {shown(strange[0] if strange else child)}.",
             )
-        scopes[child] = scope[:-1]
+        scopes[child] = parents
         shape = [len(states[name]) for name in scope]
-        values = _values(source, given, child)
         if len(values) != math.prod(shape):
             fail(
                 source,
@@ -66,7 +106,7 @@ def parse_xmlbif(
         tables.append((scope, torch.tensor(values, dtype=torch.float64).reshape(shape)))
     if not states or len(scopes) < len(states):
         lacking = next((name for name in states if name not in scopes), "no variable")
-        fail(source, f"expected a DEFINITION for each variable; {shown(lacking)} has none.")
+        fail(source, f"expected a table for each variable; {shown(lacking)} has none.")
     cycle = cycle_of(scopes)
     if cycle is not None:
         path = " - ".join(map(repr, cycle[:8]))
@@ -85,19 +125,6 @@ def _words(
     if "" in words or (count is not None and len(words) != count):
         fail(source, f"expected {element.tag} with {count or 'every'} {tag}; got {words!r:.80}.")
     return words
-
-
-def _values(source: str, given: ElementTree.Element, child: str) -> list[float]:
-    (table,) = _words(source, given, "TABLE", 1)
-    values: list[float] = []
-    if _NUMBERS.fullmatch(table):
-        try:
-            values = [float(word) for word in table.split()]
-        except ValueError:
-            values = []
-    if not values or not all(0 <= value < math.inf for value in values):
-        fail(source, f"expected numbers >= 0 as TABLE of {shown(child)}; got {shown(table)}.")
-    return values
 
 
 def format_xmlbif(graph: FactorGraph) -> str:

@@ -11,6 +11,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.io import parse_bif, parse_evidence, parse_uai
 from rdpgraph.io.toulbar import parse_cfn, parse_wcsp
+from rdpgraph.io.xdsl import parse_xdsl
 from rdpgraph.io.xmlbif import parse_xmlbif
 from tests.fuzz import readers
 from tests.fuzz.compare import holds
@@ -286,6 +287,27 @@ def _xmlbif(rng: np.random.Generator) -> str:
     return "".join([*parts, "</NETWORK></BIF>"])
 
 
+def _xdsl(rng: np.random.Generator) -> str:
+    names = ["a", "b&amp;c", "d-1", "e"][: int(rng.integers(1, 5))]
+    sizes = {name: int(rng.integers(1, 4)) for name in names}
+    parts = ["<smile version='1.0' id='x'><properties/><nodes>\n"]
+    for place in rng.permutation(len(names)).tolist():
+        name, parents = names[place], [n for n in names[:place] if rng.random() < 0.6]
+        kind = "cpt" if rng.random() < 0.6 else "deterministic"
+        parts.append(f'<{kind} id="{name}">')
+        parts += [f'<state id="s{n}" />' for n in range(sizes[name])]
+        parts.append(f"<parents>{' '.join(parents)}</parents>" if parents else "")
+        count = math.prod(sizes[parent] for parent in parents)
+        if kind == "cpt":
+            numbers = _spaced_plainly(rng, [_number(rng) for _ in range(count * sizes[name])])
+            parts.append(f"<probabilities>{numbers}</probabilities>")
+        else:
+            results = [f"s{rng.integers(sizes[name])}" for _ in range(count)]
+            parts.append(f"<resultingstates>{_spaced_plainly(rng, results)}</resultingstates>")
+        parts.append(f"<property id='p'>q</property></{kind}>\n")
+    return "".join([*parts, "</nodes><extensions><genie/></extensions></smile>"])
+
+
 def _spaced_plainly(rng: np.random.Generator, words: list[str]) -> str:
     return "".join(word + [" ", "\n", "\t "][int(rng.integers(3))] for word in words)
 
@@ -309,6 +331,7 @@ KINDS: dict[str, Any] = {
     "UAI": (_uai, parse_uai, readers.uai, _same_model),
     "BIF": (_bif, parse_bif, readers.bif, _same_model),
     "XMLBIF": (_xmlbif, parse_xmlbif, readers.xmlbif, _same_model),
+    "XDSL": (_xdsl, parse_xdsl, readers.xdsl, _same_model),
     "wcsp": (_wcsp, parse_wcsp, readers.wcsp, _same_logs),
     "cfn": (_cfn, parse_cfn, readers.cfn, _same_logs),
     "evidence": (_evidence, parse_evidence, readers.evidence, lambda a, b: a == b),

@@ -403,3 +403,32 @@ def xmlbif(text: str) -> Model:
             raise Refused("other values")
         model.factors.append((scope, values))
     return model
+
+
+def xdsl(text: str) -> Model:
+    """A Bayesian network of GeNIe: tables, and nodes that are functions of their parents."""
+    model = Model({}, {}, [])
+
+    def words(node: minidom.Element, tag: str) -> list[str]:
+        every = [n for n in node.childNodes if getattr(n, "tagName", "") == tag]
+        parts = every[0].childNodes if every else ()
+        return "".join(part.data for part in parts if hasattr(part, "data")).split()
+
+    (nodes,) = minidom.parseString(text).documentElement.getElementsByTagName("nodes")
+    elements = [node for node in nodes.childNodes if isinstance(node, minidom.Element)]
+    for node in elements:
+        states = [each.getAttribute("id") for each in node.getElementsByTagName("state")]
+        name = node.getAttribute("id").strip()
+        model.sizes[name], model.states[name] = len(states), tuple(s.strip() for s in states)
+    for node in elements:
+        name = node.getAttribute("id").strip()
+        scope, states = (*words(node, "parents"), name), model.states[name]
+        if node.tagName == "cpt":
+            values = [number(word) for word in words(node, "probabilities")]
+        else:
+            given = words(node, "resultingstates")
+            values = [float(state == result) for result in given for state in states]
+        if len(values) != math.prod(model.sizes[each] for each in scope) or min(values) < 0:
+            raise Refused("other values")
+        model.factors.append((scope, values))
+    return model

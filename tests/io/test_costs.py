@@ -1,4 +1,4 @@
-"""XMLBIF and the files of toulbar2: written, read and written again; refused in a line."""
+"""XMLBIF, XDSL and the files of toulbar2: written, read and written again; refused in a line."""
 
 import math
 
@@ -8,6 +8,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.errors import FileFormatError, UnsupportedError
 from rdpgraph.io.toulbar import format_cfn, format_wcsp, parse_cfn, parse_wcsp
+from rdpgraph.io.xdsl import format_xdsl, parse_xdsl
 from rdpgraph.io.xmlbif import format_xmlbif, parse_xmlbif
 
 XML = """<?xml version="1.0"?>
@@ -19,6 +20,18 @@ XML = """<?xml version="1.0"?>
 <TABLE>0.1 0.9 <!-- no --> 1e-3 0.999</TABLE></DEFINITION>
 <DEFINITION><FOR>a &lt; b</FOR><TABLE>0.25 0.75</TABLE></DEFINITION>
 </NETWORK></BIF>
+"""
+XDSL = """<?xml version="1.0" encoding="UTF-8"?>
+<smile version="1.0" id="n" numsamples="1000">
+<nodes>
+<cpt id="rain"><state id="no" /><state id="yes" /><probabilities>0.75 0.25</probabilities></cpt>
+<cpt id="tap"><state id="off" /><state id="on" /><parents>rain</parents>
+<probabilities>0.5 0.5 0.875 0.125</probabilities></cpt>
+<deterministic id="lawn"><state id="dry" /><state id="wet" /><parents>rain tap</parents>
+<resultingstates>dry wet wet wet</resultingstates></deterministic>
+</nodes>
+<extensions><genie version="1.0"><node id="rain"><name>Rain</name></node></genie></extensions>
+</smile>
 """
 WCSP = "name 3 3 3 10\n2 3 2\n2 1 0 0 2\n 2 0 7\n 1 1 10\n0 4 0\n1 2 5 1\n 0 0\n"
 CFN = """{"problem": {"name": "x", "mustbe": "<12.5"},
@@ -66,6 +79,55 @@ def test_pyagrum_reads_our_xmlbif(tmp_path):
     engine = pyagrum.LazyPropagation(pyagrum.loadBN(str(path)))
     expected = rg.infer(rg.read("examples/asia.bif")).marginal("dysp")
     torch.testing.assert_close(torch.from_numpy(engine.posterior("dysp").toarray()), expected)
+
+
+def test_xdsl_holds_tables_and_functions(tmp_path):
+    graph = parse_xdsl(XDSL)
+    dry = rg.infer(graph.condition({"lawn": "dry"})).log_partition.exp()
+    assert float(dry) == pytest.approx(0.75 * 0.5)
+    rg.write(graph, tmp_path / "m.xdsl.gz")
+    same(again := rg.read(tmp_path / "m.xdsl.gz"), graph)
+    assert format_xdsl(again) == format_xdsl(graph)
+    x, y = rg.Variable("x", 2), rg.Variable('"y"<', 3)  # the child is declared before its parent
+    tables = [(x, (y,), [[0.5, 0.5], [0.1, 0.9], [1, 0]]), (y, (), [0.25, 0.25, 0.5])]
+    graph = rg.FactorGraph.bayesian_network(tables)
+    again = parse_xdsl(format_xdsl(graph))
+    assert [(v.name, v.states) for v in again.variables] == [
+        ('"y"<', ("State0", "State1", "State2")), ("x", ("State0", "State1"))
+    ]  # fmt: skip
+    torch.testing.assert_close(
+        rg.infer(again).joint(["x", '"y"<']),
+        rg.infer(graph).joint(["x", '"y"<']).double(),
+    )
+    with pytest.raises(UnsupportedError, match="single word"):
+        format_xdsl(parse_xmlbif(XML))
+
+
+@pytest.mark.long  # pgmpy takes seconds to import
+@pytest.mark.parametrize("peer", ["pgmpy", "pyagrum"])
+def test_peers_read_and_write_our_xdsl(peer, tmp_path):
+    pytest.importorskip(peer)
+    asia = rg.read("examples/asia.bif")
+    ours, theirs = tmp_path / "ours.xdsl", tmp_path / "theirs.xdsl"
+    rg.write(asia, ours)
+    if peer == "pgmpy":
+        from pgmpy.readwrite import XDSLReader, XDSLWriter
+
+        model = XDSLReader(str(ours)).get_model()
+        again = rg.from_pgmpy(model)
+        XDSLWriter(model).write(str(theirs))
+    else:
+        import pyagrum
+
+        model = pyagrum.loadBN(str(ours))
+        again = rg.from_pyagrum(model)
+        pyagrum.saveBN(model, str(theirs))
+    # pyAgrum 3.3 takes several parents in the other order than GeNIe and pgmpy.
+    given, asked = ("dysp", "either") if peer == "pgmpy" else ("bronc", "lung")
+    expected = rg.infer(asia.condition({given: "yes"})).marginal(asked)
+    for graph in (again, rg.read(theirs)):
+        posterior = rg.infer(graph.condition({given: "yes"}))
+        torch.testing.assert_close(posterior.marginal(asked), expected)
 
 
 def test_wcsp_costs_are_minus_log_values():
@@ -123,6 +185,13 @@ BROKEN = {
         parse_xmlbif,
         XML.replace("</FOR><TABLE>0.25", "</FOR><GIVEN>c</GIVEN><TABLE>0.2 0.1 0.25"),
     ),
+    "a noisy gate": (parse_xdsl, XDSL.replace("deterministic", "noisymax")),
+    "a dynamic network": (parse_xdsl, XDSL.replace("<extensions>", "<dynamic/><extensions>")),
+    "two words": (parse_xdsl, XDSL.replace('"wet"', '"w t"')),
+    "no result": (parse_xdsl, XDSL.replace(">dry wet", ">dry damp")),
+    "few results": (parse_xdsl, XDSL.replace(">dry wet", ">dry")),
+    "no probabilities": (parse_xdsl, XDSL.replace("0.75 0.25", "")),
+    "a child that is its parent": (parse_xdsl, XDSL.replace(">rain tap<", ">rain lawn<")),
     "a global function": (parse_wcsp, WCSP.replace("1 2 5 1\n 0 0", "2 0 1 -1 salldiff var 0")),
     "few numbers": (parse_wcsp, WCSP[:-4]),
     "many numbers": (parse_wcsp, WCSP + "1"),
