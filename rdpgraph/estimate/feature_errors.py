@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.estimate.estimator import Model
 from rdpgraph.interface.structure import Structure
@@ -19,7 +20,6 @@ from rdpgraph.model.potentials.lowrank import Bilinear, rows_of
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 
-_CELLS = 2**20  # entries of a doubled factor; of a model of more the moments are sampled
 _MOST = 2**40  # features
 
 
@@ -85,7 +85,7 @@ def partition_error(
     posterior = solve(graph)
     pairs = [block for block in graph.blocks if isinstance(block.potential, Bilinear)]
     cells = max((block.count * math.prod(block.sizes) ** 2 for block in pairs), default=0)
-    if not shared and cells <= _CELLS and posterior.status.exact:
+    if not shared and cells <= tuning.CACHE_BLOCK and posterior.status.exact:
         log_z = posterior.log_partition.detach()
 
         def doubled(number: int) -> PartitionError:

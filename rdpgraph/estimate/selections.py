@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.restriction import Support
@@ -15,8 +16,6 @@ from rdpgraph.structures.draws import uniform
 
 Size: TypeAlias = int | float
 """A number of states, or a fraction of them: a float in (0, 1]."""
-
-_MOST_AT_ONCE = 1 << 22  # scores per step: a few hundred MB of float64 at the most
 
 
 class Selection(ABC):
@@ -65,7 +64,7 @@ class Inversion(Selection):
         *lead, states = log_q.shape
         flat = log_q.reshape(-1, states)
         uniforms = uniform((len(flat), self.num_uniforms(states)), log_q.device, generator)
-        rows = max(1, _MOST_AT_ONCE // max(states, 1))
+        rows = tuning.per_block(states, tuning.BLOCK)
         parts = list(map(self.choose, flat.split(rows), uniforms.split(rows)))
         return Support.joined(parts, 0).map(lambda part: part.reshape(*lead, parts[0].kept))
 

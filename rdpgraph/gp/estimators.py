@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.inducing import noise
@@ -183,10 +184,6 @@ def _contracted(weights: Tensor, drawn: Noise, power: int) -> Slopes:
     return Slopes(mean, covariance, pair.double().reshape(shape), both.reshape(shape))
 
 
-_CELLS = 2**22
-"""Maximum of scores in memory at a time, in blocks of samples."""
-
-
 class GradientEstimator(ABC):
     """An estimator of the expected log-likelihood of sequences and of its gradient.
 
@@ -322,7 +319,7 @@ class ScoreFunction(GradientEstimator):
         squares: bool = False,
     ) -> Moments:
         moments = Moments(squares=squares)
-        block = max(1, _CELLS // max(1, draws.mean.numel()))
+        block = tuning.per_block(draws.mean.numel(), tuning.BLOCK)
         for start in range(0, count, block):
             drawn = draws.drawn(min(block, count - start), generator)
             moments.add(likelihood.log_prob(labels, *draws.scores(drawn)), drawn)

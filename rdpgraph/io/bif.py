@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.bif_tables import Headers, read_tables
-from rdpgraph.io.bif_tokens import MARKS, PIECE, BifText, unquoted, words_of
+from rdpgraph.io.bif_tokens import MARKS, BifText, unquoted, words_of
 from rdpgraph.io.tables import (
     Conditional,
     all_variables,
@@ -35,7 +36,6 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.names import CODEC, Names
 from rdpgraph.model.variable import Variable, names_of
 
-_MOST_SLOTS = 60  # numpy and torch stop at 64 dims
 _MOST_OF_A_LIST = 1 << 8  # bytes of a list of states that is cached as text
 _SHARED = 1 << 10
 _AT_ONCE = 1 << 9  # headers read at a time
@@ -132,7 +132,7 @@ class _Blocks:
 
     def _read_usual(self, at: int) -> int:
         """Read blocks while they have the usual form; the place after them."""
-        matches: list[tuple[bytes, ...]] = _BLOCKS.findall(self._data, at, at + PIECE)
+        matches: list[tuple[bytes, ...]] = _BLOCKS.findall(self._data, at, at + tuning.PIECE)
         if matches and matches[-1][-1]:
             del matches[-1]
         if not matches:
@@ -256,7 +256,7 @@ class _Blocks:
         self, spans: NDArray[np.int64], defined: bytearray
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]] | None:
         """Sizes of the scopes of some headers, and their members; None if a header is unusual."""
-        if (spans[:, 1] - spans[:, 0] > PIECE).any():
+        if (spans[:, 1] - spans[:, 0] > tuning.PIECE).any():
             return None
         texts = [bytes(self._data[start:body]) for start, body, _ in spans.tolist()]
         scopes: list[tuple[bytes, bytes]] = _HEADERS.findall(b"".join(texts))
@@ -268,7 +268,7 @@ class _Blocks:
         counts = np.diff(np.flatnonzero(marks), prepend=-1, append=len(words)) - 1
         named = list(map(unquoted, words)) if b'"' in text else words
         members = self._names.find_all(named)[~marks]
-        if counts.min() < 1 or counts.max() > _MOST_SLOTS or members.min() < 0:
+        if counts.min() < 1 or counts.max() > tuning.MOST_DIMS or members.min() < 0:
             return None
         ranked = np.sort(members + len(self._sizes) * np.repeat(np.arange(len(counts)), counts))
         known, children = np.frombuffer(defined, np.uint8), members[counts.cumsum() - counts]
@@ -300,8 +300,8 @@ class _Blocks:
             if not scope and defined[number]:
                 text.fail(at, "a variable that no probability block has defined yet")
             scope[number] = None
-        if not 1 <= len(scope) <= _MOST_SLOTS:
-            text.fail(first, f"a scope of 1 to {_MOST_SLOTS} variables (it has {len(scope)})")
+        if not 1 <= len(scope) <= tuning.MOST_DIMS:
+            text.fail(first, f"a scope of 1 to {tuning.MOST_DIMS} variables (it has {len(scope)})")
         text.expect(at + 1, b"{")
         defined[next(iter(scope))] = 1
         return list(scope)

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.bif_tokens import PIECE, BifText, statements_alike
+from rdpgraph.io.bif_tokens import BifText, statements_alike
 from rdpgraph.io.tables import alike, distinct_sizes
 from rdpgraph.io.text import Bytes
 from rdpgraph.io.tokens import is_number, non_negative
@@ -97,10 +98,10 @@ class _Reading:
             group.values = np.empty(len(group.blocks) * math.prod(group.shape))
         for group in groups:
             counts = lengths[group.blocks]
-            for place in np.flatnonzero(counts > PIECE).tolist():
+            for place in np.flatnonzero(counts > tuning.PIECE).tolist():
                 self._read_alone(int(group.blocks[place]), group.tables[place])
-            places = np.flatnonzero(counts <= PIECE)
-            parts = counts[places].cumsum() // PIECE
+            places = np.flatnonzero(counts <= tuning.PIECE)
+            parts = counts[places].cumsum() // tuning.PIECE
             for part in np.split(places, np.flatnonzero(np.diff(parts)) + 1):
                 self._read_part(group, part)
         return groups
@@ -243,8 +244,8 @@ class _Body:
         unlisted = self._filled(budget)
         if self._whole and self._values is not None:
             table = self._values.reshape(self._size, self._rows)
-            for at in range(0, self._rows, PIECE):
-                self._sums &= is_conditional(table[:, at : at + PIECE], 0)
+            for at in range(0, self._rows, tuning.PIECE):
+                self._sums &= is_conditional(table[:, at : at + tuning.PIECE], 0)
         if not self._sums:
             text.fail(self._start, f"probabilities of {self._child} that sum to 1")
         return unlisted
@@ -252,9 +253,10 @@ class _Body:
     def _part_end(self, start: int) -> int:
         """The end of the statements that fit a piece, or of one longer statement."""
         data, end = self._text.data, self._end
-        if end - start <= PIECE:
+        if end - start <= tuning.PIECE:
             return end
-        return data.rfind(b";", start, start + PIECE) + 1 or data.find(b";", start, end) + 1 or end
+        cut = start + tuning.PIECE
+        return data.rfind(b";", start, cut) + 1 or data.find(b";", start, end) + 1 or end
 
     def _filled(self, budget: int) -> int:
         text, rows, default = self._text, self._rows, self._default
@@ -275,7 +277,7 @@ class _Body:
     def _read_rows(self, start: int, end: int) -> bool:
         """Read a part that has only rows of the usual form; False for others."""
         listed = self._listed
-        if end - start > PIECE or self._values is None or not isinstance(listed, bytearray):
+        if end - start > tuning.PIECE or self._values is None or not isinstance(listed, bytearray):
             return False
         text = bytes(self._text.data[start:end])
         codes = [(repeat(states), stride) for states, stride in self._codes]

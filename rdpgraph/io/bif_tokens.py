@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from rdpgraph._core import tuning
 from rdpgraph.io.text import BLANK, BLANKS, Bytes, encoding_of, fail, shown
 from rdpgraph.io.tokens import Array, non_negative
 from rdpgraph.model.names import CODEC
-
-PIECE = 1 << 14
-"""Bytes of a piece; a token may be longer."""
 
 _WORD = rb'[^\s\x1c-\x1f{}()\[\]|,;"]'
 _REST_OF_COMMENT = rb"(?:/[^\n]*|\*[\s\S]*?(?:\*/|\Z))"
@@ -99,7 +97,7 @@ class BifText:
     def pieces(self, start: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
         """The tokens of a part without commas, piece by piece, and where each piece begins."""
         while start < end:
-            cut = _CUT.search(self.data, min(start + PIECE, end), end)
+            cut = _CUT.search(self.data, min(start + tuning.PIECE, end), end)
             stop = end if cut is None else cut.end()
             yield start, words_of(bytes(self.data[start:stop]))
             start = stop

@@ -9,14 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.io.text import WAIT, Bytes, PathLike, read_bytes
 from rdpgraph.io.tokens import Numbers
 from rdpgraph.model.names import Decimals
 
 LIMIT = 1 << 25
 """Default maximum of bytes of text, 32 MiB."""
-_PIECE = 1 << 13
-"""Numbers converted at a time."""
 _MOST = 2.0**53
 Array = NDArray[np.signedinteger[Any]]
 
@@ -58,8 +57,8 @@ class _Items(ItemsView[str, int]):
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         pairs = self._mapping.pairs
-        for first in range(0, len(pairs), _PIECE):  # converted piece by piece
-            for variable, state in pairs[first : first + _PIECE].tolist():
+        for first in range(0, len(pairs), tuning.PIECE):  # converted piece by piece
+            for variable, state in pairs[first : first + tuning.PIECE].tolist():
                 yield str(variable), state
 
 
@@ -189,8 +188,8 @@ class _Listed:
         self.numbers = Numbers(text.encode() if isinstance(text, str) else text, source)
         self.end = self.numbers.total
         self.values: Array = np.empty(self.end, dtype=np.int32)
-        for first in range(0, self.end, _PIECE):
-            values = self.numbers.take(min(_PIECE, self.end - first))
+        for first in range(0, self.end, tuning.PIECE):
+            values = self.numbers.take(min(tuning.PIECE, self.end - first))
             whole = (values >= 0) & (values % 1 == 0) & (values <= _MOST)
             piece = np.where(whole, values, -1.0)
             if self.values.dtype == np.int32 and (piece > np.iinfo(np.int32).max).any():
@@ -217,7 +216,7 @@ def _starts(listed: _Listed, count: int) -> tuple[Array, int]:
 
 def _check_rows(listed: _Listed, starts: Array, end: int) -> None:
     """Check rows several at a time; raise an error about the first faulty one."""
-    first, piece = 0, np.array(_PIECE, starts.dtype)
+    first, piece = 0, np.array(tuning.PIECE, starts.dtype)
     while first < len(starts):
         last = int(np.searchsorted(starts, starts[first] + piece, side="right")) - 1
         last = max(last, first + 1)
@@ -268,8 +267,8 @@ def _row(listed: _Listed, at: int) -> tuple[Row, int]:
 
 def _without_repeats(numbers: Numbers, pairs: Array, start: int) -> Array:
     """Pairs without repetitions; another state of a variable is an error."""
-    cuts = range(0, len(pairs), _PIECE)
-    kept = _different(np.concatenate([_different(pairs[at : at + _PIECE]) for at in cuts]))
+    cuts = range(0, len(pairs), tuning.PIECE)
+    kept = _different(np.concatenate([_different(pairs[at : at + tuning.PIECE]) for at in cuts]))
     if (kept[1:, 0] == kept[:-1, 0]).any():
         known: dict[int, int] = {}
         for at, (variable, state) in enumerate(map(np.ndarray.tolist, pairs)):

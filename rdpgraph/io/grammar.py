@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.io.grammar_lines import rules_of
@@ -18,7 +19,6 @@ from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.names import Names
 
 _BINARY, _LEXICAL = 1, 2  # kinds of rules
-_PIECE = 1 << 14
 MEMORY = 2.0**29
 """Default maximum of bytes of a table of rules: 406 symbols in float64."""
 
@@ -270,8 +270,8 @@ def _refuse_headless(
 ) -> None:
     """Raise an error about the first part of a rule that heads no rule."""
     _, *parts = map(_column, rules.numbers)
-    for start in range(0, len(parts[0]), _PIECE):
-        numbers = np.stack([part[start : start + _PIECE] for part in parts], 1)
+    for start in range(0, len(parts[0]), tuning.PIECE):
+        numbers = np.stack([part[start : start + tuning.PIECE] for part in parts], 1)
         lacking = places[numbers] < 0
         if lacking.any():
             rule, slot = divmod(int(lacking.argmax()), 2)
@@ -293,8 +293,8 @@ def _refuse_repeats(rules: _Columns, text: str | Bytes, source: str) -> None:
             keys *= size
             keys += column
         keys.sort()
-        starts = range(0, len(keys), _PIECE)
-        if not any((np.diff(keys[at : at + _PIECE + 1]) == 0).any() for at in starts):
+        starts = range(0, len(keys), tuning.PIECE)
+        if not any((np.diff(keys[at : at + tuning.PIECE + 1]) == 0).any() for at in starts):
             return
         del keys
     order = np.lexsort(columns[::-1])
@@ -328,9 +328,9 @@ def _listed(
     listed = np.empty((count, len(places)), dtype=np.int64)
     for number, place in enumerate(places):
         column = _column(rules.numbers.pop(0))  # frees its memory
-        for start in range(0, count, _PIECE):
-            piece = column[start : start + _PIECE]
-            listed[start : start + _PIECE, number] = piece if place is None else place[piece]
+        for start in range(0, count, tuning.PIECE):
+            piece = column[start : start + tuning.PIECE]
+            listed[start : start + tuning.PIECE, number] = piece if place is None else place[piece]
     if not count:
         return torch.from_numpy(listed), torch.empty(0, dtype=dtype)
     weights = torch.frombuffer(rules.weights, dtype=torch.float64)

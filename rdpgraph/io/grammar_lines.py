@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from rdpgraph._core import tuning
 from rdpgraph.io.text import BLANKS, Bytes, encoding_of, fail, shown
 from rdpgraph.io.tokens import is_number, non_negative
 from rdpgraph.model.names import CODEC
@@ -22,7 +23,6 @@ _EMPTY, _EMPTY_OF_BYTES = (
 """Empty lines and comments."""
 _MOST_OF_A_LINE = 1 << 20
 """Maximum of bytes of a line."""
-_PIECE = 1 << 13
 _NONE: list[list[bytes]] = [[] for _ in range(6)]
 # Groups of a line: weight, parent, two symbols or a quoted word; else the whole line.
 _SYMBOL, _GAP = rb"""([^\s"'#]++)""", rb"[ \t\f\v]"
@@ -75,7 +75,7 @@ def _pieces(text: str | Bytes, source: str) -> Iterator[tuple[int, bytes]]:
             gap, at = empty.span(), empty.end()
             number += whole.count(feed, *gap) + whole.count(back, *gap) - whole.count(both, *gap)
             continue
-        most = at + _PIECE
+        most = at + tuning.PIECE
         stop = max(whole.rfind(feed, at, most), whole.rfind(back, at, most)) + 1
         if not stop:  # a long line is one piece
             cut = end.search(whole, at)

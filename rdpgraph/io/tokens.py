@@ -8,12 +8,11 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from rdpgraph._core import tuning
 from rdpgraph.io.text import Bytes, fail, shown
 
 Array = NDArray[np.float64]
 
-_PIECE = 1 << 14
-"""Bytes of a piece; a token, or a line with a comment, may be longer."""
 _MOST_OF_A_TOKEN = 1 << 20
 _COMMENT = re.compile(rb"#[^\n]*|//[^\n]*|^[ \t]*c(?:[ \t\r][^\n]*)?$", re.MULTILINE)
 _WORD = re.compile(rb"\S+")
@@ -115,7 +114,7 @@ class Numbers:
             start = end
 
     def _cut(self, start: int) -> int:
-        end = start + _PIECE
+        end = start + tuning.PIECE
         blank = _SPACE.search(self._data, end - 1, end - 1 + _MOST_OF_A_TOKEN)
         if blank:
             return blank.end()
@@ -169,7 +168,7 @@ def _without_comments(data: Bytes) -> bytearray:
     text = data if isinstance(data, bytearray) else bytearray(data)
     kept = at = 0
     while at < len(text):
-        newline = text.find(b"\n", at + _PIECE)
+        newline = text.find(b"\n", at + tuning.PIECE)
         end = len(text) if newline < 0 else newline + 1
         piece = _COMMENT.sub(b"", text[at:end])
         text[kept : kept + len(piece)] = piece

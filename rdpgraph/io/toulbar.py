@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.tables import all_variables, factor_tables
 from rdpgraph.io.text import Bytes, decoded, fail, shown
@@ -17,7 +18,6 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import States, Variable
 
-_MOST_SLOTS = 60
 _MOST_STATES = 1 << 20
 _MOST_CELLS = 1 << 24
 """Maximum of the entries of all tables that a file gives by default and exceptions."""
@@ -65,8 +65,8 @@ class _Model:
             fail(self.source, str(error))
 
     def scope(self, numbers: Sequence[int]) -> tuple[Variable, ...]:
-        if len(numbers) > _MOST_SLOTS or len(set(numbers)) < len(numbers):
-            self.fail(f"up to {_MOST_SLOTS} variables that differ in a scope", list(numbers))
+        if len(numbers) > tuning.MOST_DIMS or len(set(numbers)) < len(numbers):
+            self.fail(f"up to {tuning.MOST_DIMS} variables that differ in a scope", list(numbers))
         return tuple(self.variables[number] for number in numbers)
 
     def blank(self, scope: tuple[Variable, ...], default: float) -> Costs:
@@ -116,7 +116,7 @@ def parse_wcsp(
     for number in range(count):
         model.declare(str(number), take("the size of a domain, listed", _MOST_STATES, 1))
     for _ in range(functions):
-        arity = take("the arity of a cost function, not shared", _MOST_SLOTS)
+        arity = take("the arity of a cost function, not shared", tuning.MOST_DIMS)
         scope = model.scope([take("a variable", count - 1) for _ in range(arity)])
         costs = model.blank(scope, take("a default cost, of no global function", most))
         seen: set[tuple[int, ...]] = set()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.io.tables import (
     alike,
@@ -29,8 +30,7 @@ from rdpgraph.model.names import Decimals
 from rdpgraph.model.potentials.table import Table
 
 _KINDS = ("MARKOV", "BAYES")
-_MOST_SLOTS = 60  # numpy and torch stop at 64 dims
-_ARITIES = {float(arity): arity for arity in range(_MOST_SLOTS + 1)}
+_ARITIES = {float(arity): arity for arity in range(tuning.MOST_DIMS + 1)}
 _MOST_UNSUPPORTED_STATES = 1 << 20  # of a variable without a table
 _MOST_SHAPES = 1 << 14
 _BYTES_PER_SHAPE = 700  # text per shape beyond that; a block takes 4 kB
@@ -202,7 +202,7 @@ def _read_scopes(numbers: Numbers, variables: int) -> tuple[NDArray[np.int8], ND
             arity = _ARITIES.get(listed[at])
             if arity is None:
                 what = f"the scope's length of factor {factor},"
-                numbers.checked_whole(listed[at], numbers.place + at, what, _MOST_SLOTS)
+                numbers.checked_whole(listed[at], numbers.place + at, what, tuning.MOST_DIMS)
                 raise AssertionError("every whole number up to the most is an arity")
             heads.append(at)
             factor += 1

@@ -8,6 +8,7 @@ from xml.sax.saxutils import escape
 
 import torch
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.tables import all_variables, conditional_tables, graph_of, values_of
 from rdpgraph.io.text import Bytes, decoded, fail, shown
@@ -16,8 +17,6 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import names_of
 
 _NUMBERS = re.compile(r"[-+.0-9eE\s]*")
-_MOST_SLOTS = 60
-
 Definition = tuple[str, tuple[str, ...], Sequence[float]]
 """A variable, its parents, and values over (*parents, variable)."""
 
@@ -90,10 +89,11 @@ def network_of(
     for child, parents, values in definitions:
         scope = (*parents, child)
         strange = [name for name in scope if name not in states]
-        if strange or len(set(scope)) < len(scope) or child in scopes or len(scope) > _MOST_SLOTS:
+        most = tuning.MOST_DIMS
+        if strange or len(set(scope)) < len(scope) or child in scopes or len(scope) > most:
             fail(
                 source,
-                f"expected one table of each variable, given up to {_MOST_SLOTS - 1} others; "
+                f"expected one table of each variable, given up to {most - 1} others; "
                 f"got {shown(strange[0] if strange else child)}.",
             )
         scopes[child] = parents

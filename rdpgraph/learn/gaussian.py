@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.emissions import Emission, check_mass, settle, table_of
@@ -15,8 +16,6 @@ from rdpgraph.learn.sequences import PaddedBatch
 
 Kind = Literal["spherical", "diagonal", "full", "tied"]
 
-_BLOCK = 2**18
-"""Numbers computed at a time, to fit a cache."""
 _APART = 1e6
 """Squared distance of a mean from the common one, in variances, up to which squares are expanded:
 what cancels is this part of rounding."""
@@ -304,7 +303,7 @@ def _outer(one: Tensor, other: Tensor) -> Tensor:
 
 def _parts(rows: Tensor, means: Tensor) -> list[slice]:
     """Slices of rows that bound the memory for all states and columns."""
-    width = max(1, _BLOCK // means.numel())
+    width = tuning.per_block(means.numel(), tuning.CORE_BLOCK)
     return [slice(at, at + width) for at in range(0, len(rows), width)]
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
 
 
@@ -95,7 +96,6 @@ def safe_log(values: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
 
 
-_CELLS = 2**22  # terms that are summed in logs at a time
 _HELD = 2**12  # terms above which they are recomputed for the gradient
 
 Exact = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -194,7 +194,10 @@ class LogMatrix:
             item, i, j = part.unbind(1)
             return exact(own[item, i] + other[item, j], item, i, j)
 
-        parts, held = places.split(max(1, _CELLS // rows.shape[-1])), len(places) * rows.shape[-1]
+        parts, held = (
+            places.split(tuning.per_block(rows.shape[-1], tuning.BLOCK)),
+            len(places) * rows.shape[-1],
+        )
         if torch.is_grad_enabled() and held > _HELD:
             repaired: list[Tensor] = [
                 checkpoint(again, part, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import Scopes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.domain import Domain
@@ -17,7 +18,6 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 
 _FEW_STATES = 64  # of automata that are compared by value
-_MOST_TABULATED = 2**28
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +99,11 @@ class Block:
 
     def table(self, row: int | None = None) -> Tensor:
         """The log-values of a factor, (*batch, *sizes), or of all, as `select` gives them."""
-        if math.prod(self.sizes) > _MOST_TABULATED:
+        if math.prod(self.sizes) > tuning.MOST_TABULATED:
             raise UnsupportedError(
                 f"A {type(self.potential).__name__} over {self.arity} variables would be "
-                f"written out to {math.prod(self.sizes):,} entries; at most {_MOST_TABULATED:,} "
-                "are."
+                f"written out to {math.prod(self.sizes):,} entries; at most "
+                f"{tuning.MOST_TABULATED:,} are."
             )
         rows = None if row is None else torch.tensor([row], device="cpu")
         table = self.select(rows).table(self.arity)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, FileFormatError, ModelError
@@ -22,7 +23,6 @@ from rdpgraph.structures.chain.checks import checked_lengths, checked_rows
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
-_CELLS = 2**24
 _SPREAD = 2.0
 
 
@@ -297,7 +297,7 @@ class HMM(nn.Module):
             """Log-normalisers of some states; made again for the gradient where all are many."""
             return torch.logsumexp(block @ known.mT + bias, 1)
 
-        blocks = emitting.split(max(1, _CELLS // self.vocabulary))
+        blocks = emitting.split(tuning.per_block(self.vocabulary, tuning.LARGE_BLOCK))
         totals = [
             total(block) if len(blocks) == 1 else checkpoint(total, block, use_reentrant=False)
             for block in blocks

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from time import perf_counter
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import BudgetError
 
 PLANNING = 0.2
@@ -27,9 +28,6 @@ _EARLY, _HOPELESS, _LITTLE = 0.25, 2.0, 1e-3
 
 _LOOK = 2e-5
 """Seconds counted for a look at a counter: about a step of a greedy order."""
-
-_OPERATIONS = 3e8
-"""Operations counted as a second."""
 
 
 @dataclass(eq=False)
@@ -129,7 +127,7 @@ def count(operations: float) -> None:
     """Advance the counter, if there is one, by the work since the last look."""
     counter = _counter.get()
     if counter is not None:
-        counter.seconds += operations / _OPERATIONS
+        counter.seconds += operations / tuning.OPERATIONS_PER_SECOND
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import inf, log2, prod
 
+from rdpgraph._core import tuning
 from rdpgraph._core.recent import Recent
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import elimination_order, min_weight
@@ -15,9 +16,6 @@ _SWEEPS = 20
 _PASSES = 3
 """Passes over a cluster's table for each of its links and sweep."""
 
-_ELEMENTS_PER_SECOND = 1.5e8
-
-_SECONDS_PER_TABLE = 1e-4
 
 _MOST_BITS = 27.0
 """Log2 of the largest table tried."""
@@ -59,7 +57,7 @@ class ClusterGraph:
         """Predicted seconds to make the tables and read the answers off them."""
         count = len(self.scopes) + sum(map(len, self.tensors))
         work = 2 * _PASSES * batch * self.elements()
-        return _SECONDS_PER_TABLE * count + work / _ELEMENTS_PER_SECOND
+        return tuning.SECONDS_PER_GROUP * count + work / tuning.CLUSTER_ENTRIES_PER_SECOND
 
     def seconds(self, batch: int) -> float:
         """Predicted seconds of a run until convergence."""
@@ -72,7 +70,7 @@ class ClusterGraph:
             for scope, links in zip(self.scopes, degree, strict=True)
         )
         calls = 2e-4 * len(self.links)
-        return _SWEEPS * (_PASSES * batch * work / _ELEMENTS_PER_SECOND + calls)
+        return _SWEEPS * (_PASSES * batch * work / tuning.CLUSTER_ENTRIES_PER_SECOND + calls)
 
 
 def join_graph(

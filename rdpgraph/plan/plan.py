@@ -6,6 +6,7 @@ from math import inf, log2, prod
 from pathlib import Path
 from typing import Any
 
+from rdpgraph._core import tuning
 from rdpgraph._core.notebook import panel
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.plan.tree import ContractionTree
@@ -122,13 +123,6 @@ def _from_cgroup() -> float | None:
         return None
 
 
-ELEMENTS_PER_SECOND = 3e8
-"""Multiply-adds per second of the contraction engine on one machine; to be calibrated."""
-
-SECONDS_PER_GROUP = 1e-4
-"""Fixed cost of one batched group of alike steps; to be calibrated."""
-
-
 @dataclass(frozen=True)
 class Cost:
     """Cost of running a tree once, for a whole batch."""
@@ -175,7 +169,7 @@ def cost(tree: ContractionTree, *, batch: int = 1) -> Cost:
 def predicted_seconds(flops: int, groups: int) -> float:
     """Predicted seconds of one run without a backward pass."""
     try:
-        return flops / ELEMENTS_PER_SECOND + groups * SECONDS_PER_GROUP
+        return flops / tuning.OPERATIONS_PER_SECOND + groups * tuning.SECONDS_PER_GROUP
     except OverflowError:
         return inf
 
@@ -291,7 +285,7 @@ def structure_plan(
         flops=flops,
         peak_bytes=own,
         stored_bytes=2 * own,
-        seconds=PASSES * flops / ELEMENTS_PER_SECOND,
+        seconds=PASSES * flops / tuning.OPERATIONS_PER_SECOND,
     )
 
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import inf, log, prod
 
+from rdpgraph._core import tuning
 from rdpgraph._core.recent import Recent
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
-from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, PASSES, Budget, Plan, cost, duration, quantity
+from rdpgraph.plan.plan import PASSES, Budget, Plan, cost, duration, quantity
 from rdpgraph.plan.search import HOPELESS_BITS, HopelessError, search
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, tree_from_order
@@ -125,7 +126,7 @@ def _plan(
             f"{duration(budget.seconds)}; {clock.ways_out(plan.seconds, 'time', *_OTHERS)}"
         )
         return replace(plan, fits=False, remedy=remedy)
-    most = budget.seconds * ELEMENTS_PER_SECOND / PASSES / batch
+    most = budget.seconds * tuning.OPERATIONS_PER_SECOND / PASSES / batch
     slices: tuple[int, ...] = ()
     deadline = clock.now() + max(_SLICING * budget.seconds, clock.LEAST_PLANNING)
     if not last:

@@ -11,6 +11,7 @@ from math import inf, log2
 from random import Random
 from typing import Any
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.anneal import HOT, anneal
@@ -23,7 +24,7 @@ from rdpgraph.plan.orders import (
     primal_graph,
     weighted_min_fill,
 )
-from rdpgraph.plan.plan import SECONDS_PER_GROUP, Cost, cost, predicted_seconds
+from rdpgraph.plan.plan import Cost, cost, predicted_seconds
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, Step, Workbench, tree_from_order, tree_from_path
 
@@ -195,7 +196,8 @@ class _Part:
         known = tree_cost or self.cost
         flops = self.bench.flops + (known.flops if known else 0)
         groups = known.groups if known else 0
-        return predicted_seconds(flops * self.copies, groups) + self.levels * SECONDS_PER_GROUP
+        slices = self.levels * tuning.SECONDS_PER_GROUP
+        return predicted_seconds(flops * self.copies, groups) + slices
 
     def try_greedy(self, stop: float) -> None:
         """Try each deterministic rule once, the fastest first, so that there is a tree."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.counting.solution import CountedFirst
@@ -31,7 +32,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter, counted
-from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, PASSES, Budget, Plan, duration
+from rdpgraph.plan.plan import PASSES, Budget, Plan, duration
 from rdpgraph.plan.scheduler import SEARCHING
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import exactly, plan_network, solved
@@ -341,7 +342,7 @@ def _sweep_seconds(network: Network) -> float:
     for group in network.groups:
         shape = group.log_tables.shape[2:]
         work += len(group.scopes) * (_ENTRY * sum(shape) + len(shape) * math.prod(shape))
-    return network.batch * work / ELEMENTS_PER_SECOND
+    return network.batch * work / tuning.OPERATIONS_PER_SECOND
 
 
 def _forward(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
 from rdpgraph.gp import (
     RBF,
@@ -190,7 +191,7 @@ def test_blocks_of_samples_change_nothing_but_memory(monkeypatch):
             seen.append(len(unary))
             return super().log_prob(labels, unary, pairwise)
 
-    monkeypatch.setattr("rdpgraph.gp.estimators._CELLS", 10 * functions.gaussians().mean.numel())
+    monkeypatch.setattr(tuning, "BLOCK", 10 * functions.gaussians().mean.numel())
     blocks = estimator.expected(Watched(), group.labels, functions,
                                 torch.Generator().manual_seed(0))  # fmt: skip
     assert max(seen) == 10

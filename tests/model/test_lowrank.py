@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph._core import tuning
 from rdpgraph.logspace.logmatrix import log_products
-from rdpgraph.model.potentials import lowrank as module
 from rdpgraph.nn import FeatureMap
 from rdpgraph.testing import check_potential
 
@@ -29,7 +29,7 @@ def factors(*leads, scale=1.0, seed=0):
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("cells", [2**22, 1])
 def test_conformance(monkeypatch, scale, zeros, cells):
-    monkeypatch.setattr(module, "_CELLS", cells)
+    monkeypatch.setattr(tuning, "BLOCK", cells)
     for leads in (((), ()), ((2,), ()), ((2,), (2,))):
         left, right = factors(*leads, scale=scale)
         if zeros:

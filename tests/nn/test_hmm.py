@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph._core import tuning
 from rdpgraph.nn import HMM
-from rdpgraph.nn import hmm as module
 from rdpgraph.structures.chain import rank_chains
 
 
@@ -30,7 +30,7 @@ def text():
 @pytest.mark.parametrize("cells", [2**24, 1])
 def test_the_likelihood_is_that_of_the_tables(monkeypatch, rank, quick, cells):
     monkeypatch.setattr(rank_chains, "symbols_worthwhile", lambda *_, **__: quick)
-    monkeypatch.setattr(module, "_CELLS", cells)
+    monkeypatch.setattr(tuning, "LARGE_BLOCK", cells)
     made, (tokens, lengths) = model(rank), text()
     transition = made.transition()
     table = transition if isinstance(transition, torch.Tensor) else transition.table(2)

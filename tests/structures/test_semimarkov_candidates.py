@@ -9,6 +9,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Randomized
+from rdpgraph._core import tuning
 from rdpgraph.randomized import (
     Global,
     Landmark,
@@ -21,7 +22,6 @@ from rdpgraph.randomized import (
     TopTail,
     Uniform,
 )
-from rdpgraph.structures.semimarkov import proposals as weighing
 from tests.estimate.enumeration import Recorder, expectation
 from tests.structures.test_semimarkov import all_segmentations
 
@@ -298,7 +298,7 @@ def test_masses_are_the_same_in_parts(monkeypatch):
     model = model_of("dense", 3, 2, 7, batch=(2,))
     states, weights = few_of(model, 3)
     whole = model.sites().masses(states, weights)
-    monkeypatch.setattr(weighing, "_AT_ONCE", 60)
+    monkeypatch.setattr(tuning, "BLOCK", 60)
     assert torch.equal(model.sites().masses(states, weights), whole)
 
 

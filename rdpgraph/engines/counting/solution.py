@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.counting.circuit import Circuit, LogSum, compiled
 from rdpgraph.engines.counting.counter import has_counter, log_count
@@ -18,9 +19,6 @@ from rdpgraph.engines.reduction.numbering import factor_tables, full_states, var
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.plan.clock import Allowance
-
-_CELLS = 1 << 24
-"""Node values that are held at a time in queries of many rows of weights."""
 
 _AT_ONCE = 0.2
 """Part of the time in which a circuit is compiled before log Z is counted."""
@@ -139,7 +137,7 @@ class CountedSolution(Solution):
     def _given(self, rows: list[list[int]], *, maximum: bool = False) -> Tensor:
         """(B, n) log of the sum, or the maximum, of models in which each row's literals hold."""
         sums = [self._weights[:, :0]]
-        step = max(_CELLS // (self.circuit.size * self.network.batch), 1)
+        step = tuning.per_block(self.circuit.size * self.network.batch, tuning.LARGE_BLOCK)
         for start in range(0, len(rows), step):
             part = rows[start : start + step]
             weights = self._weights.unsqueeze(1).repeat(1, len(part), 1)

@@ -12,6 +12,7 @@ from string import ascii_letters
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import remembered
 from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph.logspace.logmatrix import finite, safe_log
@@ -105,9 +106,6 @@ def joined(parts: Sequence[Value], counts: Sequence[int]) -> Value:
 def _over(scale: Tensor, values: Tensor) -> Tensor:
     """(batch, count) tensor shaped to broadcast over (batch, count, *dims)."""
     return scale.to(values.dtype).reshape(*scale.shape, *(1,) * (values.ndim - 2))
-
-
-_CHUNK = 1 << 22  # elements of a streamed chunk
 
 
 def multiply(
@@ -275,7 +273,7 @@ def _aligned(
 
 def _chunks(left: Tensor, right: Tensor, terms: int) -> list[tuple[int, int]]:
     cells = math.prod(broadcast_shapes(left.shape[1:], right.shape[1:]))
-    step = max(1, _CHUNK // max(cells, 1))
+    step = tuning.per_block(cells, tuning.BLOCK)
     return [(start, min(start + step, terms)) for start in range(0, terms, step)]
 
 

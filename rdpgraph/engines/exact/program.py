@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, remembered
-from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, SECONDS_PER_GROUP
 from rdpgraph.plan.tree import ContractionTree
 
 
@@ -72,7 +72,7 @@ class Program:
     @cached_property
     def shares(self) -> tuple[float, ...]:
         """Predicted part of the work before each step, and after the last."""
-        fixed = SECONDS_PER_GROUP * ELEMENTS_PER_SECOND
+        fixed = tuning.SECONDS_PER_GROUP * tuning.OPERATIONS_PER_SECOND
         work = [0.0]
         for step in self.steps:
             cells = math.prod(self.sizes[v] for v in step.variables[0].tolist())

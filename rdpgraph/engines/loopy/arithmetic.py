@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.logspace.logmatrix import finite
 
 
@@ -85,8 +86,6 @@ def neighbours(places: Tensor) -> slice | Tensor:
     return slice(first, last) if last - first == len(places) else places
 
 
-_CHUNK = 1 << 18  # elements of a temporary
-
 Contract: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(b, I, J, f) and (B, J, F) to (B, I, F), J eliminated; b is 1 or B, f is 1 or F."""
 
@@ -154,10 +153,10 @@ def _product(table: Tensor, vector: Tensor) -> Tensor:
         return torch.matmul(table[..., 0], vector)
     if columns == 1:
         return table[:, :, 0] * vector[:, :1]
-    if batch * rows * columns * factors <= _CHUNK // 8 and columns > 4:
+    if batch * rows * columns * factors <= tuning.CORE_BLOCK // 8 and columns > 4:
         return (table * vector.unsqueeze(1)).sum(2)
     total = vector.new_empty(batch, rows, factors if factors > 1 else vector.shape[2])
-    step = max(1, _CHUNK // max(rows * total.shape[2], 1))  # items whose sums stay in the cache
+    step = tuning.per_block(rows * total.shape[2], tuning.CORE_BLOCK)
     for start in range(0, batch, step):
         own = slice(start, start + step)
         tables = table if table.shape[0] == 1 else table[own]
@@ -171,5 +170,5 @@ def _product(table: Tensor, vector: Tensor) -> Tensor:
 def _chunks(table: Tensor, vector: Tensor) -> Iterator[tuple[int, int]]:
     cells = max(table.shape[0], vector.shape[0]) * table.shape[1] * vector.shape[2]
     columns = table.shape[2]
-    step = max(1, _CHUNK // max(cells, 1))
+    step = tuning.per_block(cells, tuning.CORE_BLOCK)
     return ((start, min(start + step, columns)) for start in range(0, columns, step))

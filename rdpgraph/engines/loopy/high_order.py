@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import share
 from rdpgraph.engines.loopy.edges import Port
@@ -16,7 +17,6 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.plan import clock
 
-_MOST_ENTRIES = 1 << 22
 _OF_ENTRY = 500.0
 """Operations for each entry of a message."""
 
@@ -221,7 +221,7 @@ class HighOrderKernel(FactorKernel):
 
     def check_table(self) -> None:
         """Refuse beliefs whose tables would be too large."""
-        if math.prod(self._slots) * self.count > _MOST_ENTRIES:
+        if math.prod(self._slots) * self.count > tuning.BLOCK:
             raise UnsupportedError(
                 f"Beliefs of {type(self.block.potential).__name__} over {len(self._slots)} "
                 "variables are not formed; ask for the marginals of its variables."

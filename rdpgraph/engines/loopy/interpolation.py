@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.edges import Edges, Segment
@@ -154,9 +155,6 @@ def _put(target: Tensor, index: tuple[Tensor, ...], values: Tensor) -> Tensor:
     return target.index_put(tuple(part.to(target.device) for part in index), values.to(target))
 
 
-_MOST_AT_ONCE = 1 << 22  # log-values
-
-
 @dataclass(frozen=True, eq=False)
 class InterpolatedMessages:
     """Messages of a restricted model, at all states of the whole model.
@@ -209,7 +207,7 @@ class InterpolatedMessages:
         others = [other for other in range(block.arity) if other != slot]
         size = source.sizes[slot]
         cells = math.prod(block.sizes[other] for other in others) * size
-        at_once = max(1, _MOST_AT_ONCE // max(1, cells * self.solution.network.batch))
+        at_once = tuning.per_block(cells * self.solution.network.batch, tuning.BLOCK)
         everything = torch.arange(size, device=self.graph.device)
         lead = self.restricted.batch_shape
         parts: list[Tensor] = []

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.engines.loopy.edges import Edges, Port
 from rdpgraph.engines.loopy.equations import Equations
 from rdpgraph.engines.loopy.kernels import TableKernel
@@ -166,8 +167,6 @@ def _in_steps(layers: Whole, every: list[Whole], links: list[Whole]) -> Steps:
     return Steps(Receivers.of(every[1][order]), every[5][order], tuple(steps))
 
 
-_MOST = 1 << 22
-"""Numbers in rows that are worth their memory."""
 LEVEL = 1e-6
 """Relative difference of scores that counts as a tie in coordinate ascent."""
 
@@ -185,7 +184,7 @@ def readable(equations: Equations) -> int:
             return 0
         ports = kernel.ports
         total += 2 * kernel.count * math.prod(port.size for port in ports) * len(ports)
-    return _MOST // total
+    return tuning.BLOCK // total
 
 
 def traced_rows(

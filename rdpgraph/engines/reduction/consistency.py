@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 24  # cells of the joint tables looked at together
+from rdpgraph._core import tuning
 
 
 class Possible:
@@ -99,7 +99,7 @@ def _revise(
     possible: Possible, scopes: Tensor, allowed: Tensor, rows: Tensor, struck: Tensor
 ) -> None:
     sizes = tuple(allowed.shape[1:])
-    step = max(1, _CHUNK // max(allowed[0].numel(), 1))
+    step = tuning.per_block(allowed[0].numel(), tuning.LARGE_BLOCK)
     for start in range(0, len(scopes), step):
         part = scopes[start : start + step]
         places = [possible.places(part[:, slot], size) for slot, size in enumerate(sizes)]

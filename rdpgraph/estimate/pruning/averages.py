@@ -8,10 +8,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import student
 
-_MOST_KEPT = 1 << 22  # numbers of sweeps that are kept, of all chains; 32 MiB
 _APART = 2.0  # variances of the mean by chains over that by batches
 _ALIKE = 1e-4  # values of sweeps that differ by less are one: of a probability, or relative
 
@@ -39,7 +39,7 @@ class Averages:
         kept, stride = self.kept, self.stride
         if sweeps % stride == 0:
             kept, under_way = (*kept, under_way / stride), torch.zeros_like(values)
-            most = min(max(_MOST_KEPT // max(values.numel(), 1), 32), 256)
+            most = min(max(tuning.BLOCK // max(values.numel(), 1), 32), 256)
             if len(kept) >= most and len(kept) % 2 == 0:
                 pairs = zip(kept[::2], kept[1::2], strict=True)
                 kept, stride = tuple((one + other) / 2 for one, other in pairs), 2 * stride

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
@@ -116,7 +117,6 @@ def rows_of(embeddings: Tensor, states: Tensor) -> Tensor:
     return expanded[(*index, states)]
 
 
-_CELLS = 2**22  # entries of the table in memory at a time
 _MOST = 2**30  # entries of a dense table
 
 
@@ -283,7 +283,7 @@ def _reduced(
     if isinstance(temperature, Tensor):
         temperature = temperature.reshape(*temperature.shape, 1, 1)
     lead = broadcast_shapes(target.shape[:-2], source.shape[:-2], message.shape[:-1])
-    width = max(1, _CELLS // max(1, math.prod(lead) * source.shape[-2]))
+    width = tuning.per_block(math.prod(lead) * source.shape[-2], tuning.BLOCK)
     matrix = LogMatrix.of(source)
 
     def part(block: Tensor, arriving: Tensor) -> Tensor:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 
 Pairs = tuple[Tensor, Tensor]
-
-_BLOCK = 1 << 22  # pairs of bispans that are compared at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +58,7 @@ class Boxes:
         nested: list[Pairs] = [(order[:0], order[:0])]
         for own in order.split(sizes):
             inner = self.ends[:, own].to(torch.int16)
-            for rows in own.split(max(_BLOCK // max(len(own), 1), 1)):
+            for rows in own.split(tuning.per_block(len(own), tuning.BLOCK)):
                 outer = self.ends[:, rows].to(torch.int16).unsqueeze(2)
                 within = (outer[0] <= inner[0]) & (outer[1] >= inner[1])
                 within &= (outer[2] <= inner[2]) & (outer[3] >= inner[3])

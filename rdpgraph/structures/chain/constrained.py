@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.types import ArrayLike
@@ -19,8 +20,6 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.table import as_states, settle
 from rdpgraph.structures.chain.constructors import hmm_unary
 from rdpgraph.structures.chain.look_ahead import LookAhead
-
-_CELLS = 2**24  # values of states and words that are drawn from at a time
 
 
 class Prefix(NamedTuple):
@@ -195,7 +194,7 @@ class ConstrainedHMM:
         drawn: list[Tensor] = []
         start = self.begin(prompt=prompt)
         self._require(start)
-        width = max(1, _CELLS // (self.words + len(self.start)))
+        width = tuning.per_block(self.words + len(self.start), tuning.LARGE_BLOCK)
         for rows in torch.zeros(count, dtype=torch.long).split(width):
             prefix, words = start.of(rows.to(start.place.device)), list[Tensor]()
             for _ in range(self.automaton.arity):

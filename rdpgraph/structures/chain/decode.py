@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import is_transformed
 from rdpgraph.structures.chain import native
@@ -21,7 +22,6 @@ from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
 
-_CELLS = 1 << 20  # elements of a block of sums
 _LEVELLED = 8  # steps between shifts
 _SMALL = 2**13  # sums of a step below which NumPy is faster than torch
 
@@ -214,7 +214,7 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
 
 def _sums(state: Tensor, steps: Steps, step: int) -> Iterator[Tensor]:
     """``state_i + value_ij`` in blocks of columns, (N, B, width): maxima are over whole rows."""
-    width, state = max(1, _CELLS // max(1, state.numel())), state.mT.unsqueeze(2)
+    width, state = tuning.per_block(state.numel(), tuning.CACHE_BLOCK), state.mT.unsqueeze(2)
     for block in steps.blocks(step, width):
         yield state + (block.unsqueeze(1) if block.ndim == 2 else block.transpose(0, 1))
 
@@ -255,7 +255,7 @@ def _extended(best: Tensor, steps: Steps, step: int) -> tuple[Tensor, Tensor]:
     batch, states, k = best.shape
     width = min(k, states)
     items = torch.arange(batch, device=best.device).reshape(-1, 1, 1)
-    columns = max(1, _CELLS // max(1, batch * max(states, width * k)))
+    columns = tuning.per_block(batch * max(states, width * k), tuning.CACHE_BLOCK)
     values: list[Tensor] = []
     pointers: list[Tensor] = []
     for block in steps.blocks(step, columns):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_scatter, soft_sum
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain.steps import RankSteps, TableSteps
 
-_CELLS = 2**24  # values of states, or of words, that are held at a time
 _MANY = 256  # words of a class from which on they are a product of matrices
 
 
@@ -54,7 +54,7 @@ class LookAhead:
         """
         degrees = self._graph.counts[place] * (left > 0)
         many, words = 1 + int(degrees.max()) if len(degrees) else 1, len(self._shares)
-        width = max(1, _CELLS // (many * states.shape[1] + 2 * words))
+        width = tuning.per_block(many * states.shape[1] + 2 * words, tuning.LARGE_BLOCK)
         split = (part.split(width) for part in (states, place, left, degrees))
         parts = [self._joined(*part) for part in zip(*split, strict=True)]
         return torch.cat(parts, 1) if parts else states.new_zeros(2, 0, words)
@@ -81,7 +81,7 @@ class LookAhead:
         for kind, (words, matrix) in self._large.items():
             both[..., words] = matrix.times(mixed[where[..., kind]])
         words, kinds, shares = self._small
-        step = max(1, _CELLS // max(1, 2 * shares.numel()))
+        step = tuning.per_block(2 * shares.numel(), tuning.LARGE_BLOCK)
         for part in torch.arange(batch, device=words.device).split(step):
             values = soft_sum(mixed[where[:, part][..., kinds]] + shares, 3)
             both[:, part.unsqueeze(1), words] = values

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.masks import Masks
@@ -42,7 +43,7 @@ from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.masks import ChainMasks
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
-from rdpgraph.structures.chain.tensors import MOST_TABULATED, ChainTensors, Parts, RankTensors
+from rdpgraph.structures.chain.tensors import ChainTensors, Parts, RankTensors
 from rdpgraph.structures.draws import checked_best, checked_count
 
 
@@ -246,7 +247,7 @@ class Chain(Structure):
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, N) the largest score of a sequence with each state; -inf beyond a length."""
-        return self._shaped(decode.max_marginals(*self._given(most=MOST_TABULATED)))
+        return self._shaped(decode.max_marginals(*self._given(most=tuning.MOST_TABULATED)))
 
     def mode(self) -> Tensor:
         """(*batch, T) one most probable sequence, by Viterbi's algorithm; O(T N^2).
@@ -257,7 +258,7 @@ class Chain(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
-        states = decode.best_states(*self._given(most=MOST_TABULATED))
+        states = decode.best_states(*self._given(most=tuning.MOST_TABULATED))
         require_path(states.unsqueeze(0), self._flat_lengths(), "mode", self.batch_shape)
         return self._shaped(states)
 
@@ -271,7 +272,7 @@ class Chain(Structure):
             ModelError: k below 1.
         """
         k = checked_best("Chain", k, self.states_shape)
-        states, scores = decode.k_best(*self._given(most=MOST_TABULATED), k)
+        states, scores = decode.k_best(*self._given(most=tuning.MOST_TABULATED), k)
         shape = k, *self.unary.shape[:-1]
         return KBest(states.reshape(shape), scores.reshape(shape[:-1]))
 

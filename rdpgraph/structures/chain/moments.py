@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rdpgraph._core import tuning
 from rdpgraph.logspace.gradients import ONCE, expectations, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
 from rdpgraph.structures.chain import logs, recursion, scaled
@@ -14,8 +15,6 @@ from rdpgraph.structures.chain.factors import inside, peak, product
 from rdpgraph.structures.chain.recursion import Messages
 from rdpgraph.structures.chain.steps import RankSteps, as_steps
 from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors, of_items
-
-_CELLS = 2**24  # values of ranks that are formed at a time
 
 
 def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -> Tensor:
@@ -149,7 +148,7 @@ def _pair_means(
     if isinstance(link, RankSteps):
         sums = link.between(before)
         each = max(math.prod(side.shape[:-2]) for side in link.sides)
-        width = max(1, _CELLS // (states * each))
+        width = tuning.per_block(states * each, tuning.LARGE_BLOCK)
 
     def means(here: slice) -> Tensor:
         own = _into(link, here)

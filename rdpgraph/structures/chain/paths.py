@@ -5,14 +5,13 @@ import math
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, Paths, Transition, Unary
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.chain import native
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise
-
-_CELLS = 2**20  # numbers of noise at a time
 
 
 def traceback(
@@ -34,7 +33,7 @@ def traceback(
         noise: called for each step, the last first; see `Noise`, (steps, count, B, N).
     """
     batch, total, width = messages.shape
-    many = max(1, _CELLS // max(1, count * batch * width))
+    many = tuning.per_block(count * batch * width, tuning.CACHE_BLOCK)
     if not isinstance(transition, Tensor) or not native.applies(messages, transition):
         return _traced(messages, as_steps(transition), lengths, count, noise, many)
     states = lengths.new_empty(count, batch, total)

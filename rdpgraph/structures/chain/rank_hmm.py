@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.structure import summary
@@ -17,8 +18,6 @@ from rdpgraph.structures.chain.checks import checked_lengths
 from rdpgraph.structures.chain.constructors import checked_symbols, shown, with_ends
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.chain.rank_chains import Symbols, rank_matrices, symbols_worthwhile
-
-_CELLS = 2**24  # terms of the matrices of some symbols that are summed at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +171,6 @@ class LowRankHMM:
 
 def _in_blocks(rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """`rank_matrices` in blocks of rows, recomputed for the gradient."""
-    parts = rows.split(max(1, _CELLS // left.numel()))
+    parts = rows.split(tuning.per_block(left.numel(), tuning.LARGE_BLOCK))
     made = [checkpoint(rank_matrices, part, left, right, use_reentrant=False) for part in parts]
     return torch.cat(made)  # pyright: ignore

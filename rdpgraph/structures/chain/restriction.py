@@ -5,14 +5,13 @@ import math
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.chain.recursion import messages
 from rdpgraph.structures.chain.tensors import ChainTensors
-
-_AT_ONCE = 2**22  # pairs of states that are evaluated at a time
 
 
 def kept(
@@ -53,7 +52,7 @@ def log_masses(
         after = (behind + few.unary.reshape(states.shape))[..., 1:, :]
         # Nothing follows a last step, which is possible.
         ended = _dead(after) & ~_dead(behind[..., :-1, :])
-        width = max(1, _AT_ONCE // max(1, states[..., 1:, :].numel()))
+        width = tuning.per_block(states[..., 1:, :].numel(), tuning.BLOCK)
         for some in torch.arange(unary.shape[-1], device=unary.device).split(width):
             forth = potential.evaluate([states[..., :-1, :], some])
             masses[..., 1:, some] += (forth + ahead[..., :-1, :, None]).logsumexp(-2)

@@ -8,13 +8,13 @@ in the potentials (Fu, Cunningham and Lapata 2022, arXiv:2112.03638v3, algorithm
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, Paths, Transition, Unary
 from rdpgraph.structures.chain import logs, recursion
 from rdpgraph.structures.chain.paths import conditionals, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise, checked_temperature, gumbel
 
-_CELLS = 2**20  # weights of a block of steps
 _MOST_PARTS = 8  # blocks with gradients
 
 
@@ -76,7 +76,7 @@ def relaxed_by(
     def of(here: slice) -> Tensor:
         return _weights(messages, steps, lengths, states, temperature, noise, here)
 
-    width = max(1, _CELLS * total // max(1, noise.numel()))
+    width = max(1, tuning.CACHE_BLOCK * total // max(1, noise.numel()))
     if torch.is_grad_enabled() and messages.requires_grad:
         # The gradient of a part is as large as all messages, and the tables of all steps.
         parts = 1 if isinstance(transition, Tensor) and transition.ndim > 2 else _MOST_PARTS

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.logspace.logmatrix import LogMatrix, soft_sum
 from rdpgraph.structures.chain.factors import step_of
-
-_CELLS = 2**20  # values from all states that are formed at a time
 
 
 class Steps(ABC):
@@ -141,7 +140,7 @@ class RankSteps(Steps):
 
     def columns(self, after: Tensor, *, first: int) -> Tensor:
         count, batch, steps = after.shape
-        width = max(1, _CELLS // max(1, count * batch * self.left.shape[-2]))
+        width = tuning.per_block(count * batch * self.left.shape[-2], tuning.CACHE_BLOCK)
         if width < steps:
             starts = range(0, steps, width)
             parts = (after[..., start : start + width] for start in starts)

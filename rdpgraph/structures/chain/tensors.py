@@ -7,13 +7,11 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import BudgetError
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.chain.steps import RankSteps
-
-MOST_TABULATED = 2**28  # the most entries of a table that a `Potential` is written out to
-
 
 Link = TypeVar("Link", bound=Tensor | RankSteps)
 
@@ -72,14 +70,14 @@ def of_items(parts: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
 
 
 def table_of(transition: Tensor | Potential, *, of: str = "Chain") -> Tensor:
-    """A transition as a tensor; `BudgetError` above `MOST_TABULATED` entries."""
+    """A transition as a tensor; `BudgetError` above `tuning.MOST_TABULATED` entries."""
     if isinstance(transition, Tensor):
         return transition
     entries = math.prod(transition.shape)
-    if entries > MOST_TABULATED:
+    if entries > tuning.MOST_TABULATED:
         raise BudgetError(
             f"{of}'s transition, a {type(transition).__name__}, has {entries:,} entries and at "
-            f"most {MOST_TABULATED:,} are written out; ask a question that needs no table, or give "
-            "infer an estimator that keeps a few states."
+            f"most {tuning.MOST_TABULATED:,} are written out; ask a question that needs no table, "
+            "or give infer an estimator that keeps a few states."
         )
     return transition.table(2)

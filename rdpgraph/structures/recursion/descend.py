@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.draws import Pick, drawn, largest, require_generator
 from rdpgraph.structures.recursion import machine
@@ -21,7 +22,6 @@ from rdpgraph.structures.recursion.up import last_read, leaves, up
 from rdpgraph.structures.recursion.values import Value
 
 _FEW = 2**5  # nodes below which Python sorts them by value
-_BLOCK = 2**19  # alternatives that are evaluated at a time
 Pool = tuple[Value, ...]
 Nodes = tuple[Tensor, ...]
 """Derivations, places, labels and, for lists, ranks, (Q,) each."""
@@ -115,7 +115,7 @@ def _chosen(step: Step, reader: Reader, pick: Pick, *nodes: Tensor) -> Tensor:
     """(Q,) an alternative of each node, given by item, place and label."""
     if step.alternatives < 2:
         return torch.zeros_like(nodes[0])
-    size = max(1, _BLOCK // step.alternatives)
+    size = tuning.per_block(step.alternatives, tuning.CACHE_BLOCK)
     if nodes[0].shape[0] <= size:
         return step.chosen(reader, pick, *nodes)
     # Sort nodes by place, so that each place is evaluated in few pieces.

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
 from rdpgraph._core.shapes import broadcasts
 from rdpgraph.errors import ModelError
@@ -20,9 +21,7 @@ from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, R
 from rdpgraph.structures.recursion.step import in_blocks, soft
 
 _SMALL = 256  # entries of a table that is summed in logs rather than multiplied
-_BLOCK = 2**20  # terms of a block that is recomputed for the gradient
 _FEW = 2**15  # looked-up values that are cached
-_CELLS = 2**24  # terms of a block without gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +186,7 @@ def by_places(link: LookupLink | RuleLink, x: Tensor, temperature: float) -> Ten
     """(B, P, J) soft sums in blocks of places, recomputed for the gradient."""
     after = link.after if isinstance(link, LookupLink) else link.whole
     places = max(x.shape[1], after.shape[1] if after is not None else 1)
-    width = max(1, _BLOCK // max(1, len(x) * x.shape[2] * link.width))
+    width = tuning.per_block(len(x) * x.shape[2] * link.width, tuning.CACHE_BLOCK)
     if places <= width:
         return in_parts(x, link.logs(), temperature)
 
@@ -214,11 +213,11 @@ def _some(states: Tensor | None, first: int, last: int) -> Tensor | None:
 def in_parts(x: Tensor, logs: Tensor, temperature: float) -> Tensor:
     """(B, P, J) soft sums of (B, P, I) and (B, P, I, J), in blocks of columns."""
     most = x.numel() * logs.numel() // max(1, logs.shape[-2])
-    if torch.is_grad_enabled() or most <= _CELLS:
+    if torch.is_grad_enabled() or most <= tuning.LARGE_BLOCK:
         return soft(x.unsqueeze(-1) + logs, 2, temperature)
     batch, places = (max(x.shape[dim], logs.shape[dim]) for dim in (0, 1))
     terms = batch * places * logs.shape[-2] * logs.shape[-1]
-    width = max(1, _CELLS * logs.shape[-1] // terms)
+    width = max(1, tuning.LARGE_BLOCK * logs.shape[-1] // terms)
     parts = logs.split(width, -1)
     return torch.cat([soft(x.unsqueeze(-1) + part, 2, temperature) for part in parts], -1)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, finite
 from rdpgraph.structures.recursion.links import Table
@@ -104,9 +105,6 @@ def _relative(matrix: LogMatrix, x: Tensor, value: Tensor) -> tuple[Tensor, Tens
     return finite(x - peak), finite(total)
 
 
-_BLOCK = 2**20  # terms of a step above which they are recomputed for the gradient
-
-
 def entropy(tape: Tape) -> Tensor:
     """(*lead,) nats; 0 where nothing is possible. Differentiable any number of times.
 
@@ -118,7 +116,7 @@ def entropy(tape: Tape) -> Tensor:
             ours.values.append(next(given))
             means.values.append(_none(ours.values[-1]))
             continue
-        many = matrix_of(step, tape.batch) is None and step.work * tape.batch > _BLOCK
+        many = matrix_of(step, tape.batch) is None and step.work * tape.batch > tuning.CACHE_BLOCK
         if torch.is_grad_enabled() and many:
             readers = _copied((ours, means))
             value, mean = checkpoint(_chosen, step, *readers, use_reentrant=False)  # pyright: ignore

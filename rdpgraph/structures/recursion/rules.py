@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.logspace.logmatrix import log_products, soft_sum
 from rdpgraph.model.potentials.table import checked_log_values, looked_up, settle
-
-MOST_TABULATED = 2**28  # the most entries of a table that rules are written out to
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,9 +290,9 @@ def items_of(part: Tensor, states: Tensor) -> Tensor:
 
 def within_budget(rules: Rules, entries: int) -> None:
     """Raise `BudgetError` if a table would have too many entries."""
-    if entries > MOST_TABULATED:
+    if entries > tuning.MOST_TABULATED:
         raise BudgetError(
             f"{type(rules).__name__} would be written out to {entries:,} numbers, more than the "
-            f"limit of {MOST_TABULATED:,}; this question needs the weight of every single rule. "
-            "log_partition, marginals, sample and mbr do not need them."
+            f"limit of {tuning.MOST_TABULATED:,}; this question needs the weight of every single "
+            "rule. log_partition, marginals, sample and mbr do not need them."
         )

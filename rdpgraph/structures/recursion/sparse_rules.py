@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import current_property
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
@@ -153,9 +154,6 @@ class SparseRules(Rules):
         return self.shape == other.shape and torch.equal(self.triples, other.triples)
 
 
-_BLOCK = 2**22  # terms that are held at a time
-
-
 @dataclass(frozen=True, eq=False)
 class Listed(Step):
     """The sum over splits and listed rules: (B, P, K), recomputed for the gradient.
@@ -191,7 +189,7 @@ class Listed(Step):
 
     def _sums(self, reader: Reader, temperature: float) -> Tensor:
         left, right = reader.read(self.left), reader.read(self.right)
-        size = max(1, _BLOCK // max(1, left[..., 0].numel()))
+        size = tuning.per_block(left[..., 0].numel(), tuning.BLOCK)
         sums = [
             soft(left.index_select(3, first) + right.index_select(3, second), 1, temperature)
             for _, first, second in (part.unbind(1) for part in self.rules.triples.split(size))
@@ -241,7 +239,7 @@ class Listed(Step):
         left, right = reader.read(self.left), reader.read(self.right)
         ahead, triples = less_value(own, above), self.rules.triples
         weights = self.rules.log_weights if scores else torch.zeros_like(self.rules.log_weights)
-        size = max(1, _BLOCK // max(1, left[..., 0].numel()))
+        size = tuning.per_block(left[..., 0].numel(), tuning.BLOCK)
         sides = torch.full_like(left, -math.inf), torch.full_like(right, -math.inf)
         for some, said in zip(triples.split(size), weights.split(size, 1), strict=True):
             parent, first, second = some.unbind(1)

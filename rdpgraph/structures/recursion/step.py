@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.recursion.reader import Reader
 from rdpgraph.structures.recursion.values import Value, View
-
-_BLOCK = 2**19  # terms that are held at a time
 
 
 def soft(logs: Tensor, dim: int, temperature: float) -> Tensor:
@@ -54,9 +53,9 @@ class _LogSum(torch.autograd.Function):
 def in_blocks(terms: int, parts: Sequence[Tensor], dim: int) -> Iterator[tuple[Tensor, ...]]:
     """Split tensors along the dim of places, so that of all ``terms`` few are held at a time."""
     places = parts[0].shape[dim]
-    if terms <= _BLOCK or places < 2:
+    if terms <= tuning.CACHE_BLOCK or places < 2:
         return iter([tuple(parts)])
-    size = max(1, places * _BLOCK // terms)
+    size = max(1, places * tuning.CACHE_BLOCK // terms)
     return zip(*(part.split(size, dim) for part in parts), strict=True)
 
 

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.structures.chain.tensors import flattened, table_of
-
-_AT_ONCE = 2**22  # pairs of labels that are evaluated at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +39,7 @@ class LabelledSegments:
         ending, begun = self._ending(), self._begun_scores()
         width = labels
         if not isinstance(self.potential, LowRank):
-            width = max(1, _AT_ONCE // max(1, self.unary[:, 0].numel()))
+            width = tuning.per_block(self.unary[:, 0].numel(), tuning.BLOCK)
         for some in torch.arange(labels, device=unary.device).split(width):
             asked = some.expand(batch, -1)
             for place in range(steps):

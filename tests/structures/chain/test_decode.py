@@ -7,8 +7,9 @@ import torch
 from torch.testing import assert_close
 
 from rdpgraph import Chain
+from rdpgraph._core import tuning
 from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.structures.chain import decode, native
+from rdpgraph.structures.chain import native
 from rdpgraph.structures.recursion import library
 from tests.structures.chain.enumeration import (
     KINDS,
@@ -134,7 +135,7 @@ def test_blocks_of_any_size_give_the_same(kind, monkeypatch):
     model = chain_of(*parts)
     watched = chain_of(parts[0], parts[1].clone().requires_grad_(), parts[2])
     before = [model.mode(), *answers(model, 5)]
-    monkeypatch.setattr(decode, "_CELLS", 1)
+    monkeypatch.setattr(tuning, "CACHE_BLOCK", 1)
     for one, other in zip(before, [model.mode(), *answers(model, 5)], strict=True):
         assert torch.equal(one, other)
     assert torch.equal(watched.max_marginals(), before[-1])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.chain import decode, logs, model, moments, rank_chains, recursion, steps
+from rdpgraph._core import tuning
+from rdpgraph.structures.chain import decode, logs, rank_chains, recursion
 from rdpgraph.structures.chain import scaled as routes
 from rdpgraph.structures.chain.low_rank import to_ranks, to_states
 from rdpgraph.structures.chain.steps import RankSteps
@@ -103,7 +104,7 @@ def test_answers_and_their_gradients_are_those_of_the_dense_chain(scale, answer)
      ((2, 1, 3), (), None), ((2, 0, 3), (), None)],
 )  # fmt: skip
 def test_conformance(monkeypatch, most, shape, lead, lengths):
-    monkeypatch.setattr(model, "MOST_TABULATED", most)
+    monkeypatch.setattr(tuning, "MOST_TABULATED", most)
     generator = torch.Generator().manual_seed(0)
     unary = torch.randn(shape, generator=generator, dtype=WIDE)
     factors = [torch.randn(*lead, 3, 2, generator=generator, dtype=WIDE) for _ in range(2)]
@@ -270,7 +271,7 @@ def test_relaxed_samples_are_those_of_the_table_some_steps_at_a_time(lead, monke
     potential = rg.LowRank(left, right)
     drawn = []
     for cells in (2**20, 60, 1):
-        monkeypatch.setattr(steps, "_CELLS", cells)
+        monkeypatch.setattr(tuning, "CACHE_BLOCK", cells)
         for transition in (potential, potential.table(2)):
             chain = rg.Chain(unary, transition, lengths=lengths)
             generator = torch.Generator().manual_seed(3)
@@ -287,7 +288,7 @@ def test_entropies_are_those_of_the_table_some_states_at_a_time(lead, cells, mon
         rg.Chain(tensors[0], transition, lengths=lengths).entropy()
         for transition in (potential, potential.table(2))
     )
-    monkeypatch.setattr(moments, "_CELLS", cells)
+    monkeypatch.setattr(tuning, "LARGE_BLOCK", cells)
     some = rg.Chain(tensors[0], potential, lengths=lengths).entropy()
     with torch.no_grad():
         quick = rg.Chain(tensors[0], potential, lengths=lengths).entropy()

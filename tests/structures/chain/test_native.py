@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rdpgraph import Chain
+from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain import decode, native, paths, sampling, scaled, sweeps
 from rdpgraph.structures.chain.factors import Factors
@@ -145,7 +146,7 @@ def test_tracebacks_are_the_same_bit_for_bit(size, monkeypatch):
 
     found = traced()
     assert torch.equal(found, by_torch(monkeypatch, traced))
-    monkeypatch.setattr(paths, "_CELLS", 1)
+    monkeypatch.setattr(tuning, "CACHE_BLOCK", 1)
     assert torch.equal(found, traced())
 
 
