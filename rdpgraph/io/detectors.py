@@ -1,11 +1,13 @@
-"""Detector error models of stim, and check matrices in the alist format."""
+"""Detector error models of stim, and check matrices in files."""
 
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
-from rdpgraph.errors import FileFormatError
+from rdpgraph.errors import FileFormatError, UnsupportedError
 from rdpgraph.io.text import read_text
 
 _LINE = re.compile(r"(?P<name>\w+)(\[[^\]]*\])?\s*(\((?P<args>[^)]*)\))?\s*(?P<rest>.*)$")
@@ -129,3 +131,17 @@ def parse_alist(text: str, *, source: str = "An alist") -> tuple[list[list[int]]
             f"{source} is no alist: a bit has another number of checks than it says."
         )
     return columns, checks
+
+
+def load_matrix(path: str) -> Any:
+    """The sparse matrix of an ``.npz`` file that scipy saved; scipy reads it."""
+    try:
+        from scipy.sparse import load_npz  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+    except ImportError:
+        raise UnsupportedError(
+            f"{path} is a matrix that scipy saved, and scipy is not installed: pip install scipy."
+        ) from None
+    try:
+        return load_npz(path)
+    except (ValueError, KeyError, BadZipFile) as error:
+        raise FileFormatError(f"{path} is no sparse matrix of scipy: {error!s:.80}.") from None

@@ -271,6 +271,8 @@ BAD = {
     "text that is no model": lambda: rg.ParityModel.from_dem("error(0.1) D0\nnonsense(3)"),
     "a probability above one": lambda: rg.ParityModel.from_dem("error(1.5) D0"),
     "a repeat without an end": lambda: rg.ParityModel.from_dem("repeat 3 {\nerror(.1) D0"),
+    "a matrix that is not there": lambda: rg.ParityModel("nowhere.alist", [0.0]),
+    "no alist": lambda: rg.ParityModel(__file__, [0.0]),
     "a file that is not there": lambda: rg.ParityModel.from_dem("nowhere.dem"),
 }
 
@@ -281,6 +283,26 @@ def test_errors_are_one_line(what):
         BAD[what]()
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+def test_check_matrices_are_read_from_files(tmp_path):
+    """A Hamming code in both formats is the matrix that was written."""
+    sparse = pytest.importorskip("scipy.sparse", reason="scipy writes .npz")
+    checks = torch.tensor([[1, 1, 0, 1, 1, 0, 0], [1, 0, 1, 1, 0, 1, 0], [0, 1, 1, 1, 0, 0, 1]])
+    columns = [(column.nonzero().flatten() + 1).tolist() for column in checks.T]
+    rows = [(row.nonzero().flatten() + 1).tolist() for row in checks]
+    lines = [[7, 3], [3, 4], [len(c) for c in columns], [4, 4, 4]]
+    lines += [[*column, 0, 0][:3] for column in columns] + rows
+    (tmp_path / "hamming.alist").write_text("\n".join(" ".join(map(str, x)) for x in lines))
+    sparse.save_npz(tmp_path / "hamming.npz", sparse.csr_matrix(checks.numpy()))
+    odds, syndromes = torch.linspace(-3, -1, 7), torch.cartesian_prod(*[torch.arange(2)] * 3)
+    expected = rg.ParityModel(checks, odds, syndrome=syndromes).log_partition()
+    for name in ("hamming.alist", "hamming.npz"):
+        model = rg.ParityModel(tmp_path / name, odds, syndrome=syndromes)
+        torch.testing.assert_close(model.log_partition(), expected)
+    (tmp_path / "broken.npz").write_bytes(b"PK")
+    with pytest.raises(rg.errors.FileFormatError, match="no sparse matrix"):
+        rg.ParityModel(tmp_path / "broken.npz", odds)
 
 
 def test_a_check_that_no_error_flips():

@@ -57,7 +57,7 @@ class ParityModel(Structure):
 
     Args:
         checks: (checks, errors) which errors flip which checks, odd entries: dense, or sparse of
-            scipy or torch.
+            scipy or torch, or the path of a file: alist, or scipy's ``.npz``.
         log_odds: (*batch, errors) log p - log (1 - p) of each error; -inf and +inf for p = 0 and 1.
         observables: (observables, errors), as checks; 20 at most.
         syndrome: (*batch, checks) 0 or 1, and -1 where a check is erased; default: none is known.
@@ -66,6 +66,7 @@ class ParityModel(Structure):
     Raises:
         ModelError: shapes that do not fit, NaN, no error at all.
         EvidenceError: a syndrome of another length, or of other numbers.
+        FileFormatError, OSError: a file that cannot be read, or is no matrix.
 
     Example:
         >>> flips = ParityModel([[1, 1, 0], [0, 1, 1]], torch.tensor([-2.0, -1.0, -2.0]))

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from os import PathLike
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
+from rdpgraph.io.detectors import load_matrix, parse_alist
+from rdpgraph.io.text import read_text
 from rdpgraph.model.potentials.table import as_values, is_array
 
 OPEN, FLIP, CLOSE = 0, 1, 2
@@ -57,7 +60,7 @@ class Parities:
 
     @classmethod
     def of(cls, checks: Any, observables: Any) -> "Parities":
-        """Read matrices (checks, errors) and (observables, errors): dense, or of scipy or torch.
+        """Read matrices (checks, errors) and (observables, errors), or files of them.
 
         Raises:
             ModelError: no matrix of whole numbers, or numbers of errors that differ.
@@ -285,6 +288,12 @@ def _greedy(touch: list[set[int]], *, last: bool, up: int) -> list[int]:
 
 def _matrix(name: str, given: Any) -> tuple[list[list[int]], tuple[int, int]]:
     """The rows of the odd entries in each column, and the shape."""
+    if isinstance(given, str | PathLike):
+        path = str(cast("str | PathLike[str]", given))
+        if not path.endswith(".npz"):
+            columns, total = parse_alist(read_text(path), source=path)
+            return columns, (total, len(columns))
+        given = load_matrix(path)
     if hasattr(given, "tocoo"):
         coo = given.tocoo()
         row, column = (torch.as_tensor(part.astype("int64")) for part in (coo.row, coo.col))
