@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.tables import refuse_several
@@ -184,11 +185,27 @@ def format_dimacs(graph: FactorGraph) -> str:
     Raises:
         UnsupportedError: evidence, batches, variables of other sizes, or values that are no clause.
     """
+    clauses, weights, weighted = clauses_of(graph)
+    head = [f"p cnf {graph.num_variables} {len(clauses)}"]
+    for v in weighted.nonzero().flatten().tolist():
+        for literal, weight in ((v + 1, weights[v, 1]), (-v - 1, weights[v, 0])):
+            head.append(f"c p weight {literal} {_decimal(float(weight))} 0")
+    if bool(weighted.any()):
+        head.insert(0, "c t wmc")
+    return "\n".join([*head, *(" ".join(map(str, (*clause, 0))) for clause in clauses)]) + "\n"
+
+
+def clauses_of(graph: FactorGraph) -> tuple[list[tuple[int, ...]], Tensor, Tensor]:
+    """Clauses, log-weights (V, 2) of both states, and the variables (V,) that have any.
+
+    Raises:
+        UnsupportedError: as `format_dimacs`.
+    """
     sizes = graph.domain.sizes
     if bool((sizes != 2).any()):
         name = graph.domain.variable(int((sizes != 2).nonzero()[0])).name
         raise UnsupportedError(f"DIMACS has variables of two states; {name!r} has others.")
-    clauses: list[str] = []
+    clauses: list[tuple[int, ...]] = []
     weights = torch.zeros(graph.num_variables, 2, dtype=torch.float64)
     weighted = torch.zeros(graph.num_variables, dtype=torch.bool)
     refuse_several(graph)
@@ -206,7 +223,7 @@ def format_dimacs(graph: FactorGraph) -> str:
         if bool(((values == 0.0) | (values == -math.inf)).all()):
             for cell in cells:
                 pairs = zip(numbers, cell, strict=True)
-                clauses.append(" ".join([*(str(-v - 1 if s else v + 1) for v, s in pairs), "0"]))
+                clauses.append(tuple(-v - 1 if s else v + 1 for v, s in pairs))
                 if len(clauses) > _MOST_CLAUSES:
                     raise UnsupportedError(
                         "DIMACS takes a clause for each impossible configuration: here more than "
@@ -221,13 +238,7 @@ def format_dimacs(graph: FactorGraph) -> str:
                 f"DIMACS has weights of one variable each; the factor over {names} has other "
                 "values than 1 and 0. UAI files hold it."
             )
-    head = [f"p cnf {graph.num_variables} {len(clauses)}"]
-    for v in weighted.nonzero().flatten().tolist():
-        for literal, weight in ((v + 1, weights[v, 1]), (-v - 1, weights[v, 0])):
-            head.append(f"c p weight {literal} {_decimal(float(weight))} 0")
-    if bool(weighted.any()):
-        head.insert(0, "c t wmc")
-    return "\n".join([*head, *clauses]) + "\n"
+    return clauses, weights, weighted
 
 
 def _rejected(automaton: Automaton) -> Iterator[list[int]]:

@@ -9,10 +9,13 @@ from typing import Any, TypeAlias
 import torch
 
 from rdpgraph.engines.counting.counter import has_counter, require_counter
+from rdpgraph.engines.counting.nnf import circuit_of, format_nnf
 from rdpgraph.engines.counting.solution import CountedSolution
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.solution import Solution
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.io.dimacs import clauses_of
+from rdpgraph.io.files import FORMATS, FileFormat
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan
@@ -131,3 +134,26 @@ def _constraints(network: Network) -> tuple[int, int]:
             hard += int((alone if group.rows is None else alone[group.rows]).sum())
         joint += count
     return hard, joint
+
+
+def _unread(_: object, /, *, source: str, **__: object) -> FactorGraph:
+    """Refuse circuits, which are written alone."""
+    raise UnsupportedError(f"{source}: circuits are written, not read; read the clauses (.cnf).")
+
+
+def _nnf_of(graph: FactorGraph) -> str:
+    """The text of a compiled circuit of a graph of clauses, in the time and memory of `Counting`.
+
+    Raises:
+        UnsupportedError: a graph that DIMACS does not hold, or no compiled library.
+        BudgetError: no circuit that fits.
+    """
+    compiler, limits = _compiler(), Counting()
+    if compiler is None:
+        raise UnsupportedError("A circuit needs the compiled library, which is not to be had here.")
+    memory = budget_of(limits.memory, limits.seconds).memory_bytes
+    clauses = clauses_of(graph)[0]
+    return format_nnf(circuit_of(clauses, graph.num_variables, compiler, limits.seconds, memory))
+
+
+FORMATS.add(FileFormat(".nnf", _unread, _nnf_of))
