@@ -16,6 +16,7 @@ from rdpgraph.interface.structure import REGISTRY, Match, Structure
 from rdpgraph.io.files import FORMATS, FileFormat
 from rdpgraph.model.potentials.potential import Decomposition, Part, Potential
 from rdpgraph.model.restriction import Support
+from rdpgraph.plan.paths import contraction_path
 from rdpgraph.schedulers import Scheduler
 from rdpgraph.structures.potential import StructurePotential
 from rdpgraph.structures.recursion.recursion import Recursion
@@ -49,6 +50,7 @@ __all__ = [
     "Tape",
     "Value",
     "View",
+    "contraction_path",
     "register",
     "register_format",
 ]

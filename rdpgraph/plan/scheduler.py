@@ -11,6 +11,7 @@ from rdpgraph._core.recent import Recent
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
+from rdpgraph.plan.paths import Optimize, path_tree
 from rdpgraph.plan.plan import PASSES, Budget, Plan, cost, duration, quantity
 from rdpgraph.plan.search import HOPELESS_BITS, HopelessError, search
 from rdpgraph.plan.topology import Topology
@@ -44,6 +45,7 @@ def make_plan(
     dropped_states: int = 0,
     sliceable: int | None = None,
     deadline: float | None = None,
+    optimize: Optimize | None = None,
 ) -> Plan:
     """Plan for a topology, cached by its shape.
 
@@ -58,15 +60,18 @@ def make_plan(
         dropped_states: for the report.
         sliceable: only variables numbered under this are fixed in slices; None: all.
         deadline: of the search, on `clock.now`; None: after 12% of the seconds.
+        optimize: what gives the order instead of the search, but if some variables come last.
     """
     key = (topology.key(), budget.key(), element_bytes, batch, last, dropped_states, sliceable)
+    key = (*key, optimize)
     known = _plans.get(key)
     if known is not None and budget.resembles(known[0]):
         return known[1]
     start = clock.now()
     if deadline is None:
         deadline = start + max(SEARCHING * budget.seconds, clock.LEAST_PLANNING)
-    plan = _plan(topology, budget, element_bytes, batch, last, dropped_states, sliceable, deadline)
+    limits = deadline, None if last else optimize
+    plan = _plan(topology, budget, element_bytes, batch, last, dropped_states, sliceable, *limits)
     plan = replace(plan, planning_seconds=clock.now() - start)
     _log.debug("planned: %s, width %.1f, %.3g s predicted", plan.route, plan.width, plan.seconds)
     return plan if clock.stopped() else _plans.put(key, (budget, plan))[1]
@@ -84,11 +89,14 @@ def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
 
 def _plan(
     topology: Topology, budget: Budget, element_bytes: int, batch: int, last: frozenset[int],
-    dropped: int, sliceable: int | None, deadline: float,
+    dropped: int, sliceable: int | None, deadline: float, optimize: Optimize | None,
 ) -> Plan:  # fmt: skip
     elements = budget.memory_bytes / element_bytes / batch / BOTH_WAYS
-    order = None if last else forest_order(topology)
-    if order is not None:
+    order = None if last or optimize is not None else forest_order(topology)
+    if optimize is not None:
+        tree = path_tree(topology, optimize)
+        route, why = "contraction", "exact, in the order that optimize gave"
+    elif order is not None:
         tree = tree_from_order(topology, order)
         route, why = "forest", "the factor graph has no cycles: two passes are exact"
     else:

@@ -24,6 +24,7 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance
+from rdpgraph.plan.paths import Optimize, require_optimize
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.plan.scheduler import SEARCHING, make_plan
 from rdpgraph.plan.tree import ContractionTree
@@ -44,24 +45,30 @@ class Contraction(Scheduler):
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
         seconds: the predicted time that a run may take; planning takes a fifth of it at most.
+        optimize: gives the order: a name of opt_einsum's, such as ``"greedy"``, or an optimizer of
+            opt_einsum or cotengra, which keeps time itself; None: this library's search, which
+            marginal modes and slices take in any case.
 
     Raises:
-        ModelError: a limit that is no number above zero.
+        ModelError: a limit that is no number above zero, or no optimizer.
     """
 
     memory: float | None = None
     seconds: float = 60.0
+    optimize: Optimize | None = None
 
     def __post_init__(self) -> None:
         require_budget("Contraction", self.memory, self.seconds)
+        require_optimize(self.optimize)
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """Plan contraction in the cheapest order found, of the reduced network."""
         network = reduced(graph, self.seconds)
-        return plan_network(network, budget_of(self.memory, self.seconds))
+        budget = budget_of(self.memory, self.seconds)
+        return plan_network(network, budget, optimize=self.optimize)
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
-        return within(self.memory, self.seconds, graph)
+        return within(self.memory, self.seconds, graph) if self.optimize is None else None
 
     def solve(self, graph: FactorGraph) -> Solution:
         """Solution of a graph.
@@ -80,10 +87,14 @@ def solved(scheduler: Scheduler, graph: FactorGraph) -> Solution:
 
 
 def plan_network(
-    network: Network, budget: Budget, *, deadline: float | None = None
+    network: Network,
+    budget: Budget,
+    *,
+    deadline: float | None = None,
+    optimize: Optimize | None = None,
 ) -> tuple[Plan, Callable[[], Solution]]:
     """Plan of a reduced network, and the function that carries it out."""
-    plan = planned(network, budget, deadline=deadline)
+    plan = planned(network, budget, deadline=deadline, optimize=optimize)
     return plan, partial(solved_network, network, plan, budget)
 
 
@@ -108,6 +119,7 @@ def planned(
     budget: Budget,
     last: frozenset[int] = frozenset(),
     deadline: float | None = None,
+    optimize: Optimize | None = None,
 ) -> Plan:
     """Plan of a reduced network."""
     return make_plan(
@@ -119,6 +131,7 @@ def planned(
         dropped_states=network.dropped,
         sliceable=len(network.numbers),
         deadline=deadline,
+        optimize=optimize,
     )
 
 
