@@ -1,11 +1,11 @@
 """Types of the answers that posteriors and structures return.
 
 States and values of all variables of a graph, lists of the k best configurations of each structure,
-relaxed draws, estimates with their errors, the moves of a search, and a line that shows them.
+relaxed draws, estimates with their errors, the progress of long work, and a line that shows it.
 `Posterior`, `Plan`, `Status` and `Segmentation` are names of `rdpgraph`.
 """
 
-from rdpgraph._core.progress import show_progress
+from rdpgraph._core.progress import Progress, show_progress
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.estimate.control import ControlledEstimate
 from rdpgraph.estimate.feature_errors import PartitionError
@@ -35,6 +35,7 @@ __all__ = [
     "KBestTrees",
     "Move",
     "PartitionError",
+    "Progress",
     "RelaxedStates",
     "Replicates",
     "SignedEstimate",

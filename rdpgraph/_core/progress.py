@@ -2,8 +2,29 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of estimates, sweeps of pruning and training, as given to a callback.
+
+    Attributes:
+        work: the work, in words.
+        number: steps done.
+        value: the estimate after them: of log Z, the mean score or the bound; nats.
+        seconds: since the start.
+    """
+
+    work: str
+    number: int
+    value: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.work}: {self.number}, {self.value:.4f}"
 
 
 def goes_on(progress: Callable[[Any], object] | None, step: object) -> bool:
@@ -42,8 +63,8 @@ def show_progress(
         >>> with rg.answers.show_progress("messages") as show:
         ...     posterior = rg.infer(graph, rg.Loopy(progress=show))
     """
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
     from rich.text import Text
 
     console = Console(stderr=True)
@@ -52,14 +73,15 @@ def show_progress(
         return
     until = None if seconds is None else monotonic() + seconds
 
-    class Left(ProgressColumn):
+    class Left(bars.ProgressColumn):
         """The seconds that are left of the budget."""
 
-        def render(self, task: Task) -> Text:
+        def render(self, task: bars.Task) -> Text:
             left = "" if until is None else f"{max(until - monotonic(), 0.0):.0f} s left"
             return Text(left, style="dim")
 
-    columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description} ...", markup=False)]
-    with Progress(*columns, Left(), console=console, transient=True) as shown:
+    text = bars.TextColumn("{task.description} ...", markup=False)
+    columns: list[Any] = [bars.SpinnerColumn(), text, Left()]
+    with bars.Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task(doing)
         yield lambda step: shown.update(task, description=str(step))

@@ -61,10 +61,12 @@ class SpreadChains(Estimator):
     def __post_init__(self) -> None:
         if not isinstance(self.pruning, RandomizedPruning):
             raise ModelError(f"SpreadChains takes RandomizedPruning; got {self.pruning!r:.80}.")
-        if self.pruning.resume is not None or self.pruning.seconds < math.inf:
+        pruning = self.pruning
+        resumed, told = (given is not None for given in (pruning.resume, pruning.progress))
+        if resumed or told or pruning.seconds < math.inf:
             raise ModelError(
-                "SpreadChains takes RandomizedPruning without seconds and resume: every chain has "
-                "equally many sweeps, from the first one on."
+                "SpreadChains takes RandomizedPruning without seconds, progress and resume: every "
+                "chain has equally many sweeps, from the first one on."
             )
 
     def prepare(

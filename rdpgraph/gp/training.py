@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator
 from rdpgraph.gp.inducing import Basis, Group
 from rdpgraph.gp.likelihoods import Likelihood
 from rdpgraph.gp.posterior import Functions, VariationalPosterior
+from rdpgraph.plan.clock import stopped
 
 
 class SAGA(Optimizer):
@@ -146,7 +148,7 @@ class Training:
         kernel_every: hyperparameters move in one of so many steps, which costs O(M^3 + N M^2) for
             the covariances; 0 leaves them as they are.
         seconds: no step begins after so many, by the clock; None for no limit.
-        watch: called after each step with its number and the estimate of the bound, in nats.
+        progress: called with a `Progress` after each step, its value the estimate of the bound.
 
     Raises:
         ModelError: steps or sequences below 1, or kernel_every below 0.
@@ -158,7 +160,7 @@ class Training:
     decay: bool = True
     kernel_every: int = 0
     seconds: float | None = None
-    watch: Callable[[int, float], None] | None = None
+    progress: Callable[[Progress], object] | None = None
 
     def __post_init__(self) -> None:
         fits = is_whole(self.steps, 1) and is_whole(self.kernel_every)
@@ -180,8 +182,8 @@ class Training:
         kernel = [one for one in objective.basis.kernel.parameters() if one.requires_grad]
         learned = kernel if self.kernel_every else []
         saga = isinstance(self.optimiser, partial) and self.optimiser.func is SAGA
-        told = {"items": len(groups)} if saga else {}
-        optimiser = self.optimiser([*parameters, *learned], **told)
+        items = {"items": len(groups)} if saga else {}
+        optimiser = self.optimiser([*parameters, *learned], **items)
         rates = [group["lr"] for group in optimiser.param_groups]
         bounds: list[float] = []
         order: list[int] = []
@@ -209,8 +211,9 @@ class Training:
                     optimiser.step()
             if moving:
                 objective.basis.forget()
-            if self.watch is not None:
-                self.watch(step, bounds[-1])
+            told = Progress("steps", step + 1, bounds[-1], time.monotonic() - begun)
+            if not goes_on(self.progress, told) or stopped():
+                break
         return bounds
 
 

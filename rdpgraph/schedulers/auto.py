@@ -12,6 +12,7 @@ import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport] 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import tensors_in
+from rdpgraph._core.progress import Progress
 from rdpgraph.engines.counting.solution import CountedFirst
 from rdpgraph.engines.exact.engine import UP, ExactSolution
 from rdpgraph.engines.log_partition import BestKnown
@@ -125,8 +126,8 @@ class Auto(Scheduler):
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
         seconds: for all answers; predicted, for exact inference. Planning takes a fifth of it at
             most. Where answers are approximate all of it may be used. None: see above.
-        progress: called with a `Sweep` after every sweep of messages, and with a `Move` after every
-            move of a search.
+        progress: called with a `Sweep` after every sweep of messages, a `Move` after every move of
+            a search, and a `Progress` after every population of an estimate.
 
     Raises:
         ModelError: a limit that is no number above zero, or progress that is no function.
@@ -134,7 +135,7 @@ class Auto(Scheduler):
 
     memory: float | None = None
     seconds: float | None = None
-    progress: Callable[[Sweep | Move], None] | None = field(
+    progress: Callable[[Sweep | Move | Progress], None] | None = field(
         default=None, metadata={"elsewhere": None}
     )
 
@@ -237,7 +238,7 @@ class _Approximate:
     memory: float | None  # bytes as given
     memory_bytes: float  # bytes as given, or those of the machine
     allowance: Allowance
-    progress: Callable[[Sweep | Move], None] | None
+    progress: Callable[[Sweep | Move | Progress], None] | None
     remedy: str = ""  # advice that gives better answers
     clusters: tuple[Plan, Callable[[], Solution]] | None = None
     forward: Callable[[float], Solution] | None = None  # log Z alone, where that fits
@@ -299,7 +300,9 @@ class _Approximate:
         return Loopy(seconds=left, progress=self.progress).solution(self._for_messages.network)
 
     def _drawn(self, seconds: float) -> MiniBucketSolution:
-        sampling = Sampling(seconds, self.memory_bytes, None, 0, sums_only=True, grace=0.0)
+        sampling = Sampling(
+            seconds, self.memory_bytes, None, 0, sums_only=True, grace=0.0, progress=self.progress
+        )
         return MiniBucketSolution(self.network, sampling)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.progress import Progress
 from rdpgraph.engines.minibuckets.bounds import pass_cells, pass_seconds
 from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
@@ -27,6 +28,7 @@ from rdpgraph.schedulers.scheduler import (
     budget_of,
     reduced,
     require_budget,
+    require_function,
     require_kind,
     seed_of,
 )
@@ -81,6 +83,7 @@ class MiniBuckets(Scheduler):
             members are kept half by their weights and half by how likely their states are under
             it. What it asks of the model is answered by loopy messages, so that `Oracle()` is
             their beliefs. Z is unbiased whatever it says.
+        progress: called with a `Progress` after every population.
 
     Raises:
         ModelError: a number out of range.
@@ -92,9 +95,11 @@ class MiniBuckets(Scheduler):
     draws: int | None = None
     generator: torch.Generator | None = field(default=None, compare=False)
     proposal: Proposal | None = None
+    progress: Callable[[Progress], None] | None = field(default=None, metadata={"elsewhere": None})
 
     def __post_init__(self) -> None:
         require_budget("MiniBuckets", self.memory, self.seconds)
+        require_function("MiniBuckets", self.progress)
         require_kind("MiniBuckets", "proposal", self.proposal, Proposal, "Landmark()")
         if self.seconds == math.inf or not (self.draws is None or is_whole(self.draws, 1)):
             raise ModelError(
@@ -114,8 +119,9 @@ class MiniBuckets(Scheduler):
                 f"{factors:,} factors, and has {self.seconds:g} s: give more, or ask Loopy()."
             )
         sampling = Sampling(
-            self.seconds, budget.memory_bytes, self.draws, seed_of(self.generator), grace=_GRACE
-        )
+            self.seconds, budget.memory_bytes, self.draws, seed_of(self.generator), grace=_GRACE,
+            progress=self.progress,
+        )  # fmt: skip
         plan = asked_plan("mini-buckets", "bounds and an estimate, as asked for", network, budget)
         likely = None if self.proposal is None else partial(self._likely, self.proposal, network)
         return plan, partial(MiniBucketSolution, network, sampling, likely)

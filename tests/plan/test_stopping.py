@@ -91,17 +91,41 @@ def test_a_search_that_was_ended_gives_the_best_so_far(progress):
     assert float(graph.score(mode)) >= moves[-1].score - 1e-3
 
 
-def test_random_pruning_that_was_ended_has_a_value():
-    generator = torch.Generator().manual_seed(0)
-    with rg.interruptible() as stop:
-        stop.asked = True
-        pruned = rg.infer(
-            rg.Chain(torch.zeros(4, 6), rg.Table(torch.eye(6))),
-            estimator=rg.RandomizedPruning(10**9, seconds=10**6),
-            generator=generator,
-        )
-        marginals = pruned.marginals()
-    torch.testing.assert_close(marginals.sum(-1), torch.ones(4))
+@pytest.mark.parametrize("progress", [press, end])
+def test_random_pruning_that_was_ended_is_that_of_so_many_sweeps(progress):
+    chain = rg.Chain(torch.zeros(4, 6), rg.Table(torch.eye(6)))
+
+    def tell(step):
+        if step.number == 3:
+            progress(step)
+
+    def pruned(sweeps, **options):
+        estimator = rg.RandomizedPruning(sweeps, warm_up=1, **options)
+        return rg.infer(chain, estimator=estimator, generator=torch.Generator().manual_seed(0))
+
+    with rg.interruptible():
+        marginals = pruned(10**9, progress=tell).marginals()
+    torch.testing.assert_close(marginals, pruned(2).marginals())
+
+
+@pytest.mark.parametrize("progress", [press, end])
+def test_an_estimate_that_was_ended_has_bounds_and_an_error(progress):
+    graph, steps = frustrated(8, 8, 3), []
+
+    def tell(step):
+        steps.append(step)
+        if progress is end or len(steps) == 1:  # a second Ctrl-C raises
+            progress(step)
+
+    with rg.interruptible():
+        posterior = rg.infer(graph, rg.MiniBuckets(10**6, memory=1e5, progress=tell))
+        log_z, status, marginals = posterior.log_partition, posterior.status, posterior.marginals()
+    lower, upper = posterior.bounds()
+    assert float(lower) <= float(log_z) <= float(upper)
+    assert not status.converged
+    assert steps[0].value == pytest.approx(float(log_z), abs=1e-3)
+    sums = torch.stack([marginal.sum(-1) for marginal in marginals.values()])
+    torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
 def test_exact_inference_has_no_answer_before_its_end():

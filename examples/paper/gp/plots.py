@@ -18,6 +18,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from table1 import BINS, DATA, results, tagger
 from tasks import TASKS, Sequences, folds
 
+from rdpgraph.answers import Progress
 from rdpgraph.gp import StructuredGP
 
 TITLES = {"crf": "linear CRF", "reparameterised": "GP, reparameterised"}
@@ -48,15 +49,15 @@ def watched(made: StructuredGP, train: Sequences, test: Sequences) -> list[tuple
     looking, points = 0.0, []
     begun = time.process_time()
 
-    def watch(step: int, _: float) -> None:
+    def watch(step: Progress) -> None:
         nonlocal looking
         now = time.process_time()
-        if step % 5 == 4 or step == 0:
+        if step.number % 5 == 0 or step.number == 1:
             error = 100 * (1 - made.score(test.features, test.labels))
             points.append((now - begun - looking, error))
         looking += time.process_time() - now
 
-    made.training = replace(made.training, watch=watch)
+    made.training = replace(made.training, progress=watch)
     made.fit(train.features, train.labels, generator=torch.Generator().manual_seed(0))
     return points
 

@@ -1,12 +1,14 @@
 """Log Z with its error and its bounds: passes of mini-buckets, then populations grown by them."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 
 import numpy as np
 
+from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.minibuckets.bounds import ENTRY, Elimination, bounded
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import (
@@ -58,6 +60,10 @@ class Sampling:
     sums_only: bool = False  # log Z and its bounds may take all of the seconds
     # seconds by which the first population may be late; without one there is no estimate
     grace: float = math.inf
+    # called after every population
+    progress: Callable[[Progress], object] | None = field(
+        default=None, compare=False, metadata={"elsewhere": None}
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +102,24 @@ class Estimate:
         return max(least, self.lower), min(most, self.upper)
 
 
-def estimated(tables: Tables, sampling: Sampling, likely: Sequence[Floats] = ()) -> Estimate:
-    """Estimate log Z of one batch item: passes with growing tables, then growing populations."""
-    return _Work(tables, sampling, likely).estimate()
+def estimated(
+    tables: Tables, sampling: Sampling, likely: Sequence[Floats] = (), constant: float = 0.0
+) -> Estimate:
+    """Estimate log Z of one batch item: passes with growing tables, then growing populations.
+
+    Progress is told estimates plus a constant.
+    """
+    return _Work(tables, sampling, likely, constant).estimate()
 
 
 class _Work:
     """An estimate in progress."""
 
-    def __init__(self, tables: Tables, sampling: Sampling, likely: Sequence[Floats]) -> None:
+    def __init__(
+        self, tables: Tables, sampling: Sampling, likely: Sequence[Floats], constant: float
+    ) -> None:
         self.tables, self.sampling, self.likely = tables, sampling, likely
+        self.constant = constant
         self.begin = clock.now()
         self.end = self.begin + sampling.seconds
         self.last = self.end + sampling.grace
@@ -118,6 +132,7 @@ class _Work:
         self.made = Populations()
         self.passed_by = list[float]()
         self.spent = 0.0
+        self.grown = 0
         count = _MOST * RUNS if sampling.draws is None else sampling.draws
         member = _MEMBER * (len(tables.sizes) + _EXTENDED * max(tables.sizes, default=1))
         self.limit = max(min(count // RUNS, int(sampling.memory / member), _MOST), 1)
@@ -202,10 +217,19 @@ class _Work:
     def _grown(
         self, passed: Elimination, members: int, forced: Integers | None = None
     ) -> Grown | None:
-        return grown(
-            passed, members, self.rng, likely=self.likely, pins=self.pins, forced=forced,
-            deadline=self.last,
-        )  # fmt: skip
+        grow = partial(
+            grown, passed, members, self.rng, likely=self.likely, pins=self.pins, forced=forced
+        )
+        made = grow(deadline=self.last)
+        if made is None and clock.stopped() and not self.grown:
+            made = grow(deadline=math.inf)
+        if made is not None:
+            self.grown += 1
+            value, seconds = made.log_partition + self.constant, clock.now() - self.begin
+            step = Progress("populations", self.grown, value, seconds)
+            if not goes_on(self.sampling.progress, step):
+                self.end = -math.inf
+        return made
 
     def _search(self, passed: Elimination, members: int) -> None:
         """Look for configurations that runs may miss, from another start, if there is time."""

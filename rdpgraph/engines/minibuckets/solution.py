@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
+from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.minibuckets.bounds import Elimination, log_sum
 from rdpgraph.engines.minibuckets.estimate import FEW, Estimate, Sampling, estimated
 from rdpgraph.engines.minibuckets.population import Grown, grown
@@ -138,7 +140,8 @@ class MiniBucketSolution(Solution):
             share /= self.network.batch - item
             tables = tables_of(self.network, item, zeros=True)
             budget = replace(self.sampling, seconds=share)
-            every.append(estimated(tables, budget, self._likely[item]))
+            constant = float(self._constant[item])
+            every.append(estimated(tables, budget, self._likely[item], constant))
         return tuple(every)
 
     @cached_property
@@ -171,22 +174,30 @@ class MiniBucketSolution(Solution):
         starts = tables_of(self.network, item).starts
         room = self.sampling.memory / (_STEP * max(len(self.network.sizes), 1))
         most = int(max(min(one.members, room), 1.0))
-        count, runs, tried = min(most, FEW), list[_Run](), 0
+        count, runs, tried, first = min(most, FEW), list[_Run](), 0, clock.now()
         while len(runs) < RUNS and (not tried or clock.now() < until):
             begin = clock.now()
             last = until + self.sampling.grace
             likely = self._likely[item]
-            run = grown(
-                one.passed, count, rng, likely=likely, pins=one.pins, recorded=True, deadline=last
+            grow = partial(
+                grown, one.passed, count, rng, likely=likely, pins=one.pins, recorded=True
             )
+            run = grow(deadline=last)
+            if run is None and clock.stopped() and not tried:
+                run = grow(deadline=math.inf)
             if run is None:
                 break
             tried += 1
+            value = run.log_partition + float(self._constant[item])
+            step = Progress("populations", tried, value, clock.now() - first)
+            going = goes_on(self.sampling.progress, step)
             if len(run.shares):
                 means = averages(run, one.passed.bound, starts)
                 runs.append(_Run(run.log_partition, *means, exact=run.exact))
             if run.exact or tried == 4 * RUNS:
                 return runs[-1:]
+            if not going:
+                break
             left, spent = until - clock.now(), RUNS * (clock.now() - begin)
             if count < most and left > _GROWTH * spent:
                 more = left / spent if spent > 0 else math.inf

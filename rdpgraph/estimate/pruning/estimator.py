@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph._core.shapes import broadcasts
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Model, Problem
@@ -19,6 +20,7 @@ from rdpgraph.estimate.pruning.solution import PrunedSolution, Run, sweeps_of
 from rdpgraph.interface.masks import Masks
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.clock import stopped
 
 
 def masks_of(model: object, solve: Callable[[Any], Any]) -> Masks:
@@ -136,6 +138,7 @@ class RandomizedPruning(Estimator):
         chains: independent ones, swept at once; two or more have an R-hat.
         warm_up: sweeps before the averages begin; default a tenth of `sweeps`.
         seconds: no sweep begins after that many.
+        progress: called with a `Progress` after every sweep.
         resume: a posterior of the same model by randomized pruning, to go on from; its chains,
             selections and averages are taken over, and it is not warmed up again.
 
@@ -152,6 +155,9 @@ class RandomizedPruning(Estimator):
     chains: int = field(default=1, kw_only=True)
     warm_up: int | None = field(default=None, kw_only=True)
     seconds: float = field(default=math.inf, kw_only=True)
+    progress: Callable[[Progress], object] | None = field(
+        default=None, kw_only=True, compare=False, metadata={"elsewhere": None}
+    )
     resume: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -200,7 +206,14 @@ class RandomizedPruning(Estimator):
                 )
         else:
             run = Run.begun(self.sampler(model, solve=solve), generator)
-        return run.onward(self.sweeps, warm_up=warm, seconds=self.seconds, generator=generator)
+        return run.onward(
+            self.sweeps, warm_up=warm, seconds=self.seconds, generator=generator,
+            progress=self._told,
+        )  # fmt: skip
+
+    def _told(self, step: Progress) -> None:
+        if not goes_on(self.progress, step) or stopped():
+            raise StopIteration
 
     def sampler(self, model: Model, *, solve: Callable[[Model], Any]) -> Sampler:
         """Kernel of the chains.

@@ -1,7 +1,7 @@
 """Randomized pruning: runs of sweeps, and averages over their dependent draws; no Z."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import NormalDist
@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.pruning.averages import Averages, Visited
@@ -49,12 +50,18 @@ class Run:
         return 0 if self.averages is None else self.averages.sweeps
 
     def onward(
-        self, sweeps: int, *, warm_up: int, seconds: float, generator: torch.Generator | None
+        self,
+        sweeps: int,
+        *,
+        warm_up: int,
+        seconds: float,
+        generator: torch.Generator | None,
+        progress: Callable[[Progress], object] | None = None,
     ) -> "Run":
         """Continue with a warm-up and more sweeps, at least one; none begins after the seconds."""
-        run, start = self, now()
+        run, start, going = self, now(), True
         for number in range(warm_up + sweeps):
-            over = now() - start > seconds
+            over = not going or now() - start > seconds
             if over and run.sweeps:
                 break
             sweep = run.sampler.step(run.state, generator, warming=number < warm_up)
@@ -69,6 +76,9 @@ class Run:
                     known = torch.cat([run.state.known, run.state.draw.answers])
                     run = replace(run, state=replace(run.state, known=known))
                 run = run._with(sweep)
+            score = sweep.expected.score.mean().item()
+            step = Progress("sweeps", len(run.scores), score, now() - start)
+            going = goes_on(progress, step) and going
         return replace(run, visited=run.visited and run.visited.merged())
 
     @staticmethod
