@@ -23,6 +23,64 @@ def make(folder: Path, examples: Path) -> None:
     _climbs(folder / "learning.png")
     _fitted(folder / "hidden_markov.png")
     _decoded(folder / "decoding.png")
+    _compared((examples.parent / "docs" / "benchmarks.md").read_text(), folder / "speed.png")
+
+
+# A comparison, columns that its table begins with, the other library's column, and ours; or no
+# column of ours, where the other one holds the ratio of both times.
+COMPARED = [
+    ("best dependency trees, networkx", ["words"], "ratio", ""),
+    ("loopy messages, PGMax", ["grid"], "ratio", ""),
+    ("chains, torch-struct", ["B"], "torch-struct", "rdpgraph"),
+    ("chains, hmmlearn", ["B"], "hmmlearn", "rdpgraph"),
+    ("chains, pomegranate", ["B"], "pomegranate", "rdpgraph"),
+    ("decoding a CRF, pytorch-crf", ["B x T x N"], "pytorch-crf", "decode"),
+    ("chains, dynamax", ["B"], "dynamax 1.0.3", "rdpgraph"),
+    ("all of a Bayesian network, pyAgrum", ["network", "variables"], "ratio", ""),
+    ("a small network again, pyAgrum", ["network", "call"], "ratio", ""),
+]
+
+
+def compared(text: str) -> dict[str, list[float]]:
+    """Ratios of the other library's time to ours, from the first fitting table of a page each."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    ratios: dict[str, list[float]] = {}
+    for label, first, theirs, ours in COMPARED:
+        at = next(
+            n for n, row in enumerate(lines)
+            if row[: len(first)] == first and theirs in row and (not ours or ours in row)
+        )  # fmt: skip
+        head, ratios[label] = lines[at], []
+        for row in lines[at + 2 :]:
+            if len(row) < len(head):
+                break
+            cells = [row[head.index(name)].replace(",", "") for name in (theirs, ours) if name]
+            if all(cell.replace(".", "").isdigit() for cell in cells):
+                numbers = [float(cell) for cell in cells]
+                ratios[label].append(numbers[0] / (numbers[1] if ours else 1.0))
+    return ratios
+
+
+def _compared(text: str, target: Path) -> None:
+    """How many times as long other libraries take, a dot for each row of the tables."""
+    every = compared(text)
+    figure, axes = plt.subplots(figsize=(7, 3.2))
+    for place, ratios in enumerate(reversed(every.values())):
+        axes.plot(ratios, [place] * len(ratios), "o", color=BLUE, alpha=0.5, ms=7, mew=0)
+        axes.axhline(place, color=PALE, lw=0.8, zorder=0)
+    axes.axvline(1, color=INK, lw=1)
+    axes.set_xscale("log")
+    axes.set_xticks([0.1, 1, 10, 100, 1000, 10000])
+    axes.set_xticklabels(["0.1", "the same", "10 x", "100 x", "1,000 x", "10,000 x"])
+    axes.set_yticks(range(len(every)), list(every)[::-1])
+    axes.set_xlabel("time of the other library / time of rdpgraph")
+    axes.tick_params(colors=INK, length=0)
+    axes.minorticks_off()
+    for side in axes.spines.values():
+        side.set_visible(False)
+    figure.tight_layout()
+    figure.savefig(target, dpi=160)
+    plt.close(figure)
 
 
 def _trellis(target: Path) -> None:

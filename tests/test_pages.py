@@ -1,6 +1,6 @@
 """The pages: each has a way on, no link leads nowhere, and every public name is shown in use."""
 
-import importlib
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -145,3 +145,18 @@ def test_members_that_a_private_base_has_are_described() -> None:
             if name[0] != "_" and getattr(member, "__doc__", None) and name not in known
         } - {"crosses"}  # of pickles
         assert not lacking or ":inherited-members:" in options, (kind, lacking)
+
+
+def test_the_picture_of_the_front_page_shows_the_tables():
+    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    ratios = pictures.compared((DOCS / "benchmarks.md").read_text())
+    assert all(len(each) > 1 for each in ratios.values())
+    tables = []
+    for _, first, theirs, ours in pictures.COMPARED:
+        heads = [*first, theirs, ours or "other"]
+        rows = [[*first, "-", "2"], [*first, "3,000", "20"]]
+        tables += ["|".join(["", *row, ""]) for row in [heads, ["-"] * len(heads), *rows]] + [""]
+    made = pictures.compared("\n".join(tables)).values()
+    assert list(made) == [[150.0 if ours else 3000.0] for *_, ours in pictures.COMPARED]
