@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,11 @@ extensions = [
 default_role = "py:obj"
 html_theme = "furo"
 html_math_renderer = "mathml"
-html_title = "rdpgraph"
+release = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["version"]
+html_title = f"rdpgraph {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+html_js_files = ["versions.js"]
 exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "sg_execution_times.rst"]
 
 # A click copies what is typed, without prompts and what is printed.

@@ -1,5 +1,7 @@
 """Files at the root of the repository that repeat what pyproject.toml says."""
 
+import importlib.util
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -25,3 +27,43 @@ def test_workflows_run_targets_of_the_makefile_on_the_pythons_that_are_promised(
     tested = re.search(r"python: \[(.+)\]", workflows)
     assert tested is not None
     assert re.findall(r"3\.\d+", tested[1]) == promised
+
+
+def test_the_changelog_is_that_of_a_first_release() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [f"{PROJECT['version']} (unreleased)"]
+    assert len(text.splitlines()) < 130, "an old changelog was merged: put a line into a topic"
+    headings = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    assert len(set(headings)) == len(headings) > 5
+    assert not {"Added", "Changed", "Removed", "Fixed"} & set(headings)  # since no earlier version
+    entries = re.split(r"\n- ", text)[1:]
+    assert len(set(entries)) == len(entries)
+    assert not re.findall(r"no longer|is now|earlier commit", text)
+
+
+def loaded(path: str):
+    spec = importlib.util.spec_from_file_location("loaded", ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_versions_of_the_pages_stand_side_by_side(tmp_path) -> None:
+    build, site = tmp_path / "build", tmp_path / "site"
+    build.mkdir()
+    place = loaded("docs/versions.py").place
+    for name in ("dev", "0.9.0", "0.10.0", "dev"):
+        (build / "index.html").write_text(name)
+        names = place(build, site, name)
+    assert names == ["0.10.0", "0.9.0", "dev"] == json.loads((site / "versions.json").read_text())
+    assert (site / "0.9.0" / "index.html").read_text() == "0.9.0"
+    assert 'url=0.10.0/"' in (site / "index.html").read_text()
+
+
+def test_a_release_has_the_addresses_of_its_repository(monkeypatch) -> None:
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://example.org")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "Someone/name")
+    text = (ROOT / "pyproject.toml").read_text() + loaded(".github/urls.py").URLS
+    urls = tomllib.loads(text)["project"]["urls"]
+    assert urls["Source"] == "https://example.org/Someone/name"
+    assert urls["Documentation"] == "https://someone.github.io/name/"
