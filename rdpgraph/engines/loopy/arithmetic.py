@@ -68,9 +68,9 @@ def first_best(logs: Tensor) -> Tensor:
         return logs.argmax(1)
     best, states = logs[:, 0], torch.zeros_like(logs[:, 0], dtype=torch.long)
     for state in range(1, logs.shape[1]):
-        own = logs[:, state]
-        states.masked_fill_(own > best, state)
-        best = torch.maximum(best, own)
+        values = logs[:, state]
+        states.masked_fill_(values > best, state)
+        best = torch.maximum(best, values)
     return states
 
 
@@ -158,10 +158,10 @@ def _product(table: Tensor, vector: Tensor) -> Tensor:
     total = vector.new_empty(batch, rows, factors if factors > 1 else vector.shape[2])
     step = tuning.per_block(rows * total.shape[2], tuning.CORE_BLOCK)
     for start in range(0, batch, step):
-        own = slice(start, start + step)
-        tables = table if table.shape[0] == 1 else table[own]
-        vectors = vector if vector.shape[0] == 1 else vector[own]
-        part = torch.mul(tables[:, :, 0], vectors[:, :1], out=total[own])
+        block = slice(start, start + step)
+        tables = table if table.shape[0] == 1 else table[block]
+        vectors = vector if vector.shape[0] == 1 else vector[block]
+        part = torch.mul(tables[:, :, 0], vectors[:, :1], out=total[block])
         for column in range(1, columns):
             torch.addcmul(part, tables[:, :, column], vectors[:, column : column + 1], out=part)
     return total

@@ -54,13 +54,13 @@ class ClusterKernel(Kernel):
 
     @property
     def records(self) -> bool:
-        return any(table.requires_grad for own in self.tables for table in own)
+        return any(table.requires_grad for tables in self.tables for table in tables)
 
     @cached_property
     def _scaled(self) -> tuple[Tensor, Tensor]:
         """(b, F, *sizes) values with a maximum of one, and (b, F) the log-scales."""
         with torch.enable_grad():  # sweeps without gradients share it with one that records them
-            pairs = [self._made(own) for own in self.tables]
+            pairs = [self._made(tables) for tables in self.tables]
             batch = max(len(values) for values, _ in pairs)
             values = [part.expand(batch, *self.sizes) for part, _ in pairs]
             return torch.stack(values, 1), torch.stack([p.expand(batch) for _, p in pairs], 1)
@@ -85,7 +85,7 @@ class ClusterKernel(Kernel):
     @property
     def links_device(self) -> torch.device:
         """Device of the tables."""
-        return next((t.device for own in self.tables for t in own), torch.device("cpu"))
+        return next((t.device for tables in self.tables for t in tables), torch.device("cpu"))
 
     @cached_property
     def _lows(self) -> Tensor:
@@ -125,9 +125,9 @@ class ClusterKernel(Kernel):
     def _logs(self, incoming: Sequence[Tensor], rows: Tensor | None, places: Tensor) -> Tensor:
         """(B, n, *sizes) log-tables at some places plus all messages."""
         chosen = places if rows is None else rows[places]
-        own = [self._total(self.tables[row]) for row in chosen.tolist()]
-        batch = max(len(table) for table in own)
-        total = torch.stack([table.expand(batch, *self.sizes) for table in own], 1)
+        tables = [self._total(self.tables[row]) for row in chosen.tolist()]
+        batch = max(len(table) for table in tables)
+        total = torch.stack([table.expand(batch, *self.sizes) for table in tables], 1)
         for port, part in enumerate(incoming):
             total = total + self._broadcast(port, part[..., places])
         return total
@@ -159,9 +159,9 @@ class ClusterKernel(Kernel):
             if logs is not None:
                 below = self._log_marginal(logs, self.separators[port]).flatten(2).transpose(1, 2)
                 sums = sums.index_copy(2, places, below.expand(len(sums), -1, -1))
-            own = incoming[port]
-            possible = own > -math.inf
-            answers[port] = torch.where(possible, sums - torch.where(possible, own, 0.0), -math.inf)
+            message = incoming[port]
+            alive = message > -math.inf
+            answers[port] = torch.where(alive, sums - torch.where(alive, message, 0.0), -math.inf)
         return answers
 
     def _gone(self, kept: Sequence[int]) -> list[int]:
@@ -194,7 +194,7 @@ class ClusterKernel(Kernel):
     @property
     def entries(self) -> int:
         """Entries of all tables, if they differ between batch items."""
-        batch = max((len(table) for own in self.tables for table in own), default=1)
+        batch = max((len(table) for tables in self.tables for table in tables), default=1)
         return self.count * math.prod(self.sizes) if batch > 1 else 0
 
     def items(self, chosen: slice | Tensor) -> "ClusterKernel":
@@ -202,12 +202,12 @@ class ClusterKernel(Kernel):
         if not self.entries:
             return self
         tables = tuple(
-            tuple(table if len(table) == 1 else table[chosen] for table in own)
-            for own in self.tables
+            tuple(table if len(table) == 1 else table[chosen] for table in cluster)
+            for cluster in self.tables
         )
-        own = replace(self, tables=tables)
-        vars(own).update(_scaled=tuple(part[chosen] for part in self._scaled), _lows=self._lows)
-        return own
+        kernel = replace(self, tables=tables)
+        vars(kernel).update(_scaled=tuple(part[chosen] for part in self._scaled), _lows=self._lows)
+        return kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,20 +245,20 @@ def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
         sizes = tuple(graph.sizes[v] for v in scope)
         alike.setdefault((sizes, tuple(dims for dims, _ in ends[cluster])), []).append(cluster)
     level = _levels(graph)
-    for own in alike.values():  # what is asked for at once stands together
-        own.sort(key=lambda cluster: level[cluster])
+    for clusters in alike.values():  # what is asked for at once stands together
+        clusters.sort(key=lambda cluster: level[cluster])
     tables = list(_tables(network, graph))
     kernels = tuple(
         ClusterKernel(
-            tuple(graph.sizes[v] for v in graph.scopes[own[0]]),
-            tuple(dims for dims, _ in ends[own[0]]),
+            tuple(graph.sizes[v] for v in graph.scopes[clusters[0]]),
+            tuple(dims for dims, _ in ends[clusters[0]]),
             tuple(
                 torch.tensor(links, device="cpu")
-                for links in zip(*_numbers(ends, own), strict=True)
+                for links in zip(*_numbers(ends, clusters), strict=True)
             ),
-            tuple(tables[cluster] for cluster in own),
+            tuple(tables[cluster] for cluster in clusters),
         )
-        for own in alike.values()
+        for clusters in alike.values()
     )
     sizes = [math.prod(graph.sizes[v] for v in link.separator) for link in graph.links]
     edges = edges_of(
@@ -268,7 +268,7 @@ def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
         torch.arange(len(sizes), device="cpu"),
         len(sizes),
     )
-    members = tuple(tuple(own) for own in alike.values())
+    members = tuple(tuple(clusters) for clusters in alike.values())
     schedule = UpAndDown(_sets(graph, edges, members, ends, level))
     edges = edges.to(network.constant.device)
     like = network.constant
@@ -286,7 +286,7 @@ def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
         lowest=-reach(network.groups, torch.float64),
         in_values=True,
     )
-    scopes = tuple(tuple(own) for group in network.groups for own in group.scopes.tolist())
+    scopes = tuple(tuple(row) for group in network.groups for row in group.scopes.tolist())
     return JoinLayout(equations, kernels, members, scopes, schedule)
 
 
@@ -315,15 +315,15 @@ def _sets(
     """Messages to parents, the lowest clusters first, then those to children in reverse."""
     up: dict[int, list[int]] = {}
     down: dict[int, list[int]] = {}
-    for kernel, own in enumerate(members):
+    for kernel, clusters in enumerate(members):
         firsts = [edges.first_edge(edges.segments[n]) for n in edges.by_kernel[kernel]]
-        for row, cluster in enumerate(own):
+        for row, cluster in enumerate(clusters):
             for first, (_, number) in zip(firsts, ends[cluster], strict=True):
                 way = up if graph.links[number].child == cluster else down
                 way.setdefault(level[cluster], []).append(first + row)
     sets = [up[number] for number in sorted(up)]
     sets += [down[number] for number in sorted(down, reverse=True)]
-    return tuple(torch.tensor(own, device="cpu") for own in sets)
+    return tuple(torch.tensor(numbers, device="cpu") for numbers in sets)
 
 
 def _tables(network: Network, graph: ClusterGraph) -> Iterator[tuple[Tensor, ...]]:
@@ -339,15 +339,15 @@ def _tables(network: Network, graph: ClusterGraph) -> Iterator[tuple[Tensor, ...
         aligned: list[Tensor] = []
         for tensor in members:
             group, row = places[tensor]
-            own = tables[group][:, row if tables[group].shape[1] > 1 else 0]
-            aligned.append(_aligned(own, scopes[group][row], scope))
+            table = tables[group][:, row if tables[group].shape[1] > 1 else 0]
+            aligned.append(_aligned(table, scopes[group][row], scope))
         yield tuple(aligned)
 
 
-def _aligned(values: Tensor, own: Sequence[int], scope: Sequence[int]) -> Tensor:
-    """(b, *sizes of own) as a view that broadcasts over the dims of an ascending scope."""
-    ranks = sorted(range(len(own)), key=lambda i: own[i])
+def _aligned(values: Tensor, variables: Sequence[int], scope: Sequence[int]) -> Tensor:
+    """(b, *sizes) over the variables as a view that broadcasts to an ascending scope."""
+    ranks = sorted(range(len(variables)), key=lambda i: variables[i])
     moved = values.permute(0, *(rank + 1 for rank in ranks))
-    held = set(own)
+    held = set(variables)
     sizes = iter(moved.shape[1:])
     return moved.reshape(len(values), *(next(sizes) if v in held else 1 for v in scope))

@@ -63,9 +63,9 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     tied = _tied(equations, beliefs)
     items = (tied.any(1).cpu() | ~converged).nonzero().flatten()
     if len(items) and clock.now() < end:
-        read = tuple(own[items.to(own.device)] for own in (states, tied))
-        own = _some(equations, messages, items)
-        search = _Search(*own, outcome.sweeps[items], limits, end, read[0])
+        read = tuple(values[items.to(values.device)] for values in (states, tied))
+        part = _some(equations, messages, items)
+        search = _Search(*part, outcome.sweeps[items], limits, end, read[0])
         search.run(converged[items], read if bool(converged[items].all()) else None)
         states[items.to(states.device)] = search.states
         if search.consistent is not None and len(items) == equations.batch:
@@ -122,25 +122,25 @@ class _Search:
 
         ``read`` are the best states and ties of the beliefs, if they have been computed.
         """
-        every, own = torch.arange(self.equations.batch, device="cpu"), self.equations
+        every, equations = torch.arange(self.equations.batch, device="cpu"), self.equations
         converged = self._settle(converged)
         # The traceback of a tree is exact, and that of tables cheap; others must leave some time.
-        exact = own.forest or all(isinstance(kernel, TableKernel) for kernel in own.kernels)
+        exact = equations.forest or all(isinstance(k, TableKernel) for k in equations.kernels)
         share = torch.where(converged, math.inf if exact else 0.5, 0.2)
-        self._trace(own, self.messages, every, share, read)
-        done = consistent = _agreed(own, self.messages, self.states, self.scores, converged)
+        self._trace(equations, self.messages, every, share, read)
+        done = consistent = _agreed(equations, self.messages, self.states, self.scores, converged)
         rows = every[~done]
         if not len(rows):
             self.consistent = consistent
             return
         passes = torch.zeros(len(every), dtype=torch.long, device="cpu")
-        room, kept, each = self.left, passes, 1.0
+        room, reserved, cost = self.left, passes, 1.0
         if self.orders is not None:
             room = (self.left - self.costs.reading) / self.costs.colours
             passes = (_ASCENT * room).clamp(0, _PASSES).long()
-            kept = self.costs.outwards + passes * self.costs.colours
-            each = self.costs.fixing
-        sweeps = ((self.left - kept) / each).long()
+            reserved = self.costs.outwards + passes * self.costs.colours
+            cost = self.costs.fixing
+        sweeps = ((self.left - reserved) / cost).long()
         rows = rows[sweeps[rows] >= _EACH]
         if self.orders is not None:  # what is too little for messages is left to ascent
             passes = torch.where(sweeps < _EACH, room.clamp(0, _PASSES).long(), passes)
@@ -179,17 +179,17 @@ class _Search:
             return
         for path in self.paths:
             cheap = (path.cost <= share * self.left[rows]) & path.items[rows]
-            own, some = rows[cheap], cheap.nonzero().flatten()
-            if not len(own):
+            items, places = rows[cheap], cheap.nonzero().flatten()
+            if not len(items):
                 continue
-            these, sent = _some(equations, messages, some)
+            these, sent = _some(equations, messages, places)
             if read is None:
                 beliefs = these.beliefs(sent)
                 states, free = _states(these, beliefs), _tied(these, beliefs)
             else:
-                states, free = (part[some.to(part.device)] for part in read)
-            self._take(traced(these, sent, states, free, path.order, self.end), own)
-            self.left[own] -= path.cost
+                states, free = (part[places.to(part.device)] for part in read)
+            self._take(traced(these, sent, states, free, path.order, self.end), items)
+            self.left[items] -= path.cost
 
     def _take(self, states: Tensor, rows: Tensor) -> None:
         """Keep the states of items that improve on the best ones so far."""

@@ -149,24 +149,24 @@ class Edges:
         scopes: list[Tensor] = []
         for ports, count in zip(self.ports, self.factors, strict=True):
             slots = sorted({port.slot for port in ports})
-            own = torch.full((count, len(slots)), -1, device="cpu")
+            variables = torch.full((count, len(slots)), -1, device="cpu")
             for port in ports:
                 rows = slice(None) if port.rows is None else port.rows
-                own[rows, slots.index(port.slot)] = port.variables
-            scopes.append(own)
+                variables[rows, slots.index(port.slot)] = port.variables
+            scopes.append(variables)
         return tuple(scopes)
 
     def listed_scopes(self) -> list[tuple[int, ...]]:
         """Active variables of each factor, kernel by kernel."""
-        return [tuple(v for v in row if v >= 0) for own in self.scopes for row in own.tolist()]
+        return [tuple(v for v in row if v >= 0) for rows in self.scopes for row in rows.tolist()]
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
         """Ordered pairs of active variables that share a factor, as two vectors."""
         empty = torch.zeros(0, dtype=torch.long, device="cpu")
         pairs = [(empty, empty)]
-        for own in self.scopes:
-            for one, other in permutations(own.unbind(1), 2):
+        for scopes in self.scopes:
+            for one, other in permutations(scopes.unbind(1), 2):
                 both = (one >= 0) & (other >= 0)
                 pairs.append((one[both], other[both]))
         left, right = zip(*pairs, strict=True)
@@ -194,12 +194,12 @@ def edges_of(
     Active variables have ``sizes`` states, and ``numbers`` among the graph's ``num_variables``.
     """
     states = torch.tensor(sizes, dtype=torch.long, device="cpu")
-    listed = [(kernel, port) for kernel, own in enumerate(ports) for port in range(len(own))]
+    listed = [(k, p) for k, of_kernel in enumerate(ports) for p in range(len(of_kernel))]
     home = torch.zeros(len(states), dtype=torch.long, device="cpu")
     local = torch.zeros(len(states), dtype=torch.long, device="cpu")
     classes: list[SizeClass] = []
     segments: list[Segment] = []
-    by_kernel: list[list[int]] = [[0] * len(own) for own in ports]
+    by_kernel: list[list[int]] = [[0] * len(of_kernel) for of_kernel in ports]
     first = 0
     for number, size in enumerate(torch.unique(states).tolist()):
         here = [(k, p) for k, p in listed if ports[k][p].size == size]
@@ -219,11 +219,11 @@ def edges_of(
     return Edges(
         classes=tuple(classes),
         segments=tuple(segments),
-        by_kernel=tuple(tuple(own) for own in by_kernel),
+        by_kernel=tuple(tuple(of_kernel) for of_kernel in by_kernel),
         home=home,
         local=local,
         variable=torch.cat([c.variables[c.variable] for c in classes] or [home[:0]]),
-        ports=tuple(tuple(own) for own in ports),
+        ports=tuple(tuple(of_kernel) for of_kernel in ports),
         factors=tuple(counts),
         numbers=numbers,
         num_variables=num_variables,
@@ -248,10 +248,10 @@ def _size_class(size: int, members: Tensor, ends: Tensor, first: int) -> SizeCla
     start, padded = 0, False
     different, counts = torch.unique_consecutive(widths[order], return_counts=True)
     for width, number in zip(different.tolist(), counts.tolist(), strict=True):
-        own = begins[start : start + number]
+        firsts = begins[start : start + number]
         rank = torch.arange(width, device="cpu").unsqueeze(1)
         real = rank < sorted_degrees[start : start + number]
-        places = torch.where(real, own + rank, len(ends))
+        places = torch.where(real, firsts + rank, len(ends))
         buckets.append(Bucket(start, by_variable[places]))
         padded = padded or not bool(real.all())
         start += number

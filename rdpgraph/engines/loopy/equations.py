@@ -95,8 +95,8 @@ class Equations:
     def beliefs(self, messages: Messages) -> tuple[Tensor, ...]:
         """Per class (B, K, n) log-beliefs of the variables, unnormalised."""
         parts = zip(self.unary, self.edges.classes, self._weighted(messages), strict=True)
-        own = tuple(unary + arriving(c, message) for unary, c, message in parts)
-        return own if self.boundary is None else self.boundary.joined(own)
+        beliefs = tuple(unary + arriving(c, message) for unary, c, message in parts)
+        return beliefs if self.boundary is None else self.boundary.joined(beliefs)
 
     def _weighted(self, messages: Messages) -> Messages:
         if self.weights is None:
@@ -106,15 +106,15 @@ class Equations:
     def cavities(self, messages: Messages) -> tuple[Tensor, ...]:
         """Per class (B, K, E) belief at each edge's variable less the edge's own message."""
         parts = zip(self.sums(messages), messages, self.edges.classes, strict=True)
-        return tuple(own.less(message, c.variable) for own, message, c in parts)
+        return tuple(belief.less(message, c.variable) for belief, message, c in parts)
 
     def sums(self, messages: Messages) -> list[Sums]:
         """Per class the sums of messages and unary log-potentials at the variables."""
         if not self.vanishing:
             return [Sums(belief, None) for belief in self.beliefs(messages)]
         parts = zip(self.unary, self.edges.classes, self._weighted(messages), strict=True)
-        own = [sums_of(unary, partial(arriving, c), message) for unary, c, message in parts]
-        return own if self.boundary is None else _joined(own, self.boundary)
+        sums = [sums_of(unary, partial(arriving, c), message) for unary, c, message in parts]
+        return sums if self.boundary is None else _joined(sums, self.boundary)
 
     def update(self, messages: Messages) -> Messages:
         """All messages updated from all messages (undamped)."""
@@ -171,10 +171,10 @@ class Equations:
     def expected_log_value(self, kernel: int, messages: Messages) -> Tensor:
         """(B,) expected log-values of a kernel's factors, summed."""
 
-        def expected(own: Equations, part: Messages) -> Tensor:
-            factors = own.kernels[kernel]
+        def expected(equations: Equations, part: Messages) -> Tensor:
+            factors = equations.kernels[kernel]
             assert isinstance(factors, FactorKernel)
-            return factors.expected_log_value(own.at(kernel, own.incoming(part)))
+            return factors.expected_log_value(equations.at(kernel, equations.incoming(part)))
 
         return self._in_ranges(expected, messages)
 
@@ -183,13 +183,13 @@ class Equations:
     ) -> tuple[Tensor, Tensor]:
         """(B, F) log-belief of each factor at (B, V) states, and (B, F) its maximum."""
         parts = self.at(kernel, incoming)
-        own = self.kernels[kernel]
-        assert isinstance(own, FactorKernel)
-        taken = own.log_values_at(states).to(incoming[0])
-        for port, part in zip(own.ports, parts, strict=True):
-            here = states[:, port.variables.to(states.device)].unsqueeze(1)
-            taken = added_rows(taken, port, part.gather(1, here)[:, 0])
-        return taken, own.log_partitions(parts)
+        factors = self.kernels[kernel]
+        assert isinstance(factors, FactorKernel)
+        taken = factors.log_values_at(states).to(incoming[0])
+        for port, part in zip(factors.ports, parts, strict=True):
+            chosen = states[:, port.variables.to(states.device)].unsqueeze(1)
+            taken = added_rows(taken, port, part.gather(1, chosen)[:, 0])
+        return taken, factors.log_partitions(parts)
 
     def incoming(self, messages: Messages) -> list[Tensor]:
         """Per class (B, K, E) variable-to-factor messages, rescaled."""
@@ -200,8 +200,8 @@ class Equations:
     ) -> tuple[list[Tensor], list[Tensor]]:
         sums = self.sums(messages) if sums is None else sums
         pairs = [
-            rescaled(own.less(message, c.variable), vanishing=self.vanishing)
-            for own, message, c in zip(sums, messages, self.edges.classes, strict=True)
+            rescaled(belief.less(message, c.variable), vanishing=self.vanishing)
+            for belief, message, c in zip(sums, messages, self.edges.classes, strict=True)
         ]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
@@ -226,8 +226,8 @@ class Equations:
                 logs = logs * self.factor_weights[number]
             total, dead = _added(total, dead, logs)
         counts = self._variable_counts()
-        for own, count in zip(sums, counts, strict=True):
-            logs = soft_sum(own.logs(), 1, self.temperature)
+        for belief, count in zip(sums, counts, strict=True):
+            logs = soft_sum(belief.logs(), 1, self.temperature)
             total, dead = _added(total, dead, logs, count)
         if self.boundary is not None:
             total, dead = self.boundary.total(total), self.boundary.largest(dead.to(total)) > 0
@@ -254,9 +254,9 @@ class Equations:
         """Per class (n,) one less the counting numbers of the factors at each variable."""
         counts: list[Tensor] = []
         for number, (c, unary) in enumerate(zip(self.edges.classes, self.unary, strict=True)):
-            each = unary.new_ones(c.count) if self.weights is None else self.weights[number]
-            own = 1.0 if self.boundary is None else self.boundary.counted(number)
-            counts.append(own - arriving(c, each.reshape(1, 1, -1)).reshape(-1))
+            weights = unary.new_ones(c.count) if self.weights is None else self.weights[number]
+            counted = 1.0 if self.boundary is None else self.boundary.counted(number)
+            counts.append(counted - arriving(c, weights.reshape(1, 1, -1)).reshape(-1))
         return counts
 
     def with_unary(self, unary: tuple[Tensor, ...]) -> "Equations":

@@ -207,8 +207,8 @@ def gmres(
         column[-1] = length
         columns.append(column)
         matrix = torch.zeros(step + 2, step + 1, dtype=torch.float64, device="cpu")
-        for place, own in enumerate(columns):
-            matrix[: len(own), place] = own
+        for place, entries in enumerate(columns):
+            matrix[: len(entries), place] = entries
         target = torch.zeros(step + 2, 1, dtype=torch.float64, device="cpu")
         target[0] = size
         weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution[:, 0]

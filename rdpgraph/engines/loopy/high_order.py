@@ -177,7 +177,7 @@ class HighOrderKernel(FactorKernel):
         block, weights = self.block, self.weights
         scopes = block.scopes[rows]
         potential = block.potential.select((self.count,), rows, scopes.shape[1])
-        own = replace(
+        kernel = replace(
             self,
             block=replace(block, scopes=scopes, potential=potential),
             weights=None if weights is None else weights[rows],
@@ -194,8 +194,8 @@ class HighOrderKernel(FactorKernel):
                 ports.append(Port(port.slot, at[asked], port.variables[asked], port.size))
                 left.append(states[asked.to(states.device)])
                 some.append(number)
-        vars(own).update(ports=tuple(ports), _states=tuple(left))
-        answers = own.messages([incoming[number] for number in some])
+        vars(kernel).update(ports=tuple(ports), _states=tuple(left))
+        answers = kernel.messages([incoming[number] for number in some])
         for number, answer in zip(some, answers, strict=True):
             messages[number] = answer
         return messages
@@ -210,9 +210,9 @@ class HighOrderKernel(FactorKernel):
         every = settled.expand(len(states), -1, -1).clone()
         for port, left in zip(self.ports, self._states, strict=True):
             assert port.rows is not None
-            own = states[:, port.variables.to(states.device)]
+            chosen = states[:, port.variables.to(states.device)]
             rows = torch.arange(len(left), device=states.device)
-            every[:, port.rows.to(states.device), port.slot] = left[rows, own]
+            every[:, port.rows.to(states.device), port.slot] = left[rows, chosen]
         slots = [self._placed(part).unsqueeze(-1) for part in every.unbind(2)]
         values = self.block.potential.evaluate(slots)
         values = self._picked(values.reshape(-1, *values.shape[-1 - len(slots) :]).flatten(1))

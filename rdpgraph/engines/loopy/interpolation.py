@@ -52,11 +52,11 @@ def cavities(solution: LoopySolution) -> BySlot:
                     filled[block, slot] = _put(filled[block, slot], index, zeros)
             if len(slots) == 1:
                 # The other slots are settled, and the factor is a part of a variable's unary one.
-                own = network.groups[group]
-                active = own.scopes[:, 0]
+                unary = network.groups[group]
+                active = unary.scopes[:, 0]
                 home = int(edges.home[active[0]])
                 belief = take(beliefs[home], edges.local[active].to(beliefs[home].device))
-                part = own.each().transpose(1, 2)
+                part = unary.each().transpose(1, 2)
                 alive = part > -math.inf
                 rest = torch.where(alive, belief - torch.where(alive, part, 0.0), -math.inf)
                 filled[block, slots[0]] = _at_left(
@@ -95,8 +95,8 @@ def started_from(solution: LoopySolution, other: LoopySolution) -> LoopySolution
         return started(solution, {})
     shared: dict[tuple[int, int], Tensor] = {}
     pairs = enumerate(zip(network.graph.blocks, before.graph.blocks, strict=False))
-    alike = {n: own.scopes == old.scopes for n, (own, old) in pairs if own.sizes == old.sizes
-             and own.scopes.shape == old.scopes.shape}  # fmt: skip
+    alike = {n: new.scopes == old.scopes for n, (new, old) in pairs if new.sizes == old.sizes
+             and new.scopes.shape == old.scopes.shape}  # fmt: skip
     for (block, slot), values in arriving_messages(other, -math.inf).items():
         if block in alike:
             same = alike[block][:, slot, None].to(values.device)
@@ -135,8 +135,8 @@ def _with_edges(
 ) -> BySlot:
     network, edges = solution.network, solution.edges
     for block, slot, members, segment in _ends(network, edges):
-        own = values[segment.size_class][:, :, segment.start : segment.stop]
-        filled[block, slot] = _at_left(network, filled[block, slot], block, slot, members, own)
+        messages = values[segment.size_class][:, :, segment.start : segment.stop]
+        filled[block, slot] = _at_left(network, filled[block, slot], block, slot, members, messages)
     return filled
 
 

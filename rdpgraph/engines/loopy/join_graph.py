@@ -159,13 +159,13 @@ class JoinedSolution(Approximation):
             beliefs = kernel.beliefs(layout.equations.at(number, incoming))
             size = math.prod(kernel.sizes)
             for row, cluster in enumerate(members):
-                scope, own = graph.scopes[cluster], beliefs[:, row]
+                scope, belief = graph.scopes[cluster], beliefs[:, row]
                 for tensor in graph.tensors[cluster]:
-                    of_tensors[tensor] = _marginal(own, scope, layout.scopes[tensor])
+                    of_tensors[tensor] = _marginal(belief, scope, layout.scopes[tensor])
                 for variable in scope:
                     if size < smallest.get(variable, math.inf):
                         smallest[variable] = size
-                        of_variables[variable] = _marginal(own, scope, (variable,))
+                        of_variables[variable] = _marginal(belief, scope, (variable,))
         return of_variables, of_tensors
 
     @cached_property
@@ -179,13 +179,13 @@ class JoinedSolution(Approximation):
         parts: list[tuple[Tensor, Tensor]] = []
         for size in torch.unique(sizes).tolist():
             members = (sizes == size).nonzero().flatten()
-            own = [beliefs[v].expand(self.network.batch, -1) for v in members.tolist()]
-            parts.append((members, torch.stack(own, 1)))
+            values = [beliefs[v].expand(self.network.batch, -1) for v in members.tolist()]
+            parts.append((members, torch.stack(values, 1)))
         flat = variable_table(self.network, parts, 0.0, 1.0)
         return torch.where(self._alive.unsqueeze(1), flat, 0.0)
 
     def _of_group(self, group: int) -> Tensor:
-        first = sum(len(own.scopes) for own in self.network.groups[:group])
+        first = sum(len(earlier.scopes) for earlier in self.network.groups[:group])
         beliefs = self._beliefs[1][first : first + len(self.network.groups[group].scopes)]
         batch = max(len(belief) for belief in beliefs)
         return torch.stack([belief.expand(batch, *belief.shape[1:]) for belief in beliefs], 1)

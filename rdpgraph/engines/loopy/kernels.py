@@ -229,8 +229,8 @@ class TableKernel(FactorKernel):
             return logs
         table, shift = self._logs, self._peak
         if table.shape[-1] > 1:
-            own = bad if rows is None else rows[bad]
-            table, shift = _columns(table, own), shift[:, own]
+            columns = bad if rows is None else rows[bad]
+            table, shift = _columns(table, columns), shift[:, columns]
         table = table - shift.reshape(-1, *(1,) * (table.ndim - 2), shift.shape[-1])
         scale = self.temperature
         again = _exchanged(table, [take(part, bad) / scale for part in incoming], log_sum, wanted)
@@ -269,13 +269,13 @@ class TableKernel(FactorKernel):
         tables = self.group.log_tables
         if len(tables) == 1:
             return self
-        own = replace(self, group=replace(self.group, log_tables=tables[chosen]))
+        kernel = replace(self, group=replace(self.group, log_tables=tables[chosen]))
         for name in ("_logs", "_peak", "scaled"):
             if self.records or name in vars(self):
-                vars(own)[name] = getattr(self, name)[chosen]
+                vars(kernel)[name] = getattr(self, name)[chosen]
         if vars(self).get("bounded"):
-            vars(own)["bounded"] = True
-        return own
+            vars(kernel)["bounded"] = True
+        return kernel
 
 
 def _columns(table: Tensor, rows: Tensor) -> Tensor:
@@ -302,14 +302,14 @@ def _exchanged(
     one, other = (vectors[:half], sizes[:half], 0), (vectors[half:], sizes[half:], half)
     sides = (matrix, one, other[0]), (matrix.transpose(1, 2), other, one[0])
     results: list[Tensor | None] = []
-    for table, (own, dims, first), others in sides:
-        here = [w - first for w in wanted if first <= w < first + len(own)]
-        if not here:
-            results += [None] * len(own)
+    for table, (kept, dims, first), others in sides:
+        asked = [w - first for w in wanted if first <= w < first + len(kept)]
+        if not asked:
+            results += [None] * len(kept)
             continue
         part = contract(table, _joint(others, contract))
         part = part.reshape(part.shape[0], *dims, part.shape[-1])
-        results += _exchanged(part, own, contract, here)
+        results += _exchanged(part, kept, contract, asked)
     return results
 
 

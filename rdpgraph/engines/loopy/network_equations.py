@@ -75,8 +75,8 @@ def _kernels(
     return (
         *map(TableKernel, groups, each, repeat(temperature)),
         *(
-            HighOrderKernel(block, network, own, temperature)
-            for block, own in zip(network.high_order, each[len(groups) :], strict=True)
+            HighOrderKernel(block, network, weight, temperature)
+            for block, weight in zip(network.high_order, each[len(groups) :], strict=True)
         ),
     )
 
@@ -85,8 +85,8 @@ def _edge_weights(edges: Edges, weights: tuple[Tensor, ...]) -> tuple[Tensor, ..
     parts: list[list[Tensor]] = [[] for _ in edges.classes]
     for segment in edges.segments:
         rows = edges.ports[segment.kernel][segment.port].rows
-        own = weights[segment.kernel]
-        parts[segment.size_class].append(own if rows is None else own[rows.to(own.device)])
+        weight = weights[segment.kernel]
+        parts[segment.size_class].append(weight if rows is None else weight[rows.to(weight.device)])
     empty = weights[0].new_zeros(0) if weights else torch.zeros(0, device="cpu")
     return tuple(torch.cat([*part, empty]) for part in parts)
 

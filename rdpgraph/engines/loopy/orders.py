@@ -81,10 +81,10 @@ class _Shape:
 
 def _digest(edges: Edges) -> bytes:
     parts = [*edges.factors, edges.variable.device, *(c.size for c in edges.classes)]
-    parts += [(port.slot, port.size, port.rows is None) for own in edges.ports for port in own]
-    digest = hashlib.sha256(repr((parts, [len(own) for own in edges.ports])).encode())
-    for own in edges.ports:
-        for port in own:
+    parts += [(port.slot, port.size, port.rows is None) for ports in edges.ports for port in ports]
+    digest = hashlib.sha256(repr((parts, [len(ports) for ports in edges.ports])).encode())
+    for ports in edges.ports:
+        for port in ports:
             for part in (port.variables, port.rows):
                 if part is not None:
                     digest.update(part.cpu().contiguous().numpy().tobytes())
@@ -99,7 +99,7 @@ def _of_shape(make: Callable[[Edges], Any], shape: _Shape) -> Any:
 def _cached(edges: Edges, make: Callable[[Edges], T]) -> T:
     if edges.count > _SMALL:
         return edges.remembered(make, make)
-    return edges.remembered(make, lambda own: _of_shape(make, _Shape(own, _digest(own))))
+    return edges.remembered(make, lambda source: _of_shape(make, _Shape(source, _digest(source))))
 
 
 def _peeled(edges: Edges) -> Order | None:
@@ -107,7 +107,7 @@ def _peeled(edges: Edges) -> Order | None:
     if scopes is None:
         return None
     factors = _factors(scopes, len(edges.home))
-    left = [len(own) for own in factors]
+    left = [len(numbers) for numbers in factors]
     buckets = [deque[int]() for _ in range(max(left, default=0) + 1)]
     for variable, degree in enumerate(left):
         buckets[degree].append(variable)
@@ -161,7 +161,7 @@ def _orders(edges: Edges) -> tuple[Order, Order] | None:
 
 def _scopes(edges: Edges) -> list[tuple[int, ...]] | None:
     """Variables of each factor; None if factors are too wide."""
-    wide = max((own.shape[1] for own in edges.scopes), default=0)
+    wide = max((scopes.shape[1] for scopes in edges.scopes), default=0)
     return None if wide > _WIDEST else edges.listed_scopes()
 
 
@@ -217,11 +217,11 @@ def _order(edges: Edges, layers: list[int]) -> Order:
     place = torch.zeros(len(layers), dtype=torch.long, device="cpu")
     for c in edges.classes:
         variables = c.variables.cpu()
-        own = numbers[variables]
-        order = own.argsort(stable=True)
-        sizes = own.bincount(minlength=count)
+        of_class = numbers[variables]
+        order = of_class.argsort(stable=True)
+        sizes = of_class.bincount(minlength=count)
         begins = sizes.cumsum(0) - sizes
-        place[variables[order]] = torch.arange(len(order), device="cpu") - begins[own[order]]
+        place[variables[order]] = torch.arange(len(order), device="cpu") - begins[of_class[order]]
         for of_layer, part in zip(members, order.split(sizes.tolist()), strict=True):
             of_layer.append(part.to(c.variable.device))
     if edges.classes:
@@ -232,8 +232,8 @@ def _order(edges: Edges, layers: list[int]) -> Order:
         for layer, of_layer in make(edges, kernel, numbers, place):
             arrivals[layer].append(of_layer)
     pairs = zip(members, arrivals, strict=True)
-    own = tuple(Layer(tuple(m), tuple(a)) for m, a in pairs)
-    return Order(numbers, own, steps_of(edges, numbers.numpy()))
+    built = tuple(Layer(tuple(m), tuple(a)) for m, a in pairs)
+    return Order(numbers, built, steps_of(edges, numbers.numpy()))
 
 
 def _of_tables(
@@ -243,9 +243,9 @@ def _of_tables(
     segments = [edges.segments[s] for s in edges.by_kernel[kernel]]
     for wanted, segment in enumerate(segments):
         variables = edges.ports[kernel][wanted].variables
-        own = numbers[variables]
-        order = own.argsort(stable=True)
-        sizes = own.bincount().tolist()
+        layers = numbers[variables]
+        order = layers.argsort(stable=True)
+        sizes = layers.bincount().tolist()
         for layer, rows in enumerate(order.split(sizes)):
             if len(rows):
                 target, rows = place[variables[rows]], rows.to(place.device)
@@ -265,7 +265,7 @@ def _of_high_order(
     ]
     layers = [numbers[port.variables] for port in ports]
     for layer in torch.cat(layers).unique().tolist():
-        rows = torch.cat([f[own == layer] for f, own in zip(factors, layers, strict=True)]).unique()
+        rows = torch.cat([f[at == layer] for f, at in zip(factors, layers, strict=True)]).unique()
         incoming: list[tuple[int, Tensor]] = []
         answered: list[tuple[int, int, Tensor | None, Tensor, Tensor]] = []
         for number, (port, segment) in enumerate(zip(ports, segments, strict=True)):

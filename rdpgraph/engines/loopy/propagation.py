@@ -65,10 +65,10 @@ class Shares:
         # Sets that look at no messages are the same for all items, though they may be random.
         blind = [] if looks else list(sets_of(self._schedule, edges, None, number))
         for share in list(self._shares):
-            own = share.sweeper
-            sets = sets_of(self._schedule, edges, own.residuals, number) if looks else blind
-            share.messages, largest = own.sweep(share.messages, sets)
-            self.updates = max(self.updates, own.updates)
+            sweeper = share.sweeper
+            sets = sets_of(self._schedule, edges, sweeper.residuals, number) if looks else blind
+            share.messages, largest = sweeper.sweep(share.messages, sets)
+            self.updates = max(self.updates, sweeper.updates)
             yield share, largest.cpu().double()
 
     def retire(self, share: Share, done: Tensor) -> None:
@@ -218,19 +218,19 @@ def _one_by_one(equations: Equations, start: Messages, limits: Limits) -> Outcom
     """Run the `ranges` of the batch to their ends one after another."""
     outcomes, totals = list[Outcome](), list[Tensor]()
     for part in equations.ranges:
-        own = equations.items(part)
-        outcomes.append(propagate(own, tuple(message[part] for message in start), limits))
+        restricted = equations.items(part)
+        outcomes.append(propagate(restricted, tuple(message[part] for message in start), limits))
         if not equations.records:  # while its tables are prepared: every answer asks for it
-            totals.append(own.log_partition(outcomes[-1].messages))
-    length = max(len(own.trace) for own in outcomes)
-    traces = [own.trace + own.trace[-1:] * (length - len(own.trace)) for own in outcomes]
-    columns = zip(*(own.messages for own in outcomes), strict=True)
+            totals.append(restricted.log_partition(outcomes[-1].messages))
+    length = max(len(run.trace) for run in outcomes)
+    traces = [run.trace + run.trace[-1:] * (length - len(run.trace)) for run in outcomes]
+    columns = zip(*(run.messages for run in outcomes), strict=True)
     return Outcome(
         messages=tuple(torch.cat(column) for column in columns),
-        converged=torch.cat([own.converged for own in outcomes]),
-        residual=torch.cat([own.residual for own in outcomes]),
+        converged=torch.cat([run.converged for run in outcomes]),
+        residual=torch.cat([run.residual for run in outcomes]),
         trace=tuple(max(column) for column in zip(*traces, strict=True)),
-        sweeps=torch.cat([own.sweeps for own in outcomes]),
-        updates=max(own.updates for own in outcomes),
+        sweeps=torch.cat([run.sweeps for run in outcomes]),
+        updates=max(run.updates for run in outcomes),
         log_partitions=torch.cat(totals) if totals else None,
     )

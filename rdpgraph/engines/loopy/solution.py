@@ -228,8 +228,8 @@ class LoopySolution(Approximation):
                 return self.equations.factor_beliefs(kernels.index(group), messages)
             scopes = self.network.groups[group].scopes[:, 0]
             home = int(self.edges.home[scopes[0]])
-            own = self.equations.normalised_beliefs(messages)[home]
-            return take(own, self.edges.local[scopes]).transpose(1, 2)
+            belief = self.equations.normalised_beliefs(messages)[home]
+            return take(belief, self.edges.local[scopes]).transpose(1, 2)
 
         high_order = [each.number for each in self.network.high_order]
         if block in high_order:

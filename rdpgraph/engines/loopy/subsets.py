@@ -48,13 +48,13 @@ def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
         torch.searchsorted(starts, chosen, right=True) - 1, return_counts=True
     )
     parts: list[SegmentEdges] = []
-    here = zip(numbers.tolist(), torch.split(chosen, counts.tolist()), strict=True)
-    for number, own in here:
+    pairs = zip(numbers.tolist(), torch.split(chosen, counts.tolist()), strict=True)
+    for number, members in pairs:
         segment = edges.segments[number]
         port = edges.ports[segment.kernel][segment.port]
-        own = own - edges.first_edge(segment)
-        rows = own if port.rows is None else port.rows[own]
-        parts.append(SegmentEdges(number, own + segment.start, rows))
+        members = members - edges.first_edge(segment)
+        rows = members if port.rows is None else port.rows[members]
+        parts.append(SegmentEdges(number, members + segment.start, rows))
     touched: list[tuple[Bucket, ...]] = []
     variables: list[Tensor] = []
     by_class: dict[int, list[Tensor]] = {}
@@ -67,12 +67,12 @@ def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
             continue
         at = torch.zeros(len(c.variables), dtype=torch.bool, device=chosen.device)
         at[c.variable[torch.cat(by_class[number])]] = True
-        own = at.nonzero().flatten()
+        places = at.nonzero().flatten()
         touched.append(tuple(
-            Bucket(b.start, b.edges[:, own[(own >= b.start) & (own < b.stop)] - b.start])
+            Bucket(b.start, b.edges[:, places[(places >= b.start) & (places < b.stop)] - b.start])
             for b in c.buckets
         ))  # fmt: skip
-        variables.append(own)
+        variables.append(places)
     return EdgeSubset(tuple(parts), _asked(edges, parts), tuple(touched), tuple(variables))
 
 

@@ -111,16 +111,16 @@ class _Masked(Sweeper):
             pairs = list(zip(updated, current, strict=True))
             mixed = tuple(self._mixed(new, old) for new, old in pairs)
             if chosen is None:
-                own = [equations.change(new, old) for new, old in pairs]
+                deltas = [equations.change(new, old) for new, old in pairs]
                 changes.append(
-                    _largest(own) if edges.count else torch.zeros(equations.batch, device="cpu")
+                    _largest(deltas) if edges.count else torch.zeros(equations.batch, device="cpu")
                 )
                 self._current = mixed
                 self.updates += edges.count
                 continue
-            here = torch.zeros(edges.count, dtype=torch.bool, device="cpu")
-            here[chosen] = True
-            masks = torch.split(here.to(equations.unary_device), [c.count for c in edges.classes])
+            asked = torch.zeros(edges.count, dtype=torch.bool, device="cpu")
+            asked[chosen] = True
+            masks = torch.split(asked.to(equations.unary_device), [c.count for c in edges.classes])
             parts = zip(masks, pairs, strict=True)
             changes.append(
                 _largest([torch.where(m, equations.change(*pair), 0.0) for m, pair in parts])

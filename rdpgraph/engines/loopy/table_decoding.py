@@ -150,11 +150,11 @@ def _sorted(rows: Sequence[tuple[Whole, ...]]) -> list[Whole]:
 
 def _in_steps(layers: Whole, every: list[Whole], links: list[Whole]) -> Steps:
     members = np.argsort(layers, kind="stable")
-    own = np.split(members, np.searchsorted(layers[members], np.arange(1, layers.max() + 1)))
-    count = len(own)
+    by_layer = np.split(members, np.searchsorted(layers[members], np.arange(1, layers.max() + 1)))
+    count = len(by_layer)
     cuts = [np.searchsorted(part[0], np.arange(count + 1)).tolist() for part in (every, links)]
     steps: list[Step] = []
-    for number, variables in enumerate(own):
+    for number, variables in enumerate(by_layer):
         asked, answered = (slice(cut[number], cut[number + 1]) for cut in cuts)
         _, receiver, scopes, *rest = (column[answered] for column in links)
         _, mine, around, answer, strides, _ = (column[asked] for column in every)
@@ -220,30 +220,30 @@ def climbed(
     generator = torch.Generator().manual_seed(0)
     rows, unary = _numbers(equations, None)
     chosen, result = np.arange(equations.batch), states.numpy().copy()
-    own, most = result, unary.shape[-1]
+    current, most = result, unary.shape[-1]
     for number in range(int(passes.amax())):
         luck = torch.rand(
             most, states.shape[1], generator=generator, dtype=torch.float64, device="cpu"
         ).T.numpy()
         going = (passes[torch.from_numpy(chosen)] > number).numpy()
         if not going.all():
-            result[chosen] = own
-            chosen, own = chosen[going], own[going]
+            result[chosen] = current
+            chosen, current = chosen[going], current[going]
             rows, unary = (part[going] if len(part) > 1 else part for part in (rows, unary))
         for step in steps.steps:
             if clock.now() > end:
                 break
             total = unary[:, step.variables]
-            if len(total) < len(own):
-                total = np.repeat(total, len(own), 0)
+            if len(total) < len(current):
+                total = np.repeat(total, len(current), 0)
             if len(step.asked.variables):
-                received = step.asked.sums(step.answers.of(rows, own))
+                received = step.asked.sums(step.answers.of(rows, current))
                 if len(step.asked.variables) == len(step.variables):
                     total = total + received
                 else:
                     total[:, np.searchsorted(step.variables, step.asked.variables)] += received
-            own[:, step.variables] = _any_best(total, luck[step.variables])
-    result[chosen] = own
+            current[:, step.variables] = _any_best(total, luck[step.variables])
+    result[chosen] = current
     return torch.from_numpy(result)
 
 
@@ -274,8 +274,8 @@ def _numbers(equations: Equations, logs: Sequence[Tensor] | None) -> tuple[Numbe
     items = max(len(unary) for unary in equations.unary) if logs is None else equations.batch
     unary = rows.new_zeros(items, len(edges.home), most)
     absent = torch.ones(len(edges.home), most, dtype=torch.bool, device="cpu")
-    for c, own in zip(edges.classes, equations.unary, strict=True):
-        unary[:, c.variables, : c.size] = own.movedim(1, 2).double()
+    for c, values in zip(edges.classes, equations.unary, strict=True):
+        unary[:, c.variables, : c.size] = values.movedim(1, 2).double()
         absent[c.variables, : c.size] = False
     hard = any(bool((part == -math.inf).any()) for part in (rows, unary))
     numbers = [_complex(part) if hard else part.numpy() for part in (rows, unary)]

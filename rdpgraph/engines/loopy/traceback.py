@@ -44,9 +44,9 @@ def traced(
     if order.steps is not None and readable(equations):
         return torch.cat([
             traced_rows(
-                own, [log[part] for log in logs], states[part], free[part], order.steps, end
+                restricted, [log[part] for log in logs], states[part], free[part], order.steps, end
             )
-            for part, own in _readable_parts(equations)
+            for part, restricted in _readable_parts(equations)
         ])  # fmt: skip
     _decide(equations, logs, states, free, order, end)
     return states
@@ -61,8 +61,8 @@ def ascended(
     """
     if order.steps is not None and readable(equations):
         return torch.cat([
-            climbed(own, states[part], order.steps, passes[part], end)
-            for part, own in _readable_parts(equations)
+            climbed(restricted, states[part], order.steps, passes[part], end)
+            for part, restricted in _readable_parts(equations)
         ])  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     most = max(c.size for c in equations.edges.classes)
@@ -74,10 +74,10 @@ def ascended(
         going = (passes[rows] > number).nonzero().flatten()
         if len(going) < len(rows):
             rows, equations = rows[going], equations.items(going)
-        own = every[rows]
-        logs = [_held(equations, place, own) for place in range(len(equations.edges.classes))]
-        _decide(equations, logs, own, torch.ones_like(own, dtype=torch.bool), order, end, luck)
-        every[rows] = own
+        moved = every[rows]
+        logs = [_held(equations, place, moved) for place in range(len(equations.edges.classes))]
+        _decide(equations, logs, moved, torch.ones_like(moved, dtype=torch.bool), order, end, luck)
+        every[rows] = moved
     return every
 
 
@@ -116,8 +116,8 @@ def _decide(
             return
         layer = order.layers[number]
         totals = [
-            _Total.of(unary.index_select(2, own).expand(equations.batch, -1, -1))
-            for unary, own in zip(equations.unary, layer.variables, strict=True)
+            _Total.of(unary.index_select(2, variables).expand(equations.batch, -1, -1))
+            for unary, variables in zip(equations.unary, layer.variables, strict=True)
         ]
         for part in layer.arrivals:
             incoming = [
@@ -134,10 +134,10 @@ def _decide(
                 weight = weights[c]
                 weight = None if weight is None else weight[places]
                 totals[c].add(answer.expand(equations.batch, -1, -1), target, weight)
-        said = _chosen(equations, layer, totals, states, free, luck)
+        sent = _chosen(equations, layer, totals, states, free, luck)
         for part in layer.arrivals:
             for _, c, _, places, target in part.ports:
-                logs[c].index_copy_(2, places, said[c].index_select(2, target))
+                logs[c].index_copy_(2, places, sent[c].index_select(2, target))
 
 
 def _chosen(
@@ -145,17 +145,17 @@ def _chosen(
     luck: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Write the best states of a layer's free variables; per class their messages from now on."""
-    said: list[Tensor] = []
-    for c, own, summed in zip(equations.edges.classes, layer.variables, totals, strict=True):
-        variables, total = c.variables[own], summed.of_fewest()
-        if luck is not None and len(own):
+    sent: list[Tensor] = []
+    for c, local, summed in zip(equations.edges.classes, layer.variables, totals, strict=True):
+        variables, total = c.variables[local], summed.of_fewest()
+        if luck is not None and len(local):
             peak = total.amax(1, keepdim=True)
             near = total >= peak - LEVEL * peak.abs().clamp(min=1.0)
             total = torch.where(near, luck[: c.size, variables.cpu()].to(total), -1.0)
         best = torch.where(free[:, variables], total.argmax(1), states[:, variables])
         states[:, variables] = best
-        said.append(_only(best, c.size, equations.unary[0]))
-    return said
+        sent.append(_only(best, c.size, equations.unary[0]))
+    return sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,8 +227,8 @@ def scores(equations: Equations, states: Tensor) -> Tensor:
     """
     result = torch.zeros(equations.batch, 2, dtype=torch.float64, device=states.device)
     for c, unary in zip(equations.edges.classes, equations.unary, strict=True):
-        own = states[:, c.variables].unsqueeze(1)
-        _count(result, unary.expand(equations.batch, -1, -1).gather(1, own).flatten(1), None)
+        chosen = states[:, c.variables].unsqueeze(1)
+        _count(result, unary.expand(equations.batch, -1, -1).gather(1, chosen).flatten(1), None)
     for number, kernel in enumerate(equations.kernels):
         assert isinstance(kernel, FactorKernel)
         weight = None if equations.factor_weights is None else equations.factor_weights[number]
