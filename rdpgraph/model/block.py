@@ -183,8 +183,8 @@ def _grouped(group: list[tuple[Factor, int]], numbers: "_Numbers") -> Block:
     if len(kept) == 1:
         return Block(listed, group[0][0].potential, (), None, places)
     stacked = Table.from_logs(torch.stack(kept, dim=kept[0].ndim - arity))
-    own = None if len(kept) == len(group) else torch.tensor(rows, device="cpu")
-    return Block(listed, stacked, (len(kept),), own, places, _counters(kept))
+    index = None if len(kept) == len(group) else torch.tensor(rows, device="cpu")
+    return Block(listed, stacked, (len(kept),), index, places, _counters(kept))
 
 
 @torch.no_grad()
@@ -207,10 +207,10 @@ def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
     scopes = torch.stack([column.reshape(-1) for column in columns], dim=1)
     places = torch.arange(declared, declared + block.count, device="cpu")
     lead = block.potential.lead(len(block.scopes))
-    own = lead[max(len(lead) - len(dims), 0) :]
-    shared = math.prod(own) == 1
+    aligned = lead[max(len(lead) - len(dims), 0) :]
+    shared = math.prod(aligned) == 1
     # A shared potential keeps dims of size 1, to tell them from batch dims.
-    shape = (1,) * len(own) if shared and block.count != 1 else dims
+    shape = (1,) * len(aligned) if shared and block.count != 1 else dims
     return Block(scopes, block.potential, shape, None, places)
 
 

@@ -113,9 +113,9 @@ class CompactVariables(Listing[Variable]):
         """(V,) True where a number can only be the index of a state."""
         if self._lists is None:
             return np.ones(len(self), np.bool_)
-        lists, own = self._lists
+        lists, kinds = self._lists
         flags = [takes_indices(lists.names(number)) for number in range(len(lists))]
-        return np.array(flags, np.bool_)[np.frombuffer(own, np.int32)]
+        return np.array(flags, np.bool_)[np.frombuffer(kinds, np.int32)]
 
     def entry(self, number: int) -> Variable:
         """The variable of a number, made on first access."""

@@ -123,14 +123,14 @@ class Domain:
         """The place of the entry that holds a variable, an array, or what a name stands for."""
         if not isinstance(item, str | Variable | VariableArray):
             raise ModelError(f"A variable is given by its name or as a Variable; got {item!r:.80}.")
-        own = item if isinstance(item, str) else item.name
-        if own in self.by_name:
-            return self.by_name[own]
-        array = _split(own)[0] if isinstance(item, str) else _entry_of(item).name
+        name = item if isinstance(item, str) else item.name
+        if name in self.by_name:
+            return self.by_name[name]
+        array = _split(name)[0] if isinstance(item, str) else _entry_of(item).name
         place = self.by_name.get(array)
         # Only arrays have members.
         if place is None or isinstance(self.entries[place], Variable):
-            raise UnknownVariableError(self._unknown(own))
+            raise UnknownVariableError(self._unknown(name))
         return place
 
     def single(self, item: Named) -> tuple[int, Entry] | None:
@@ -181,14 +181,14 @@ class Domain:
                     return [None] * len(items)
                 start = self.starts[place]
                 return [start + position for _, position in homes]
-        return [None if (own := self.single(item)) is None else own[0] for item in items]
+        return [None if (hit := self.single(item)) is None else hit[0] for item in items]
 
     def _number(self, item: Named) -> int | None:
         """Look up the number of a single variable and cache it."""
-        own = self.single(item)
-        if own is None:
+        hit = self.single(item)
+        if hit is None:
             return None
-        return self._known.setdefault(item, own[0])
+        return self._known.setdefault(item, hit[0])
 
     @cached_property
     def _known(self) -> dict[Named, int]:

@@ -260,7 +260,7 @@ def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
     value = value.detach().cpu()
     if value.dtype == torch.bool and value.numel():
         kinds, places = value.unique(return_inverse=True)
-        return torch.tensor([_state(name, own, entry.states) for own in kinds.tolist()])[places]
+        return torch.tensor([_state(name, flag, entry.states) for flag in kinds.tolist()])[places]
     return value.long()
 
 

@@ -90,8 +90,8 @@ class FactorBlock:
         sizes = [_slot_size(name, slot) for slot in scopes]
         _check_slots(name, sizes, self.potential)
         block, lead = self.shape, self.potential.lead(len(scopes))
-        own = lead[max(len(lead) - len(block), 0) :]
-        for have, want in zip(reversed(own), reversed(block), strict=False):
+        aligned = lead[max(len(lead) - len(block), 0) :]
+        for have, want in zip(reversed(aligned), reversed(block), strict=False):
             if have not in (1, want):
                 raise ModelError(
                     f"{name} has shape {block}; its potential's leading dims {lead} must broadcast "

@@ -72,9 +72,9 @@ def frame_of_states(
     pandas = _pandas()
     columns: dict[Any, Any] = {}
     lead: tuple[int, ...] = ()
-    for entry, own in states.items():
-        lead = tuple(own.shape[: own.ndim - len(entry.shape)])
-        rows = own.detach().cpu().reshape([math.prod(lead), math.prod(entry.shape)]).numpy()
+    for entry, tensor in states.items():
+        lead = tuple(tensor.shape[: tensor.ndim - len(entry.shape)])
+        rows = tensor.detach().cpu().reshape([math.prod(lead), math.prod(entry.shape)]).numpy()
         names = domain.states_of(entry)
         for column, member in zip(rows.T, _member_names(entry), strict=True):
             if isinstance(names, tuple):
@@ -93,11 +93,11 @@ def frame_of_values(
     index: list[tuple[Any, ...]] = []
     parts: list[Tensor] = [torch.zeros(1, 0, device="cpu")] if not values else []
     lead: tuple[int, ...] = ()
-    for entry, own in values.items():
-        lead = tuple(own.shape[: own.ndim - len(entry.shape) - 1])
+    for entry, tensor in values.items():
+        lead = tuple(tensor.shape[: tensor.ndim - len(entry.shape) - 1])
         names = names_of(domain.states_of(entry))
         index.extend((member, state) for member in _member_names(entry) for state in names)
-        parts.append(own.reshape([math.prod(lead), -1]))
+        parts.append(tensor.reshape([math.prod(lead), -1]))
     levels = pandas.MultiIndex.from_tuples(index, names=["variable", "state"])
     return _frame_of_numbers(pandas, torch.cat(parts, 1), levels, lead, labels)
 
@@ -135,11 +135,11 @@ def _index(pandas: Any, lead: tuple[int, ...], labels: Labels | None) -> Any:
     places = np.indices(lead).reshape(len(lead), -1)
     if labels is None:
         return pandas.MultiIndex.from_arrays(list(places))
-    own = labels.index.take(places[-1])
+    last = labels.index.take(places[-1])
     if len(lead) == 1:
-        return own
-    levels = [own.get_level_values(level) for level in range(own.nlevels)]
-    names = [None] * (len(lead) - 1) + list(own.names)
+        return last
+    levels = [last.get_level_values(level) for level in range(last.nlevels)]
+    names = [None] * (len(lead) - 1) + list(last.names)
     return pandas.MultiIndex.from_arrays([*places[:-1], *levels], names=names)
 
 

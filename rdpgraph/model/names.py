@@ -210,9 +210,9 @@ class Names(NumberedNames):
             kept = (entries >= 0).nonzero()[0]
             left, places, entries = left[kept], places[kept], entries[kept]
             alike = known[entries] == hashes[left]
-            rows, own = left[alike].tolist(), entries[alike]
-            starts, stops = ends[own].tolist(), ends[own + 1].tolist()
-            for row, number, start, stop in zip(rows, own.tolist(), starts, stops, strict=True):
+            rows, hits = left[alike].tolist(), entries[alike]
+            starts, stops = ends[hits].tolist(), ends[hits + 1].tolist()
+            for row, number, start, stop in zip(rows, hits.tolist(), starts, stops, strict=True):
                 if lengths[row] == stop - start and self._text.startswith(names[row], start):
                     numbers[row] = number
             others = numbers[left] < 0

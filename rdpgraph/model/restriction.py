@@ -227,14 +227,14 @@ def _by_entry(
             raise ModelError(f"A support is given for all of array {entry.name!r}, not for a part.")
         if not isinstance(cast(object, support), Support):
             raise ModelError(f"The support of {entry.name!r} is a Support; got {support!r:.80}.")
-        own = support.states.shape[:-1]
-        if len(own) < len(entry.shape) or tuple(own[len(own) - len(entry.shape) :]) != entry.shape:
+        dims = support.states.shape[:-1]
+        if (split := len(dims) - len(entry.shape)) < 0 or tuple(dims[split:]) != entry.shape:
             raise ModelError(
                 f"The support of {entry.name!r} needs shape (*batch, *{entry.shape}, kept); "
                 f"got {tuple(support.states.shape)}."
             )
         try:
-            lead = broadcast_shapes(lead, own[: len(own) - len(entry.shape)])
+            lead = broadcast_shapes(lead, dims[:split])
         except RuntimeError:
             raise ModelError(
                 f"The support of {entry.name!r} has dims {tuple(support.states.shape)}, of which "

@@ -96,8 +96,8 @@ class Tempered(Potential):
     def messages(
         self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
     ) -> tuple[Tensor, ...]:
-        own = [message * self.temperature for message in incoming]
-        answers = self.potential.messages(own, temperature=temperature * self.temperature)
+        scaled = [message * self.temperature for message in incoming]
+        answers = self.potential.messages(scaled, temperature=temperature * self.temperature)
         return tuple(message / self.temperature for message in answers)
 
 

@@ -193,7 +193,7 @@ def state_index(name: str, states: States, state: object) -> int:
     number = _whole(state)
     if isinstance(state, str) or (number is not None and not takes_indices(states)):
         known = f"{size} unnamed states" if isinstance(states, int) else _listed(names)
-        alike = [own for own in names if number is not None and _number(own) == number]
+        alike = [label for label in names if number is not None and _number(label) == number]
         if alike and 0 <= int(number or 0) < size:
             raise _either(name, states, number or 0, f"the state {alike[0]!r}")
         raise EvidenceError(f"Variable {name!r} has no state {state!r}; it has {known}.")

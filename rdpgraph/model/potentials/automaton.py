@@ -99,8 +99,8 @@ class Automaton(Potential):
         for chosen in states:
             read = chosen.to(self.device).unsqueeze(-2)
             place = self.transitions[place.unsqueeze(-1), read].flatten(-2)
-        own, grid = self.log_accept.shape[:-1], [chosen.shape[-1] for chosen in states]
-        lead = broadcast_shapes(own, place.shape[:-1])
+        dims, grid = self.log_accept.shape[:-1], [chosen.shape[-1] for chosen in states]
+        lead = broadcast_shapes(dims, place.shape[:-1])
         values = self.log_accept.expand(*lead, -1).gather(-1, place.expand(*lead, -1))
         return values.reshape([*lead, *grid])
 

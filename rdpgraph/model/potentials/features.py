@@ -207,13 +207,13 @@ class RandomFeatures:
 
 def centred_sides(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sides of mean zero and one scale, and the logs (*lead, n, 1) to add to each again."""
-    middle, other = (side.detach().mean(-2, keepdim=True) for side in (left, right))
-    first, second = left - middle, right - other
-    before = (left * other).sum(-1, keepdim=True)
-    after = (second * middle).sum(-1, keepdim=True)
+    left_mean, right_mean = (side.detach().mean(-2, keepdim=True) for side in (left, right))
+    first, second = left - left_mean, right - right_mean
+    before = (left * right_mean).sum(-1, keepdim=True)
+    after = (second * left_mean).sum(-1, keepdim=True)
     sizes = (s.detach().square().mean((-2, -1), keepdim=True).sqrt() for s in (first, second))
-    own, theirs = sizes
-    ratio = torch.where((own > 0) & (theirs > 0), theirs / own, 1.0).sqrt()
+    left_size, right_size = sizes
+    ratio = torch.where((left_size > 0) & (right_size > 0), right_size / left_size, 1.0).sqrt()
     return first * ratio, second / ratio, before, after
 
 

@@ -319,18 +319,18 @@ def _explored(
         return numbers[state]
 
     for state in order:  # which grows
-        own = {word: number(after(state, word)) for word in named(state)}
-        full = len(own) == vocabulary  # then there are no others
-        others.append(next(iter(own.values())) if full else number(after(state, None)))
-        arcs.append(own)
+        arc = {word: number(after(state, word)) for word in named(state)}
+        full = len(arc) == vocabulary  # then there are no others
+        others.append(next(iter(arc.values())) if full else number(after(state, None)))
+        arcs.append(arc)
     # States are told apart by what follows, one word further in each round.
     kinds, count = [int(accepted(state)) for state in order], 0
     while True:
         seen: dict[Any, int] = {}
         following: list[int] = []
         for kind, arc, other in zip(kinds, arcs, others, strict=True):
-            own = {word: kinds[to] for word, to in arc.items() if kinds[to] != kinds[other]}
-            key = kind, kinds[other], frozenset(own.items())
+            moves = {word: kinds[to] for word, to in arc.items() if kinds[to] != kinds[other]}
+            key = kind, kinds[other], frozenset(moves.items())
             following.append(seen.setdefault(key, len(seen)))
         if len(seen) == count:
             break

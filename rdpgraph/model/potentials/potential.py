@@ -244,9 +244,9 @@ def _split(self: Potential, split: Any) -> Decomposition | None:
         return None
     if not isinstance(split, Decomposition):
         raise _unfit(self, "decompose", "a Decomposition, or None", split)
-    own: Any = split.auxiliary
-    if not isinstance(own, tuple) or not all(is_whole(size, 1) for size in own):
-        raise _unfit(self, "decompose", "auxiliary, a tuple of numbers of states", own)
+    aux: Any = split.auxiliary
+    if not isinstance(aux, tuple) or not all(is_whole(size, 1) for size in aux):
+        raise _unfit(self, "decompose", "auxiliary, a tuple of numbers of states", aux)
     parts: Any = split.parts
     if not isinstance(parts, tuple) or not all(isinstance(part, Part) for part in parts):
         raise _unfit(self, "decompose", "parts, a tuple of Part", parts)
@@ -255,9 +255,9 @@ def _split(self: Potential, split: Any) -> Decomposition | None:
         isinstance(s, tuple) and all(map(is_whole, s)) and len(s) == len({*s}) for s in scopes
     )
     held = {number for scope in scopes for number in scope} if known else {-1}
-    arity = len(held) - len(own)
+    arity = len(held) - len(aux)
     if held != set(range(len(held))) or not 0 <= arity <= len(self.shape):
-        wanted = f"parts over distinct variables, all slots and {len(own)} auxiliary ones together,"
+        wanted = f"parts over distinct variables, all slots and {len(aux)} auxiliary ones together,"
         raise _unfit(self, "decompose", wanted, scopes)
     sizes, made = (*self.slots(arity), *split.auxiliary), list[Part]()
     for part in split.parts:
@@ -275,9 +275,9 @@ def _numbers(
     name, got = type(potential), values
     if isinstance(values, Tensor):
         split = max(0, values.ndim - len(sizes))
-        own, got = tuple(values.shape[:split]), tuple(values.shape)
+        batch, got = tuple(values.shape[:split]), tuple(values.shape)
         lead = broadcast_shapes(potential.lead(arity), *leads)
-        if got[split:] == sizes and (math.prod(own) == 1 or broadcasts(own, lead)):
+        if got[split:] == sizes and (math.prod(batch) == 1 or broadcasts(batch, lead)):
             if not name.__module__.startswith(
                 "rdpgraph."
             ):  # built-in potentials are checked by tests
@@ -320,11 +320,11 @@ def select_lead(
     ends = values.shape[values.ndim - trailing :]
     lead = values.shape[: values.ndim - trailing]
     missing = max(len(block) - len(lead), 0)
-    own = (1,) * missing + tuple(lead[max(len(lead) - len(block), 0) :])
+    aligned = (1,) * missing + tuple(lead[max(len(lead) - len(block), 0) :])
     batch = tuple(lead[: max(len(lead) - len(block), 0)])
-    shared = all(size == 1 for size in own)
-    kept = own if shared else block
-    flat = values.reshape([*batch, *own, *ends]).expand([*batch, *kept, *ends])
+    shared = all(size == 1 for size in aligned)
+    kept = aligned if shared else block
+    flat = values.reshape([*batch, *aligned, *ends]).expand([*batch, *kept, *ends])
     flat = flat.reshape([*batch, math.prod(kept), *ends])
     if rows is None or flat.shape[len(batch)] == 1:
         return flat

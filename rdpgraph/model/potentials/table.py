@@ -133,14 +133,14 @@ _FEW = 4096
 
 def looked_up(values: Tensor, index: Sequence[Tensor]) -> Tensor:
     """``values[tuple(index)]`` by flat indices, several times as fast for many entries."""
-    few = math.prod(own.numel() for own in index) <= _FEW
+    few = math.prod(indices.numel() for indices in index) <= _FEW
     if few or not values.is_contiguous():  # flat indices would need a copy
         return values[tuple(index)]
     number = index[0]
     # The gradient stores the indices, one for each entry.
     kind = torch.int32 if values.numel() < 2**31 else torch.int64
-    for size, own in zip(values.shape[1:], index[1:], strict=True):
-        number = (number * size).to(kind) + own.to(kind)
+    for size, indices in zip(values.shape[1:], index[1:], strict=True):
+        number = (number * size).to(kind) + indices.to(kind)
     return values.view(-1).index_select(0, number.flatten()).reshape(number.shape)
 
 
