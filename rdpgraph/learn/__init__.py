@@ -14,7 +14,7 @@ from rdpgraph.learn.gradient import fit_by_gradient, standard_errors
 from rdpgraph.learn.hidden import HiddenStates, held_out
 from rdpgraph.learn.markov import HMM, HSMM, left_to_right
 from rdpgraph.learn.network import BayesianNetwork
-from rdpgraph.learn.parameters import Parameter, Probabilities
+from rdpgraph.learn.parameters import NoisyMax, Parameter, Probabilities
 from rdpgraph.learn.saved import load, save
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Gaussian",
     "HiddenStates",
     "Mixture",
+    "NoisyMax",
     "Parameter",
     "Poisson",
     "Probabilities",

@@ -11,6 +11,7 @@ from torch import Tensor
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.emissions import (
+    LOGS,
     Categorical,
     Emission,
     check_columns,
@@ -102,6 +103,17 @@ class Product(Emission):
     def log_prior(self) -> Tensor:
         return torch.stack([part.log_prior().cpu() for part, _ in self.parts]).sum()
 
+    def free(self) -> tuple[Tensor, ...]:
+        return tuple(own for part, _ in self.parts for own in part.free())
+
+    def at(self, free: Sequence[Tensor]) -> "Product":
+        rest = iter(free)
+        return Product([(p.at([next(rest) for _ in p.free()]), own) for p, own in self.parts])
+
+    def estimates(self) -> tuple[Tensor, ...]:
+        """The estimates of the parts, concatenated."""
+        return tuple(own for part, _ in self.parts for own in part.estimates())
+
     def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
         drawn = torch.cat([part.sample(states, generator) for part, _ in self.parts], 1)
         order = torch.tensor([column for _, own in self.parts for column in own])
@@ -125,6 +137,7 @@ class Mixture(Emission):
     """
 
     tables = ("log_weights",)
+    maps = (LOGS,)
     components: int
     emission: Emission
     log_weights: Tensor | None = None
@@ -206,6 +219,17 @@ class Mixture(Emission):
         weights = table_of(self.log_weights)
         own = torch.where(weights > -math.inf, self.prior * weights, 0.0).sum()
         return own.cpu() + self.emission.log_prior().cpu()
+
+    def free(self) -> tuple[Tensor, ...]:
+        """Numbers for the weights, and those of the emission."""
+        return *super().free(), *self.emission.free()
+
+    def at(self, free: Sequence[Tensor]) -> "Mixture":
+        return replace(super().at(free[:1]), emission=self.emission.at(free[1:]))
+
+    def estimates(self) -> tuple[Tensor, ...]:
+        """The weights, and those of the emission."""
+        return *super().estimates(), *self.emission.estimates()
 
     def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
         shares = table_of(self.log_weights).exp()[states]

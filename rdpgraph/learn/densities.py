@@ -134,14 +134,30 @@ class Density(Emission):
 
         return self.climbed(gain)
 
+    @property
+    def _maps(self) -> dict[str, Any]:
+        limits: Any = self.family(**self.parameters).arg_constraints
+        return {n: biject_to(limits[n]) for n in self.parameters if n not in self.fixed}
+
+    def free(self) -> tuple[Tensor, ...]:
+        """Unconstrained forms of the parameters that are not fixed, in their order."""
+        maps = self._maps.items()
+        return tuple(to.inv(self.parameters[name]).detach().clone() for name, to in maps)
+
+    def at(self, free: Sequence[Tensor]) -> "Density":
+        maps = self._maps.items()
+        tables = {name: to(own) for (name, to), own in zip(maps, free, strict=True)}
+        return replace(self, parameters={**self.parameters, **tables})
+
+    def estimates(self) -> tuple[Tensor, ...]:
+        """The parameters that are not fixed, in their order."""
+        return tuple(own for name, own in self.parameters.items() if name not in self.fixed)
+
     def climbed(self, gain: Callable[["Density"], Tensor]) -> "Density":
         """The best point that L-BFGS visits from here, by a differentiable gain."""
-        limits: Any = self.family(**self.parameters).arg_constraints
-        maps = {name: biject_to(limits[name]) for name in self.parameters if name not in self.fixed}
-        if not maps:
+        leaves = [table.requires_grad_() for table in self.free()]
+        if not leaves:
             return self
-        own = [to.inv(self.parameters[name]).detach().clone() for name, to in maps.items()]
-        leaves = [table.requires_grad_() for table in own]
         optimizer = torch.optim.LBFGS(leaves, max_iter=50, line_search_fn="strong_wolfe")
         best, least = self, math.inf
 
@@ -149,12 +165,10 @@ class Density(Emission):
             nonlocal best, least
             optimizer.zero_grad()
             with torch.enable_grad():
-                mapped = {name: maps[name](leaf) for name, leaf in zip(maps, leaves, strict=True)}
-                result = -gain(replace(self, parameters={**self.parameters, **mapped}))
+                result = -gain(self.at(leaves))
                 result.backward()
             if float(result.detach()) < least:
-                tables = {name: table.detach() for name, table in mapped.items()}
-                best = replace(self, parameters={**self.parameters, **tables})
+                best = self.at([leaf.detach() for leaf in leaves])
                 least = float(result.detach())
             return result.detach()
 
@@ -204,6 +218,16 @@ class Durations(Parameter):
         """The family expanded to so many states, on a device."""
         column = torch.zeros(1, 1, dtype=torch.float64, device=like.device)
         return replace(self, density=self.density.blank(states, column))
+
+    def free(self) -> tuple[Tensor, ...]:
+        return self.density.free()
+
+    def at(self, free: Sequence[Tensor]) -> "Durations":
+        return replace(self, density=self.density.at(free))
+
+    def estimates(self) -> tuple[Tensor, ...]:
+        """The parameters of the family, as `Density` has them."""
+        return self.density.estimates()
 
     def value(self, rows: Any) -> Tensor:
         del rows

@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -12,6 +13,10 @@ from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.learn.parameters import Parameter
 from rdpgraph.learn.sequences import PaddedBatch, as_rows, clusters
+
+Map = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+LOGS: Map = (lambda free: free.log_softmax(-1), torch.Tensor.detach)
+POSITIVE: Map = torch.exp, torch.log
 
 
 class Emission(Parameter):
@@ -41,6 +46,9 @@ class Emission(Parameter):
 
     tables: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that are drawn from data where they are None."""
+
+    maps: ClassVar[tuple[Map, ...]] = ()
+    """Maps from all numbers to the values of each table, and their inverses."""
 
     @property
     def kept(self) -> int:
@@ -100,6 +108,27 @@ class Emission(Parameter):
         kept = [name for name in self.tables if getattr(self, name) is not None]
         return _replaced(drawn, {name: getattr(blank, name) for name in kept})
 
+    def free(self) -> tuple[Tensor, ...]:
+        """Numbers (n,) that map to the entries of each table; bounds such as a rate of 0 stay."""
+        own = zip(self.tables, self.maps, strict=True)
+        flat = [back(table_of(getattr(self, name)).detach()) for name, (_, back) in own]
+        return tuple(part[part.isfinite()] for part in flat)
+
+    def at(self, free: Sequence[Tensor]) -> Self:
+        tables: dict[str, Tensor] = {}
+        for name, (to, back), part in zip(self.tables, self.maps, free, strict=True):
+            flat = back(table_of(getattr(self, name)).detach())
+            moves = flat.isfinite()
+            table = to(flat.masked_scatter(moves, part))
+            # The gradient of the logarithm of a bound would be NaN.
+            tables[name] = torch.where(moves, table, table.detach())
+        return _replaced(self, tables)
+
+    def estimates(self) -> tuple[Tensor, ...]:
+        """The tables, in the order of `tables`; probabilities instead of their logarithms."""
+        tables = ((name, table_of(getattr(self, name))) for name in self.tables)
+        return tuple(own.exp() if name.startswith("log_") else own for name, own in tables)
+
     def value(self, rows: PaddedBatch) -> Tensor:
         observed = rows["observed"]
         return self.log_prob(observed.flatten(0, 1)).unflatten(0, observed.shape[:2])
@@ -150,6 +179,7 @@ class Categorical(Emission):
     """
 
     tables = ("log_values",)
+    maps = (LOGS,)
     symbols: int
     log_values: Tensor | None = None
     prior: Tensor | float = field(default=0.0, kw_only=True)
@@ -224,6 +254,7 @@ class Poisson(LinearEmission):
     """
 
     tables = ("rates",)
+    maps = (POSITIVE,)
     rates: Tensor | None = None
     shape: float = field(default=1.0, kw_only=True)
     rate: float = field(default=0.0, kw_only=True)
@@ -275,6 +306,7 @@ class Bernoulli(LinearEmission):
     """
 
     tables = ("chances",)
+    maps = ((torch.sigmoid, torch.logit),)
     chances: Tensor | None = None
     prior: float = field(default=0.0, kw_only=True)
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.io.tables import all_variables
-from rdpgraph.learn.parameters import Probabilities
+from rdpgraph.learn.parameters import NoisyMax, Probabilities
 from rdpgraph.learn.rows import Distinct, states_in
 from rdpgraph.model.conditional import is_conditional, refuse_cycle
 from rdpgraph.model.domain import Domain
@@ -62,14 +63,19 @@ class Families:
         scopes: by the names of variables.
         domain: the variables, numbered in that order.
         given: the tables of a graph that was given, (*parents, states); none of edges.
+        noisy: names of those whose tables are `NoisyMax`.
     """
 
     scopes: Mapping[str, tuple[Variable, ...]]
     domain: Domain
     given: Mapping[str, Tensor]
+    noisy: frozenset[str] = frozenset()
 
     @staticmethod
-    def read(structure: Any, states: Mapping[str, Any], columns: Mapping[Any, Any]) -> "Families":
+    def read(
+        structure: Any, states: Mapping[str, Any], columns: Mapping[Any, Any],
+        noisy: Iterable[str] = (),
+    ) -> "Families":  # fmt: skip
         """The families of a structure, with states of variables and columns of data."""
         nodes, edges = edges_of(structure)
         edges = list(dict.fromkeys(edges))
@@ -92,8 +98,10 @@ class Families:
                     f"states={{{name!r}: 2}}."
                 )
         scopes = {x: (*map(variables.__getitem__, own), variables[x]) for x, own in parents.items()}
-        tables = {x: graph.cpt(x).detach() for x in nodes} if graph is not None else {}
-        return Families(scopes, Domain.of(variables.values()), tables)
+        noisy = frozenset(noisy)
+        own = [x for x in nodes if x not in noisy] if graph is not None else []
+        tables = {x: graph.cpt(x).detach() for x in own} if graph is not None else {}
+        return Families(scopes, Domain.of(variables.values()), tables, noisy)
 
     def sizes(self, name: str) -> tuple[int, ...]:
         """The shape of a table, (*parents, states)."""
@@ -103,7 +111,11 @@ class Families:
         self, name: str, rows: Distinct, prior: Any, fixed: Any, generator: torch.Generator
     ) -> Probabilities:
         """The initial table of a variable: the one given, near that of complete rows, or random."""
-        sizes = self.sizes(name)
+        sizes, noisy = self.sizes(name), name in self.noisy
+        parents, kind = sizes[:-1], Probabilities
+        if noisy:
+            sizes = (1 + sum(parents) - len(parents), sizes[-1])
+            kind = partial(NoisyMax, sizes=parents)
         held: Mapping[str, Any] = fixed if isinstance(fixed, Mapping) else dict.fromkeys(fixed)
         table = held.get(name)
         table = self.given.get(name) if table is None else table
@@ -117,11 +129,16 @@ class Families:
         if table is None:
             uniform = torch.full(sizes, 1 / sizes[-1], dtype=torch.float64).log()
             counts = self.counted(rows, name)
-            own = Probabilities(uniform, prior=prior)
+            own = kind(uniform, prior=prior)
             if not bool((counts > 0).any()):
                 return own.drawn(generator)
-            log_values = Probabilities(uniform).maximised((counts + 1,)).log_values
-            return Probabilities(log_values, prior=prior)
+            return (
+                own
+                if noisy
+                else replace(
+                    own, log_values=Probabilities(uniform).maximised((counts + 1,)).log_values
+                )
+            )
         table = as_values(f"The table of {name!r}", table).double()
         if tuple(table.shape) != sizes or not is_conditional(table.numpy(), -1):
             raise ModelError(
@@ -130,7 +147,7 @@ class Families:
             )
         totals = table.sum(-1, keepdim=True)
         table = table / torch.where(totals > 0, totals, 1.0)
-        return Probabilities(table.log(), prior=prior, fixed=name in held)
+        return kind(table.log(), prior=prior, fixed=name in held)
 
     def counted(self, rows: Distinct, name: str) -> Tensor:
         """(*parents, states) the weights of rows that have the whole family."""

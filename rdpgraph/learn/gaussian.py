@@ -7,11 +7,12 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.distributions import constraints, transform_to
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
-from rdpgraph.learn.emissions import Emission, check_mass, settle, table_of
+from rdpgraph.learn.emissions import POSITIVE, Emission, Map, check_mass, settle, table_of
 from rdpgraph.learn.sequences import PaddedBatch
 
 Kind = Literal["spherical", "diagonal", "full", "tied"]
@@ -20,6 +21,11 @@ _APART = 1e6
 """Squared distance of a mean from the common one, in variances, up to which squares are expanded:
 what cancels is this part of rounding."""
 _SINGULAR = 1e-12
+_LOWER = transform_to(constraints.lower_cholesky)
+_SQUARE: Map = (
+    lambda free: _LOWER(free) @ _LOWER(free).mT,
+    lambda table: _LOWER.inv(torch.linalg.cholesky(table)),
+)
 _FEW = 8
 """Columns of which all products are made at once."""
 
@@ -68,6 +74,11 @@ class Gaussian(Emission):
         for name in ("mean_weight", "covariance_weight"):
             if not getattr(self, name) >= 0:
                 raise ModelError(f"Gaussian needs {name} of at least 0; got {getattr(self, name)}.")
+
+    @property
+    def maps(self) -> tuple[Map, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Means are any numbers; covariances come from triangles, and variances from logarithms."""
+        return (torch.Tensor.clone, torch.Tensor.clone), POSITIVE if self._diagonal else _SQUARE
 
     @property
     def kept(self) -> int:

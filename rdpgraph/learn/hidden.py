@@ -16,6 +16,7 @@ from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.learn.densities import Durations
 from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.emissions import Emission
+from rdpgraph.learn.gradient import standard_errors
 from rdpgraph.learn.parameters import Parameter, Probabilities
 from rdpgraph.learn.sequences import PaddedBatch, as_rows, batches_of, sequences_of
 
@@ -129,14 +130,27 @@ class HiddenStates(Arguments, ABC):
         return self._fitted()["emission"]
 
     @property
-    def em_(self) -> EM:
-        """The `EM` of its parameters, for `learn.load`."""
-        return EM(self._model, self._fitted())
-
-    @property
     def start_(self) -> Tensor:
         """(states,) log-probabilities of the first state."""
         return self._fitted()["start"].value(None)
+
+    def standard_errors(self, X: Any, lengths: Any = None) -> dict[str, tuple[Tensor, ...]]:
+        """Standard errors of all tables, by the observed information of sequences.
+
+        For each parameter, those of its `estimates`: probabilities of start, transition and
+        durations, and the tables of the emission. Infinite where the data says nothing. It takes a
+        pass back for each free parameter.
+
+        Args:
+            X: the data of the fit.
+            lengths: of the sequences.
+
+        Raises:
+            ModelError: the fit is at no maximum.
+        """
+        batches = batches_of(self._read(X, lengths), self._width, self._cells)
+        em = EM(self._model, self._fitted())
+        return standard_errors(em, self.fit_, [rows for rows, _ in batches])
 
     def structure(self, X: Any, lengths: Any = None) -> Any:
         """The `Chain` or `SemiMarkov` of all sequences, (B,), padded; its log Z is their score."""

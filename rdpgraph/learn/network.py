@@ -46,6 +46,10 @@ class BayesianNetwork(Arguments):
             rule), `BDeu`, or for names of variables a number or a table (*parents, states).
         fixed: names of variables whose tables of a given graph stay, or for such names tables of
             probabilities (*parents, states).
+        noisy: names of variables of which each parent causes a state by itself, and the last of
+            these shows: noisy-MAX, which is noisy-OR where there are two states. The first state of
+            a parent is that of its absence; a leak stands for all other causes. What is fitted,
+            and what priors and fixed tables are of, are the causes of `NoisyMax`.
         tolerance: as for `EM`; so are limit, starts and progress.
         limit: of EM's steps.
         starts: of EM; of several the best is taken.
@@ -71,6 +75,7 @@ class BayesianNetwork(Arguments):
     states: Mapping[str, Any] | None = None
     prior: Any = 0.0
     fixed: Any = ()
+    noisy: Iterable[str] = ()
     tolerance: float = 1e-6
     limit: int = 200
     starts: int = 1
@@ -101,11 +106,11 @@ class BayesianNetwork(Arguments):
             ImpossibleEvidenceError: a row that no configuration explains; the message names it.
         """
         del y
-        families = Families.read(self.structure, self.states or {}, columns(data))
+        families = Families.read(self.structure, self.states or {}, columns(data), self.noisy)
         named = {*self.fixed, *(self.prior if isinstance(self.prior, Mapping) else ())}
-        if unknown := named - set(families.scopes):
+        if unknown := (named | families.noisy) - set(families.scopes):
             raise ModelError(
-                f"The fixed tables or priors name {min(unknown)!r}, which is no variable of "
+                f"Fixed or noisy tables or priors name {min(unknown)!r}, which is no variable of "
                 f"{', '.join(families.scopes)}."
             )
         rows = distinct_rows(data, families.domain, weights)
@@ -122,7 +127,7 @@ class BayesianNetwork(Arguments):
         try:
             self.fit_: Fit = em.fit(batches, masses, generator=generator)
         except ImpossibleEvidenceError:
-            graph = families.graph({name: own.log_values for name, own in parameters.items()})
+            graph = families.graph({name: own.value(None) for name, own in parameters.items()})
             for part, values in self._answers(data, self._log_partition, graph):
                 _refuse_dead(part, values == -math.inf)
             raise
@@ -130,6 +135,8 @@ class BayesianNetwork(Arguments):
         self.graph_: FactorGraph = families.graph(tables)
         free = [(own.moves.sum(-1) - 1).clamp(min=0).sum() for own in parameters.values()]
         self.free_parameters_: int = int(sum(free))
+        self.feature_names_in_ = np.array(list(columns(data)), object)
+        self.n_features_in_ = len(self.feature_names_in_)
         return self
 
     @property
@@ -297,6 +304,39 @@ class BayesianNetwork(Arguments):
                 table[state] = 0.0
                 factors.append(Factor(variable, Table.from_logs(table)))
         return FactorGraph(factors, graph.variables)
+
+    def adjustment_set(self, cause: str, effect: str) -> set[str]:
+        """Variables by which the effect of another is adjusted: none of them can be left out.
+
+        Given these, an effect in rows as they are seen is that of `do` (Pearl's back-door
+        criterion): their sum, weighted by their probability. Only variables that had a column
+        in `fit` are taken.
+
+        Args:
+            cause: a name.
+            effect: a name.
+
+        Raises:
+            ModelError: no such set of variables.
+
+        Example:
+            >>> network = BayesianNetwork([("age", "drug"), ("age", "health"), ("drug", "health")])
+            >>> network.adjustment_set("drug", "health")
+            {'age'}
+        """
+        import networkx
+
+        graph = self.to_networkx()
+        known = set(getattr(self, "feature_names_in_", graph)) - {cause, effect}
+        known -= networkx.descendants(graph, cause)
+        graph.remove_edges_from(list(graph.out_edges(cause)))
+        chosen = networkx.find_minimal_d_separator(graph, cause, effect, restricted=known)
+        if chosen is None:
+            raise ModelError(
+                f"No variables with a column block every path into {cause!r} from {effect!r}: its "
+                "effect is not found by adjustment."
+            )
+        return chosen
 
     def to_networkx(self) -> Any:
         """The network as a `networkx.DiGraph` of names, for questions about its paths."""

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
@@ -220,3 +221,38 @@ class Probabilities(Parameter):
 
     def _replaced(self, log_values: Tensor) -> "Probabilities":
         return replace(self, log_values=log_values)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyMax(Probabilities):
+    """A table in which each parent causes a state by itself, and the last one of these shows.
+
+    It is noisy-OR where the variable has two states. A parent in its first state causes the first
+    one; a leak is a further cause, always on. What is fitted are the probabilities of the states
+    that are caused, (1 + the sum of sizes - 1, states): a row for the leak, then one for each state
+    of each parent but the first. Diez 1993, "Parameter adjustment in Bayes networks".
+
+    Attributes:
+        sizes: numbers of states of the parents.
+    """
+
+    sizes: tuple[int, ...] = ()
+
+    def value(self, rows: Any) -> Tensor:
+        """The log-table (*parents, states)."""
+        parts = self.log_values.exp().split([1, *(size - 1 for size in self.sizes)])
+        table = parts[0][0]
+        for own in parts[1:]:
+            own = torch.cat([torch.eye(1, own.shape[1]).to(own), own])
+            below = pad(table.cumsum(-1)[..., :-1], (1, 0)).unsqueeze(-2)
+            table = table.unsqueeze(-2) * own.cumsum(-1) + below * own
+        possible = table > 0
+        return torch.where(possible, torch.where(possible, table, 1.0).log(), -torch.inf)
+
+    def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:
+        """The expected counts of the states that are caused: a gradient, like all counts."""
+        with torch.enable_grad():
+            leaf = self.log_values.detach().requires_grad_()
+            table = self._replaced(leaf).value(rows)
+            total = torch.where(counts > 0, counts * table, 0.0).sum()
+            return torch.autograd.grad(total, leaf)

@@ -1,82 +1,133 @@
-"""Fits in files of safetensors."""
+"""Estimators and fits in folders: a configuration, and tensors in a file of safetensors."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from rdpgraph.engines.solution import Status
-from rdpgraph.errors import FileFormatError
-from rdpgraph.io.tensors import read_tensors, require_like, write_tensors
-from rdpgraph.io.text import PathLike
-from rdpgraph.learn.em import EM, Fit, Statistics
+from rdpgraph._core.arguments import Arguments
+from rdpgraph.errors import FileFormatError, UnsupportedError
+from rdpgraph.io.tables import all_variables, factor_tables
+from rdpgraph.io.tensors import read_tensors, write_tensors
+from rdpgraph.io.text import PathLike, write_bytes_atomically
+from rdpgraph.learn.families import edges_of
+from rdpgraph.model.factor import Factor
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.variable import Variable
+
+_CONFIG, _TENSORS = "config.json", "model.safetensors"
+_ROOMS = "rdpgraph.learn", "rdpgraph", "torch.distributions"
 
 
-def save(fit: Fit, path: PathLike) -> None:
-    """Write a fit to a file of safetensors, atomically: the tensors of parameters, and the history.
+def save(model: Any, folder: PathLike) -> None:
+    """Write an estimator, or a `Fit`, to ``config.json`` and ``model.safetensors`` in a folder.
+
+    Every argument but ``progress`` is kept, and all that was fitted.
 
     Raises:
-        UnsupportedError: safetensors is not installed.
-        OSError: the file cannot be written.
+        UnsupportedError: safetensors is not installed, or an argument is of no kind that is kept.
+        OSError: the files cannot be written.
     """
-    known: dict[str, Tensor] = {}
-
-    def keep(name: str, tensor: Tensor) -> Tensor:
-        known[name] = tensor
-        return tensor
-
-    _mapped(fit.parameters, "parameters", keep)
-    statistics, updates = fit.averages or ({}, 0)
-    _mapped(statistics, "averages", keep)
-    told = {
-        "history": fit.history, "log_likelihood": fit.log_likelihood, "updates": updates,
-        "status": asdict(fit.status),
-    }  # fmt: skip
-    write_tensors(path, known, {"fit": json.dumps(told)})
+    tensors: dict[str, Tensor] = {}
+    config = json.dumps(_written(model, tensors), indent=2)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_tensors(Path(folder, _TENSORS), tensors, {"format": "pt"})
+    write_bytes_atomically(Path(folder, _CONFIG), config.encode())
 
 
-def load(em: EM, path: PathLike) -> Fit:
-    """Read a fit of the same parameters, which `EM.fit` goes on from: ``start=load(em, path)``.
+def load(folder: PathLike, *, classes: Iterable[type] = ()) -> Any:
+    """Read an estimator, or a `Fit`, which `EM.fit` goes on from: ``start=load(folder)``.
 
     Args:
-        em: its parameters say of what kind those of the file are.
-        path: a file that `save` wrote.
+        folder: one that `save` wrote.
+        classes: classes of your own that it holds; apart from these, no code but this library's
+            is run.
 
     Raises:
-        FileFormatError: no such file, or one of other parameters.
+        FileFormatError: files of another kind, or that hold another class.
+        OSError: no such files.
         UnsupportedError: safetensors is not installed.
     """
-    known, every = read_tensors(path, "a fit that was saved")
-    if "fit" not in every:
-        raise FileFormatError(f"{path}: not a fit that was saved.")
-    told = json.loads(every["fit"])
-
-    def restore(name: str, tensor: Tensor) -> Tensor:
-        return require_like(path, name, known.get(name), tensor)
-
-    parameters = _mapped(dict(em.parameters), "parameters", restore)
-    averages: Statistics = {}
-    for name in parameters:
-        count = sum(key.startswith(f"averages.{name}.") for key in known)
-        averages[name] = tuple(known[f"averages.{name}.{place}"] for place in range(count))
-    status = replace(Status(**told["status"]), trace=tuple(told["status"]["trace"]))
-    kept = (averages, told["updates"]) if told["updates"] else None
-    return Fit(parameters, tuple(told["history"]), told["log_likelihood"], status, kept)
+    known, path = {own.__name__: own for own in classes}, Path(folder, _CONFIG)
+    tensors, _ = read_tensors(Path(folder, _TENSORS), "the tensors of a model that was saved")
+    try:
+        return _read(json.loads(path.read_bytes()), tensors, known)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FileFormatError(
+            f"{path}: not a model that was saved, or one of a class that classes=... has to name: "
+            f"{error!r:.80}."
+        ) from None
 
 
-def _mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> Any:
-    """Apply a function to the tensors in dataclasses, dictionaries, tuples and lists."""
-    if isinstance(value, Tensor):
-        return change(name, value)
+def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON, its tensors apart: a number, a text, or a kind and parts of it."""
+
+    def parts(kind: str, values: Iterable[Any]) -> list[Any]:
+        return [kind, *(_written(part, tensors) for part in values)]
+
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype != object):
+        tensors[str(len(tensors))] = torch.as_tensor(value)
+        return ["tensor", str(len(tensors) - 1)]
+    if isinstance(value, FactorGraph):
+        tables = [([v.name for v in own], table) for own, table in factor_tables(value)]
+        return parts("graph", [{v.name: v.states for v in all_variables(value)}, tables])
+    if hasattr(value, "is_directed"):
+        return parts("digraph", edges_of(value))
     if isinstance(value, Mapping):
-        return {key: _mapped(part, f"{name}.{key}", change) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        parts = (_mapped(part, f"{name}.{place}", change) for place, part in enumerate(value))
-        return type(value)(parts)
-    if is_dataclass(value) and not isinstance(value, type):
-        held = [field.name for field in fields(value) if field.init]
-        parts = {key: _mapped(getattr(value, key), f"{name}.{key}", change) for key in held}
-        return replace(value, **parts)
-    return value
+        return parts("mapping", value.items())
+    if isinstance(value, type):
+        of = (room for room in _ROOMS if getattr(import_module(room), value.__name__, 0) is value)
+        return ["class", next(of, ""), value.__name__]
+    if is_dataclass(value):
+        held = [own.name for own in fields(value) if own.init and own.name != "progress"]
+        own = [name for name in vars(value) if name.endswith("_") and isinstance(value, Arguments)]
+        each = ({name: getattr(value, name) for name in names} for names in (held, own))
+        return parts("object", [type(value), *each])
+    if isinstance(value, Iterable):
+        return parts("tuple" if isinstance(value, tuple) else "list", value)
+    raise UnsupportedError(f"{value!r:.80} cannot be kept in a folder; pickle the model.")
+
+
+def _read(value: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type]) -> Any:
+    """The value of such JSON."""
+    if not isinstance(value, list):
+        return value
+    kind, *parts = (_read(part, tensors, known) for part in value)
+    match kind:
+        case "tensor":
+            return tensors[parts[0]]
+        case "tuple":
+            return tuple(parts)
+        case "mapping":
+            return dict(parts)
+        case "class":
+            room, name = parts
+            made = getattr(import_module(room), name) if room in _ROOMS else known[name]
+            return made if isinstance(made, type) else known[name]
+        case "object":
+            result = parts[0](**parts[1])
+            vars(result).update(parts[2])
+            return result
+        case "graph":
+            own = {name: Variable(name, states) for name, states in parts[0].items()}
+            tables = (([own[name] for name in names], table) for names, table in parts[1])
+            factors = [Factor(scope, Table.from_logs(table)) for scope, table in tables]
+            return FactorGraph(factors, own.values())
+        case "digraph":
+            import networkx
+
+            graph: Any = networkx.DiGraph(parts[1])
+            graph.add_nodes_from(parts[0])
+            return graph
+        case _:
+            return parts

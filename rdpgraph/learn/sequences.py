@@ -78,7 +78,9 @@ def batches_of(
 ) -> Iterator[tuple[PaddedBatch, list[int]]]:
     """Batches of sequences, long ones first, with their numbers.
 
-    A step takes ``width`` log-likelihoods; a batch on a CPU aims at ``aim`` of them.
+    A step takes ``width`` log-likelihoods; a batch on a CPU aims at ``aim`` of them. Its shortest
+    sequence has half the steps of its longest or more, or would add ``aim`` at most: what is
+    padded is no more than twice the data, and a batch of small ones.
     """
     begins = [0]
     for each in sequences:
@@ -88,6 +90,8 @@ def batches_of(
     while order:
         cells = max(1, len(sequences[order[0]]) * width)
         count = max(1, min(max(_LEAST, aim // cells), _MOST // cells))
+        least = len(sequences[order[0]]) / 2 if count * cells > aim else 0
+        count = sum(len(sequences[number]) >= least for number in order[:count])
         chosen, order = order[:count], order[count:]
         places = [begins[number] for number in chosen]
         yield as_rows([sequences[n] for n in chosen], places, max(1, begins[-1])), chosen

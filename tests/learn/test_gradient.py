@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph import learn
 from rdpgraph.learn import EM, Probabilities, fit_by_gradient, standard_errors
 
 A, B = rg.Variable("a", 2), rg.Variable("b", 3)
@@ -97,3 +98,64 @@ def test_what_the_data_says_nothing_of_has_no_error_bar():
     em = EM(model, start(), tolerance=1e-12)
     fit = em.fit(hidden)
     assert bool(standard_errors(em, fit, hidden)["a"][0].isinf().all())
+
+
+P = 5 / 12
+MEAN, VARIANCE = (P * (1 - P) / 12) ** 0.5, (2 * (P * (1 - P)) ** 2 / 12) ** 0.5
+NORMAL = torch.distributions.Normal
+
+
+@pytest.mark.parametrize(
+    ("emission", "expected"),
+    [
+        (learn.Categorical(3), [[MEAN, MEAN, 0.0]]),
+        (learn.Gaussian(), [[MEAN], [VARIANCE]]),
+        (learn.Gaussian("tied"), [[MEAN], [VARIANCE]]),
+        (learn.Poisson(), [[(P / 12) ** 0.5]]),
+        (learn.Bernoulli(), [[MEAN]]),
+        (learn.Mixture(1, learn.Gaussian()), [[0.0], [MEAN], [VARIANCE]]),
+        (learn.Product([(learn.Poisson(), [0])]), [[(P / 12) ** 0.5]]),
+        (learn.Density(NORMAL, {"loc": 0.0, "scale": 0.5}, fixed=["scale"]), [[0.5 / 12**0.5]]),
+    ],
+)
+def test_errors_of_emissions_are_those_of_a_sample(emission, expected):
+    """Errors of a mean, and of a variance, of the 12 steps seen, in one state."""
+    data = torch.tensor([0, 1, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0, torch.nan])
+    errors = learn.HMM(1, emission, tolerance=1e-10).fit(data).standard_errors(data)["emission"]
+    for own, wanted in zip(errors, expected, strict=True):
+        wanted = torch.tensor(wanted).double()
+        torch.testing.assert_close(own.flatten(), wanted, atol=1e-5, rtol=1e-3)
+
+
+def test_errors_of_a_hidden_markov_model_are_of_all_tables():
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(30, 2, generator=generator).double()
+    data[10:20] += 2
+    data[3, 0] = torch.nan
+    model = learn.HMM(2, learn.Gaussian("full", covariance_prior=1.0), tolerance=1e-9, limit=500)
+    model.set_params(start_prior=0.5, transition_prior=0.5)
+    errors = model.fit(data).standard_errors(data)
+    assert {name: own[0].shape for name, own in errors.items()} == {
+        "start": (2,), "transition": (2, 2), "emission": (2, 2),
+    }  # fmt: skip
+    assert all(bool((part > 0).all()) for own in errors.values() for part in own)
+
+
+@pytest.mark.long
+def test_intervals_cover():
+    """95% intervals of a table with a third of the entries missing, over many fits."""
+    truth = {name: own.log_values for name, own in start().items()}
+    graph = model(truth, torch.full((1, 2), -1))
+    generator = torch.Generator().manual_seed(3)
+    drawn = rg.infer(graph).sample(150 * 80, generator)
+    data = torch.stack([drawn["a"][:, 0], drawn["b"][:, 0]], 1)
+    data = data.masked_fill(torch.rand(data.shape, generator=generator) < 1 / 3, -1)
+    em, covered = EM(model, start(), tolerance=1e-5), []
+    for part in data.split(150):
+        fit = em.fit(part)
+        errors = standard_errors(em, fit, part)
+        for name, own in fit.parameters.items():
+            off = (own.log_values.exp() - truth[name].exp()).abs()
+            covered.append((off <= 1.96 * errors[name][0]).flatten()[:-1])
+    share = torch.cat(covered).double().mean()
+    assert abs(float(share) - 0.95) < 3 * (0.95 * 0.05 / 80) ** 0.5

@@ -1,6 +1,7 @@
 """Hidden Markov and semi-Markov models against enumeration of their states, and hmmlearn."""
 
 import copy
+import dataclasses
 import itertools
 import math
 import pickle
@@ -455,17 +456,6 @@ def test_fitted_models_are_copied(copied) -> None:
     assert copied(model).score(data, lengths) == model.score(data, lengths)
 
 
-@pytest.mark.parametrize("name", ["mixture", "product", "density"])
-def test_fits_are_saved(name: str, tmp_path) -> None:
-    pytest.importorskip("safetensors")
-    data, lengths = observed(name)
-    model = learn.HMM(2, EMISSIONS[name](), limit=3).fit(data, lengths)
-    learn.save(model.fit_, tmp_path / "fit.safetensors")
-    other = learn.HMM(2, EMISSIONS[name](), limit=0).fit(data, lengths)
-    other.fit_ = learn.load(other.em_, tmp_path / "fit.safetensors")
-    assert other.score(data, lengths) == model.score(data, lengths)
-
-
 @pytest.mark.parametrize(
     ("ask", "kind", "match"),
     [
@@ -539,3 +529,24 @@ def test_modes_of_torch_change_nothing() -> None:
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
             assert learn.HMM(2, learn.Gaussian(), limit=2).fit(data + 0).score(data) == score
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Counted(learn.Categorical):
+    """Symbols, and how many steps are asked for at a time."""
+
+    def value(self, rows):
+        ASKED.append(rows["observed"].shape[:2].numel())
+        return super().value(rows)
+
+
+ASKED: list[int] = []
+
+
+def test_a_long_sequence_pads_no_short_ones() -> None:
+    sequences = [torch.arange(length) % 2 for length in (40_000, *[10] * 200)]
+    model = learn.HMM(2, Counted(2, prior=0.1), limit=0)
+    ASKED.clear()
+    model.fit(sequences)
+    assert sum(ASKED) == 40_000 + 2_000
+    assert len(ASKED) == 2

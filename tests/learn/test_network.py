@@ -113,6 +113,75 @@ def test_fixed_tables_stay():
     torch.testing.assert_close(again.graph_.cpt("wet"), network.graph_.cpt("wet"))
 
 
+NOISY = pandas.DataFrame(
+    [(0, 2, 1), (1, 0, 2), (0, 1, 0), (1, 2, 1), (None, 1, 2), (1, None, 0), (0, 0, None)],
+    columns=["a", "b", "c"],
+)
+
+
+def test_a_step_of_noisy_max_is_that_of_the_textbook():
+    """All states of a row, and the states that a leak and each parent cause, are enumerated."""
+    edges, sizes = [("a", "c"), ("b", "c")], {"a": 2, "b": 3, "c": 3}
+    begun, ended = (
+        BayesianNetwork(edges, states=sizes, noisy=["c"], prior={"c": 0.2}, limit=limit).fit(NOISY)
+        for limit in (1, 2)
+    )
+    causes = begun.fit_.parameters["c"].log_values.exp()
+    a, b = begun.graph_.cpt("a"), begun.graph_.cpt("b")
+    counts = torch.full((4, 3), 0.2, dtype=torch.float64)
+    table = torch.zeros(2, 3, 3, dtype=torch.float64)
+    for row in NOISY.itertuples(index=False):
+        joint: dict = {}
+        for i, j, *own in itertools.product(range(2), range(3), *[range(3)] * 3):
+            rows = 0, i and 1, j and 1 + j  # of the causes; an absent parent has none
+            p = a[i] * b[j] * causes[0, own[0]]
+            for which, state in zip(rows[1:], own[1:], strict=True):
+                p = p * (causes[which, state] if which else float(state == 0))
+            table[i, j, max(own)] += p / a[i] / b[j] / len(NOISY)
+            if all(pandas.isna(x) or x == y for x, y in zip(row, (i, j, max(own)), strict=True)):
+                joint[rows, tuple(own)] = p
+        for (rows, own), p in joint.items():
+            for place, (which, state) in enumerate(zip(rows, own, strict=True)):
+                if which or not place:
+                    counts[which, state] += p / sum(joint.values())
+    torch.testing.assert_close(begun.graph_.cpt("c"), table)
+    stepped = ended.fit_.parameters["c"].log_values.exp()
+    torch.testing.assert_close(stepped, counts / counts.sum(1, keepdim=True))
+    assert begun.free_parameters_ == 1 + 2 + 4 * 2
+
+
+def test_noisy_or_of_complete_rows_is_at_its_maximum():
+    """The gradient of the likelihood vanishes in each chance that a cause fails."""
+    rows = [(0, 0, 0), (0, 0, 1), (1, 0, 1), (1, 0, 1), (1, 0, 0), (0, 1, 1), (0, 1, 0), (1, 1, 1)]
+    table = pandas.DataFrame(rows * 2 + [(0, 0, 0)] * 3, columns=["flu", "cold", "fever"])
+    edges = [("flu", "fever"), ("cold", "fever")]
+    network = BayesianNetwork(edges, noisy=["fever"], tolerance=1e-13, limit=2000).fit(table)
+    fails = network.fit_.parameters["fever"].log_values[:, 0].exp().requires_grad_()
+    flu, cold, fever = torch.tensor(table.to_numpy()).T
+    off = fails[0] * fails[1] ** flu * fails[2] ** cold
+    torch.where(fever == 1, 1 - off, off).log().sum().backward()
+    torch.testing.assert_close(fails.grad, torch.zeros(3).double(), atol=1e-3, rtol=0)
+    assert all(bool((own > 0).all()) for own in network.standard_errors(table).values())
+
+
+def test_an_adjustment_is_an_intervention():
+    edges = [("u", "x"), ("u", "z"), ("z", "y"), ("x", "m"), ("m", "y"), ("x", "w"), ("y", "w")]
+    generator = np.random.default_rng(0)
+    table = pandas.DataFrame({name: generator.integers(2, size=40) for name in "uxzmyw"})
+    network = BayesianNetwork(edges, prior=1.0).fit(table)
+    (z,) = network.adjustment_set("x", "y")
+    assert z in ("u", "z")
+    joint = rg.infer(network.graph_).joint([z, "x", "y"])
+    given = joint / joint.sum(2, keepdim=True)
+    adjusted = (joint.sum((1, 2))[:, None] * given[:, 1]).sum(0)
+    torch.testing.assert_close(adjusted, rg.infer(network.do(x=1)).marginal("y"))
+    hidden = BayesianNetwork(edges, prior=1.0, states={"u": 2}, limit=1)
+    assert hidden.fit(table.drop(columns="u")).adjustment_set("x", "y") == {"z"}
+    hidden = BayesianNetwork(edges, prior=1.0, states={"u": 2, "z": 2}, limit=1)
+    with pytest.raises(rg.errors.ModelError, match="block every path"):
+        hidden.fit(table.drop(columns=["u", "z"])).adjustment_set("x", "y")
+
+
 def test_rows_are_predicted_as_infer_says():
     network = BayesianNetwork(EDGES).fit(frame())
     table = pandas.DataFrame({"rain": ["yes", None, "no"], "wet": ["yes", "no", None]}, [7, 8, 9])
@@ -221,6 +290,8 @@ def test_manners_of_scikit_learn():
         ({}, {"rain": [0.5] * 60}, "holds 0.5"),
         ({"fixed": ("snow",)}, {}, "name 'snow', which is no variable"),
         ({"prior": {"snow": 1.0}}, {}, "name 'snow', which is no variable"),
+        ({"noisy": ("snow",)}, {}, "name 'snow', which is no variable"),
+        ({"noisy": ("wet",), "fixed": {"wet": [0.5, 0.5]}}, {}, r"shape \(3, 2\)"),
         ({"prior": -1.0}, {}, "at least 0 pseudo-counts"),
     ],
 )
