@@ -62,8 +62,8 @@ def corpus(count, longest=12):
     return padded, lengths, count / tried
 
 
-seen, seen_lengths, _ = corpus(1000)
-held_out, held_out_lengths, share = corpus(1000)
+seen, seen_lengths, _ = corpus(500)
+held_out, held_out_lengths, share = corpus(500)
 for words, length in zip(seen[:3], seen_lengths, strict=False):
     print(" ".join(truth.words[word] for word in words[:length]))
 

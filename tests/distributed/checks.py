@@ -66,7 +66,12 @@ def run(rank: int, ranks: int, folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """A group of 3, forked: what takes the time is importing torch."""
+    """A group of 3, forked after all imports, which take most of the time."""
+    import cotengra  # noqa: F401
+    import pymetis  # noqa: F401
+    import torch._dynamo  # noqa: F401  by the first operation on a DTensor
+
+    import rdpgraph.cli.solving  # noqa: F401
     from tests.distributed import costs, faults, graphs, spread  # noqa: F401
 
     torch.set_num_threads(1)

@@ -51,7 +51,7 @@ class Counted(TorchDispatchMode):
 def bytes_are_those_forecast(mesh: DeviceMesh, folder: Path) -> None:
     ranks, rank = mesh.size(), mesh.get_local_rank()
     for states in (2, 3):
-        graph, _ = grid((8, 300), states, dtype=torch.float32)
+        graph, _ = grid((8, 60), states, dtype=torch.float32)
         part = partition(graph, mesh)
         forecast = explain(part, mesh)
         found = []

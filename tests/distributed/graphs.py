@@ -94,7 +94,7 @@ def grids_equal_one_process(mesh: DeviceMesh, folder: Path) -> None:
     ]
     for make in cases:
         graph, tables = make()
-        scheduler = rg.Loopy(damping=0.3, sweeps=400, tolerance=1e-13, gradient=FromBeliefs())
+        scheduler = rg.Loopy(damping=0.3, sweeps=40, tolerance=1e-5, gradient=FromBeliefs())
         agrees(mesh, graph, tables, scheduler)
     graph, tables = grid((5, 4), 2)
     with torch.no_grad():  # binary messages by their log-odds
@@ -114,12 +114,12 @@ def grids_equal_one_process(mesh: DeviceMesh, folder: Path) -> None:
 @check
 def graphs_of_many_kinds_equal_one_process(mesh: DeviceMesh, folder: Path) -> None:
     graph, tables = mixed()
-    for seed in range(2):
+    evidences = ({}, {"b": 1}, {"b": torch.tensor([0, 1])}, {"c": 1, "e": 0})
+    for seed, evidence in enumerate(evidences):
         assignment = torch.randint(mesh.size(), (graph.num_variables,), generator=seeded(seed))
-        for evidence in ({}, {"b": 1}, {"b": torch.tensor([0, 1])}, {"c": 1, "e": 0}):
-            model = graph.condition(evidence) if evidence else graph
-            scheduler = rg.Loopy(sweeps=9, gradient=FromBeliefs())
-            agrees(mesh, model, tables, scheduler, assignment, gradients=False)
+        model = graph.condition(evidence) if evidence else graph
+        scheduler = rg.Loopy(sweeps=9, gradient=FromBeliefs())
+        agrees(mesh, model, tables, scheduler, assignment, gradients=False)
     impossible = graph.condition({"c": 2})
     many = partition(impossible, mesh).infer()
     assert bool((many.log_partition == -math.inf).all())
@@ -130,11 +130,11 @@ def graphs_of_many_kinds_equal_one_process(mesh: DeviceMesh, folder: Path) -> No
 def gradients_pass_the_messages(mesh: DeviceMesh, folder: Path) -> None:
     """Gradients of marginals, through every sweep or at the fixed point; empty ranks take part."""
     anywhere = torch.randint(mesh.size(), (9,), generator=seeded(3))
-    exactly = Implicit(iterations=200, tolerance=1e-13)
+    exactly = Implicit(iterations=100, tolerance=1e-11)
     cases = (
         (grid((3, 4), 3), rg.Loopy(sweeps=4, gradient=Unrolled()), None, 1e-11),
-        (grid((3, 3), 3, zeros=True), rg.Loopy(tolerance=1e-13, gradient=exactly), anywhere, 1e-9),
-        (grid((3, 3), 2), rg.Loopy(tolerance=1e-13, gradient=exactly), 0 * anywhere, 1e-9),
+        (grid((3, 3), 3, zeros=True), rg.Loopy(tolerance=1e-11, gradient=exactly), anywhere, 1e-9),
+        (grid((2, 3), 2), rg.Loopy(tolerance=1e-11, gradient=exactly), 0 * anywhere[:6], 1e-9),
         (grid((3, 3), 3, dtype=torch.float32), rg.Loopy(tolerance=1e-6), None, 2e-5),
     )
     for (graph, tables), scheduler, assignment, tolerance in cases:
