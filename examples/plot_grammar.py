@@ -48,7 +48,7 @@ def sentence(symbol=0):
     return sentence(choice // size) + sentence(choice % size)
 
 
-def corpus(count, longest=12):
+def corpus(count, longest=10):
     """Padded sentences, their lengths, and the share of all sentences that are not too long."""
     found, tried = [], 0
     while len(found) < count:
@@ -81,7 +81,7 @@ print(f"held out, under the grammar that made them: {best:.3f} nats a sentence")
 # %%
 # Twelve nonterminals and twelve preterminals, more than enough: with few, gradient ascent ends
 # where some rule is missing. All rules are possible; the first nonterminal starts. Rules of a
-# parent, and words of a preterminal, sum to one. A step sees 50 sentences.
+# parent, and words of a preterminal, sum to one. A step sees 30 sentences.
 
 inner, outer, vocabulary = 12, 12, len(truth.words)
 rules = torch.randn(inner, (inner + outer) ** 2, generator=generator).requires_grad_()
@@ -98,8 +98,8 @@ def trees(words, lengths):
 
 optimizer = torch.optim.Adam([rules, emissions], lr=0.1)
 history = []
-for step in range(400):
-    some = torch.arange(50 * step, 50 * step + 50) % len(seen)
+for step in range(250):
+    some = torch.arange(30 * step, 30 * step + 30) % len(seen)
     loss = -trees(seen[some], seen_lengths[some]).log_partition().mean()
     optimizer.zero_grad()
     loss.backward()

@@ -110,7 +110,7 @@ def decode(log_odds):
 # without a code, which is the fair comparison. A word is right if every bit is; one that satisfies
 # all checks and is wrong is an error that the receiver cannot see.
 
-words_sent = 160
+words_sent = 100
 decibels = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
 uncoded, coded, all_satisfied = [], [], []
 print("dB   bits wrong: uncoded  received  decoded   words: all checks met  of these wrong")

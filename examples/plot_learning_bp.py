@@ -4,7 +4,7 @@ Learning through belief propagation
 
 The log-likelihood needs log Z, and on a wide grid only an approximation of it can be had. Loopy
 belief propagation gives one that is differentiable. Here it learns the coupling of an Ising model
-from pictures; a grid just small enough for exact inference lets us see how far off it is.
+from pictures; a grid small enough for exact inference lets us see how far off it is.
 """
 
 import matplotlib.pyplot as plt
@@ -12,7 +12,7 @@ import torch
 
 import rdpgraph as rg
 
-side = 16
+side = 12
 pixels = rg.VariableArray("pixel", (side, side), 2)
 neighbours = (pixels[:, :-1], pixels[:, 1:]), (pixels[:-1], pixels[1:])
 sign = torch.tensor([-1.0, 1.0])

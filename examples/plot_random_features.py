@@ -17,7 +17,7 @@ import torch
 import rdpgraph as rg
 
 warnings.filterwarnings("ignore", "Random features are useless")  # we are to see how useless
-DIMENSION, MAPS = 8, 4000
+DIMENSION, MAPS = 8, 1000
 generator = torch.Generator().manual_seed(0)
 
 
@@ -73,7 +73,7 @@ features = rg.RandomFeatures(DIMENSION, 256, generator=generator)
 print(features.predicted_error(states, states))
 
 # %%
-# What that does to log Z: predicted by `LowRankFactors.predicted_error`, and measured over 100
+# What that does to log Z: predicted by `LowRankFactors.predicted_error`, and measured over 50
 # draws of independent features. Errors of the factors of a chain add up as its steps do, not as
 # their square: with a map for each factor they are independent.
 
@@ -88,7 +88,7 @@ def chain_of(steps, norm, states=50):
 
 
 def deviation(chain, count, *, orthogonal=False):
-    estimator = rg.LowRankFactors(count, orthogonal=orthogonal, replicates=100)
+    estimator = rg.LowRankFactors(count, orthogonal=orthogonal, replicates=50)
     found = rg.infer(chain, estimator=estimator, generator=generator)
     return float(found.solution.log_partitions().std())
 

@@ -20,7 +20,9 @@ FOLDER = Path(__file__).parents[1] / "examples" / "paper"
 def test_a_script_runs_in_small(name, monkeypatch, capsys, tmp_path):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(sys, "argv", [name, "--small", "--output", str(tmp_path)])
+    kind = "intermediate" if name == "hypertree" else "dense"  # potentials that are trained
+    argv = [name, "--small", "--kinds", kind, "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", argv)
     try:
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     finally:

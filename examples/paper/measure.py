@@ -170,7 +170,7 @@ def arguments(about: str) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path(), help="where pictures go")
     chosen = parser.parse_args()
     if chosen.small:
-        chosen.seeds, chosen.repeats, chosen.states = 2, 4, [200]
+        chosen.seeds, chosen.repeats, chosen.states = 2, 2, [200]
     if chosen.store is not None:
         STORE.read(chosen.store)
     return chosen

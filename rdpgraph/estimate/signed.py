@@ -137,7 +137,7 @@ def signed_features(
 
 
 Pairs = list[dict[int, tuple[int, Block, int, bool]]]
-"""For each variable its pairs by number: the other variable, the block, the row, which slot."""
+"""Pairs of each variable by number: the other variable, the block, the row, which slot."""
 
 
 def _parts(graph: FactorGraph) -> tuple[list[Tensor], Pairs, Tensor]:

@@ -13,7 +13,7 @@ import torch
 import rdpgraph as rg
 
 PHRASES, PHRASE = 7, 8
-"""How many phrases, and of how many words: an automaton of 50 states where there are 7 of 8."""
+"""Number of phrases, and of words in each: an automaton of 50 states where there are 7 of 8."""
 
 
 def factors(rows, columns, rank, generator):

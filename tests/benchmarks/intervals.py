@@ -32,7 +32,7 @@ NORMAL = 1.645
 LEAST = 1e6
 """The smallest memory that models are answered with; those that are exact in it are left out."""
 DECIMAL = 0.06 * math.log(10)
-"""What a listed answer of the competition may be off by, in nats."""
+"""Largest error of a listed answer of the competition, nats."""
 
 
 def graph_of(data: str, task: str, name: str) -> rg.FactorGraph:

@@ -180,7 +180,7 @@ def test_rates_of_a_repetition_code_are_recovered():
     factor = torch.randn(len(nominal.checks.columns), generator=torch.Generator().manual_seed(0))
     rates = (nominal.unary[:, 1].exp() * (0.5 * factor).exp()).clamp(max=0.2)
     truth = rg.ParityModel(nominal.checks, rates.logit())
-    learned = decoding.learn_rates(nominal, syndromes_of(truth, 100_000))
+    learned = decoding.learn_rates(nominal, syndromes_of(truth, 30_000))
     wanted = torch.stack([
         (1 - (1 - 2 * rates[list(group)]).prod()) / 2 for group in learned.groups
     ])  # fmt: skip

@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
     """A group of 3, forked after all imports, which take most of the time."""
     import cotengra  # noqa: F401
     import pymetis  # noqa: F401
-    import torch._dynamo  # noqa: F401  by the first operation on a DTensor
+    import torch._dynamo  # by the first operation on a DTensor
 
     import rdpgraph.cli.solving  # noqa: F401
     from tests.distributed import costs, faults, graphs, spread  # noqa: F401

@@ -193,10 +193,10 @@ def test_the_first_that_converged_answers():
 
 @pytest.mark.long
 def test_auto_goes_on_where_exact_does_not_fit():
-    x, graph = grid(9, 9, 2, 0.5)
+    x, graph = grid(7, 7, 2, 0.5)
     exact = rg.infer(graph)
     assert exact.status.exact
-    tight = rg.Auto(memory=2e3, seconds=4.0)
+    tight = rg.Auto(memory=1e3, seconds=2.0)
     assert rg.explain(graph, scheduler=tight).route == "join graph"
     assert "needs" in rg.explain(graph, scheduler=tight).why
     posterior = rg.infer(graph, scheduler=tight)
@@ -206,7 +206,7 @@ def test_auto_goes_on_where_exact_does_not_fit():
     assert posterior.status.method in ("join graph", "loopy")
     close(posterior.marginal(x), exact.marginal(x), 0.1)
     with pytest.raises(rg.errors.BudgetError, match="does not fit"):
-        rg.infer(graph, scheduler=rg.Contraction(memory=2e3))
+        rg.infer(graph, scheduler=rg.Contraction(memory=1e3))
 
 
 def test_auto_does_not_plan_a_large_graph_with_cycles():
@@ -284,7 +284,7 @@ def test_gradients_pass_the_messages_of_clusters():
         return posterior.marginal(x)[1, 2, 0] + posterior.entropy() + joint[0, 1]
 
     (slope,) = torch.autograd.grad(answers(weights), weights)
-    for place in ((0, 0), (0, 1), (1, 1)):
+    for place in ((0, 1), (1, 1)):
         step = torch.zeros(2, 2, dtype=DOUBLE)
         step[place] = 1e-5
         flat = weights.detach()

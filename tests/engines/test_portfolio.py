@@ -50,10 +50,10 @@ def violated(states: torch.Tensor, checks: torch.Tensor) -> int:
 
 @pytest.mark.long
 def test_answers_without_a_limit_look_at_no_clock(monkeypatch):
-    graph = grid(6, 1.0)
+    graph = grid(4, 1.0)
 
     def answers():
-        posterior = rg.infer(graph, scheduler=rg.Auto(memory=1e3))
+        posterior = rg.infer(graph, scheduler=rg.Auto(memory=500))
         assert posterior.plan.route != "contraction"
         mode = graph.score({**posterior.mode()})
         return posterior.marginal("x"), mode, posterior.log_partition
@@ -109,18 +109,17 @@ def test_no_more_checks_are_violated_than_by_plain_messages(noise, seed):
 
 @pytest.mark.long
 def test_seconds_are_for_plain_messages_until_they_end():
-    graph, checks = code(120, 0.08, 17)
+    graph, checks = code(60, 0.08, 17)
     theirs = rg.infer(graph, scheduler=rg.Loopy()).marginal("x").argmax(-1)
     with clock.counted(clock.Counter()):
-        ours = rg.infer(graph, scheduler=rg.Auto(memory=1e6, seconds=2.0)).marginal("x").argmax(-1)
+        ours = rg.infer(graph, scheduler=rg.Auto(memory=1e5, seconds=0.5)).marginal("x").argmax(-1)
     assert violated(ours, checks) <= violated(theirs, checks)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("noise", "seed"), [(0.08, 0), (0.1, 1)])
-def test_modes_are_no_worse_than_those_that_messages_decode(noise, seed):
-    graph, checks = code(24, noise, seed)
-    modes = [rg.infer(graph, scheduler=rg.Auto(memory=1e5)).mode()]
+def test_modes_are_no_worse_than_those_that_messages_decode():
+    graph, checks = code(18, 0.1, 1)
+    modes = [rg.infer(graph, scheduler=rg.Auto(memory=1e4)).mode()]
     # What messages alone say: no search goes on from there.
     modes.append(rg.infer(graph, scheduler=rg.Loopy()).solution.mode().reshape(-1))
     ours, theirs = modes[0]["x"], modes[1]

