@@ -18,7 +18,7 @@ from rdpgraph.estimate.feature_errors import PartitionError, numbered, partition
 from rdpgraph.estimate.proposals import LocalGlobal, Proposal, Scores, SoftmaxGlobal, mixed
 from rdpgraph.estimate.redrawn import Inexact, Lifted
 from rdpgraph.estimate.replicates import averaged
-from rdpgraph.estimate.signed import SignedEstimate, signed_features
+from rdpgraph.estimate.signed import SignedEstimate, checked_waves, signed_features
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
@@ -30,6 +30,7 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.rewrites import with_joint
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import perturbed_graph
+from rdpgraph.structures.recursion.rules import BilinearRules, FactorisedRules
 
 _READ_OFF = {"status", "log_partition", "log_partitions", "bounds", "interval", "possible"}
 """Questions that the model with further variables answers in place of the plain one."""
@@ -201,6 +202,7 @@ class LowRankFactors(Estimator):
         *,
         solve: Callable[[Model], Any],
         samples: int = 1000,
+        signed: bool = False,
         generator: torch.Generator | None = None,
     ) -> PartitionError:
         """Bias and deviation of log Z under one draw of the features, before any is drawn.
@@ -210,23 +212,29 @@ class LowRankFactors(Estimator):
         exactly. Elsewhere it is an average over pairs of draws from the model, of the product over
         factors of ``1 + (exp(s . s') - 1) / d`` with s = x + y of the two states of a factor. Both
         are about independent features; orthogonal ones err less. With one map for all factors it
-        is what an expansion to order 1 / d says. R replicates divide the variance by R.
+        is what an expansion to order 1 / d says, and so it is of a `Hypertree` with
+        `BilinearRules`, whose rules are used again and again. R replicates divide the variance by
+        R.
 
         Args:
             model: to be solved exactly, or with samples: a smaller one stands for a larger.
             solve: `rdpgraph.infer`.
-            samples: pairs of draws.
-            generator: their randomness.
+            samples: pairs of draws, or drawn trees.
+            signed: the error of `signed`, by cosines and sines.
+            generator: the randomness.
 
         Raises:
-            ModelError: no number of features, or a structure without a `factor_graph`.
+            ModelError: no number of features, or a structure without a `factor_graph`; features
+                that `signed` does not take.
 
         Source: "Random Fourier features for scaling MRFs", sections 2.2 and 4.2, left open there.
         """
         if self.features is None:
             raise ModelError("predicted_error needs LowRankFactors(features=...).")
+        if signed:
+            checked_waves(self.features, shared=self.shared)
         return partition_error(
-            model, self.features, shared=self.shared, samples=samples, solve=solve,
+            model, self.features, shared=self.shared, signed=signed, samples=samples, solve=solve,
             generator=generator,
         )  # fmt: skip
 
@@ -251,11 +259,9 @@ class LowRankFactors(Estimator):
 
         Source: Rahimi and Recht 2007; errors: Choromanski et al. 2021 (arXiv:2009.14794), lemma 2.
         """
-        if self.shared:
-            raise ModelError("LowRankFactors.signed draws a map for each factor; got shared=True.")
         return signed_features(
-            model, self.features, replicates=self.replicates, orthogonal=self.orthogonal,
-            generator=generator,
+            model, checked_waves(self.features, shared=self.shared), replicates=self.replicates,
+            orthogonal=self.orthogonal, generator=generator,
         )  # fmt: skip
 
     def _structure(self, model: Structure, generator: torch.Generator | None) -> Problem:
@@ -266,6 +272,10 @@ class LowRankFactors(Estimator):
         changed: dict[str, Any] = {}
         for part in fields(model) if is_dataclass(model) else ():
             value = getattr(model, part.name)
+            if isinstance(value, BilinearRules):
+                batch = len(value.batch_shape)
+                low = self._low_rank(value, value.shape[:1], batch, generator)
+                changed[part.name] = FactorisedRules(low.log_left, low.log_right)
             if isinstance(value, Bilinear):
                 lead, steps, apart = value.lead(2), (), 0
                 if part.metadata.get("dims") == 3:
@@ -281,7 +291,11 @@ class LowRankFactors(Estimator):
             return Problem(model)
         try:
             if self.replicates > 1:
-                changed["unary"] = model.unary.expand(self.replicates, *model.unary.shape)
+                for part in fields(model):  # those that have the dims of the batch, no fewer
+                    value = getattr(model, part.name)
+                    whole = part.name == "unary" or part.metadata.get("dims") == 0
+                    if whole and value is not None:
+                        changed[part.name] = value.expand(self.replicates, *value.shape)
             return self._problem(replace(model, **changed), Inexact, exact=False)
         except ModelError:
             if self.shared:
@@ -294,7 +308,7 @@ class LowRankFactors(Estimator):
 
     def _low_rank(
         self,
-        potential: Bilinear,
+        potential: Bilinear | BilinearRules,
         maps: tuple[int, ...],
         batch: int,
         generator: torch.Generator | None,
@@ -310,7 +324,7 @@ class LowRankFactors(Estimator):
             each = self.replicates, *(1,) * batch, *(each or (1,) * len(maps))
         drawn = RandomFeatures(
             potential.left.shape[-1], self.features, orthogonal=self.orthogonal, maps=each,
-            generator=generator, dtype=potential.dtype,
+            generator=generator, dtype=potential.left.dtype,
         )  # fmt: skip
         return drawn.low_rank(potential.left, potential.right)
 

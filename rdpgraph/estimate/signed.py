@@ -84,20 +84,27 @@ class SignedEstimate(Signed):
         return self.log_absolute
 
 
+def checked_waves(features: int | None, *, shared: bool) -> int:
+    """Number of cosines and sines, checked."""
+    if shared:
+        raise ModelError("LowRankFactors.signed draws a map for each factor; got shared=True.")
+    if features is None or features % 2:
+        raise ModelError(
+            "LowRankFactors.signed needs an even number of features, cosines and sines; got "
+            f"{features!r:.80}."
+        )
+    return features
+
+
 def signed_features(
     model: Model,
-    features: int | None,
+    features: int,
     *,
     replicates: int,
     orthogonal: bool,
     generator: torch.Generator | None,
 ) -> SignedEstimate:
     """Z of a chain or a forest by cosines and sines, as `LowRankFactors.signed` documents it."""
-    if features is None or features % 2:
-        raise ModelError(
-            "LowRankFactors.signed needs an even number of features, cosines and sines; got "
-            f"{features!r:.80}."
-        )
     graph = model.factor_graph() if isinstance(model, Structure) else model
     waves = _Waves(features, replicates, graph.batch_shape, orthogonal, generator)
     logs, pairs, total = _parts(graph)

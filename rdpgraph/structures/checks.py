@@ -28,8 +28,8 @@ def checked_rules(rules: Rules, unary: Tensor, preterminals: int) -> None:
     """Check rules against the states of the unary potentials."""
     if not isinstance(rules, Rules):
         raise ModelError(
-            "Hypertree needs rules: DenseRules, SparseRules, LowRankRules, FactorisedRules or "
-            f"NoRules; got {type(rules).__name__}."
+            "Hypertree needs rules: DenseRules, SparseRules, LowRankRules, FactorisedRules, "
+            f"BilinearRules or NoRules; got {type(rules).__name__}."
         )
     states, batch = unary.shape[-1], tuple(unary.shape[:-3])
     if not 0 <= preterminals < states:

@@ -1,6 +1,6 @@
 """Errors of log Z under random features: predicted, and measured over many draws.
 
-python tests/benchmarks/features.py [--draws 2000] [--signs]
+python tests/benchmarks/features.py [--draws 2000] [--shape grammar] [--signs]
 
 With --signs: Z by positive features and by cosines and sines, where own potentials speak for
 neighbours with embeddings alike, for none, and for neighbours with embeddings of opposite signs.
@@ -19,12 +19,26 @@ CASES = [  # shape, factors and one, norm |x + y|, features, one map for all
     ("chain", 20, 1.5, 64, False), ("chain", 20, 1.0, 64, True), ("chain", 20, 1.0, 256, True),
     ("star", 2, 1.0, 64, False), ("star", 4, 1.0, 64, False), ("star", 8, 1.0, 64, False),
     ("star", 16, 1.0, 64, False),
+    ("grammar", 5, 1.0, 64, False), ("grammar", 10, 1.0, 64, False),
+    ("grammar", 20, 1.0, 64, False), ("grammar", 10, 1.0, 16, False),
+    ("grammar", 10, 1.0, 256, False), ("grammar", 10, 0.5, 64, False),
+    ("grammar", 10, 1.5, 64, False), ("grammar", 10, 1.0, 64, True),
+    ("grammar", 10, 1.0, 256, True), ("grammar", 10, 0.5, 64, True),
 ]  # fmt: skip
 
 
+UNITS = {"chain": "steps", "star": "leaves", "grammar": "words"}
+
+
 def model(shape, size, norm, states=50, dimension=4):
-    """A chain of ``size`` steps or a star of as many leaves, with |x + y| = norm on average."""
+    """Chain of ``size`` steps, star of as many leaves, or words, with |x + y| = norm on average."""
     generator = torch.Generator().manual_seed(0)
+    if shape == "grammar":
+        left, right = torch.randn(2, 5, 15, dimension, generator=generator, dtype=torch.float64)
+        size_of = (left[:, :, None] + right[:, None]).norm(dim=-1).mean() / norm
+        rules = rg.trees.BilinearRules(left / size_of, right / size_of)
+        terms = 1.5 * torch.randn(size, 10, generator=generator, dtype=torch.float64)
+        return rg.Hypertree.pcfg(torch.zeros(5, dtype=torch.float64), rules, terms)
     vectors = torch.randn(states, dimension, generator=generator, dtype=torch.float64)
     vectors = vectors * norm / (2 * vectors).norm(dim=1).mean()
     unary = torch.randn(size, states, generator=generator, dtype=torch.float64)
@@ -63,8 +77,8 @@ def relative(log_sizes, signs, exact):
 
 def compare_signs(draws, cases):
     """Positive and trigonometric features, as many of each, with maps of their own."""
-    print("| neighbours | steps | norm of each | positive | cosines and sines |")
-    print("|---|---|---|---|---|")
+    print("| neighbours | steps | norm of each | positive | cosines and sines | predicted |")
+    print("|---|---|---|---|---|---|")
     for neighbours, steps, norm, features in cases:
         generator = torch.Generator().manual_seed(0)
         vectors = torch.randn(50, 4, generator=generator, dtype=torch.float64)
@@ -83,13 +97,18 @@ def compare_signs(draws, cases):
         waves = rg.LowRankFactors(features, replicates=len(logs)).signed(chain, generator=generator)
         both = (logs, torch.ones_like(logs)), (waves.log_sizes, waves.signs)
         cells = " | ".join(relative(*one, exact) for one in both)
-        print(f"| {neighbours} | {steps} | {norm} | {cells} |", flush=True)
+        said = rg.LowRankFactors(features).predicted_error(
+            chain, solve=rg.infer, signed=True, samples=10_000, generator=generator
+        )
+        root = float(said.relative_variance.sqrt())
+        print(f"| {neighbours} | {steps} | {norm} | {cells} | {root:.3g} |", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--cases", type=int, default=len(CASES))
+    parser.add_argument("--shape", choices=UNITS, help="one kind of model alone")
     parser.add_argument("--signs", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "Random features are useless")
@@ -98,6 +117,8 @@ def main():
     print("| model | norm | features | maps | predicted | independent | orthogonal |")
     print("|---|---|---|---|---|---|---|")
     for shape, size, norm, features, shared in CASES[: options.cases]:
+        if shape != (options.shape or shape):
+            continue
         declared = model(shape, size, norm)
         predicted = rg.LowRankFactors(features, shared=shared).predicted_error(
             declared, solve=rg.infer, generator=torch.Generator().manual_seed(1)
@@ -115,7 +136,7 @@ def main():
         ]  # fmt: skip
         said = f"{float(predicted.deviation):.3f} {float(predicted.bias):+.3f}"
         maps = "one" if shared else "each"
-        size = f"{shape}, {size} {'steps' if shape == 'chain' else 'leaves'}"
+        size = f"{shape}, {size} {UNITS[shape]}"
         print(f"| {size} | {norm} | {features} | {maps} | {said} | {both[0]} | {both[1]} |")
 
 

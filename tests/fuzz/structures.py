@@ -180,7 +180,8 @@ def _rules(draws: _Draws, parents: int, states: int) -> rg.trees.Rules:
         return rg.trees.LowRankRules(*(draws.logs(*lead, *own, zeros=False) for own in shapes))
     if kind == 2:
         shape = (*lead, parents, states, 2)
-        return rg.trees.FactorisedRules(*(draws.logs(*shape, zeros=False) for _ in range(2)))
+        made = rg.trees.FactorisedRules if draws.size(0, 1) else rg.trees.BilinearRules
+        return made(*(draws.logs(*shape, zeros=False) for _ in range(2)))
     if kind == 3:
         every = np.argwhere(np.ones((parents, states, states)))
         some = every[draws.rng.permutation(len(every))[: draws.size(2, 4, 6)]]

@@ -96,7 +96,7 @@ def _rules(
     def tensor(values: Array) -> torch.Tensor:
         return torch.tensor(values, dtype=how.dtype)
 
-    kind = int(rng.integers(4))
+    kind = int(rng.integers(5))
     if kind == 0:
         table = how.draw(rng, (*batch, parents, states, states))
         return rg.trees.DenseRules(tensor(table)), table.reshape(-1, parents, states, states)
@@ -115,6 +115,12 @@ def _rules(
         table = log_sum(left[..., :, None, :] + right[..., None, :, :])
         table = table - log_sum(table.reshape(*batch, parents, -1))[..., None, None]
         made = rg.trees.FactorisedRules(tensor(left), tensor(right))
+        return made, table.reshape(-1, parents, states, states)
+    if kind == 3:
+        left, right = rng.normal(size=(2, *batch, parents, states, rank))
+        table = np.einsum("...ar,...br->...ab", left, right)
+        table = table - log_sum(table.reshape(*batch, parents, -1))[..., None, None]
+        made = rg.trees.BilinearRules(tensor(left), tensor(right))
         return made, table.reshape(-1, parents, states, states)
     return rg.trees.NoRules(), np.zeros((1, parents, states, states))
 

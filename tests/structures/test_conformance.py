@@ -48,6 +48,9 @@ STRUCTURES = {
     "factorised rules": lambda: rg.Hypertree(
         draw(3, 3, 2), rg.trees.FactorisedRules(*factors(2, 2, 2, 2))
     ),
+    "bilinear rules": lambda: rg.Hypertree(
+        draw(3, 3, 2), rg.trees.BilinearRules(*factors(2, 2, 2, 2))
+    ),
     "sparse rules": lambda: rg.Hypertree(
         draw(2, 3, 3, 2),
         rg.trees.SparseRules([(0, 1, 0), (1, 0, 0), (1, 1, 1), (0, 0, 1)], draw(4), parents=2),

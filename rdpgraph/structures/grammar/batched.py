@@ -39,17 +39,7 @@ def score(
     within = place < lengths.unsqueeze(1)
     fits = (words == within).all(2) & (wide.flatten(2).sum(2) == (lengths - 1).clamp(min=0))
     fits &= ~(among & (place.unsqueeze(1) > place)).flatten(2).any(2)
-    # The left part of (i, j) is the widest constituent from i that ends before j.
-    ends = torch.where(among, place, -1).cummax(3).values
-    before = torch.nn.functional.pad(ends[..., :-1], (1, 0), value=-1)
-    nodes = wide.flatten(2).int().argsort(dim=2, descending=True, stable=True)[..., : total - 1]
-    real = wide.flatten(2).gather(2, nodes)
-    i, j = nodes // total, nodes % total
-    middle = torch.maximum(before.flatten(2).gather(2, nodes), i)
-    flat = states.flatten(2)
-    left = flat.gather(2, (i * total + middle))
-    right = flat.gather(2, ((middle + 1).clamp(max=total - 1) * total + j))
-    parent = flat.gather(2, nodes)
+    real, i, j, parent, left, right = branches(states)
     known = unary.shape[3] - preterminals
     fits &= ((left >= 0) & (right >= 0) | ~real).all(2) & ((parent < known) | ~real).all(2)
     triple = (torch.where(parent < known, parent, 0), left, right)
@@ -69,6 +59,26 @@ def score(
     roots = root.expand(batch, -1)[item, top.clamp(min=0)]
     result = result + torch.where(lengths > 0, roots, 0.0)
     return torch.where(fits, result, -math.inf)
+
+
+def branches(states: Tensor) -> tuple[Tensor, ...]:
+    """(R, B, T - 1) the inner nodes of trees (R, B, T, T): real, first and last word, three states.
+
+    The states are those of a node and of its left and right part.
+    """
+    total = states.shape[-1]
+    place = torch.arange(total, device=states.device)
+    among = states >= 0
+    wide = (among & (place.unsqueeze(1) < place)).flatten(2)
+    # The left part of (i, j) is the widest constituent from i that ends before j.
+    ends = torch.where(among, place, -1).cummax(3).values
+    before = pad(ends[..., :-1], (1, 0), value=-1)
+    nodes = wide.int().argsort(dim=2, descending=True, stable=True)[..., : max(total - 1, 0)]
+    i, j = nodes // max(total, 1), nodes % max(total, 1)
+    middle = torch.maximum(before.flatten(2).gather(2, nodes), i)
+    flat = states.flatten(2)
+    parts = i * total + middle, (middle + 1).clamp(max=total - 1) * total + j
+    return wide.gather(2, nodes), i, j, flat.gather(2, nodes), *(flat.gather(2, p) for p in parts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -213,21 +213,7 @@ class FactorisedRules(Rules):
         def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
 
     def __post_init__(self) -> None:
-        settle(self, "left", "right")
-        for part in self.parts:
-            checked_log_values("FactorisedRules", part)
-        shape = tuple(self.left.shape)
-        if (
-            len(shape) < 3
-            or shape != tuple(self.right.shape)
-            or not 0 < shape[-3] <= shape[-2]
-            or not shape[-1]
-        ):
-            raise ModelError(
-                "FactorisedRules needs log-features left and right (*batch, N, C, r), 0 < N <= C, "
-                "r > 0; "
-                f"got {shape} and {tuple(self.right.shape)}."
-            )
+        _settle_sides(self, "log-features", "r")
         if not bool((self.log_normaliser.detach() > -math.inf).all()):
             raise ModelError(
                 "FactorisedRules needs a rule of positive weight for every parent; one has none."
@@ -248,6 +234,60 @@ class FactorisedRules(Rules):
         phi = self.left[item[..., None], rows, left.unsqueeze(-2)]
         psi = self.right[item[..., None], rows, right.unsqueeze(-2)]
         return log_products(phi, psi) - self.log_normaliser[item, parents][..., None, None]
+
+
+@dataclass(frozen=True, eq=False)
+class BilinearRules(Rules):
+    """Rules normalised for each parent: weight(k, a, b) = exp(x_ka . y_kb) / n_k.
+
+    Charts take them as a table. `LowRankFactors` makes `FactorisedRules` of them, by random
+    features. Chiu 2021, "Random Fourier features for scaling MRFs", section 7.
+
+    Args:
+        left: (*batch, N, C, dimension) embeddings x, finite.
+        right: (*batch, N, C, dimension) embeddings y.
+
+    Raises:
+        ModelError: other shapes, or values that are not finite.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    own_dims = 3
+
+    if TYPE_CHECKING:  # arguments become tensors
+
+        def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
+
+    def __post_init__(self) -> None:
+        _settle_sides(self, "embeddings", "dimension")
+        if not all(bool(part.isfinite().all()) for part in self.parts):
+            raise ModelError("BilinearRules needs finite embeddings.")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.left.shape[-3], self.left.shape[-2]
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        rows = items_of(self.left, parents)[..., None], parents.unsqueeze(-1)
+        first, second = self.left[*rows, left.unsqueeze(-2)], self.right[*rows, right.unsqueeze(-2)]
+        normaliser = (self.left @ self.right.mT).flatten(-2).logsumexp(-1)[*rows]
+        return first @ second.mT - normaliser.unsqueeze(-1)
+
+
+def _settle_sides(rules: FactorisedRules | BilinearRules, what: str, last: str) -> None:
+    """Make the sides of rules tensors, and check them."""
+    settle(rules, "left", "right")
+    name, shape = type(rules).__name__, list(rules.left.shape)
+    for part in rules.parts:
+        checked_log_values(name, part)
+    fits = len(shape) >= 3 and shape == list(rules.right.shape) and shape[-1]
+    if not fits or not 0 < shape[-3] <= shape[-2]:
+        raise ModelError(
+            f"{name} needs {what} left and right (*batch, N, C, {last}), 0 < N <= C, {last} > 0; "
+            f"got {tuple(shape)} and {tuple(rules.right.shape)}."
+        )
 
 
 @dataclass(frozen=True, eq=False)
