@@ -212,9 +212,8 @@ class LowRankFactors(Estimator):
         exactly. Elsewhere it is an average over pairs of draws from the model, of the product over
         factors of ``1 + (exp(s . s') - 1) / d`` with s = x + y of the two states of a factor. Both
         are about independent features; orthogonal ones err less. With one map for all factors it
-        is what an expansion to order 1 / d says, and so it is of a `Hypertree` with
-        `BilinearRules`, whose rules are used again and again. R replicates divide the variance by
-        R.
+        is what an expansion to order 1 / d says, as of a `Hypertree` with `BilinearRules`, which
+        uses rules again and again. R replicates divide the variance by R.
 
         Args:
             model: to be solved exactly, or with samples: a smaller one stands for a larger.
@@ -224,8 +223,7 @@ class LowRankFactors(Estimator):
             generator: the randomness.
 
         Raises:
-            ModelError: no number of features, or a structure without a `factor_graph`; features
-                that `signed` does not take.
+            ModelError: features that are not asked for, or a structure without a `factor_graph`.
 
         Source: "Random Fourier features for scaling MRFs", sections 2.2 and 4.2, left open there.
         """
@@ -273,8 +271,7 @@ class LowRankFactors(Estimator):
         for part in fields(model) if is_dataclass(model) else ():
             value = getattr(model, part.name)
             if isinstance(value, BilinearRules):
-                batch = len(value.batch_shape)
-                low = self._low_rank(value, value.shape[:1], batch, generator)
+                low = self._low_rank(value, value.shape[:1], len(value.batch_shape), generator)
                 changed[part.name] = FactorisedRules(low.log_left, low.log_right)
             if isinstance(value, Bilinear):
                 lead, steps, apart = value.lead(2), (), 0
