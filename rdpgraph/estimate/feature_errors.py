@@ -180,12 +180,12 @@ def _grammar(
     left, right, _, _ = centred_sides(*(part.detach().double() for part in form.rules.parts))
     sums = (left.unsqueeze(-2) + right.unsqueeze(-3)).flatten(-3, -2)
     weights = table.detach().double().exp().reshape(-1, parents, children**2)
-    found = list[Tensor]()
+    rows = list[Tensor]()
     for item in range(form.batch):
-        row = min(item, len(sums) - 1)
-        own = sums[row], weights[row], uses[item], drawn[:, item]
-        found.append(_first_order(*own, shared=shared, generator=generator))
-    both = torch.stack(found) if found else table.new_zeros(0, 2)
+        place = min(item, len(sums) - 1)
+        own = sums[place], weights[place], uses[item], drawn[:, item]
+        rows.append(_first_order(*own, shared=shared, generator=generator))
+    both = torch.stack(rows) if rows else table.new_zeros(0, 2)
     return both[:, 0].reshape(model.batch_shape), both[:, 1].reshape(model.batch_shape)
 
 
