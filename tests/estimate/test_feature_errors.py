@@ -106,7 +106,7 @@ def grammar(words=4, parents=2, children=4, dimension=1, scale=0.5):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_error_of_a_grammar_is_that_of_one_feature_among_many(shared):
-    """One feature of weight t, by quadrature over its direction: log Z's slopes in t, and their slopes."""
+    """One feature of weight t, by quadrature: slopes of log Z in t, and their slopes."""
     model = grammar()
     predicted = rg.LowRankFactors(1, shared=shared).predicted_error(
         model, solve=rg.infer, samples=40_000, generator=torch.Generator().manual_seed(0)
