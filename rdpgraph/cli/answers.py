@@ -143,7 +143,7 @@ def _bounds(posterior: Posterior, confidence: float) -> tuple[tuple[float, float
 
 def _are_possible(marginals: StateValues) -> bool:
     """Test if marginals have mass, as they do where the evidence is possible."""
-    return all(bool((own.detach().sum(-1) > 0).all()) for own in marginals.values())
+    return all(bool((marginal.detach().sum(-1) > 0).all()) for marginal in marginals.values())
 
 
 def _log_partitions(posterior: Posterior) -> list[float]:

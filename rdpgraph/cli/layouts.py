@@ -102,7 +102,7 @@ def _crossings(layers: list[list[Any]], links: Any) -> int:
     places, total = _numbered(layers), 0
     for layer in layers:
         ends = [(places[cell], places[below]) for cell in layer for below in links[cell]]
-        high, low = (np.subtract.outer(own, own) for own in np.reshape(ends, (-1, 2)).T)
+        high, low = (np.subtract.outer(side, side) for side in np.reshape(ends, (-1, 2)).T)
         total += int((high * low < 0).sum()) // 2
     return total
 
@@ -142,12 +142,12 @@ def unfolded(sizes: Places, scopes: Sequence[Scope]) -> Places:
     wide = math.sqrt(float((sizes.prod(1) * 8).sum())) * _ASPECT
     for part in sorted(nx.connected_components(graph), key=lambda part: (-len(part), min(part))):
         nodes = sorted(part)
-        own = _grown(_laid(graph.subgraph(nodes), nodes), sizes[nodes])
-        low = (own - sizes[nodes] / 2).min(0)
-        width, height = (own + sizes[nodes] / 2).max(0) - low
+        grown = _grown(_laid(graph.subgraph(nodes), nodes), sizes[nodes])
+        low = (grown - sizes[nodes] / 2).min(0)
+        width, height = (grown + sizes[nodes] / 2).max(0) - low
         if x and x + width > wide:
             x, y, row = 0.0, y + row + 2 * _APART, 0.0
-        places[nodes] = own - low + [x, y]
+        places[nodes] = grown - low + [x, y]
         x, row = x + width + 2 * _APART, max(row, height)
     return places * [1.0, -1.0]
 

@@ -109,8 +109,8 @@ def signed_features(
     waves = _Waves(features, replicates, graph.batch_shape, orthogonal, generator)
     logs, pairs, total = _parts(graph)
     lead = (replicates, *graph.batch_shape)
-    signs = [torch.ones(*lead, own.shape[-1], dtype=own.dtype, device=own.device) for own in logs]
-    logs = [own.expand(*lead, own.shape[-1]) for own in logs]
+    logs = [unary.expand(*lead, unary.shape[-1]) for unary in logs]
+    signs = [torch.ones_like(unary) for unary in logs]
     order, seen = list[tuple[int, int, Block, int, bool]](), set[int]()
     roots = list[int]()
     for root in range(graph.num_variables):
@@ -154,9 +154,9 @@ def _parts(graph: FactorGraph) -> tuple[list[Tensor], Pairs, Tensor]:
     pairs: Pairs = [{} for _ in sizes]
     constant = torch.zeros((), dtype=torch.float64, device=graph.device)
     if graph.observed is not None:
-        for number, own in enumerate(graph.observed.unbind(-1)):
-            other = own.unsqueeze(-1) != torch.arange(sizes[number], device=own.device)
-            lost = other & (own.unsqueeze(-1) != MISSING)
+        for number, states in enumerate(graph.observed.unbind(-1)):
+            other = states.unsqueeze(-1) != torch.arange(sizes[number], device=states.device)
+            lost = other & (states.unsqueeze(-1) != MISSING)
             logs[number] = torch.where(lost, -math.inf, logs[number])
     count = 0
     for block in graph.blocks:
@@ -167,10 +167,10 @@ def _parts(graph: FactorGraph) -> tuple[list[Tensor], Pairs, Tensor]:
             )
         for row, scope in enumerate(block.scopes.tolist()):
             if len(scope) < 2:
-                own = block.table(row).double()
+                table = block.table(row).double()
                 for number in scope:
-                    logs[number] = logs[number] + own
-                constant = constant if scope else constant + own
+                    logs[number] = logs[number] + table
+                constant = constant if scope else constant + table
                 continue
             first, second = scope
             pairs[first][count] = second, block, row, True
@@ -213,15 +213,15 @@ class _Waves:
             dtype=torch.float64,
         ).directions.to(left)  # fmt: skip
         sides: list[tuple[Tensor, Tensor]] = []
-        for side, own in ((left, before), (right, after)):
+        for side, shift in ((left, before), (right, after)):
             angles = side @ drawn.mT
             waves = torch.cat([angles.cos(), angles.sin()], -1)
-            sides.append((waves, (side.square().sum(-1, keepdim=True) / 2 + own).squeeze(-1)))
-        (there, gain), (here, loss) = sides if turned else reversed(sides)
+            sides.append((waves, (side.square().sum(-1, keepdim=True) / 2 + shift).squeeze(-1)))
+        (target, gain), (source, loss) = sides if turned else reversed(sides)
         log = log + loss
         peak = finite(log.detach().amax(-1, keepdim=True))
-        sent = (sign * (log - peak).exp()).unsqueeze(-2) @ here
-        values = (there @ sent.mT).squeeze(-1) * (2 / self.features)
+        sent = (sign * (log - peak).exp()).unsqueeze(-2) @ source
+        values = (target @ sent.mT).squeeze(-1) * (2 / self.features)
         return values.sign(), safe_log(values.abs()) + peak + gain
 
 

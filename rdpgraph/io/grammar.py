@@ -130,8 +130,8 @@ class Grammar:
             number = self._numbers.find(word)
             if number < 0:
                 raise EvidenceError(f"The grammar has no rule with the word {shown(word)}.")
-            own = rows[int(starts[number]) : int(starts[number + 1])]
-            scores[place, self.word_rules[own, 0]] = self.log_word_weights[own]
+            rules = rows[int(starts[number]) : int(starts[number + 1])]
+            scores[place, self.word_rules[rules, 0]] = self.log_word_weights[rules]
         return scores
 
 
@@ -258,10 +258,10 @@ def _enter(parents: NDArray[np.int32], order: "array[int]", heads: "array[int]")
 def _line_of(rule: int, kind: int, text: str | Bytes, source: str) -> int:
     """The line of a rule, numbered among those of two symbols or those of a word."""
     for rules in rules_of(text, source):
-        own = rules.lines[rules.lexical == (kind == _LEXICAL)]
-        if rule < len(own):
-            return int(own[rule])
-        rule -= len(own)
+        lines = rules.lines[rules.lexical == (kind == _LEXICAL)]
+        if rule < len(lines):
+            return int(lines[rule])
+        rule -= len(lines)
     raise AssertionError("the rule has been read")
 
 

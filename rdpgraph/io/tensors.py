@@ -12,10 +12,10 @@ from rdpgraph.errors import FileFormatError, UnsupportedError
 from rdpgraph.io.text import PathLike, write_bytes_atomically
 
 
-def write_tensors(path: PathLike, tensors: Mapping[str, Tensor], told: dict[str, str]) -> None:
+def write_tensors(path: PathLike, tensors: Mapping[str, Tensor], texts: dict[str, str]) -> None:
     """Write tensors by name, with texts as metadata, to a file of safetensors, atomically."""
-    own = {name: part.detach().clone().contiguous() for name, part in tensors.items()}
-    write_bytes_atomically(path, _safetensors().save(own, told))
+    copies = {name: part.detach().clone().contiguous() for name, part in tensors.items()}
+    write_bytes_atomically(path, _safetensors().save(copies, texts))
 
 
 def read_tensors(path: PathLike, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:

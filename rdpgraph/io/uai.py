@@ -233,8 +233,8 @@ def _by_shape(
     for arity in np.unique(arities).tolist():
         rows = np.flatnonzero(arities == arity).astype(np.int32)
         every = len(rows) == len(arities)
-        own = members if every else members[np.repeat(arities == arity, arities)]
-        scopes = own.reshape(len(rows), arity)
+        flat = members if every else members[np.repeat(arities == arity, arities)]
+        scopes = flat.reshape(len(rows), arity)
         for at in range(0, len(rows) if arity > 1 else 0, _ROWS):
             ranked = np.sort(scopes[at : at + _ROWS], axis=1)
             repeats = (ranked[:, 1:] == ranked[:, :-1]).any(1)

@@ -165,9 +165,9 @@ class LogMatrix:
             return result
 
         def exact(logs: Tensor, item: Tensor, row: Tensor, column: Tensor) -> Tensor:
-            own = _flat(scores[0], result)[item, column]
-            own = own if gains is None else _flat(gains, result)[item, row] + own
-            return (logs.softmax(1) * own).sum(1)
+            averaged = _flat(scores[0], result)[item, column]
+            averaged = averaged if gains is None else _flat(gains, result)[item, row] + averaged
+            return (logs.softmax(1) * averaged).sum(1)
 
         return self._repaired(result, low, rows, exact)
 
@@ -188,11 +188,11 @@ class LogMatrix:
         places = (low & (possible > 0)).reshape(-1, *low.shape[-2:]).nonzero()
         if not len(places):
             return result
-        own, other = _flat(rows, result), _flat(self.logs, result)
+        left, right = _flat(rows, result), _flat(self.logs, result)
 
         def again(part: Tensor) -> Tensor:
             item, i, j = part.unbind(1)
-            return exact(own[item, i] + other[item, j], item, i, j)
+            return exact(left[item, i] + right[item, j], item, i, j)
 
         parts, held = (
             places.split(tuning.per_block(rows.shape[-1], tuning.BLOCK)),

@@ -33,7 +33,7 @@ class Constraints:
     end: Tensor
 
     def __post_init__(self) -> None:
-        if not all(isinstance(getattr(self, own.name), Tensor) for own in fields(self)):
+        if not all(isinstance(getattr(self, part.name), Tensor) for part in fields(self)):
             raise ModelError(f"Constraints need three tensors of bools; got {self!r:.80}.")
         tags = tuple(self.transitions.shape[:1])
         shapes = {"start": tags, "transitions": 2 * tags, "end": tags}
@@ -113,7 +113,7 @@ def _parts(labels: Sequence[str], letters: str) -> list[tuple[str, str]]:
     return parts
 
 
-_PARTS = tuple(own.name for own in fields(Constraints))
+_PARTS = tuple(part.name for part in fields(Constraints))
 Reduction: TypeAlias = Literal["none", "sum", "mean", "token_mean"]
 
 

@@ -114,8 +114,8 @@ class MarkovField(nn.Module):
 
     def pairs(self) -> list[LowRank]:
         """``K_l`` of each lag."""
-        maps = (own for own in self.maps if isinstance(own, FeatureMap))
-        return [own.low_rank(self.before, self.after) for own in maps]
+        maps = (layer for layer in self.maps if isinstance(layer, FeatureMap))
+        return [layer.low_rank(self.before, self.after) for layer in maps]
 
     def score(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(B,) log-potentials of sequences, nats: O(T L r) each.

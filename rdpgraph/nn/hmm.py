@@ -198,8 +198,8 @@ class HMM(nn.Module):
             model = cls(**{name: told[name] for name in ("states", *_SIZES)})
         except (ValueError, KeyError, TypeError) as error:  # a ModelError is a ValueError
             raise FileFormatError(f"{config}: not the sizes of an HMM: {error!s:.200}") from None
-        own = model.state_dict()
-        kept = {name: require_like(path, name, known.get(name), own[name]) for name in own}
+        wanted = model.state_dict()
+        kept = {name: require_like(path, name, known.get(name), wanted[name]) for name in wanted}
         dtype = known["start"].dtype
         model.to(dtype).load_state_dict({name: known[name] for name in kept})
         return model
