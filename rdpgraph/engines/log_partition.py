@@ -113,17 +113,17 @@ class BestKnown(Delegate):
     @cached_property
     def _marginals(self) -> tuple[Tensor, bool]:
         """(B, S) probabilities, and whether some of them come from estimates."""
-        said = self.messages.variable_marginals().detach()
+        flat = self.messages.variable_marginals().detach()
         if self.messages.chosen.status().exact or not self._draws_tell:
-            return said, False
+            return flat, False
         with self.allowance.spending(), suppress(BudgetError):
-            own, errors = self._drawn.variable_marginals(), self._drawn.marginal_errors()
+            drawn, errors = self._drawn.variable_marginals(), self._drawn.marginal_errors()
             # No more is known than from as many draws, however well populations agree.
             draws = min(map(_draws, self._drawn.estimates))
-            errors = torch.maximum(errors.to(said), (said * (1.0 - said) / draws).sqrt())
-            far = (own.to(said) - said).abs() > _CONTRADICTED * errors + _NEAR
-            return torch.where(self._any_of_variable(far), own.to(said), said), bool(far.any())
-        return said, False
+            errors = torch.maximum(errors.to(flat), (flat * (1.0 - flat) / draws).sqrt())
+            far = (drawn.to(flat) - flat).abs() > _CONTRADICTED * errors + _NEAR
+            return torch.where(self._any_of_variable(far), drawn.to(flat), flat), bool(far.any())
+        return flat, False
 
     def _any_of_variable(self, flags: Tensor) -> Tensor:
         """(B, S) whether any state of the same variable is flagged."""
@@ -184,20 +184,20 @@ class BestKnown(Delegate):
         """
         if "chosen" not in self.__dict__:
             return replace(self.messages.status(), method=self._methods())
-        own = replace(self.chosen.status(), method=self._methods())
+        status = replace(self.chosen.status(), method=self._methods())
         if "tried" not in self.messages.__dict__ or self.chosen is self.messages.chosen:
-            return own
+            return status
         if self.chosen is self.messages.plain:
-            return own
+            return status
         other = self.messages.status()
         return replace(
             other,
-            exact=own.exact and other.exact,
-            converged=own.converged and other.converged,
-            standard_error=own.standard_error,
-            effective_sample_size=own.effective_sample_size,
+            exact=status.exact and other.exact,
+            converged=status.converged and other.converged,
+            standard_error=status.standard_error,
+            effective_sample_size=status.effective_sample_size,
             bound="",
-            method=own.method,
+            method=status.method,
         )
 
     def _methods(self) -> str:

@@ -202,41 +202,41 @@ class RecognisedSolution(Supplemented):
         return torch.where(self._alive.unsqueeze(1), flat, 0.0)
 
     def entropy(self) -> Tensor:
-        own = self._structure.entropy()
-        if own is None:
+        entropy = self._structure.entropy()
+        if entropy is None:
             return super().entropy()
-        return torch.where(self._alive, own.reshape(self._each.shape).sum(1), 0.0)
+        return torch.where(self._alive, entropy.reshape(self._each.shape).sum(1), 0.0)
 
     def expected_score(self) -> Tensor:
-        own = self._structure.entropy()
-        if own is None:
+        entropy = self._structure.entropy()
+        if entropy is None:
             return self._general.expected_score()
         total = torch.where(self._alive, self._each.sum(1), 0.0)
-        return torch.where(self._alive, total - own.reshape(self._each.shape).sum(1), 0.0)
+        return torch.where(self._alive, total - entropy.reshape(self._each.shape).sum(1), 0.0)
 
     def max_marginals(self) -> Tensor:
-        own = self._structure.max_marginals()
-        if own is None:
+        values = self._structure.max_marginals()
+        if values is None:
             return self._general.max_marginals()
-        own = self._values(own, best=True)
+        values = self._values(values, best=True)
         batch, many = self._each.shape
-        own = own.reshape(batch, many, -1, own.shape[-1])
+        values = values.reshape(batch, many, -1, values.shape[-1])
         # What a state is worth in its own part, and the best of the other parts.
-        best = own[:, :, :1].amax(-1, keepdim=True)
+        best = values[:, :, :1].amax(-1, keepdim=True)
         alive = (best > -math.inf).all(1, keepdim=True)
         best = torch.where(alive, best, 0.0)
-        raised = torch.where(alive, own + (best.sum(1, keepdim=True) - best), -math.inf)
+        raised = torch.where(alive, values + (best.sum(1, keepdim=True) - best), -math.inf)
         return self._flat(raised)
 
     def mode(self) -> Tensor:
-        own = self._structure.mode()
-        return self._general.mode() if own is None else self._placed(own, ())
+        mode = self._structure.mode()
+        return self._general.mode() if mode is None else self._placed(mode, ())
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        own = self._structure.sample(count, generator)
-        if own is None:
+        drawn = self._structure.sample(count, generator)
+        if drawn is None:
             return self._general.sample(count, generator)
-        return self._placed(own, (count,))
+        return self._placed(drawn, (count,))
 
     def _values(self, values: Tensor, *, best: bool) -> Tensor:
         """(..., states) values of sites with states in the variables' order."""

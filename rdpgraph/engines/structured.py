@@ -58,13 +58,13 @@ class StructureSolution(Solution):
         return self.general.solution.factor_marginals(block)
 
     def entropy(self) -> Tensor:
-        own = self.structure.entropy()
-        return (self.general.entropy() if own is None else own).reshape(-1)
+        entropy = self.structure.entropy()
+        return (self.general.entropy() if entropy is None else entropy).reshape(-1)
 
     def entropy_over(self, log_base: Tensor) -> Tensor | None:
         """(B,) entropy relative to a base measure (B, S), or None."""
-        own = self.structure.entropy_over(log_base.reshape(self.structure.unary.shape))
-        return None if own is None else own.reshape(-1)
+        entropy = self.structure.entropy_over(log_base.reshape(self.structure.unary.shape))
+        return None if entropy is None else entropy.reshape(-1)
 
     def expected_score(self) -> Tensor:
         log_z = self.log_partition()
@@ -72,13 +72,13 @@ class StructureSolution(Solution):
         return torch.where(possible, torch.where(possible, log_z, 0.0) - self.entropy(), 0.0)
 
     def max_marginals(self) -> Tensor:
-        own = self.structure.max_marginals()
-        return self._flat(_only(self.general.max_marginals()) if own is None else own)
+        values = self.structure.max_marginals()
+        return self._flat(_only(self.general.max_marginals()) if values is None else values)
 
     def shaped_mode(self) -> Any:
         """Mode in the structure's own form."""
-        own = self.structure.mode()
-        return _only(self.general.mode()) if own is None else own
+        mode = self.structure.mode()
+        return _only(self.general.mode()) if mode is None else mode
 
     def mode(self) -> Tensor:
         """(B, V); -1 at sites that an item lacks."""
@@ -86,8 +86,8 @@ class StructureSolution(Solution):
 
     def shaped_sample(self, count: int, generator: torch.Generator | None) -> Any:
         """Draws in the structure's own form."""
-        own = self.structure.sample(count, generator)
-        return _only(self.general.sample(count, generator=generator)) if own is None else own
+        drawn = self.structure.sample(count, generator)
+        return _only(self.general.sample(count, generator=generator)) if drawn is None else drawn
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         drawn = self.structure.site_states(self.shaped_sample(count, generator))

@@ -166,10 +166,10 @@ class Sites:
             if values.ndim < 2:
                 values = values.unsqueeze(0)
             values = values.expand(*values.shape[:-2], len(rows), -1).to(total)
-            own = values.new_zeros(*values.shape[:-2], count, values.shape[-1])
+            sums = values.new_zeros(*values.shape[:-2], count, values.shape[-1])
             # As large as all potentials: what is there already is added to in place.
-            own.index_add_(-2, rows.to(own.device), values)
-            total = total.add_(own) if total.shape == own.shape else total + own
+            sums.index_add_(-2, rows.to(sums.device), values)
+            total = total.add_(sums) if total.shape == sums.shape else total + sums
         return total.reshape(*total.shape[:-2], *shape, total.shape[-1])
 
 
@@ -237,7 +237,7 @@ def _restricted(
 ) -> FactorGraph:
     """Restrict a graph to some states of some entries."""
     supports = by_entry(graph, places, Support(states, log_weights))
-    return graph.restrict({graph.variables[place]: own for place, own in supports.items()})
+    return graph.restrict({graph.variables[place]: support for place, support in supports.items()})
 
 
 def site_potentials(graph: FactorGraph, numbers: Tensor, size: int) -> Tensor:

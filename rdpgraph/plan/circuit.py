@@ -134,8 +134,8 @@ class _Grid:
         terms = max(map(len, weights), default=0)
         sizes, none = self.sizes, [(1, 1, 0)] * terms
         listed = [
-            ([(self.strides[clique][v], sizes[v], by) for v, by in own.items()] + none)[:terms]
-            for clique, own in zip(cliques, weights, strict=True)
+            ([(self.strides[clique][v], sizes[v], by) for v, by in steps.items()] + none)[:terms]
+            for clique, steps in zip(cliques, weights, strict=True)
         ]
         table = np.array(listed, dtype=np.int64).reshape(len(cliques), terms, 3)
         for stride, size, weight in np.repeat(table, counts, axis=0).transpose(1, 2, 0):
@@ -153,8 +153,8 @@ def _entries(
     for block in blocks:
         stride = 1
         for scope, row in zip(block.scopes.tolist(), block.rows.tolist(), strict=True):
-            own, stride = _strides(scope, sizes)
-            strides.append(own)
+            by_variable, stride = _strides(scope, sizes)
+            strides.append(by_variable)
             offsets.append(total + row * stride)
         total += block.tables * stride
     return offsets, strides, total
@@ -225,8 +225,8 @@ def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple
             runs = Runs(above[begin:ends], above_starts[message] - begin)
         else:
             runs = Runs(np.zeros(0, np.int64), np.zeros(0, np.int64))
-        own = starts[message] - cell.start
-        levels.append(Level(cell, message, tuple(pulls), own, runs, targets[cell] - message.start))
+        firsts, senders = starts[message] - cell.start, targets[cell] - message.start
+        levels.append(Level(cell, message, tuple(pulls), firsts, runs, senders))
     return tuple(levels), total
 
 

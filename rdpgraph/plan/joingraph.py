@@ -149,15 +149,15 @@ def _absorbed(graph: ClusterGraph) -> ClusterGraph:
     roots = [cluster for cluster in range(len(into)) if home(cluster) == cluster]
     number = {cluster: i for i, cluster in enumerate(roots)}
     tensors: list[list[int]] = [[] for _ in roots]
-    for cluster, own in enumerate(graph.tensors):
-        tensors[number[home(cluster)]] += own
+    for cluster, members in enumerate(graph.tensors):
+        tensors[number[home(cluster)]] += members
     # A parent that took in a child may stand behind its own parents: by the order, then.
     ends = [(number[home(a.child)], number[home(a.parent)]) for a in kept]
     links = [Link(min(pair), max(pair), a.separator) for pair, a in zip(ends, kept, strict=True)]
     return ClusterGraph(
         graph.sizes,
         tuple(scopes[cluster] for cluster in roots),
-        tuple(tuple(own) for own in tensors),
+        tuple(tuple(members) for members in tensors),
         tuple(links),
         graph.exact,
     )

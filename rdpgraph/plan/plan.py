@@ -276,15 +276,15 @@ def structure_plan(
     name: str, *, num_variables: int, states: int, flops: float = 0.0, element_bytes: int = 4
 ) -> Plan:
     """Plan of a structure, which has a recursion of its own, for the sites of all batch items."""
-    own = float(num_variables * states * element_bytes)
+    site_bytes = float(num_variables * states * element_bytes)
     return Plan(
         route="structure",
         why=f"solved by the recursion of the structure {name}",
         num_variables=num_variables,
         width=2 * log2(states) if states else 0.0,
         flops=flops,
-        peak_bytes=own,
-        stored_bytes=2 * own,
+        peak_bytes=site_bytes,
+        stored_bytes=2 * site_bytes,
         seconds=PASSES * flops / tuning.OPERATIONS_PER_SECOND,
     )
 

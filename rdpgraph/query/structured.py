@@ -97,8 +97,8 @@ class StructuredPosterior(Inferred):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        own = self.solved if self.solution is self.solved else None
-        return (own or self.structure).batch_shape
+        solved = self.solved if self.solution is self.solved else None
+        return (solved or self.structure).batch_shape
 
     @property
     def _direct(self) -> StructureSolution | None:

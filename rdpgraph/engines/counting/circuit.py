@@ -177,13 +177,13 @@ def _levelled(literals: int, listed: Any, root: int) -> Circuit:
     place = [*range(first), *[0] * len(nodes)]
     count, levels = first, list[tuple[Tensor, Tensor, int, Tensor]]()
     for _, (products, sums) in sorted(by_level.items()):
-        own = [[place[child] for child in nodes[number - first][1]] for number in products]
+        operands = [[place[child] for child in nodes[number - first][1]] for number in products]
         for number in (*products, *sums):
             place[number] = count
             count += 1
-        owners = np.repeat(np.arange(len(own)), [len(children) for children in own])
+        owners = np.repeat(np.arange(len(operands)), [len(children) for children in operands])
         pairs = [[place[child] for child in nodes[number - first][1]] for number in sums]
-        below = torch.tensor([child for children in own for child in children]).long()
+        below = torch.tensor([child for children in operands for child in children]).long()
         both = torch.tensor(pairs).long().reshape(-1, 2)
-        levels.append((below, torch.from_numpy(owners).long(), len(own), both))
+        levels.append((below, torch.from_numpy(owners).long(), len(operands), both))
     return Circuit(literals, tuple(levels), impossible=False)

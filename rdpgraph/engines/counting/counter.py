@@ -45,23 +45,23 @@ def _parts(encoding: Encoding) -> tuple[float, list[Any]]:
     """Log-sum of the literals without clauses, and the components for the counter."""
     weights = encoding.log_weights[0].double().tolist()
     known, parts = [float(encoding.constant[0])], list[Any]()
-    for own, clauses in encoding.components:
-        pairs = [(weights[place(x)], weights[place(-x)]) for x in own]
+    for variables, clauses in encoding.components:
+        pairs = [(weights[place(x)], weights[place(-x)]) for x in variables]
         if not clauses:
             known += [_log_sum(*pair) for pair in pairs]
             continue
-        numbers = {x: number for number, x in enumerate(own, 1)}
+        numbers = {x: number for number, x in enumerate(variables, 1)}
         rows = [[numbers[abs(x)] if x > 0 else -numbers[abs(x)] for x in c] for c in clauses]
         for x, (one, other) in enumerate(tuple(pairs), 1):
             for literal, weight in ((x, one), (-x, other)):
                 if weight == -math.inf:
                     rows.append([-literal])
-            apart = abs(one - other) if one != other else 0.0
+            gap = abs(one - other) if one != other else 0.0
             if -math.inf in (one, other):
                 top = max(one, other)
                 pairs[x - 1] = (top, top) if top > -math.inf else (0.0, 0.0)
             # A weight too small for a double is that of several literals that are one.
-            elif (copies := math.ceil(apart / _WIDEST)) > 1:
+            elif (copies := math.ceil(gap / _WIDEST)) > 1:
                 pairs[x - 1] = one / copies, other / copies
                 for _ in range(copies - 1):
                     pairs.append(pairs[x - 1])

@@ -54,7 +54,7 @@ class Encoding:
             parts.setdefault(root(x), ([], []))[0].append(x)
         for clause in self.clauses:
             parts[root(abs(clause[0]))][1].append(clause)
-        return tuple((tuple(own), tuple(clauses)) for own, clauses in parts.values())
+        return tuple((tuple(variables), tuple(clauses)) for variables, clauses in parts.values())
 
 
 def place(literal: int) -> int:
@@ -84,13 +84,13 @@ class _Making:
         self._count = 0
         self._literals: list[tuple[int, ...]] = []
         for size in network.sizes:
-            own = [self._new() for _ in range(1 if size == 2 else size)]
-            self._literals.append((-own[0], own[0]) if size == 2 else tuple(own))
+            literals = [self._new() for _ in range(1 if size == 2 else size)]
+            self._literals.append((-literals[0], literals[0]) if size == 2 else tuple(literals))
         self._clauses: set[Clause] = set()
-        for own in self._literals:
-            if len(own) > 2:
-                self._clauses.add(own)
-                self._clauses.update(tuple(sorted((-x, -y))) for x, y in combinations(own, 2))
+        for literals in self._literals:
+            if len(literals) > 2:
+                self._clauses.add(literals)
+                self._clauses.update(tuple(sorted((-x, -y))) for x, y in combinations(literals, 2))
         self._weights: list[tuple[list[int], Tensor]] = []
         self._constant = network.constant
         self._covers: dict[tuple[bytes, bytes, tuple[int, ...]], list[list[tuple[int, ...]]]] = {}
@@ -115,18 +115,18 @@ class _Making:
         split = [self._split(known[:, u], shape, apart=tables.requires_grad)
                  for u in range(known.shape[1])]  # fmt: skip
         for scope, u in zip(scopes, which, strict=True):
-            own = [self._literals[v] for v in scope]
+            literals = [self._literals[v] for v in scope]
             forbidden, base, defined = split[u]
-            self._forbid(own, forbidden, forbidden)
+            self._forbid(literals, forbidden, forbidden)
             if base >= 0:
                 self._constant = self._constant + flat[:, u, base]
             for rows_with in defined:
                 holds = self._new()
                 first = int(rows_with.reshape(-1).argmax())
-                self._forbid(own, rows_with, rows_with | forbidden, holds)
-                self._forbid(own, ~(rows_with | forbidden), ~rows_with, -holds)
-                own_value = flat[:, u, [first]]
-                value = own_value - flat[:, u, [base]] if base >= 0 else own_value
+                self._forbid(literals, rows_with, rows_with | forbidden, holds)
+                self._forbid(literals, ~(rows_with | forbidden), ~rows_with, -holds)
+                log_value = flat[:, u, [first]]
+                value = log_value - flat[:, u, [base]] if base >= 0 else log_value
                 self._weights.append(([place(holds)], value))
 
     @staticmethod
@@ -152,7 +152,7 @@ class _Making:
         return forbidden.reshape(shape), base, [mask.reshape(shape) for mask in masks]
 
     def _forbid(
-        self, own: list[tuple[int, ...]], target: Bools, within: Bools, *others: int
+        self, scope: list[tuple[int, ...]], target: Bools, within: Bools, *others: int
     ) -> None:
         """Add a clause per cube of configurations: it is excluded, or one of ``others`` holds."""
         key = target.tobytes(), within.tobytes(), target.shape
@@ -160,7 +160,7 @@ class _Making:
             self._covers[key] = list(_cover(target, within))
         for cube in self._covers[key]:
             clause = {*others}
-            for literals, chosen in zip(own, cube, strict=True):
+            for literals, chosen in zip(scope, cube, strict=True):
                 if len(chosen) == 1:
                     clause.add(-literals[chosen[0]])
                 elif len(chosen) < len(literals):
@@ -174,7 +174,7 @@ class _Making:
         batch = max([1, *(len(values) for _, values in self._weights)])
         weights = torch.zeros(batch, 2 * self._count, dtype=dtype, device=device)
         if self._weights:
-            places = [x for own, _ in self._weights for x in own]
+            places = [x for targets, _ in self._weights for x in targets]
             values = torch.cat([values.expand(batch, -1) for _, values in self._weights], 1)
             weights = weights.index_add(1, torch.tensor(places, device=device), values)
         return Encoding(

@@ -32,8 +32,8 @@ def _lines(circuit: Circuit) -> Iterator[str]:
     for x in range(1, circuit.literals + 1):
         yield from (f"L {x}", f"L {-x}")
     for children, owners, count, sums in circuit.levels:
-        own: list[list[int]] = [[] for _ in range(count)]
+        products: list[list[int]] = [[] for _ in range(count)]
         for child, owner in zip(children.tolist(), owners.tolist(), strict=True):
-            own[owner].append(child)
-        yield from (" ".join(map(str, ("A", len(each), *each))) for each in own)
+            products[owner].append(child)
+        yield from (" ".join(map(str, ("A", len(operands), *operands))) for operands in products)
         yield from (f"O 0 2 {one} {other}" for one, other in sums.tolist())

@@ -75,11 +75,11 @@ class CountedSolution(Solution):
         """(1,) log Z in nats; by a circuit if one is compiled quickly."""
         with self.allowance.spending(), torch.no_grad():
             seconds = _AT_ONCE * self.allowance.left()
-            own, compiler = self._encoding, self.compiler
-            if compiler is not None and own.clauses:
+            encoding, compiler = self._encoding, self.compiler
+            if compiler is not None and encoding.clauses:
                 with suppress(BudgetError):
                     vars(self)["circuit"] = compiled(
-                        own, compiler, seconds=seconds, memory=self.memory
+                        encoding, compiler, seconds=seconds, memory=self.memory
                     )
                     return self._log_z
             left = self.allowance.left()
@@ -160,9 +160,9 @@ class CountedSolution(Solution):
         scopes = self.network.groups[group].scopes
         shape = self.network.groups[group].log_tables.shape[2:]
         cells = torch.cartesian_prod(*map(torch.arange, shape)).reshape(-1, len(shape)).tolist()
-        own = self._encoding.literals
+        literals = self._encoding.literals
         rows = [
-            [own[v][s] for v, s in zip(scope, cell, strict=True)]
+            [literals[v][s] for v, s in zip(scope, cell, strict=True)]
             for scope in scopes.tolist()
             for cell in cells
         ]
@@ -184,17 +184,17 @@ class CountedSolution(Solution):
             return variable_table(self.network, (), -math.inf, -math.inf)
         count = self._encoding.count
         literals = [[sign * x] for x in range(1, count + 1) for sign in (1, -1)]
-        own = self._given(literals, maximum=True)
+        log_values = self._given(literals, maximum=True)
         constant = self._encoding.constant.detach().unsqueeze(1)
         best = self.circuit.up(self._weights, maximum=True)[-1]
-        return self._of_states(own + constant, -math.inf, best + constant[:, 0])
+        return self._of_states(log_values + constant, -math.inf, best + constant[:, 0])
 
     def _states(self, chosen: Tensor) -> Tensor:
         """(B, V) of the literals (2 n, B) that hold."""
         literals = self._encoding.literals
         states = torch.zeros(chosen.shape[1], len(literals), dtype=torch.long, device="cpu")
-        for v, own in enumerate(literals):
-            states[:, v] = chosen[[place(x) for x in own]].long().argmax(0).cpu()
+        for v, of_variable in enumerate(literals):
+            states[:, v] = chosen[[place(x) for x in of_variable]].long().argmax(0).cpu()
         return states
 
     def mode(self) -> Tensor:

@@ -64,8 +64,8 @@ def circuit_of(graph: FactorGraph) -> Circuit | None:
         entries += potential.log_values.numel()
         if entries > MOST_CELLS:
             return None
-        own = None if rows is None or tables == 1 else rows.numpy().tobytes()
-        parts.append((block.scopes.numpy().tobytes(), block.scopes.shape, tables, own))
+        row_bytes = None if rows is None or tables == 1 else rows.numpy().tobytes()
+        parts.append((block.scopes.numpy().tobytes(), block.scopes.shape, tables, row_bytes))
     if is_transformed():
         return None
     return shaped(graph.domain.sizes.numpy().tobytes(), tuple(parts))
@@ -149,32 +149,32 @@ class CircuitSolution(Supplemented):
 
     @cached_property
     def _marginals(self) -> Floats:
-        own = self.circuit
-        values = np.add.reduceat(self._cells.take(own.states.cells), own.states.starts)
-        totals = np.add.reduceat(values, own.variables)
+        layout = self.circuit
+        values = np.add.reduceat(self._cells.take(layout.states.cells), layout.states.starts)
+        totals = np.add.reduceat(values, layout.variables)
         if totals[0] > 0:
-            values /= totals.take(own.variable)
+            values /= totals.take(layout.variable)
         return values
 
     def gradient(self) -> Tensor:
         """(entries,) gradient of log Z: each entry's probability."""
-        own = self.circuit
-        weights = self._cells.take(own.entry)
-        gradient = np.bincount(own.factors.cells, weights, minlength=own.entries + 1)
+        layout = self.circuit
+        weights = self._cells.take(layout.entry)
+        gradient = np.bincount(layout.factors.cells, weights, minlength=layout.entries + 1)
         return torch.from_numpy(gradient[:-1])
 
     def unrolled(self, entries: Tensor) -> Tensor:
         """(1,) log Z as torch operations on the entries."""
         assert self._upward is not None
-        own, first = self.circuit, self._upward
+        layout, first = self.circuit, self._upward
         padded = torch.nn.functional.pad(entries.double(), (0, 1))
-        logs = _summed(padded[_index(own.factors.cells)], own.entry, len(own.owners))
+        logs = _summed(padded[_index(layout.factors.cells)], layout.entry, len(layout.owners))
         shown = np.ones_like(first.cells)
-        _apply(own, self._evidence, shown)
-        cells = (logs - torch.from_numpy(first.peaks.take(own.owners))).exp()
+        _apply(layout, self._evidence, shown)
+        cells = (logs - torch.from_numpy(first.peaks.take(layout.owners))).exp()
         cells = cells * torch.from_numpy(shown)
         messages, begin = cells, 0
-        for level in reversed(own.levels):
+        for level in reversed(layout.levels):
             here = cells[level.cells]
             for pull in level.pulls:
                 pulled = here[: len(pull)] * messages[_index(pull) - begin]

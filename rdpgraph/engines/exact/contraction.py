@@ -159,8 +159,8 @@ def _decide(
         variables = step.variables[first : first + nodes].to(states.device)
         logits = torch.zeros((), device=states.device)
         for value, dims in operands:
-            own = value.rows(slice(first, first + nodes)) if nodes < step.count else value
-            logits = logits + _entries(own, dims, step.gone, sizes, variables, part)
+            block = value.rows(slice(first, first + nodes)) if nodes < step.count else value
+            logits = logits + _entries(block, dims, step.gone, sizes, variables, part)
         if noise:
             uniform = torch.rand(
                 (*part.shape[:2], len(variables), cells),

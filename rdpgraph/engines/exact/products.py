@@ -254,13 +254,13 @@ def _aligned(
     gone = [dim for dim in sizes if dim not in out_dims]
 
     def align(tensor: Tensor, dims: Sequence[int]) -> Tensor:
-        own = {dim: place + 2 for place, dim in enumerate(dims)}
-        order = [own[dim] for dim in gone if dim in own]
-        kept = [own[dim] for dim in out_dims if dim in own]
+        axes = {dim: place + 2 for place, dim in enumerate(dims)}
+        order = [axes[dim] for dim in gone if dim in axes]
+        kept = [axes[dim] for dim in out_dims if dim in axes]
         moved = tensor.permute(*order, 0, 1, *kept)
-        shape = [sizes[dim] if dim in own else 1 for dim in gone]
-        ends = [sizes[dim] if dim in own else 1 for dim in out_dims]
-        if all(dim in own for dim in gone) or not order:
+        shape = [sizes[dim] if dim in axes else 1 for dim in gone]
+        ends = [sizes[dim] if dim in axes else 1 for dim in out_dims]
+        if all(dim in axes for dim in gone) or not order:
             terms = math.prod(shape)
             return moved.reshape(terms, *tensor.shape[:2], *ends)
         full = moved.reshape(*shape, *tensor.shape[:2], *ends)

@@ -136,8 +136,8 @@ def reduce_graph(
 def _high_order_blocks(graph: FactorGraph) -> tuple[HighOrderBlock, ...]:
     blocks: list[HighOrderBlock] = []
     for number, block in enumerate(graph.blocks):
-        own = type(block.potential).messages is not Potential.messages
-        if own and math.prod(block.sizes) > _SMALL_TABLE:
+        high_order = type(block.potential).messages is not Potential.messages
+        if high_order and math.prod(block.sizes) > _SMALL_TABLE:
             blocks.append(HighOrderBlock(number, block.select(), block.scopes))
     return tuple(blocks)
 
@@ -159,12 +159,12 @@ def _dense(
             tables.append(_Tables(block.scopes, flat, rows, number))
             continue
         shape = (block.count, len(split.auxiliary))
-        own = count + torch.arange(math.prod(shape), device="cpu").reshape(shape)
-        count += own.numel()
+        auxiliary = count + torch.arange(math.prod(shape), device="cpu").reshape(shape)
+        count += auxiliary.numel()
         sizes.append(
             torch.tensor(split.auxiliary, dtype=torch.long, device="cpu").repeat(block.count)
         )
-        variables = torch.cat([block.scopes, own], 1)
+        variables = torch.cat([block.scopes, auxiliary], 1)
         for part in split.parts:
             values = part.log_values.to(graph.dtype)
             values = values if values.ndim > len(part.variables) else values.unsqueeze(0)
@@ -176,8 +176,8 @@ def _dense(
 def _flat_batch(values: Tensor, trailing: int, graph: FactorGraph, batch: int) -> Tensor:
     """(*batch, ...) as (batch or 1, ...)."""
     ends = values.shape[values.ndim - trailing :]
-    own = values.shape[: values.ndim - trailing]
-    if math.prod(own) == 1:
+    lead = values.shape[: values.ndim - trailing]
+    if math.prod(lead) == 1:
         return values.reshape(1, *ends)
     return values.expand(*graph.batch_shape, *ends).reshape(batch, *ends)
 

@@ -42,8 +42,8 @@ def variable_table(
     auxiliary = len(network.numbers) < len(network.sizes)
     for variables, part in parts:
         if auxiliary:
-            own = variables < len(network.numbers)
-            variables, part = variables[own], part[:, own.to(device)]
+            declared = variables < len(network.numbers)
+            variables, part = variables[declared], part[:, declared.to(device)]
         numbers = network.numbers[variables]
         left = network.states_left(numbers, part.shape[2])
         targets.append((starts[numbers].unsqueeze(1) + left).reshape(-1))

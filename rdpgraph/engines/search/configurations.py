@@ -96,8 +96,8 @@ def likeliest(solution: Solution, graph: FactorGraph) -> Tensor:
     starts = sizes.cumsum(0) - sizes
     for size in torch.unique(sizes).tolist():
         numbers = (sizes == size).nonzero().flatten()
-        own = flat[:, starts[numbers].unsqueeze(1) + torch.arange(size, device="cpu")]
-        states[:, numbers] = own.argmax(-1)
+        values = flat[:, starts[numbers].unsqueeze(1) + torch.arange(size, device="cpu")]
+        states[:, numbers] = values.argmax(-1)
     return states
 
 
@@ -118,10 +118,10 @@ def scored(network: Network, states: Tensor) -> Searched:
     left = begun(network, states)
     scores = network.constant.detach().double().cpu().expand(network.batch).clone()
     for item in range(network.batch):
-        tables, own = tables_of(network, item), left[item].numpy()
-        if len(own) > len(network.numbers):
-            own = completed(tables, len(network.numbers), own)
-        value = tables.score(own)
+        tables, chosen = tables_of(network, item), left[item].numpy()
+        if len(chosen) > len(network.numbers):
+            chosen = completed(tables, len(network.numbers), chosen)
+        value = tables.score(chosen)
         scores[item] += value if tables.is_possible(value) else -math.inf
     return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool, device="cpu"))
 
@@ -136,15 +136,15 @@ def begun(network: Network, states: Tensor | None) -> Tensor:
 
 def _left_states(network: Network, states: Tensor) -> Tensor:
     """(B, active) states (B, V) of the graph, numbered among the remaining ones."""
-    own = states.cpu()[:, network.numbers]
+    original = states.cpu()[:, network.numbers]
     sizes = torch.tensor(network.sizes[: len(network.numbers)], dtype=torch.long, device="cpu")
-    left = own.clamp(max=(sizes - 1).clamp(min=0))
+    left = original.clamp(max=(sizes - 1).clamp(min=0))
     if network.possible is None:
         return left
     for size in torch.unique(sizes).tolist():
         chosen = (sizes == size).nonzero().flatten()
         names = network.states_left(network.numbers[chosen], size)
-        same = names.unsqueeze(0) == own[:, chosen].unsqueeze(-1)
+        same = names.unsqueeze(0) == original[:, chosen].unsqueeze(-1)
         left[:, chosen] = same.long().argmax(-1)
     return left
 

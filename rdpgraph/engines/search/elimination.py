@@ -109,12 +109,12 @@ def _filled(
             np.add.at(alone, index, stack.at(rows, states, slot))
         joint = np.flatnonzero(count > 1)
         whole = bool(free[joint].all())
-        for row, own, ranks in zip(
+        for row, scope, ranks in zip(
             joint.tolist(), stack.scopes[joint].tolist(), places[joint].tolist(), strict=True
         ):
-            values, scope = stack.values[row], own
+            values = stack.values[row]
             if not whole and min(ranks) < 0:
-                both = list(zip(own, ranks, strict=True))
+                both = list(zip(scope, ranks, strict=True))
                 values = values[tuple([states[v] if r < 0 else slice(None) for v, r in both])]
                 scope = [v for v, r in both if r >= 0]
                 ranks = [r for r in ranks if r >= 0]
@@ -138,7 +138,7 @@ def _product(bucket: _Bucket, scope: tuple[int, ...], sizes: Sequence[int]) -> F
     """Sum of log-values over a scope; all scopes are in elimination order."""
     joint: Floats | None = None
     shape = [sizes[v] for v in scope]
-    own = False
+    writable = False
     bucket.sort(key=lambda entry: len(entry[0]), reverse=True)
     for part, values in bucket:
         if len(part) < len(scope):
@@ -146,13 +146,13 @@ def _product(bucket: _Bucket, scope: tuple[int, ...], sizes: Sequence[int]) -> F
             values = values.reshape([sizes[v] if v in held else 1 for v in scope])
         if joint is None:
             joint = values
-        elif own:
+        elif writable:
             joint += values
         else:
             joint = joint + values
-            own = joint.size == math.prod(shape)
+            writable = joint.size == math.prod(shape)
     assert joint is not None
-    return joint if joint.ndim == len(shape) and own else np.broadcast_to(joint, shape)
+    return joint if joint.ndim == len(shape) and writable else np.broadcast_to(joint, shape)
 
 
 def _log_sum(joint: Floats) -> Floats:

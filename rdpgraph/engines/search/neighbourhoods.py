@@ -260,13 +260,13 @@ def _components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
     for v in summed:
         if v in components:
             continue
-        own, queue = {v}, [v]
+        component, queue = {v}, [v]
         while queue:
             for u in graph.adjacency[queue.pop()]:
-                if u in summed and u not in own:
-                    own.add(u)
+                if u in summed and u not in component:
+                    component.add(u)
                     queue.append(u)
-        components.update(dict.fromkeys(own, own))
+        components.update(dict.fromkeys(component, component))
     return components
 
 

@@ -176,11 +176,11 @@ def _given(tables: Tables, states: Integers, free: Set[int]) -> tuple[Tables, fl
     for stack in tables.stacks:
         for scope, values in zip(stack.scopes.tolist(), stack.values, strict=True):
             left = values[tuple(slice(None) if v in rank else states[v] for v in scope)]
-            own = tuple(rank[v] for v in scope if v in rank)
-            if own:
-                merged[own] = merged[own] + left if own in merged else left
+            ranks = tuple(rank[v] for v in scope if v in rank)
+            if ranks:
+                merged[ranks] = merged[ranks] + left if ranks in merged else left
             else:
                 constant += float(left)
-    stacks = [Stack(np.array([own], np.int64), values[None]) for own, values in merged.items()]
+    stacks = [Stack(np.array([ranks], np.int64), values[None]) for ranks, values in merged.items()]
     sizes = tuple(tables.sizes[v] for v in sorted(free))
     return Tables(sizes, tuple(stacks), tables.span), constant
