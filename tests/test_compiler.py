@@ -105,3 +105,43 @@ def test_transforms_pass_through_an_unrolled_layer():
     mask = torch.arange(4) < torch.tensor([[4], [2]])
     gradient = torch.func.grad(lambda given: unrolled(given, mask)[1].sum())(emissions)
     torch.testing.assert_close(gradient, CRF.marginals(emissions, mask))
+
+
+def trained(kind):
+    """A layer above another, and a step of training it."""
+    if kind == "segments":
+        layer = rg.nn.SemiCRF(3, 2).double()
+        starts = torch.tensor([[True, False, True, True], [True, True, False, True]])
+        labels = torch.tensor([[0, 0, 1, 2], [2, 1, 1, 0]])
+        gold = rg.Segmentation(labels, starts)
+    else:
+        layer = rg.nn.CRF(3, batch_first=kind == "tags").double()
+        gold = TAGS if kind == "tags" else TAGS.t()
+    for number, parameter in enumerate(layer.parameters()):
+        parameter.data.copy_(numbers(*parameter.shape, seed=number))
+    below = torch.nn.Linear(2, 3, dtype=D)
+    words = numbers(2, 4, 2) if kind != "steps first" else numbers(4, 2, 2)
+    return [
+        *layer.parameters(),
+        *below.parameters(),
+    ], lambda mask: -layer(below(words).tanh(), gold, mask, "token_mean")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["tags", "steps first", "segments"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_step_of_training_is_one_graph(kind, masked):
+    torch._dynamo.reset()
+    parameters, loss = trained(kind)
+    mask = torch.tensor([[True, True, True, True], [True, True, True, False]])
+    mask = None if not masked else mask.t() if kind == "steps first" else mask
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    found, expected = compiled(mask), loss(mask)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters)
+    )
+    if masked:
+        mask = mask.logical_not()
+        with pytest.raises(rg.errors.ModelError, match="mask must be on at the first step"):
+            compiled(mask)

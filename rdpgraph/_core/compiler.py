@@ -1,12 +1,14 @@
-"""Calls that `torch.compile` leaves alone; tracers and transforms get an error."""
+"""Calls that `torch.compile` leaves alone, or keeps as one operator; tracers get an error."""
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from inspect import isfunction
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 from rdpgraph.errors import RdpgraphError, UnsupportedError
 
@@ -45,6 +47,55 @@ def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
                 f"{function.__qualname__} does not run in torch.func's transforms: compiled code "
                 "answers it. Use torch.autograd.grad, and batch dims in place of vmap."
             ) from error
+
+    return called
+
+
+def operator(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a function an operator inside `torch.compile`, so that the graph does not break at it.
+
+    The function takes tensors and gives values (batch,), of the batch and type of the first one.
+    Gradients run it again, and there are no second ones. Elsewhere it is called as it is.
+    """
+
+    def value(tensors: list[Tensor]) -> Tensor:
+        return function(*(tensor.detach() for tensor in tensors)).to(tensors[0].dtype)
+
+    def gradients(outer: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+        leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in tensors]
+        trained = [leaf for leaf in leaves if leaf.requires_grad]
+        keys: Any = torch._C.DispatchKey  # pyright: ignore[reportPrivateUsage]
+        guard: Any = torch._C._SetExcludeDispatchKeyGuard  # pyright: ignore
+        with ExitStack() as stack:  # operators run without autograd unless it is let in again
+            for key in (keys.AutogradFunctionality, keys.ADInplaceOrView):
+                stack.enter_context(guard(key, False))  # noqa: FBT003
+            stack.enter_context(torch.enable_grad())
+            made = function(*leaves).to(outer.dtype)
+            every = torch.autograd.grad(made, trained, outer, materialize_grads=True)
+        return [each.clone(memory_format=torch.contiguous_format) for each in every]
+
+    forward: Any = torch.library.custom_op(f"rdpgraph::{name}", value, mutates_args=())
+    back: Any = torch.library.custom_op(f"rdpgraph::{name}_back", gradients, mutates_args=())
+
+    def backward(ctx: Any, outer: Tensor) -> list[Tensor | None]:
+        parts = iter(back(outer, list(ctx.saved_tensors)))
+        return [next(parts) if each.is_floating_point() else None for each in ctx.saved_tensors]
+
+    def setup(ctx: Any, inputs: tuple[list[Tensor]], output: Tensor) -> None:  # noqa: ARG001
+        ctx.save_for_backward(*inputs[0])
+
+    def shaped(tensors: list[Tensor]) -> Tensor:
+        return tensors[0].new_empty(tensors[0].shape[:1])
+
+    def likes(outer: Tensor, tensors: list[Tensor]) -> list[Tensor]:  # noqa: ARG001
+        return [each.new_empty(each.shape) for each in tensors if each.is_floating_point()]
+
+    forward.register_fake(shaped)
+    back.register_fake(likes)
+    forward.register_autograd(backward, setup_context=setup)
+
+    def called(*tensors: Tensor) -> Tensor:
+        return forward(list(tensors)) if torch.compiler.is_compiling() else function(*tensors)
 
     return called
 

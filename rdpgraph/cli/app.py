@@ -259,7 +259,9 @@ def explain_command(
 @app.command()
 def convert(
     model: Model,
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="A .uai or .bif name, or its .gz.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A name such as m.bif or m.xdsl.gz.")
+    ],
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
 ) -> None:

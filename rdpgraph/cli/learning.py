@@ -80,8 +80,9 @@ def sample_command(
     seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    style: Style = ParseFormat.TEXT,
 ) -> None:
-    """Draw rows from a model, given what is set, as comma-separated values."""
+    """Draw rows from a model, given what is set, as comma-separated values or JSON."""
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.drawing import checked_target
     from rdpgraph.cli.loading import load
@@ -94,7 +95,9 @@ def sample_command(
     with show_progress("drawing", time_seconds), ending(time_seconds):
         graph = load(model, settings=settings or (), limit=limit, wait=time_seconds)
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds))
-        text = posterior.sample(count, generator).to_frame().to_csv(index=False)
+        rows = posterior.sample(count, generator).to_frame()
+        as_text = style is ParseFormat.TEXT
+        text = rows.to_csv(index=False) if as_text else rows.to_json(orient="records") + "\n"
         if output is not None:
             write_text_atomically(output, text)
     if output is None:

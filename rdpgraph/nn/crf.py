@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._core.compiler import operator
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.nn.unrolled import UnrolledCRF
@@ -167,7 +168,7 @@ class Transitions(nn.Module):
     def _scores(
         self, emissions: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Emissions with the batch first, scores of start, transitions and end, and lengths.
+        """Emissions with the batch first, scores of start, transitions and end, and the mask.
 
         All of one type; forbidden tags have -inf.
         """
@@ -193,7 +194,7 @@ class Transitions(nn.Module):
             allowed(self.start_transitions, self._allowed_start),
             allowed(self.transitions, self._allowed_transitions),
             allowed(self.end_transitions, self._allowed_end),
-            None if mask is None else _lengths(mask),
+            mask,
         )
 
 
@@ -258,8 +259,9 @@ class CRF(Transitions):
         require_reduction(reduction)
         _require_tensors(emissions=emissions, tags=tags)
         _require_steps("tags", tags, emissions)
-        chain = self.chain(emissions, mask)
-        log_likelihood = chain.log_prob(tags if self.batch_first else tags.t())
+        scores = self._scores(emissions, mask)
+        given = [*scores[:4], tags if self.batch_first else tags.t(), scores[4]]
+        log_likelihood = _log_likelihood(*(each for each in given if each is not None))
         steps = tags.numel() if mask is None else mask.bool().sum()
         return reduced(log_likelihood, reduction, steps)
 
@@ -309,11 +311,27 @@ class CRF(Transitions):
         Raises:
             ModelError: shapes or a mask that do not fit.
         """
-        emissions, start, transitions, end, lengths = self._scores(emissions, mask)
-        return Chain.crf(emissions, transitions, start=start, end=end, lengths=lengths)
+        return _chain(*self._scores(emissions, mask))
 
 
-def _lengths(mask: Tensor) -> Tensor:
+def _chain(
+    emissions: Tensor, start: Tensor, transitions: Tensor, end: Tensor, mask: Tensor | None
+) -> Chain:
+    lengths = None if mask is None else lengths_of(mask)
+    return Chain.crf(emissions, transitions, start=start, end=end, lengths=lengths)
+
+
+def _of_tags(
+    emissions: Tensor, start: Tensor, transitions: Tensor, end: Tensor, tags: Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    return _chain(emissions, start, transitions, end, mask).log_prob(tags)
+
+
+_log_likelihood = operator("crf", _of_tags)
+
+
+def lengths_of(mask: Tensor) -> Tensor:
     """(batch,) steps that count, of a mask (batch, steps)."""
     mask = mask.bool()
     lengths = mask.sum(1)

@@ -6,10 +6,18 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._core.compiler import operator
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
-from rdpgraph.nn.crf import Constraints, Reduction, Transitions, reduced, require_reduction
+from rdpgraph.nn.crf import (
+    Constraints,
+    Reduction,
+    Transitions,
+    lengths_of,
+    reduced,
+    require_reduction,
+)
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov, scoring, streamed
 
 _MOST_BYTES = 2**26
@@ -85,18 +93,13 @@ class SemiCRF(Transitions):
             EvidenceError: a segmentation that does not fit, or a label that is out of range.
         """
         require_reduction(reduction)
-        unary, transition, duration, lengths = self._fields(emissions, mask)
-        score = _score(unary, transition, duration, lengths, segmentation)
-        if self._is_long(unary):
-            ends = streamed.log_ends(unary, transition, duration)
-            item = torch.arange(len(unary), device=unary.device)
-            log_z = soft_sum(ends[item, lengths - 1], -1)
-        else:
-            chain = SemiMarkov.from_unary(unary, transition, duration, lengths=lengths)
-            log_z = chain.log_partition()
-        value = torch.where(score > -math.inf, score - log_z, -math.inf)
-        dtype = torch.promote_types(emissions.dtype, self.transitions.dtype)
-        return reduced(value.to(dtype), reduction, lengths.sum())
+        scores = self._scores(emissions, mask)
+        if not isinstance(cast(object, segmentation), Segmentation):
+            raise EvidenceError(f"A SemiCRF needs a Segmentation; got {segmentation!r:.80}.")
+        given = [*scores[:4], self.durations, segmentation.labels, segmentation.starts, scores[4]]
+        value = _log_likelihood(*(each for each in given if each is not None))
+        steps = emissions.shape[0] * emissions.shape[1] if mask is None else mask.bool().sum()
+        return reduced(value, reduction, steps)
 
     def decode(
         self, emissions: Tensor, mask: Tensor | None = None
@@ -110,7 +113,7 @@ class SemiCRF(Transitions):
         with torch.no_grad():
             fields = self._fields(emissions, mask)
             unary, transition, duration, lengths = fields
-            if self._is_long(unary):
+            if _is_long(unary, duration):
                 best = streamed.best(unary, transition, duration, lengths)
                 if bool((_score(*fields, best) == -math.inf).any()):
                     raise ImpossibleEvidenceError(
@@ -134,32 +137,64 @@ class SemiCRF(Transitions):
         unary, transition, duration, lengths = self._fields(emissions, mask)
         return SemiMarkov.from_unary(unary, transition, duration, lengths=lengths)
 
-    def _is_long(self, unary: Tensor) -> bool:
-        return unary.numel() * len(self.durations) * 4 > _MOST_BYTES
-
     def _fields(
         self, emissions: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Scores of positions, transitions, durations, and lengths.
+        unary, start, transition, end, mask = self._scores(emissions, mask)
+        return _fields(unary, start, transition, end, self.durations, mask)
 
-        Start and end scores are added to the first and last position, which lie in the first and
-        last segment.
-        """
-        unary, start, transition, end, lengths = self._scores(emissions, mask)
-        batch, steps, _ = unary.shape
-        if not steps:
-            raise ModelError("A SemiCRF needs emissions of one step or more; got none.")
-        if lengths is None:
-            lengths = torch.full((batch,), steps, device=unary.device)
-        place, last = torch.arange(steps, device=unary.device), lengths.unsqueeze(1) - 1
-        unary = torch.where((place > last).unsqueeze(-1), 0.0, unary)
-        unary = torch.where((place == 0).unsqueeze(-1), unary + start, unary)
-        unary = torch.where((place == last).unsqueeze(-1), unary + end, unary)
-        fields = (unary, transition, self.durations.to(unary.dtype))
-        if self._is_long(unary):
-            unary, transition, duration = (field.double() for field in fields)
-            return unary, transition, duration, lengths
-        return *fields, lengths
+
+def _is_long(unary: Tensor, duration: Tensor) -> bool:
+    return unary.numel() * len(duration) * 4 > _MOST_BYTES
+
+
+def _fields(
+    unary: Tensor,
+    start: Tensor,
+    transition: Tensor,
+    end: Tensor,
+    duration: Tensor,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores of positions, transitions, durations, and lengths.
+
+    Start and end scores are added to the first and last position, which lie in the first and last
+    segment.
+    """
+    batch, steps, _ = unary.shape
+    if not steps:
+        raise ModelError("A SemiCRF needs emissions of one step or more; got none.")
+    whole = mask is None
+    lengths = torch.full((batch,), steps, device=unary.device) if whole else lengths_of(mask)
+    place, last = torch.arange(steps, device=unary.device), lengths.unsqueeze(1) - 1
+    unary = torch.where((place > last).unsqueeze(-1), 0.0, unary)
+    unary = torch.where((place == 0).unsqueeze(-1), unary + start, unary)
+    unary = torch.where((place == last).unsqueeze(-1), unary + end, unary)
+    fields = (unary, transition, duration.to(unary.dtype))
+    if _is_long(unary, duration):
+        unary, transition, duration = (field.double() for field in fields)
+        return unary, transition, duration, lengths
+    return *fields, lengths
+
+
+def _of_segments(
+    emissions: Tensor, start: Tensor, transitions: Tensor, end: Tensor, durations: Tensor,
+    labels: Tensor, starts: Tensor, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    unary, transition, duration, lengths = _fields(
+        emissions, start, transitions, end, durations, mask
+    )
+    score = _score(unary, transition, duration, lengths, Segmentation(labels, starts))
+    if _is_long(unary, duration):
+        ends = streamed.log_ends(unary, transition, duration)
+        item = torch.arange(len(unary), device=unary.device)
+        log_z = soft_sum(ends[item, lengths - 1], -1)
+    else:
+        log_z = SemiMarkov.from_unary(unary, transition, duration, lengths=lengths).log_partition()
+    return torch.where(score > -math.inf, score - log_z, -math.inf).to(emissions.dtype)
+
+
+_log_likelihood = operator("semi_crf", _of_segments)
 
 
 def _score(
@@ -170,8 +205,6 @@ def _score(
     segmentation: Segmentation,
 ) -> Tensor:
     """(B,) scores in nats; -inf for impossible segmentations."""
-    if not isinstance(cast(object, segmentation), Segmentation):
-        raise EvidenceError(f"A SemiCRF needs a Segmentation; got {segmentation!r:.80}.")
     every = unary.unsqueeze(2).expand(-1, -1, len(duration), -1)
     flat = scoring.flat(segmentation, every, lengths)
     links = scoring.score(unary.new_zeros(()).expand(every.shape), transition, lengths, flat)

@@ -27,6 +27,8 @@ def data(run, tmp_path):
 def test_draws_are_those_of_the_library(run, data):
     drawn = rg.infer(rg.read(ASIA)).sample(300, torch.Generator().manual_seed(1)).to_frame()
     pandas.testing.assert_frame_equal(pandas.read_csv(data), drawn.astype("str"))
+    code, out, _ = run("sample", ASIA, "-n", 300, "--seed", 1, "--format", "json")
+    assert [list(row.values()) for row in json.loads(out)] == drawn.values.tolist()
     code, out, _ = run("sample", ASIA, "-n", 3, "--set", "smoke=no")
     assert code == 0
     assert out.splitlines()[0].split(",") == list(drawn.columns)
