@@ -7,7 +7,6 @@ import torch
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import rdpgraph as rg
-from rdpgraph.cli.drawing import draw
 from rdpgraph.learn import BayesianNetwork
 
 INK, LINE, BLUE, PALE = "#3b4752", "#9aa3ad", "#1d4e79", "#d3dce6"
@@ -17,7 +16,7 @@ def make(folder: Path, examples: Path) -> None:
     """Draw all of them."""
     folder.mkdir(exist_ok=True)
     patient = rg.read(examples / "asia.bif").condition({"dysp": "yes", "asia": "yes"})
-    draw(patient, folder / "asia.png", rg.infer(patient))
+    rg.draw(rg.infer(patient), folder / "asia.png")
     _trellis(folder / "hmm_lm.png")
     _roll(folder / "hmm_music.png")
     _climbs(folder / "learning.png")

@@ -23,7 +23,6 @@ from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.infer import explain, infer
 from rdpgraph.io import (
-    draw,
     from_networkx,
     from_pgmpy,
     from_pyagrum,
@@ -51,6 +50,7 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.clock import interruptible
 from rdpgraph.plan.plan import Plan
+from rdpgraph.query.drawing import draw
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import (

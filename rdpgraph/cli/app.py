@@ -293,10 +293,10 @@ def draw(
     """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.drawing import checked_picture
-    from rdpgraph.cli.drawing import draw as draw_graph
     from rdpgraph.cli.loading import load
     from rdpgraph.cli.solving import ending, posterior_of
     from rdpgraph.io.text import WAIT
+    from rdpgraph.query.drawing import draw as draw_model
     from rdpgraph.schedulers import Auto
 
     checked_picture(output, model, evidence)
@@ -304,7 +304,7 @@ def draw(
         graph = load(model, evidence, settings or (), limit=limit, wait=min(WAIT, time_seconds))
         barred = marginals and graph.num_variables <= 40
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds)) if barred else None
-        draw_graph(graph, output, posterior)
+        draw_model(posterior or graph, output)
 
 
 @app.command("parse")

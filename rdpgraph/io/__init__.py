@@ -15,7 +15,6 @@ from rdpgraph.io.evidence import (
 from rdpgraph.io.files import FORMATS, FileFormat, read, write
 from rdpgraph.io.graphs import from_networkx, to_networkx
 from rdpgraph.io.pgmpy import from_pgmpy, to_pgmpy
-from rdpgraph.io.pictures import draw
 from rdpgraph.io.pyagrum import from_pyagrum, to_pyagrum
 from rdpgraph.io.text import read_text, write_text_atomically
 from rdpgraph.io.uai import format_uai, parse_uai, read_uai, write_uai
@@ -23,7 +22,6 @@ from rdpgraph.io.uai import format_uai, parse_uai, read_uai, write_uai
 __all__ = [
     "FORMATS",
     "FileFormat",
-    "draw",
     "format_bif",
     "format_dimacs",
     "format_map",

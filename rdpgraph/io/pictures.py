@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError
+from rdpgraph.errors import FileFormatError, UnsupportedError
 from rdpgraph.interface.structure import Structure
 from rdpgraph.io.text import write_bytes_atomically
 
@@ -70,29 +70,19 @@ def _neighbours(structure: Structure, count: int) -> list[tuple[int, int]]:
     )
 
 
-def draw(structure: Structure, target: str | Path, configuration: Any = None) -> None:
-    """Draw the sites of a structure to a file, ``.png``, ``.svg`` or ``.pdf``.
-
-    Sites that a configuration uses are boxes with their states, joined by arrows.
-
-    Args:
-        structure: of a batch the first item is drawn.
-        target: the name of the file.
-        configuration: as `mode` and `sample` give it; of several the first.
-
-    Raises:
-        ModelError: something else than a structure.
-        FileFormatError: another ending.
-        UnsupportedError: matplotlib is missing, or there are more than 4,000 sites.
-    """
-    if not isinstance(structure, Structure):
-        raise ModelError(
-            f"draw needs a Structure; got {type(structure).__name__}. A factor graph in a file is "
-            "drawn by `rdpgraph draw MODEL -o PICTURE`."
-        )
+def checked_suffix(target: str | Path) -> Path:
+    """The path of a picture; raises `FileFormatError` for another ending."""
     target = Path(target)
     if target.suffix.lower() not in PICTURES:
-        raise FileFormatError(f"{target}: a picture's name ends in {', '.join(PICTURES)}.")
+        raise FileFormatError(
+            f"{target}: a picture's name ends in {', '.join(PICTURES)}; got {target.suffix!r}."
+        )
+    return target
+
+
+def draw_structure(structure: Structure, target: str | Path, configuration: Any = None) -> None:
+    """Draw the sites of a structure; those that a configuration uses are boxes with arrows."""
+    target = checked_suffix(target)
     try:
         from matplotlib.figure import Figure
     except ImportError:

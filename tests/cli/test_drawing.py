@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.cli.drawing import box_of, draw
-from rdpgraph.cli.layouts import edges_of, layered, line_of, unfolded
+from rdpgraph.query.drawing import box_of, draw
+from rdpgraph.query.layouts import edges_of, layered, line_of, unfolded
 
 ASIA = rg.read("examples/asia.bif")
 
@@ -132,5 +132,5 @@ def test_arrows_and_squares(tmp_path: Path, suffix):
     )
     for name, graph in (("asia", seen), ("ising", ising)):
         picture = tmp_path / f"{name}{suffix}"
-        draw(graph, picture, rg.infer(graph))
+        draw(rg.infer(graph), picture)
         assert picture.stat().st_size > 1000

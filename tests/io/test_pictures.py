@@ -64,7 +64,18 @@ def test_what_is_not_drawn_is_refused(tmp_path):
     chain = STRUCTURES["chain"]()
     with pytest.raises(rg.errors.FileFormatError, match=r"ends in \.png"):
         rg.draw(chain, tmp_path / "chain.txt")
-    with pytest.raises(rg.errors.ModelError, match="needs a Structure"):
-        rg.draw(chain.factor_graph(), tmp_path / "chain.png")
+    with pytest.raises(rg.errors.ModelError, match="draw needs a graph, a structure or a post"):
+        rg.draw(3, tmp_path / "chain.png")
     with pytest.raises(rg.errors.UnsupportedError, match="not readable"):
         rg.draw(rg.Chain(torch.zeros(5000, 2), torch.zeros(2, 2)), tmp_path / "chain.png")
+
+
+def test_graphs_and_posteriors_are_drawn(tmp_path):
+    graph = rg.read("examples/asia.bif").condition({"dysp": "yes"})
+    rg.draw(graph, tmp_path / "graph.svg")
+    rg.draw(rg.infer(graph), tmp_path / "posterior.svg")  # which has bars
+    sizes = [(tmp_path / f"{name}.svg").stat().st_size for name in ("graph", "posterior")]
+    assert 1000 < sizes[0] < sizes[1]
+    rg.draw(rg.infer(STRUCTURES["chain"]()), tmp_path / "chain.svg")
+    with pytest.raises(rg.errors.ModelError, match="configurations of structures"):
+        rg.draw(graph, tmp_path / "x.png", [0])
