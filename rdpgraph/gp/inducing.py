@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from rdpgraph._core.cache import cached_property
@@ -207,21 +208,27 @@ class Group:
         labels: of the sequences.
         cross: products of their positions (B, T) with the M inducing points.
         within: products of the positions of each sequence with each other.
+        each: the group by the points of each label, where they differ.
     """
 
     places: list[int]
     labels: Labelling
     cross: Products
     within: Products
+    each: tuple["Group", ...] = ()
 
 
 @dataclass(eq=False)
 class Basis:
-    """Inducing points, a kernel, a nugget, and a cache that `forget` clears."""
+    """Inducing points, a kernel, a nugget, and a cache that `forget` clears.
+
+    Where other labels have more points, ``width`` of them, rows end in zeros.
+    """
 
     points: Features
     kernel: Kernel
     nugget: float
+    width: int = 0
     _reused: dict[int, tuple[Group, Conditional]] = field(
         init=False, repr=False, default_factory=dict
     )
@@ -231,13 +238,17 @@ class Basis:
     def _products(self) -> Products:
         return self.points.products(self.points)
 
+    def kernels(self) -> list[Kernel]:
+        """Kernels of the functions."""
+        return [self.kernel]
+
     def forget(self) -> None:
         """Clear the cache after a change of hyperparameters."""
         self._reused.clear()
         self._root = None
 
-    def root(self) -> Tensor:
-        """(M, M) the Cholesky factor of the covariance at the inducing points."""
+    def root(self) -> Any:
+        """(M, M) the Cholesky factor of the covariance at the inducing points; a list by labels."""
         if torch.is_grad_enabled() and any(one.requires_grad for one in self.kernel.parameters()):
             return root_of(self.kernel(self._products))
         if self._root is None:
@@ -245,12 +256,12 @@ class Basis:
                 self._root = root_of(self.kernel(self._products))
         return self._root
 
-    def conditional(self, group: Group) -> Conditional:
+    def conditional(self, group: Group) -> Any:
         """The functions at the positions of a group, given those at the points; not cached."""
         with torch.no_grad():
             return self._computed(group, self.root())
 
-    def reused(self, group: Group, root: Tensor | None = None) -> Conditional:
+    def reused(self, group: Group, root: Any = None) -> Any:
         """The result of `conditional`, cached; with a ``root``, fresh and differentiable in it."""
         if root is not None:
             return self._computed(group, root)
@@ -278,20 +289,24 @@ class Basis:
         else:
             padded = pad_sequence([states[place] for place in places], True, -1)  # noqa: FBT003
         within = [one.products(one) for one in chosen]
-        cross = Features.stacked(chosen).products(self.points)
         sizes = lengths.tolist()
-        dots = pad_sequence(list(cross.dots.split(sizes)), batch_first=True)
         left = pad_sequence([one.left for one in within], batch_first=True)
-        square = dots.new_zeros(len(places), longest, longest)
+        square = left.new_zeros(len(places), longest, longest)
         for item, one in enumerate(within):
             square[item, : sizes[item], : sizes[item]] = one.dots
         tied = None if edges is None else tuple(edges[place] for place in places)
         return Group(
             places,
             Labelling(padded, lengths, tied),
-            Products(dots, left, cross.right.expand(len(places), -1)),
+            self.cross(chosen, left),
             Products(square, left, left),
         )
+
+    def cross(self, chosen: Sequence[Features], squares: Tensor) -> Products:
+        """Products (B, T, M) of sequences with the points, given squares of positions (B, T)."""
+        cross = Features.stacked(chosen).products(self.points)
+        dots = pad_sequence(list(cross.dots.split([one.rows for one in chosen])), batch_first=True)
+        return Products(dots, squares, cross.right.expand(len(chosen), -1))
 
     def groups(
         self,
@@ -310,7 +325,7 @@ class Basis:
         ]
 
     def _computed(self, group: Group, root: Tensor) -> Conditional:
-        return conditional(
+        given = conditional(
             self.kernel,
             root,
             group.cross,
@@ -318,3 +333,5 @@ class Basis:
             inside=group.labels.inside(),
             nugget=self.nugget,
         )
+        more = max(self.width - self.points.rows, 0)
+        return replace(given, rows=pad(given.rows, (0, more))) if more else given

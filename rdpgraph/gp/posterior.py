@@ -45,7 +45,7 @@ class Covariance(nn.Module, ABC):
         """Make the parameters beside the diagonals; none."""
 
     @abstractmethod
-    def projected(self, given: Conditional, component: int) -> Tensor:
+    def projected(self, given: Conditional, component: int, labels: slice = slice(None)) -> Tensor:
         """(B, V, T, T) covariances of the rows times the functions, of one component."""
 
     @abstractmethod
@@ -74,8 +74,8 @@ class DiagonalCovariance(Covariance):
     O(T^2 M V) for a sequence, and O(T M) memory beside that of the result.
     """
 
-    def projected(self, given: Conditional, component: int) -> Tensor:
-        return given.projected(self.log_scales[component])
+    def projected(self, given: Conditional, component: int, labels: slice = slice(None)) -> Tensor:
+        return given.projected(self.log_scales[component, labels])
 
     def spread(self, noise: Tensor, component: int) -> Tensor:
         return noise * self.log_scales[component].exp().to(noise)
@@ -111,11 +111,11 @@ class FullCovariance(Covariance):
         """(K, V, M, M) lower Cholesky factors."""
         return torch.stack([self._root(component) for component in range(len(self.below))])
 
-    def projected(self, given: Conditional, component: int) -> Tensor:
-        root = self._root(component)
-        labels, points, _ = root.shape
-        wide = root.transpose(0, 1).reshape(points, labels * points)
-        scaled = (given.rows @ wide).unflatten(-1, (labels, points)).transpose(1, 2)
+    def projected(self, given: Conditional, component: int, labels: slice = slice(None)) -> Tensor:
+        root = self._root(component)[labels]
+        count, points, _ = root.shape
+        wide = root.transpose(0, 1).reshape(points, count * points)
+        scaled = (given.rows @ wide).unflatten(-1, (count, points)).transpose(1, 2)
         return scaled @ scaled.mT
 
     def spread(self, noise: Tensor, component: int) -> Tensor:
@@ -240,7 +240,7 @@ class VariationalPosterior(nn.Module):
     Functions at the inducing points are kappa(Z, Z)^(1/2) v, so that the prior of v is N(0, I):
     equations 8 and 16 in other coordinates, in which divergences and bounds are the same and
     gradients are better scaled. q(f_bin) is N(mean, scale^2), independent for each pair, with the
-    prior N(0, pairwise_scale^2).
+    prior N(0, K_bin).
 
     Args:
         labels: V of them.
@@ -248,7 +248,8 @@ class VariationalPosterior(nn.Module):
         components: K of the mixture.
         covariance: its kind.
         entropy: the bound of the mixture's entropy.
-        pairwise_scale: prior standard deviation of the score of a pair of labels.
+        pairwise_scale: prior standard deviation of the score of a pair of labels; or K_bin, the
+            covariance (V^2, V^2) of all pairs, [from, to] flattened.
         scale: standard deviations at the start, as a part of the prior's.
         generator: of the means at the start, which are zero for one component and small otherwise.
         device: of the parameters.
@@ -262,7 +263,7 @@ class VariationalPosterior(nn.Module):
         components: int,
         covariance: Covariance,
         entropy: EntropyBound,
-        pairwise_scale: float,
+        pairwise_scale: float | Tensor,
         scale: float,
         generator: torch.Generator | None = None,
         device: torch.device | None = None,
@@ -275,9 +276,13 @@ class VariationalPosterior(nn.Module):
         self.logits = nn.Parameter(torch.zeros(components, **kind))
         self.covariance = covariance.started(components, labels, points, scale=scale, device=device)
         self.pairwise_mean = nn.Parameter(torch.zeros(labels, labels, **kind))
-        start = torch.full((labels, labels), math.log(scale * pairwise_scale), **kind)
+        given = torch.as_tensor(pairwise_scale, **kind)
+        prior = given if given.ndim else given.square() * torch.eye(labels**2, **kind)
+        self.pairwise_root = cholesky(
+            prior, "the scores of pairs of labels", "give one without pairs that determine others"
+        )
+        start = (scale * prior.diagonal().sqrt()).log().reshape(labels, labels)
         self.pairwise_log_scale = nn.Parameter(start)
-        self.pairwise_prior = pairwise_scale
         self.entropy = entropy
 
     @property
@@ -300,10 +305,10 @@ class VariationalPosterior(nn.Module):
 
     def _pairwise(self) -> Tensor:
         """Equation 33, with |V|^2 as its constant and the sign of a divergence."""
-        prior = self.pairwise_prior
-        log_ratio = self.pairwise_log_scale - math.log(prior)
-        squares = (self.pairwise_mean / prior).square() + (2 * log_ratio).exp()
-        return (squares - 1 - 2 * log_ratio).sum() / 2
+        root, logs = self.pairwise_root, self.pairwise_log_scale.flatten()
+        sides = torch.cat([self.pairwise_mean.reshape(-1, 1), logs.exp().diag()], 1)
+        squares = torch.linalg.solve_triangular(root, sides, upper=False).square().sum()
+        return (squares - len(logs)) / 2 + root.diagonal().log().sum() - logs.sum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,25 +317,36 @@ class Functions:
 
     Attributes:
         posterior: over functions.
-        given: the functions at the positions, given those at the inducing points.
+        given: the functions at the positions, given those at the inducing points: of all labels,
+            or of each one.
         component: of the mixture.
     """
 
     posterior: VariationalPosterior
-    given: Conditional
+    given: Conditional | tuple[Conditional, ...]
     component: int = 0
+
+    @property
+    def _parts(self) -> list[tuple[Conditional, slice]]:
+        """Labels whose functions have one kernel and one set of points."""
+        if isinstance(self.given, Conditional):
+            return [(self.given, slice(None))]
+        return [(one, slice(label, label + 1)) for label, one in enumerate(self.given)]
 
     def gaussians(self) -> Gaussians:
         """The functions at the positions of B sequences under one component (theorem 3).
 
         Equation 18 in whitened coordinates; O(T^2 M) for each label and sequence.
         """
-        posterior, given = self.posterior, self.given
-        mean = torch.einsum("btm,vm->bvt", given.rows, posterior.means[self.component])
-        covariance = posterior.covariance.projected(given, self.component)
+        posterior, means, covariances = self.posterior, list[Tensor](), list[Tensor]()
+        for given, labels in self._parts:
+            centre = posterior.means[self.component, labels]
+            means.append(torch.einsum("btm,vm->bvt", given.rows, centre))
+            own = posterior.covariance.projected(given, self.component, labels)
+            covariances.append(own + given.covariance.unsqueeze(1))
         return Gaussians(
-            mean,
-            covariance + given.covariance.unsqueeze(1),
+            torch.cat(means, 1),
+            torch.cat(covariances, 1),
             posterior.pairwise_mean,
             posterior.pairwise_log_scale.exp(),
         )
@@ -349,20 +365,24 @@ class Functions:
             dtype: of the samples.
             generator: of the noise.
         """
-        posterior, given, half = self.posterior, self.given, (samples + 1) // 2
-        batch, steps, points = given.rows.shape
+        posterior, parts, half = self.posterior, self._parts, (samples + 1) // 2
+        rows = parts[0][0].rows
+        batch, steps, points = rows.shape
         labels = len(posterior.pairwise_mean)
 
         def normal(*shape: int) -> Tensor:
-            return noise(half, *shape, dtype=dtype, device=given.rows.device, generator=generator)
+            return noise(half, *shape, dtype=dtype, device=rows.device, generator=generator)
 
         spread = posterior.covariance.spread(normal(labels, points), self.component)
-        centre = posterior.means[self.component].to(dtype)
-        flat = given.rows.to(dtype).flatten(0, 1)
-        both = (flat @ torch.cat([centre, spread.flatten(0, 1)]).mT).unflatten(1, (-1, labels))
-        both = both.unflatten(0, (batch, steps)).permute(2, 0, 1, 3)
-        own = torch.einsum("btu,sbuv->sbtv", given.root.to(dtype), normal(batch, steps, labels))
-        moved = both[1:] + own
+        values = torch.cat([posterior.means[self.component].to(dtype).unsqueeze(0), spread])
+        apart, sums, own = normal(batch, steps, labels), list[Tensor](), list[Tensor]()
+        for given, some in parts:
+            flat, chosen = given.rows.to(dtype).flatten(0, 1), values[:, some]
+            product = (flat @ chosen.flatten(0, 1).mT).unflatten(1, chosen.shape[:2])
+            sums.append(product.unflatten(0, (batch, steps)).permute(2, 0, 1, 3))
+            own.append(torch.einsum("btu,sbuv->sbtv", given.root.to(dtype), apart[..., some]))
+        both = torch.cat(sums, -1)
+        moved = both[1:] + torch.cat(own, -1)
         pair = posterior.pairwise_log_scale.exp().to(dtype) * normal(labels, labels)
         middle = posterior.pairwise_mean.to(dtype)
         unary = both[:1] + torch.cat([moved, -moved])[:samples]
@@ -370,4 +390,6 @@ class Functions:
 
     def cut(self, pieces: Pieces) -> "Functions":
         """The functions at the positions of pieces of the sequences."""
-        return replace(self, given=self.given.cut(pieces))
+        if isinstance(self.given, Conditional):
+            return replace(self, given=self.given.cut(pieces))
+        return replace(self, given=tuple(one.cut(pieces) for one in self.given))

@@ -1,7 +1,7 @@
 """A Bayesian tagger: Gaussian processes over features, a structured likelihood over labels."""
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Self, TypeVar
 
@@ -12,8 +12,9 @@ from rdpgraph._core.arguments import Arguments
 from rdpgraph._core.numbers import is_real
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised
-from rdpgraph.gp.inducing import Basis, Group, chosen
+from rdpgraph.gp.inducing import Group
 from rdpgraph.gp.kernels import Features, Kernel, Linear, feature_list
+from rdpgraph.gp.labels import LabelBases, bases_of
 from rdpgraph.gp.likelihoods import ChainLikelihood, Labelling, Likelihood
 from rdpgraph.gp.posterior import (
     Covariance,
@@ -51,10 +52,11 @@ class StructuredGP(Arguments):
 
     Args:
         labels: the names of all labels, in the order of probabilities.
-        kernel: covariance of the functions; `fit` learns the hyperparameters of a copy where
-            ``training.kernel_every`` is above 0.
+        kernel: covariance of the functions, or a dict of one for each label; `fit` learns the
+            hyperparameters of a copy where ``training.kernel_every`` is above 0.
         inducing: the number of inducing points, chosen among the positions of training by their
-            variances; or a matrix of their features; None for as many as determine the functions
+            variances; or a matrix of their features, or a dict of one for each label; None for
+            as many as determine the functions
             at all positions, which is the full Gaussian process.
         likelihood: of labels given scores.
         components: of the mixture.
@@ -62,7 +64,8 @@ class StructuredGP(Arguments):
         entropy: the bound of the mixture's entropy.
         estimator: of the expected log-likelihood and its gradient.
         training: the optimiser and its steps.
-        pairwise_scale: prior standard deviation of the score of a pair of labels.
+        pairwise_scale: prior standard deviation of the score of a pair of labels; or the covariance
+            (V^2, V^2) of the scores of all pairs, [from, to] flattened.
         nugget: variance of independent noise in the scores at each position, a part of the model;
             it keeps their covariances positive definite where two positions have the same features.
         scale: standard deviations at the start, as a part of the prior's.
@@ -70,9 +73,9 @@ class StructuredGP(Arguments):
 
     Attributes:
         posterior_: the posterior over functions.
-        kernel_: with its hyperparameters learned.
+        kernel_: with its hyperparameters learned; a dict where kernels or points are by labels.
         bounds_: estimates of the evidence lower bound in nats, one for each step of training.
-        inducing_: features of the inducing points.
+        inducing_: features of the inducing points; a dict likewise.
 
     Example:
         >>> import torch
@@ -90,7 +93,7 @@ class StructuredGP(Arguments):
     def __init__(
         self,
         labels: Sequence[Hashable],
-        kernel: Kernel | None = None,
+        kernel: Kernel | Mapping[Any, Kernel] | None = None,
         *,
         inducing: int | Any | None = None,
         likelihood: Likelihood | None = None,
@@ -99,7 +102,7 @@ class StructuredGP(Arguments):
         entropy: EntropyBound | None = None,
         estimator: GradientEstimator | None = None,
         training: Training | None = None,
-        pairwise_scale: float = 1.0,
+        pairwise_scale: float | Tensor = 1.0,
         nugget: float = 1e-4,
         scale: float = 0.1,
         predictive_samples: int = 100,
@@ -144,12 +147,18 @@ class StructuredGP(Arguments):
         states = self._states(labels, features)
         pairs = _edge_list(edges, features)
         kernel = copy.deepcopy(self.kernel) if self.kernel is not None else Linear()
-        self.kernel_ = kernel.to(features[0].device)
-        self.inducing_ = self._points(features)
-        self._basis = Basis(self.inducing_, self.kernel_, self.nugget)
+        everything = Features.stacked(features)
+        bases = bases_of(self.labels, kernel, self.inducing, everything, self.nugget)
+        shared = len(bases) == 1
+        self._basis = bases[0] if shared else LabelBases(bases)
+        by_label = list(zip(self.labels, bases, strict=not shared))
+        self.kernel_ = kernel if shared else {label: one.kernel for label, one in by_label}
+        self.inducing_ = (
+            bases[0].points if shared else {label: one.points for label, one in by_label}
+        )
         self.posterior_ = VariationalPosterior(
             len(self.labels),
-            self.inducing_.rows,
+            bases[0].width,
             components=self.components,
             covariance=self.covariance or DiagonalCovariance(),
             entropy=self.entropy or PairwiseBound(),
@@ -287,7 +296,7 @@ class StructuredGP(Arguments):
     ) -> list[Group]:
         if not hasattr(self, "posterior_"):
             raise ModelError("This StructuredGP is not fitted; call fit(sequences, labels) first.")
-        features = feature_list(sequences, dtype=_DTYPE, columns=self.inducing_.columns)
+        features = feature_list(sequences, dtype=_DTYPE, columns=self._basis.points.columns)
         states = None if labels is None else self._states(labels, features)
         size = 1 if labels is None else _SEQUENCES
         return self._basis.groups(size, features, states, _edge_list(edges, features))
@@ -303,12 +312,15 @@ class StructuredGP(Arguments):
         labels = self.labels if isinstance(self.labels, Iterable) else ()
         if not labels or len(set(labels)) != len(labels):
             raise ModelError(f"StructuredGP needs distinct labels; got {self.labels!r:.80}.")
-        for name in ("pairwise_scale", "nugget", "scale", "components", "predictive_samples"):
+        self._check_pairs()
+        for name in ("nugget", "scale", "components", "predictive_samples"):
             value = getattr(self, name)
             if not is_real(value) or not value > 0:
                 raise ModelError(f"StructuredGP needs {name} above 0; got {value!r:.80}.")
         for name, kind in _CHOICES.items():
             value = getattr(self, name)
+            if name == "kernel" and isinstance(value, Mapping):
+                continue
             if value is not None and not isinstance(value, kind):
                 raise ModelError(
                     f"StructuredGP needs {name} as an object, a {kind.__name__}; got {value!r:.80}."
@@ -337,20 +349,20 @@ class StructuredGP(Arguments):
             numbered.append(torch.tensor([numbers[name] for name in listed], device=one.device))
         return numbered
 
-    def _points(self, features: list[Features]) -> Features:
-        everything = Features.stacked(features)
-        if self.inducing is None or isinstance(self.inducing, int):
-            count = everything.rows if self.inducing is None else self.inducing
-            if count < 1:
-                raise ModelError(f"StructuredGP needs 1 inducing point or more; got {count}.")
-            return everything[chosen(everything, self.kernel_, count)]
-        points = Features.of(self.inducing, "inducing", dtype=_DTYPE)
-        if points.columns != everything.columns or not points.rows:
-            raise ModelError(
-                f"Inducing points need {everything.columns} features, as the sequences; got "
-                f"{tuple(points.matrix.shape)}."
-            )
-        return points
+    def _check_pairs(self) -> None:
+        value, size = self.pairwise_scale, len(set(self.labels)) ** 2
+        if isinstance(value, Tensor) and value.ndim:
+            if value.shape == (size, size) and torch.equal(value, value.mT):
+                return
+            shown = f"a tensor {tuple(value.shape)}"
+        elif is_real(value) and value > 0:
+            return
+        else:
+            shown = f"{value!r:.80}"
+        raise ModelError(
+            "StructuredGP needs pairwise_scale above 0, or a symmetric covariance "
+            f"{(size, size)} of the pairs of labels; got {shown}."
+        )
 
 
 def _edge_list(edges: Iterable[Tensor] | None, features: list[Features]) -> list[Tensor] | None:

@@ -113,9 +113,7 @@ class Objective:
     likelihood: Likelihood
     estimator: GradientEstimator
 
-    def expected(
-        self, group: Group, generator: torch.Generator | None, root: Tensor | None = None
-    ) -> Tensor:
+    def expected(self, group: Group, generator: torch.Generator | None, root: Any = None) -> Tensor:
         """() nats: the expected log-likelihood of a group, summed over its sequences (equation 20).
 
         ``root`` is the basis's, where gradients should reach the hyperparameters.
@@ -179,7 +177,8 @@ class Training:
     ) -> list[float]:
         """Maximise the bound; its estimates, one for each step."""
         parameters = [one for one in objective.posterior.parameters() if one.requires_grad]
-        kernel = [one for one in objective.basis.kernel.parameters() if one.requires_grad]
+        kernels = torch.nn.ModuleList(objective.basis.kernels())
+        kernel = [one for one in kernels.parameters() if one.requires_grad]
         learned = kernel if self.kernel_every else []
         saga = isinstance(self.optimiser, partial) and self.optimiser.func is SAGA
         items = {"items": len(groups)} if saga else {}
