@@ -85,9 +85,9 @@ class BestKnown(Delegate):
             return self._drawn
         if all(one.reliable for one in estimates):
             return self._drawn
-        said = self.messages.plain
+        plain = self.messages.plain
         nothing = any(one.log_partition == -math.inf for one in estimates)
-        return said if nothing or self._may_be(said) else self._drawn
+        return plain if nothing or self._may_be(plain) else self._drawn
 
     @cached_property
     def _draws_tell(self) -> bool:

@@ -78,10 +78,10 @@ def interruptible() -> Generator[Stop]:
         >>> import torch
         >>> import rdpgraph as rg
         >>> x = rg.VariableArray("x", (30, 30), 2)
-        >>> own = rg.Table(torch.randn(30, 30, 2, generator=torch.Generator().manual_seed(0)))
+        >>> unary = rg.Table(torch.randn(30, 30, 2, generator=torch.Generator().manual_seed(0)))
         >>> tie = rg.Table(torch.eye(2))
         >>> graph = rg.FactorGraph(
-        ...     [rg.FactorBlock((x,), own), rg.FactorBlock((x[1:], x[:-1]), tie),
+        ...     [rg.FactorBlock((x,), unary), rg.FactorBlock((x[1:], x[:-1]), tie),
         ...      rg.FactorBlock((x[:, 1:], x[:, :-1]), tie)])
         >>> with rg.interruptible() as stop:
         ...     stop.asked = True  # as Ctrl-C does

@@ -168,11 +168,11 @@ def joined(
     """
     near = adjacency[v]
     for u in near:
-        mine = adjacency[u]
-        new = near - mine
-        mine |= new
-        mine.discard(u)
-        mine.discard(v)
+        neighbours = adjacency[u]
+        new = near - neighbours
+        neighbours |= new
+        neighbours.discard(u)
+        neighbours.discard(v)
         weights[u] += sum([logs[w] for w in new]) - logs[u] - logs[v]
         yield u
 
@@ -238,8 +238,8 @@ def _fill_order(
     plain = all(w == 1 for w in weights)
     get = weights.__getitem__
 
-    def mass(these: Set[int]) -> int:
-        return len(these) if plain else sum(map(get, these))
+    def mass(members: Set[int]) -> int:
+        return len(members) if plain else sum(map(get, members))
 
     adjacency = [set(neighbours) for neighbours in graph.adjacency]
     logs = [log(size) for size in graph.sizes]

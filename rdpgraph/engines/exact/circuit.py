@@ -175,11 +175,11 @@ class CircuitSolution(Supplemented):
         cells = cells * torch.from_numpy(shown)
         messages, begin = cells, 0
         for level in reversed(layout.levels):
-            here = cells[level.cells]
+            block = cells[level.cells]
             for pull in level.pulls:
-                pulled = here[: len(pull)] * messages[_index(pull) - begin]
-                here = torch.cat([pulled, here[len(pull) :]])
-            messages, begin = _summed(here, level.targets, len(level.starts)), level.messages.start
+                pulled = block[: len(pull)] * messages[_index(pull) - begin]
+                block = torch.cat([pulled, block[len(pull) :]])
+            messages, begin = _summed(block, level.targets, len(level.starts)), level.messages.start
         log_z = safe_log(messages).sum() + float(first.peaks.sum())
         return possible_alone(log_z.to(entries.dtype).reshape(1))
 
@@ -223,10 +223,10 @@ def upward(
     _apply(circuit, evidence, cells)
     messages = np.empty(circuit.num_messages)
     for level in reversed(circuit.levels):
-        here = cells[level.cells]
+        block = cells[level.cells]
         for pull in level.pulls:
-            here[: len(pull)] *= messages.take(pull)
-        np.add.reduceat(here, level.starts, out=messages[level.messages])
+            block[: len(pull)] *= messages.take(pull)
+        np.add.reduceat(block, level.starts, out=messages[level.messages])
     totals = messages[circuit.levels[0].messages]
     possible = float(totals.min()) > 0
     log_z = float(np.log(totals).sum() + peaks.sum()) if possible else -math.inf

@@ -91,8 +91,8 @@ class SlicedSolution(Solution):
     def max_marginals(self) -> Tensor:
         best: Tensor | None = None
         for part in self._slices():
-            here = part.max_marginals()
-            best = here if best is None else torch.maximum(best, here)
+            values = part.max_marginals()
+            best = values if best is None else torch.maximum(best, values)
         assert best is not None
         return best
 
@@ -130,8 +130,8 @@ class SlicedSolution(Solution):
         for number in torch.unique(choice).tolist():
             if number in self.slices:
                 noise = torch.Generator(seeds.device).manual_seed(int(seeds[number]))
-                here = self.solve(number).sample(len(choice), noise)
-                drawn = torch.where((choice == number).unsqueeze(-1), here, drawn)
+                states = self.solve(number).sample(len(choice), noise)
+                drawn = torch.where((choice == number).unsqueeze(-1), states, drawn)
         return drawn
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:

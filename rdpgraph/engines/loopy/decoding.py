@@ -166,8 +166,8 @@ class _Search:
         outcome = propagate(equations, messages, limits)
         self.left[rows] = (self.left[rows] - _OF_DAMPED * outcome.sweeps).clamp(min=0.0)
         self._take(_states(equations, equations.beliefs(outcome.messages)), rows)
-        for mine, new in zip(self.messages, outcome.messages, strict=True):
-            mine[rows.to(mine.device)] = new
+        for current, new in zip(self.messages, outcome.messages, strict=True):
+            current[rows.to(current.device)] = new
         return converged.index_copy(0, rows, outcome.converged.cpu())
 
     def _trace(
@@ -182,13 +182,13 @@ class _Search:
             items, places = rows[cheap], cheap.nonzero().flatten()
             if not len(items):
                 continue
-            these, sent = _some(equations, messages, places)
+            subset, sent = _some(equations, messages, places)
             if read is None:
-                beliefs = these.beliefs(sent)
-                states, free = _states(these, beliefs), _tied(these, beliefs)
+                beliefs = subset.beliefs(sent)
+                states, free = _states(subset, beliefs), _tied(subset, beliefs)
             else:
                 states, free = (part[places.to(part.device)] for part in read)
-            self._take(traced(these, sent, states, free, path.order, self.end), items)
+            self._take(traced(subset, sent, states, free, path.order, self.end), items)
             self.left[items] -= path.cost
 
     def _take(self, states: Tensor, rows: Tensor) -> None:

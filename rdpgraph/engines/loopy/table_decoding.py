@@ -157,10 +157,10 @@ def _in_steps(layers: Whole, every: list[Whole], links: list[Whole]) -> Steps:
     for number, variables in enumerate(by_layer):
         asked, answered = (slice(cut[number], cut[number + 1]) for cut in cuts)
         _, receiver, scopes, *rest = (column[answered] for column in links)
-        _, mine, around, answer, strides, _ = (column[asked] for column in every)
+        _, asking, around, answer, strides, _ = (column[asked] for column in every)
         steps.append(Step(
             variables, Receivers.of(receiver), RowIndex(rest[0], scopes, rest[1]),
-            RowIndex(rest[2], scopes, rest[3]), Receivers.of(mine),
+            RowIndex(rest[2], scopes, rest[3]), Receivers.of(asking),
             RowIndex(answer, around, strides),
         ))  # fmt: skip
     order = np.argsort(every[1], kind="stable")
@@ -297,18 +297,18 @@ def _rows(kernel: TableKernel, incoming: Sequence[Tensor] | None, most: int) -> 
     table, ports, result = kernel.scaled.double(), kernel.ports, list[Tensor]()
     table = table.expand(*table.shape[:-1], kernel.count)
     slots = range(len(ports))
-    said = list[Tensor]()
+    messages = list[Tensor]()
     for slot, part in zip(slots, incoming or (), strict=False):
         shape = [1] * len(ports)
         shape[slot] = ports[slot].size
-        said.append(part.double().reshape(len(part), *shape, kernel.count))
+        messages.append(part.double().reshape(len(part), *shape, kernel.count))
     for receiver, decided in parts(ports):
         rest = [slot for slot in slots if slot != receiver and slot not in decided]
         total = table
-        if rest and not said:
+        if rest and not messages:
             total = table.new_zeros(1).expand(1, *table.shape[1:])
-        for slot in rest if said else ():
-            total = total + said[slot]
+        for slot in rest if messages else ():
+            total = total + messages[slot]
         if rest:
             total = total.amax([1 + slot for slot in rest], keepdim=True)
         order = (0, len(ports) + 1, *(1 + s for s in decided), *(1 + s for s in rest), 1 + receiver)

@@ -301,8 +301,8 @@ def _gains(bucket: tuple[MiniBucket, ...], members: _Members) -> Floats:
     for part in bucket:
         gains += part.values.reshape(len(part.values), -1)[:, _places(part, members, values=True)]
     for part in bucket:
-        said = part.message.reshape(-1)[_places(part, members, values=False)]
-        gains -= np.where(said > -math.inf, said, 0.0)
+        message = part.message.reshape(-1)[_places(part, members, values=False)]
+        gains -= np.where(message > -math.inf, message, 0.0)
     return gains
 
 

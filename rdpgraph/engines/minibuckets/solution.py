@@ -37,14 +37,14 @@ def best_bounded(passed: Elimination, maximised: Set[int], count: int) -> tuple[
         v = bucket[0].scope[0]
         if v not in maximised:
             break
-        each = np.repeat(bounds[None], len(bucket[0].values), 0)
+        sums = np.repeat(bounds[None], len(bucket[0].values), 0)
         for part in bucket:
-            each += part.values[(slice(None), *(states[u] for u in part.scope[1:]))].reshape(
-                len(each), -1
+            sums += part.values[(slice(None), *(states[u] for u in part.scope[1:]))].reshape(
+                len(sums), -1
             )
-            said = np.asarray(part.message[tuple(states[u] for u in part.rest)])
-            each -= np.where(said > -math.inf, said, 0.0)
-        flat = each.reshape(-1)
+            message = np.asarray(part.message[tuple(states[u] for u in part.rest)])
+            sums -= np.where(message > -math.inf, message, 0.0)
+        flat = sums.reshape(-1)
         order = np.argsort(-flat, kind="stable")[:count]
         order = order[flat[order] > -math.inf]
         states = states[:, order % len(bounds)]
