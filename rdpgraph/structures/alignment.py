@@ -50,7 +50,7 @@ class Grid:
         if all(move[1] for move in moves):
             return cls((0, 1), [(rows, torch.full_like(rows, line)) for line in columns.tolist()])
         lines = [
-            (own := rows[max(0, line - shape[1] + 1) : line + 1], line - own)
+            (crossed := rows[max(0, line - shape[1] + 1) : line + 1], line - crossed)
             for line in range(shape[0] + shape[1] - 1)
         ]
         return cls((1, 1), lines)
@@ -147,7 +147,7 @@ def ctc_unary(
         targets = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
     most = targets.shape[1]
     limits = ((spans, frames), (sizes, most))
-    if any(bool(((own < 0) | (own > limit)).any()) for own, limit in limits):
+    if any(bool(((lengths < 0) | (lengths > limit)).any()) for lengths, limit in limits):
         raise ModelError(f"Alignment.ctc needs lengths up to {frames} frames and {most} labels.")
     inside = torch.arange(most, device=device) < sizes.unsqueeze(1)
     if targets.numel() and bool(((targets < 0) | (targets >= classes))[inside].any()):
@@ -276,10 +276,10 @@ class Alignment(Recursion):
                 ways: list[tuple[Value, ...]] = [(site, tape.nothing)]
                 for kind, (source, index) in enumerate(came):
                     if source:
-                        own = site, tape.lookup(torch.where(kinds == kind, 0.0, -torch.inf), site)
+                        cell = site, tape.lookup(torch.where(kinds == kind, 0.0, -torch.inf), site)
                         earlier = tape.total(tape.view(states[source], index))
-                        ways.append((*own, tape.link(earlier, self.transition, to=site)))
-                        ways.append((*own, tape.total(tape.view(starts[source], index))))
+                        ways.append((*cell, tape.link(earlier, self.transition, to=site)))
+                        ways.append((*cell, tape.total(tape.view(starts[source], index))))
                 states.append(tape.total(*ways))
             begin = (cells[0] == 0) & (cells[1] == 0)
             starts.append(tape.allowed((begin | self.local).unsqueeze(0)))

@@ -36,15 +36,15 @@ def entropy(model: Scored) -> Tensor:
     return torch.where(alive, nats, 0.0)
 
 
-def cross_entropy(own: Scored, other: Scored, log_z: Tensor) -> Tensor:
+def cross_entropy(model: Scored, other: Scored, log_z: Tensor) -> Tensor:
     """(*lead,) the mean under one model of minus the log-probability in another, nats.
 
     +inf where the other forbids what is possible; 0 where nothing is. The tensors of both have the
     same shapes; ``log_z`` (*lead,) is the other's.
     """
-    log_p, chances = own.expected()
+    log_p, chances = model.expected()
     possible = log_p.detach() > -math.inf
-    compared = possible & ~_meets(own, other, possible)
+    compared = possible & ~_meets(model, other, possible)
     nats = torch.where(compared, log_z, 0.0) - _mean_score(other, chances, log_z.ndim)
     return torch.where(possible, torch.where(compared, nats, math.inf), 0.0)
 
@@ -59,17 +59,17 @@ def _mean_score(model: Scored, chances: Sequence[Tensor], lead: int) -> Tensor:
 
 
 @torch.no_grad()
-def _meets(own: Scored, other: Scored, possible: Tensor) -> Tensor:
+def _meets(model: Scored, other: Scored, possible: Tensor) -> Tensor:
     """(*lead,) whether a possible configuration uses an entry that the other model forbids.
 
     Decided by the largest number of such entries in one configuration.
     """
-    pairs = zip(own.tensors, other.tensors, strict=True)
+    pairs = zip(model.tensors, other.tensors, strict=True)
     barred = [(mine > -math.inf) & (theirs == -math.inf) for mine, theirs in pairs]
     if not any(bool(part.any()) for part in barred):
         return torch.zeros_like(possible)
     most = [
         torch.where(mine > -math.inf, part.to(mine), -math.inf)
-        for mine, part in zip(own.tensors, barred, strict=True)
+        for mine, part in zip(model.tensors, barred, strict=True)
     ]
-    return possible & (own.best(own.made(most)) > 0)
+    return possible & (model.best(model.made(most)) > 0)

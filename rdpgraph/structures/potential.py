@@ -49,9 +49,9 @@ class StructurePotential(Potential):
     @property
     def shape(self) -> tuple[int, ...]:
         """(*batch, states of each site)."""
-        own, batch = self.structure, self.structure.batch_shape
-        *sites, states = own.unary.shape[len(batch) :]
-        return (*batch, *(1,) * self._shared, *(states + own.optional_sites,) * math.prod(sites))
+        batch, optional = self.structure.batch_shape, self.structure.optional_sites
+        *sites, states = self.structure.unary.shape[len(batch) :]
+        return (*batch, *(1,) * self._shared, *(states + optional,) * math.prod(sites))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,7 +70,7 @@ class StructurePotential(Potential):
             UnsupportedError: they are more than 2^20.
         """
         sizes, arity = [part.shape[-1] for part in states], len(states)
-        own = self.structure.unary.shape
+        shape = self.structure.unary.shape
         batch = self.structure.batch_shape
         lead = broadcast_shapes(self.lead(arity), *(part.shape[:-1] for part in states))
         if math.prod(lead) * math.prod(sizes) > _MOST:
@@ -84,12 +84,12 @@ class StructurePotential(Potential):
             for slot, part in enumerate(states)
         ]
         every = torch.stack([part.expand(*lead, *sizes) for part in grid], -1).to(self.device)
-        every = torch.where(every < own[-1], every, -1).flatten(len(lead), -2)
+        every = torch.where(every < shape[-1], every, -1).flatten(len(lead), -2)
         # All but the batch dims in front of them.
         split, shared = len(lead) - len(batch) - self._shared, int(self._shared)
         every = every.movedim(-2, 0)
         every = every.movedim(1 + split + len(batch), 1) if shared else every
-        sites = own[len(batch) : -1]
+        sites = shape[len(batch) : -1]
         scores = self.structure.score(every.reshape(*every.shape[:-1], *sites))
         scores = scores.movedim(1, -1) if shared else scores
         return scores.movedim(0, -1).reshape(*lead, *sizes)
@@ -131,15 +131,15 @@ def recognised_factor(
         return None
     (block,), potential = joint, joint[0].potential
     assert isinstance(potential, StructurePotential)
-    own: Any = potential.structure
-    batch = graph.batch_shape
-    fits = own.batch_shape == batch or (not own.batch_shape and getattr(own, "lengths", 0) is None)
-    if type(own) is not kind or not fits or len(block.scopes) != 1:
+    structure: Any = potential.structure
+    batch, dims = graph.batch_shape, structure.batch_shape
+    fits = dims == batch or (not dims and getattr(structure, "lengths", 0) is None)
+    if type(structure) is not kind or not fits or len(block.scopes) != 1:
         return None
     numbers = block.scopes[0]
     if len(numbers) != graph.num_variables:
         return None
     others = FactorGraph.from_blocks(graph.domain, rest)
-    unary = unary_sum(others, torch.argsort(numbers), len(numbers)).to(own.unary)
-    sites = own.unary.shape[len(own.batch_shape) : -1]
-    return own, unary.expand(*batch, -1, -1).unflatten(-2, sites), numbers.reshape(sites)
+    unary = unary_sum(others, torch.argsort(numbers), len(numbers)).to(structure.unary)
+    sites = structure.unary.shape[len(dims) : -1]
+    return structure, unary.expand(*batch, -1, -1).unflatten(-2, sites), numbers.reshape(sites)

@@ -56,17 +56,17 @@ class Boxes:
         order = self.item.argsort(stable=True)
         sizes = torch.bincount(self.item).tolist() if len(self.item) else []
         nested: list[Pairs] = [(order[:0], order[:0])]
-        for own in order.split(sizes):
-            inner = self.ends[:, own].to(torch.int16)
-            for rows in own.split(tuning.per_block(len(own), tuning.BLOCK)):
+        for group in order.split(sizes):
+            inner = self.ends[:, group].to(torch.int16)
+            for rows in group.split(tuning.per_block(len(group), tuning.BLOCK)):
                 outer = self.ends[:, rows].to(torch.int16).unsqueeze(2)
                 within = (outer[0] <= inner[0]) & (outer[1] >= inner[1])
                 within &= (outer[2] <= inner[2]) & (outer[3] >= inner[3])
                 row, column = within.nonzero().T
-                nested.append((rows[row], own[column]))
-        whole, part = (torch.cat(own) for own in zip(*nested, strict=True))
-        other = whole != part
-        return whole[other], part[other]
+                nested.append((rows[row], group[column]))
+        whole, part = (torch.cat(side) for side in zip(*nested, strict=True))
+        distinct = whole != part
+        return whole[distinct], part[distinct]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Emission:
 
         ``source`` and ``target`` (n, S, 2): where the stretches of words begin and end.
         """
-        pairs, own, other = self.sums
+        pairs, sources, targets = self.sums
         rows, columns = source[..., 1] > source[..., 0], target[..., 1] > target[..., 0]
         some, more = rows.any(1), columns.any(1)
         each = [
@@ -103,8 +103,8 @@ class Emission:
             for s in range(source.shape[1])
             for t in range(target.shape[1])
         ]
-        alone = [own.over(item, source[:, s]) for s in range(source.shape[1])]
-        others = [other.over(item, target[:, t]) for t in range(target.shape[1])]
+        alone = [sources.over(item, source[:, s]) for s in range(source.shape[1])]
+        others = [targets.over(item, target[:, t]) for t in range(target.shape[1])]
         many = (len(source),) if item is not None else (1, len(source))
         zero = self.pairs.new_zeros(many, dtype=torch.float64)
         either = torch.where(some, sum(alone, zero), sum(others, zero))
@@ -116,14 +116,14 @@ class Emission:
         By inclusion and exclusion: the pairs of words of each, less those of one side of either
         with the other side of the other. ``item`` (P,) and ``ends`` (4, P) describe the bispans.
         """
-        pairs, own, other = self.sums
+        pairs, sources, targets = self.sums
         source, target = ends.T.unflatten(1, (2, 2)).unbind(1)
         rows, columns = source[whole] != source[part], target[whole] != target[part]
         some, more = rows.any(1), columns.any(1)
         logs = self.pairs.new_full((len(whole),), -math.inf, dtype=torch.float64)
-        for sums, stretches, alone in ((own, source, some & ~more), (other, target, more & ~some)):
-            at = alone.nonzero().squeeze(1)
-            each = sums.counted(item, stretches)
+        for sums, spans, only in ((sources, source, some & ~more), (targets, target, more & ~some)):
+            at = only.nonzero().squeeze(1)
+            each = sums.counted(item, spans)
             logs[at] = _joined([sum_[whole[at]] - sum_[part[at]] for sum_ in each])
         at = (some & more).nonzero().squeeze(1)
         whole, part = whole[at], part[at]
@@ -174,8 +174,8 @@ class Sums:
         if bool((absent | far).any()):
             parts += [torch.where(far, values, 0.0), far.long(), absent.long()]
         for dim in range(1, values.ndim):
-            parts = [own.cumsum(dim) for own in parts]
-        return cls(tuple([pad(own, (1, 0) * (values.ndim - 1)) for own in parts]))
+            parts = [part.cumsum(dim) for part in parts]
+        return cls(tuple([pad(part, (1, 0) * (values.ndim - 1)) for part in parts]))
 
     def over(self, item: Tensor | None, *spans: Tensor) -> Tensor:
         """Sums (n,) over stretches (n, 2) of each dim for items (n,), or (B, n) for all."""
@@ -189,17 +189,17 @@ class Sums:
         if item is not None:
             ends[0] = ends[0] + (item % whole[0] * math.prod(whole[1:])).unsqueeze(1)
 
-        def summed(own: Tensor) -> Tensor:
-            covered = own.new_zeros(())
-            own = own.flatten(1) if item is None else own.flatten()
+        def summed(part: Tensor) -> Tensor:
+            covered = part.new_zeros(())
+            part = part.flatten(1) if item is None else part.flatten()
             for corner in product((1, 0), repeat=len(ends)):
                 at = sum((end[:, c] for end, c in zip(ends[1:], corner[1:], strict=True)),
                          ends[0][:, corner[0]])  # fmt: skip
-                value = own.index_select(-1, at)
+                value = part.index_select(-1, at)
                 covered = covered - value if corner.count(0) % 2 else covered + value
             return covered
 
-        return [summed(own) for own in self.parts]
+        return [summed(part) for part in self.parts]
 
 
 ORDERS = tuple(order for count in range(4) for order in permutations(range(count)))
@@ -221,18 +221,18 @@ def shapes(words: int, parts: int) -> tuple[Tensor, Tensor]:
         for cuts in combinations(range(1, words), len(side) - 1):
             bounds = (0, *cuts, words)
             pieces = list(pairwise(bounds))
-            own = [piece for piece, what in zip(pieces, side, strict=True) if what == "p"]
+            children = [piece for piece, what in zip(pieces, side, strict=True) if what == "p"]
             rest = [piece for piece, what in zip(pieces, side, strict=True) if what == "w"]
             rest += [(0, 0)] * (MOST_STRETCHES[parts] - len(rest))
-            splits.append((own, rest))
+            splits.append((children, rest))
     sizes = parts, MOST_STRETCHES[parts]
-    own, rest = (
+    children, rest = (
         torch.tensor([pair[side] for pair in splits], dtype=torch.long, device="cpu").reshape(
             len(splits), size, 2
         )
         for side, size in enumerate(sizes)
     )
-    return own, rest
+    return children, rest
 
 
 @cache
@@ -242,10 +242,10 @@ def layouts(source: int, target: int, kind: int) -> tuple[Tensor, Tensor, Tensor
     (M, parts, 4) the ends of the parts, as offsets; (M, S, 2) the stretches of either side.
     """
     order = ORDERS[kind]
-    (own, words), (other, others) = (shapes(size, len(order)) for size in (source, target))
-    rows = torch.arange(len(own), device="cpu").repeat_interleave(len(other))
-    columns = torch.arange(len(other), device="cpu").repeat(len(own))
-    parts = torch.cat([own[rows], other[columns][:, list(order)]], 2)
+    (left, words), (right, others) = (shapes(size, len(order)) for size in (source, target))
+    rows = torch.arange(len(left), device="cpu").repeat_interleave(len(right))
+    columns = torch.arange(len(right), device="cpu").repeat(len(left))
+    parts = torch.cat([left[rows], right[columns][:, list(order)]], 2)
     some = torch.ones(len(rows), dtype=torch.bool, device="cpu")
     if len(order) == 1:
         whole = torch.tensor([0, source, 0, target], device="cpu")

@@ -52,22 +52,22 @@ class MixedMasks(LinkMasks):
         items = len(lengths[0])
         spans = Bispans.of(lengths, required.reshape(items, p, q).nonzero(), None)
         i, k, j, m = spans.ends
-        own = self.potentials[spans.item % max(batch, 1), i, k, j, m, 0].double()
-        some = ((k > i) & (m > j) & (own > -math.inf)).nonzero().squeeze(1)
-        kept, own = Boxes(spans.item[some], spans.ends[:, some], max(p, q)), own[some]
+        logs = self.potentials[spans.item % max(batch, 1), i, k, j, m, 0].double()
+        some = ((k > i) & (m > j) & (logs > -math.inf)).nonzero().squeeze(1)
+        kept, logs = Boxes(spans.item[some], spans.ends[:, some], max(p, q)), logs[some]
         pairs = self.pairs.detach().reshape(batch, p, q).repeat(chains, 1, 1)
         emission = Emission(
             pairs.masked_fill(forbidden.reshape(items, p, q), -math.inf),
             self.source.detach().reshape(batch, p),
             self.target.detach().reshape(batch, q),
         )
-        weights = own.new_zeros(len(ORDERS)) if self.rules is None else self.rules.detach()
+        weights = logs.new_zeros(len(ORDERS)) if self.rules is None else self.rules.detach()
         top = (kept.ends[0] == 0) & (kept.ends[2] == 0)
         top &= kept.ends[1] == lengths[0][kept.item]
         top &= kept.ends[3] == lengths[1][kept.item]
-        tops = torch.full((items,), -1, device=own.device)
+        tops = torch.full((items,), -1, device=logs.device)
         tops[kept.item[top]] = top.nonzero().squeeze(1)
-        listed = Listed.of(Nodes.of(kept, emission), own, weights, tops, p + q)
+        listed = Listed.of(Nodes.of(kept, emission), logs, weights, tops, p + q)
         empty = (lengths[0] == 0) & (lengths[1] == 0)
         return MaskedMixed(lead, listed.forest, listed.item, empty, self, kept, listed)
 
@@ -117,11 +117,11 @@ class MaskedMixed(RuleMasked):
         p, q = self.masks.questions
         counts = weights.new_zeros(len(self.empty) * (p + 1) * (q + 1))
 
-        def add(rows: Tensor, columns: Tensor, own: Tensor, sign: int = 1) -> None:
+        def add(rows: Tensor, columns: Tensor, values: Tensor, sign: int = 1) -> None:
             for a in (0, 1):
                 for b in (0, 1):
                     at = rows[:, a] * (q + 1) + columns[:, b]
-                    counts.index_add_(0, at, own, alpha=sign if a == b else -sign)
+                    counts.index_add_(0, at, values, alpha=sign if a == b else -sign)
 
         whole, kept, listed = self.forest.whole[ways], self.kept, self.listed
         around = listed.kind[ways] == AROUND
@@ -279,8 +279,8 @@ class MixedBitext(Recursion):
                 shift = torch.stack([i, i, j, j], 1)
                 ends = (parts.unsqueeze(2) + shift).movedim(3, 0)  # (4, M, parts, P)
                 rows, columns = (
-                    (own.unsqueeze(1) + at.reshape(-1, 1, 1)).flatten(0, 1)
-                    for own, at in ((rows, i), (columns, j))
+                    (stretch.unsqueeze(1) + at.reshape(-1, 1, 1)).flatten(0, 1)
+                    for stretch, at in ((rows, i), (columns, j))
                 )
                 logs = emission.scores(None, rows.to(tape.device), columns.to(tape.device))
                 if self.rules is not None:

@@ -90,11 +90,11 @@ class Halves:
     @classmethod
     def of(cls, kept: Boxes, nested: Pairs, *, inverted: bool) -> "Halves":
         """Find the intermediate nodes of kept bispans, given nested pairs of them."""
-        own = kept.turned() if inverted else kept
-        ends, longest = own.ends, own.longest
-        first, second = matched(own.at((1, 3)), own.at((0, 2)))
+        boxes = kept.turned() if inverted else kept
+        ends, longest = boxes.ends, boxes.longest
+        first, second = matched(boxes.at((1, 3)), boxes.at((0, 2)))
         both = torch.stack([ends[0, first], ends[1, second], ends[2, first], ends[3, second]])
-        pairs, pair = Boxes(own.item[first], both, longest).distinct()
+        pairs, pair = Boxes(boxes.item[first], both, longest).distinct()
         corners: list[tuple[Tensor, Tensor]] = []
         rests: list[Tensor] = []
         for end, rest in ((0, (1, 5, 3, 7)), (1, (4, 0, 6, 2))):
@@ -108,11 +108,11 @@ class Halves:
             all_ends = torch.cat([ends[:, part], ends[:, whole]])
             corners.append((whole, part))
             rests.append(all_ends[list(rest)])
-        item = torch.cat([own.item[whole] for whole, _ in corners])
+        item = torch.cat([boxes.item[whole] for whole, _ in corners])
         late, place = Boxes(item, torch.cat(rests, 1), longest).distinct()
         at_first, at_last = place.split([len(whole) for whole, _ in corners])
         early, at_last = at_last.unique(return_inverse=True)
-        return cls(own, inverted, pairs, (pair, first, second), late, (*corners[0], at_first),
+        return cls(boxes, inverted, pairs, (pair, first, second), late, (*corners[0], at_first),
                    (*corners[1], at_last), early)  # fmt: skip
 
     def true(self, boxes: Boxes) -> Boxes:
@@ -220,32 +220,32 @@ class Nodes:
         sides: tuple[Where, Where],
     ) -> Ways:  # fmt: skip
         """Ways that add words before or after ``inner`` nodes to make ``outer`` ones."""
-        (boxes, start), (own, begin) = outer, inner
+        (whole, start), (part, begin) = outer, inner
         shared = [2 * side + end for side, where in enumerate(sides) for end in _SHARED[where]]
-        row, column = matched(boxes.at(shared), own.at(shared))
+        row, column = matched(whole.at(shared), part.at(shared))
         wider = torch.ones_like(row, dtype=torch.bool)
         for side, where in enumerate(sides):
             if where == Where.BEFORE:
-                wider &= boxes.ends[2 * side, row] < own.ends[2 * side, column]
+                wider &= whole.ends[2 * side, row] < part.ends[2 * side, column]
             elif where == Where.AFTER:
-                wider &= boxes.ends[2 * side + 1, row] > own.ends[2 * side + 1, column]
+                wider &= whole.ends[2 * side + 1, row] > part.ends[2 * side + 1, column]
         row, column = row[wider], column[wider]
         words: list[Tensor] = []
         for side, where in enumerate(sides):
-            outside, within = boxes.ends[2 * side : 2 * side + 2], own.ends[2 * side : 2 * side + 2]
+            around, within = whole.ends[2 * side : 2 * side + 2], part.ends[2 * side : 2 * side + 2]
             if where == Where.NOWHERE:
                 words.append(torch.zeros(len(row), 2, dtype=torch.long, device=row.device))
                 continue
             before = where == Where.BEFORE
             ends = (
-                (outside[0, row], within[0, column])
+                (around[0, row], within[0, column])
                 if before
-                else (within[1, column], outside[1, row])
+                else (within[1, column], around[1, row])
             )
             if side and half.inverted:
-                ends = own.longest - ends[1], own.longest - ends[0]
+                ends = part.longest - ends[1], part.longest - ends[0]
             words.append(torch.stack(ends, 1))
-        return self._scored(kind, start + row, begin + column, boxes.item[row], *words)
+        return self._scored(kind, start + row, begin + column, whole.item[row], *words)
 
     def _scored(
         self, kind: int, made: Tensor, part: Tensor, item: Tensor, source: Tensor, target: Tensor
@@ -262,7 +262,7 @@ def _possible(ways: Ways) -> Ways:
     some = (ways.logs > -torch.inf).nonzero().squeeze(1)
     if len(some) == len(ways.made):
         return ways
-    made, first, second = (own[some] for own in (ways.made, ways.first, ways.second))
+    made, first, second = (nodes[some] for nodes in (ways.made, ways.first, ways.second))
     words = None if ways.words is None else ways.words[some]
     return Ways(ways.kind, made, first, second, ways.logs[some], words)
 

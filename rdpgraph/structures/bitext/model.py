@@ -178,11 +178,11 @@ class Bitext(Recursion):
                 "Bitext needs unary (*batch, p + 1, p + 1, q + 1, q + 1, N), [i, k, j, l, state]; "
                 f"got {shape}."
             )
-        own = {rules.shape for rules in (self.straight, self.inverted)} - {None}
-        if not 1 <= self.leaves <= shape[-1] or own - {shape[-1:] * 2}:
+        shapes = {rules.shape for rules in (self.straight, self.inverted)} - {None}
+        if not 1 <= self.leaves <= shape[-1] or shapes - {shape[-1:] * 2}:
             raise ModelError(
                 f"Bitext of {shape[-1]} states needs rules of (N, N) states, and 1 to N of them "
-                f"for leaves; got {own} and {self.leaves}."
+                f"for leaves; got {shapes} and {self.leaves}."
             )
         if self.allowed is not None and tuple(self.allowed.shape) != shape[-5:-1]:
             raise ModelError(f"Bitext needs allowed {shape[-5:-1]}; got {self.allowed.shape}.")
@@ -210,7 +210,7 @@ class Bitext(Recursion):
         fields.
         """
         unary = words_unary(pairs, source_null, target_null, phrases, 6 if normal_form else 1)
-        weights = ((unary.new_zeros(()) + own).to(unary) for own in (straight, inverted))
+        weights = ((unary.new_zeros(()) + weight).to(unary) for weight in (straight, inverted))
         rules = grammar_rules(*weights, normal_form=normal_form)
         return cls(unary, *rules, leaves=3, **rest)
 
@@ -236,7 +236,7 @@ class Bitext(Recursion):
 
     def recursion(self, tape: Tape) -> Value:
         leaf = torch.arange(self.unary.shape[-1], device=tape.device).flip(0) < self.leaves
-        leaf, whole = (torch.where(own, 0.0, -torch.inf) for own in (leaf, ~leaf))
+        leaf, whole = (torch.where(mask, 0.0, -torch.inf) for mask in (leaf, ~leaf))
         done = list[Value]()
         if self.allowed is None:
             sizes, stand = _of_all(tape.site_shape, tape.device)

@@ -66,9 +66,9 @@ class Spans:
         """The whole, left part and right part of every way; a whole left out is -1."""
         total = self.number.shape[1]
         first, last = self.ends
-        own = self.item * (total + 1) + first
-        at = self.item * (total + 1) + last + 1
-        left, right = matched(at, own, among=len(self.number) * (total + 1) + 1)
+        start = self.item * (total + 1) + first
+        stop = self.item * (total + 1) + last + 1
+        left, right = matched(stop, start, among=len(self.number) * (total + 1) + 1)
         return self.number[self.item[left], first[left], last[right]], left, right
 
 
@@ -100,13 +100,13 @@ class Bispans:
         Lengths are (B,) of either side; ``allowed`` (B or 1, p + 1, p + 1, q + 1, q + 1), None:
         all.
         """
-        p, q = (int(own.max()) if len(own) else 0 for own in lengths)
+        p, q = (int(limits.max()) if len(limits) else 0 for limits in lengths)
         batch, device = len(lengths[0]), links.device
         spans = [_spans(batch, most, device) for most in (p, q)]
         # Spans beyond an item's length get a key that no span of the other side has.
         keys = [
-            torch.where(last > own[item], batch + side, item)
-            for side, (own, (item, _, last)) in enumerate(zip(lengths, spans, strict=True))
+            torch.where(last > limits[item], batch + side, item)
+            for side, (limits, (item, _, last)) in enumerate(zip(lengths, spans, strict=True))
         ]
         for some, bit in _bits(links[:, 0], batch):
             codes: list[Tensor] = []
@@ -179,11 +179,11 @@ class Bispans:
         left = right = torch.arange(len(self.item), device=self.item.device)
         if some is not None:
             left = right = some.nonzero().squeeze(1)
-        at = (self.item * (p + 1) + corner[0]) * (q + 1) + corner[1]
-        own = (self.item * (p + 1) + other[0]) * (q + 1) + other[1]
-        at, own = at[left], own[right]
-        cells = int(max(at.max(), own.max())) + 1 if len(at) else 0
-        rows, columns = matched(at, own, among=cells)
+        key = (self.item * (p + 1) + corner[0]) * (q + 1) + corner[1]
+        other_key = (self.item * (p + 1) + other[0]) * (q + 1) + other[1]
+        key, other_key = key[left], other_key[right]
+        cells = int(max(key.max(), other_key.max())) + 1 if len(key) else 0
+        rows, columns = matched(key, other_key, among=cells)
         parts = left, right = left[rows], right[columns]
         ends = torch.stack([self.ends[row][parts[part]] for row, part in enumerate(sides)])
         return self.numbers(self.item[left], ends), left, right
@@ -217,4 +217,4 @@ def _refined(keys: list[Tensor], codes: list[Tensor]) -> list[Tensor]:
     """Keys that are equal where both keys and codes are."""
     _, code = torch.cat(codes).unique(return_inverse=True)
     _, key = (torch.cat(keys) * (int(code.max()) + 1) + code).unique(return_inverse=True)
-    return list(key.split([len(own) for own in keys]))
+    return list(key.split([len(side) for side in keys]))

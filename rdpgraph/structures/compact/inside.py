@@ -46,8 +46,8 @@ class Binary:
         """(L, K) and (R, K): 0 where a label is of a class, else -inf."""
         sides: list[Tensor] = []
         for side, count in zip((self.left, self.right), self.counts, strict=True):
-            own = side == torch.arange(count, device=side.device).unsqueeze(1)
-            sides.append(torch.where(own, 0.0, -math.inf).to(self.table))
+            mask = side == torch.arange(count, device=side.device).unsqueeze(1)
+            sides.append(torch.where(mask, 0.0, -math.inf).to(self.table))
         return sides[0], sides[1]
 
 
@@ -102,8 +102,8 @@ def joined_forest(
     ``triples`` has (whole, left, right) for each kind; a whole below 0 is left out.
     """
     kinds = len(triples)
-    whole = torch.cat([own * kinds + kind for kind, (own, _, _) in enumerate(triples)])
-    left, right = (torch.cat([own[side] for own in triples]) for side in (1, 2))
+    whole = torch.cat([wholes * kinds + kind for kind, (wholes, _, _) in enumerate(triples)])
+    left, right = (torch.cat([triple[side] for triple in triples]) for side in (1, 2))
     whole, order = whole.sort()
     gone = int((whole < 0).sum())
     whole, order = whole[gone:], order[gone:]
@@ -177,16 +177,16 @@ class Inside:
         places.index_add_(0, forest.tops[alive], top[alive])
         one = lefts == rights == 1
         for place, pair, way in reversed(forest.layers):
-            own = places[place]
+            mass = places[place]
             if one:
-                own += as_left[place] * left[place]
-                own += as_right[place] * right[place]
+                mass += as_left[place] * left[place]
+                mass += as_right[place] * right[place]
             else:
-                own += as_left[place][:, rules.left] * left[place]
-                own += as_right[place][:, rules.right] * right[place]
+                mass += as_left[place][:, rules.left] * left[place]
+                mass += as_right[place][:, rules.right] * right[place]
             if way.start == way.stop:
                 continue
-            flow = torch.einsum("pk,pkc->pc", own, joined[place])
+            flow = torch.einsum("pk,pkc->pc", mass, joined[place])
             flow = flow.reshape(-1, lefts * rights).index_select(0, forest.whole[way] - pair.start)
             flow = flow.mul_(chances[way])
             if not one:
@@ -227,9 +227,9 @@ def inside(forest: Forest) -> Inside:
 
 
 def _ruled(forest: Forest, sums: Tensor, place: slice) -> Tensor:
-    own = sums.reshape(len(forest.item), forest.rules.table.shape[2])[place].unsqueeze(1)
+    rows = sums.reshape(len(forest.item), forest.rules.table.shape[2])[place].unsqueeze(1)
     table = forest.rules.table
-    return own + (table if len(table) == 1 else table[forest.item[place]])
+    return rows + (table if len(table) == 1 else table[forest.item[place]])
 
 
 def _pairs(lefts: Tensor, rights: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ class LinkMasks(StructureMasks):
     def open(self) -> Tensor:
         """Pairs of words within the lengths."""
         inside = [
-            torch.arange(most, device=own.device) < own.unsqueeze(1)
-            for own, most in zip(self.lengths, self.questions, strict=True)
+            torch.arange(most, device=lengths.device) < lengths.unsqueeze(1)
+            for lengths, most in zip(self.lengths, self.questions, strict=True)
         ]
         within = inside[0].unsqueeze(2) & inside[1].unsqueeze(1)
         return within.reshape(*self.batch_shape, *self.questions)
@@ -52,8 +52,8 @@ class LinkMasks(StructureMasks):
             return likely
         gains = self.gains().masked_fill(~likely, -math.inf)
         best = [torch.zeros_like(gains, dtype=torch.bool) for _ in range(2)]
-        for own, dim in zip(best, (-1, -2), strict=True):
-            own.scatter_(dim, gains.argmax(dim, keepdim=True), value=True)
+        for mask, dim in zip(best, (-1, -2), strict=True):
+            mask.scatter_(dim, gains.argmax(dim, keepdim=True), value=True)
         return best[0] & best[1] & likely
 
     @abstractmethod
@@ -136,7 +136,7 @@ class ForestMasked(Masked):
         every = torch.arange(labels, device=self.site.device)
         number = (forest.item * self.sites + self.site).unsqueeze(1) * labels + every
         seen = places > 0
-        counts = {name: own.reshape(*self.lead, *own.shape[1:]) for name, own in
+        counts = {name: count.reshape(*self.lead, *count.shape[1:]) for name, count in
                   self.counts(rules).items()}  # fmt: skip
         place = torch.arange(len(forest.item), device=self.site.device)
         weights = self.answering(place, places.sum(1), ended.sum(1))
@@ -217,8 +217,8 @@ class RuleForest:
     @cached_property
     def probabilities(self) -> Tensor:
         """(E,) the probability of each rule given its whole."""
-        own = self._products(self.sums, slice(None))
-        return (own - self.sums.clamp(min=LOWEST)[self.whole]).exp()
+        logs = self._products(self.sums, slice(None))
+        return (logs - self.sums.clamp(min=LOWEST)[self.whole]).exp()
 
     @property
     def log_partition(self) -> Tensor:
@@ -231,10 +231,10 @@ class RuleForest:
         alive = self.tops[self.log_partition > -math.inf]
         places[alive] = 1.0
         for _, layer in reversed(self.layers):
-            own = places[self.whole[layer]] * self.probabilities[layer]
-            rules[layer] = own
+            chances = places[self.whole[layer]] * self.probabilities[layer]
+            rules[layer] = chances
             for part in self.parts[:, layer]:
-                places.index_add_(0, part, own)
+                places.index_add_(0, part, chances)
         return places[:-1], rules
 
     def draw(self, item: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -46,11 +46,11 @@ def _whole(scores: Scores, *, multiroot: bool) -> Scores:
     unit = max(below for row in ratios for _, below in row)
     whole: Scores = [[above * (unit // below) for above, below in row] for row in ratios]
     cost = 0 if multiroot else 1 + 2 * len(scores) * max(abs(n) for row in whole for n in row)
-    for own, given in zip(whole, scores, strict=True):
-        own[0] -= cost
+    for row, given in zip(whole, scores, strict=True):
+        row[0] -= cost
         for head, score in enumerate(given):
             if score == -math.inf:
-                own[head] = score
+                row[head] = score
     return whole
 
 
@@ -73,10 +73,10 @@ def _k_best(scores: Scores, k: int, *, multiroot: bool) -> list[list[int]]:
         if len(best) == k:
             break
         for word in range(fixed, len(heads)):
-            row, own = scores[word], heads[word]
-            others = [*row[:own], -math.inf, *row[own + 1 :]]
+            row, head = scores[word], heads[word]
+            others = [*row[:head], -math.inf, *row[head + 1 :]]
             only = [-math.inf] * len(row)
-            only[own] = row[own]
+            only[head] = row[head]
             push([*scores[:word], others, *scores[word + 1 :]], word)
             scores = [*scores[:word], only, *scores[word + 1 :]]
     return best

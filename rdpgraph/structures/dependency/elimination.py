@@ -42,12 +42,12 @@ class Eliminated:
         """
         item = torch.arange(len(self.possible), device=self.possible.device).repeat(count)
         heads = torch.zeros(len(item), 0, dtype=torch.int64, device=item.device)
-        for word, (own, odds) in enumerate(zip(self.heads, self.odds, strict=True)):
+        for word, (arcs, odds) in enumerate(zip(self.heads, self.odds, strict=True)):
             place = torch.arange(word, device=item.device)
             through = odds[item.unsqueeze(1), place, heads]
             ways = torch.stack([torch.zeros_like(through), through], 2).flatten(0, 1)
             through = pick(ways).reshape(heads.shape) == 1
-            left = own[:, item].masked_fill(_below(heads, through), -math.inf)
+            left = arcs[:, item].masked_fill(_below(heads, through), -math.inf)
             heads = torch.where(through, word + 1, heads)
             heads = torch.cat([heads, pick(_highest(left, 1)).unsqueeze(1)], 1)
         return heads
@@ -123,8 +123,8 @@ def _by_word(pairs: Tensor) -> tuple[Tensor, Tensor]:
         heads.append(step.heads)
     forests, first = _by_word(rest)
     forests = (forests + total.unsqueeze(2)).unflatten(1, (-1, 2))
-    for own in reversed(heads):
-        share = _sums(own.unsqueeze(2) + first, 3, 0.0)
+    for arcs in reversed(heads):
+        share = _sums(arcs.unsqueeze(2) + first, 3, 0.0)
         first = torch.cat([first, share.unsqueeze(3)], 3)
     one, other = first.unflatten(1, (-1, 2)).unbind(2)
     return forests.flatten(2), torch.cat([one, _swapped(other)], 2)

@@ -196,9 +196,9 @@ class Dependencies(Structure):
             raise ModelError(
                 f"Dependency trees are compared with others; got {type(other).__name__}."
             )
-        (own, lengths), (others, other_lengths) = self._parts(), other._parts()
+        (arcs, lengths), (other_arcs, other_lengths) = self._parts(), other._parts()
         alike = type(self) is type(other) and self.multiroot == other.multiroot
-        if not alike or own.shape != others.shape or not torch.equal(lengths, other_lengths):
+        if not alike or arcs.shape != other_arcs.shape or not torch.equal(lengths, other_lengths):
             raise ModelError(
                 "Dependency trees are compared if their kind, multiroot, shapes and lengths agree; "
                 f"got {type(self).__name__} {tuple(self.unary.shape)} and "

@@ -98,13 +98,13 @@ def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
     for word in range(words - 1, -1, -1):
         inside = word < lengths
         heads, below = arcs[:, word, :word], arcs[:, :word, word]
-        own = root[:, word]
-        among = soft_sum(heads, 1) if word else torch.full_like(own, -math.inf)
+        from_root = root[:, word]
+        among = soft_sum(heads, 1) if word else torch.full_like(from_root, -math.inf)
         only = ~used & (among.detach() == -math.inf)
-        pivot = torch.where(used, _added(among, own), torch.where(only, own, among))
+        pivot = torch.where(used, _added(among, from_root), torch.where(only, from_root, among))
         log_z = log_z + torch.where(inside, pivot, 0.0)
         shift = torch.where(pivot > -math.inf, pivot, 0.0)
-        through = below + torch.where(only, 0.0, own - shift).unsqueeze(1)
+        through = below + torch.where(only, 0.0, from_root - shift).unsqueeze(1)
         through = torch.where(inside.unsqueeze(1), through, -math.inf)
         # The one root is found: its terms are the whole sum from here on.
         kept = torch.where((only & inside).unsqueeze(1), -math.inf, root[:, :word])

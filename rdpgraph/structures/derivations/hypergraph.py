@@ -91,16 +91,16 @@ class Hypergraph:
         tails = torch.nn.functional.pad(self.tails, (0, 0, 0, 1), value=-1).mT
         used = [(tails[:, edges] >= 0).flatten(1).any(1) for _, edges in self.levels]
         return self._numbers(self._places)[tails], [
-            own.nonzero().flatten().tolist() for own in used
+            flags.nonzero().flatten().tolist() for flags in used
         ]
 
     def whole(self, tape: Tape, weights: Sequence[View], rows: Sequence["Row"]) -> Value:
         """The value of the goal, from log-weights (M, nodes) and rows of each level."""
         values = [tape.one, tape.nothing]
-        for own, row in zip(weights, rows, strict=True):
+        for view, row in zip(weights, rows, strict=True):
             pool = tuple(values)
             tails = [View(pool, places, full=True) for places in row.tails]
-            values.append(tape.total((own, *tails)))
+            values.append(tape.total((view, *tails)))
         return tape.total(View(tuple(values), self._numbers([self._places[self.nodes - 1 :][:1]])))
 
     @cached_property
@@ -112,8 +112,8 @@ class Hypergraph:
         """
         within = list[int]()  # the nodes that a derivation of each may use; 0: it has none
         usable: list[list[int]] = []
-        for node, own in enumerate(self.edges):
-            usable.append([edge for edge in own if all(within[tail] for tail in self.below[edge])])
+        for node, ways in enumerate(self.edges):
+            usable.append([edge for edge in ways if all(within[tail] for tail in self.below[edge])])
             used = 1 << node if usable[-1] else 0
             for edge in usable[-1]:
                 for tail in self.below[edge]:

@@ -273,7 +273,7 @@ class Derivations(Recursion):
     def with_unary(self, unary: Tensor) -> Self:
         """The same hypergraph with other log-weights."""
         other, _ = super().with_unary(unary), self._graph
-        vars(other).update({name: own for name, own in vars(self).items() if "_graph" in name})
+        vars(other).update({name: value for name, value in vars(self).items() if "_graph" in name})
         return other
 
     def work(self) -> float:

@@ -48,10 +48,10 @@ def score(
     item = torch.arange(batch, device=states.device).unsqueeze(1)
     spans = unary[item, i, j, parent.clamp(0, known - 1)]
     result = torch.where(real, spans + joint, 0.0).sum(2)
-    own = states.diagonal(dim1=2, dim2=3)
+    tags = states.diagonal(dim1=2, dim2=3)
     if preterminals:
-        fits &= (own >= known).eq(within).all(2)
-    leaves = unary[item, place, place, own.clamp(min=0)]
+        fits &= (tags >= known).eq(within).all(2)
+    leaves = unary[item, place, place, tags.clamp(min=0)]
     result = result + torch.where(within, leaves, 0.0).sum(2)
     item = item.squeeze(1)
     top = states[:, item, 0, last]
@@ -143,8 +143,8 @@ def scored(tree: HypertreeFields, rules: Rules) -> expectations.Scored:
     many, root = len(flat.rules.parts), [] if flat.root is None else [flat.root]
 
     def made(parts: Sequence[Tensor]) -> HypertreeFields:
-        own = flat.rules.with_parts(parts[1 : 1 + many])
-        return replace(flat, unary=parts[0], rules=own, root=parts[-1] if root else None)
+        filled = flat.rules.with_parts(parts[1 : 1 + many])
+        return replace(flat, unary=parts[0], rules=filled, root=parts[-1] if root else None)
 
     return expectations.Scored([flat.unary, *flat.rules.parts, *root], made, _best)
 
@@ -164,7 +164,7 @@ def entropy(tree: HypertreeFields) -> Tensor:
     return expectations.entropy(scored(tree, rules)).reshape(tree.batch_shape)
 
 
-def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
+def cross_entropy(model: HypertreeFields, other: HypertreeFields) -> Tensor:
     """(*batch,) the mean under one hypertree of minus the log-probability in another, nats.
 
     Log Z of the other less the mean of its score, with rules written out.
@@ -175,18 +175,18 @@ def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
     """
     if not isinstance(other, HypertreeFields):
         raise ModelError(f"A hypertree is compared with a hypertree; got {type(other).__name__}.")
-    alike = own.unary.shape == other.unary.shape and own.preterminals == other.preterminals
-    if not alike or not torch.equal(Form(own).lengths, Form(other).lengths):
+    alike = model.unary.shape == other.unary.shape and model.preterminals == other.preterminals
+    if not alike or not torch.equal(Form(model).lengths, Form(other).lengths):
         raise ModelError(
             "Hypertrees are compared if their shapes, preterminals and lengths agree; got "
-            f"{tuple(own.unary.shape)} and {tuple(other.unary.shape)}, lengths "
-            f"{Form(own).lengths.tolist()} and {Form(other).lengths.tolist()}."
+            f"{tuple(model.unary.shape)} and {tuple(other.unary.shape)}, lengths "
+            f"{Form(model).lengths.tolist()} and {Form(other).lengths.tolist()}."
         )
-    one, two = own.rules, other.rules
+    one, two = model.rules, other.rules
     listed = isinstance(one, SparseRules) and isinstance(two, SparseRules) and one.is_like(two)
-    first, second = (_written_out(tree, listed=listed) for tree in (own, other))
+    first, second = (_written_out(tree, listed=listed) for tree in (model, other))
     nats = expectations.cross_entropy(first, second, other.log_partition().flatten())
-    return nats.reshape(own.batch_shape)
+    return nats.reshape(model.batch_shape)
 
 
 def _written_out(tree: HypertreeFields, *, listed: bool) -> expectations.Scored:

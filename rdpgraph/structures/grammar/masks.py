@@ -57,8 +57,8 @@ class MaskedSparseHypertree(RuleMasked):
             if start == stop:
                 continue
             whole, one, other = wholes[start:stop], lefts[start:stop], rights[start:stop]
-            own = alive[one][:, left] & alive[other][:, right] & possible[whole][:, parent]
-            way, rule = own.nonzero().T
+            fits = alive[one][:, left] & alive[other][:, right] & possible[whole][:, parent]
+            way, rule = fits.nonzero().T
             alive[whole[way], parent[rule]] = True
             ways.append(torch.stack([whole[way], one[way], other[way], rule]))
         whole, one, other, rule = torch.cat(ways, 1)
@@ -161,9 +161,9 @@ class HypertreeMasks(StructureMasks):
         size = self.model.unary.detach().double().logsumexp(-1).reshape(shape)
         flat = likely.reshape(shape)
         chosen = torch.zeros_like(flat)
-        for item, own in enumerate(flat):
-            spans = own.nonzero()
-            order = size[item][own].sort(descending=True).indices
+        for item, mask in enumerate(flat):
+            spans = mask.nonzero()
+            order = size[item][mask].sort(descending=True).indices
             taken: list[tuple[int, int]] = []
             for first, last in spans[order].tolist():
                 if not any(a < first <= b < last or first < a <= last < b for a, b in taken):

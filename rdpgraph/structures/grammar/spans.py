@@ -56,11 +56,11 @@ class SeparateJoins:
         """
         tape = self.tape
         if self.by_rank:
-            for own, known in zip(self.sides, self.ranked, strict=True):
-                known.append(tape.link(rows[-1], own[len(rows) > 1]))
+            for side, known in zip(self.sides, self.ranked, strict=True):
+                known.append(tape.link(rows[-1], side[len(rows) > 1]))
             parts = [
-                View(tuple(own), at, full=True)
-                for own, at in zip(self.ranked, (left, right), strict=True)
+                View(tuple(values), at, full=True)
+                for values, at in zip(self.ranked, (left, right), strict=True)
             ]
             return tape.link(tape.total(tuple(parts)), self.top)
         before, words = sum(row.places for row in rows[:-1]), rows[0].places

@@ -153,8 +153,8 @@ class Parities:
         groups: dict[Any, list[int]] = {}
         for number, (checks, seen) in enumerate(self.columns):
             groups.setdefault((checks, seen if observables else ()), []).append(number)
-        own = Parities(groups, self.num_checks, self.num_observables)
-        vars(own)["order"] = self.order
+        parities = Parities(groups, self.num_checks, self.num_observables)
+        vars(parities)["order"] = self.order
         rows, rounds = list(groups.values()), list[Tensor]()
         places: list[list[int]] = rows
         while any(len(row) > 1 for row in places):
@@ -166,15 +166,15 @@ class Parities:
         if not rounds or any(row != [at] for at, row in enumerate(places)):
             first = torch.tensor([row[0] for row in places], device="cpu", dtype=torch.long)
             rounds.append(torch.stack([first, torch.full_like(first, -1)]))
-        return own, tuple(rounds)
+        return parities, tuple(rounds)
 
     def program(self, *, observables: bool, merged: bool) -> Program:
         """The steps of an exact sweep, with or without observables; cached."""
         kept: dict[tuple[bool, bool], Program] = vars(self).setdefault("_programs", {})
         key = observables, merged
         if key not in kept:
-            own, rounds = self.merged(observables=observables) if merged else (self, ())
-            kept[key] = own._program(rounds, observables=observables)
+            parities, rounds = self.merged(observables=observables) if merged else (self, ())
+            kept[key] = parities._program(rounds, observables=observables)
         return kept[key]
 
     def _program(self, rounds: tuple[Tensor, ...], *, observables: bool) -> Program:
@@ -222,19 +222,19 @@ class Parities:
     @cached_property
     def slots(self) -> Slots:
         """The steps of a sweep over kept states, columns merged, with observables."""
-        (own, rounds), words = self.merged(observables=True), 1
+        (parities, rounds), words = self.merged(observables=True), 1
         while words * _WORD < self.open_checks + self.num_observables:
             words *= 2
         free, slot = list(range(self.open_checks))[::-1], dict[int, int]()
-        masks, rows = [0] * len(own.columns), list[tuple[int, int, int]]()
+        masks, rows = [0] * len(parities.columns), list[tuple[int, int, int]]()
         top = words * _WORD - self.num_observables
-        for kind, number in own._plan(self.order):
+        for kind, number in parities._plan(self.order):
             if kind == OPEN:
                 slot[number] = free.pop()
             if kind == FLIP:
-                checks, seen = own.columns[number]
-                masks[number] = sum(1 << slot[one] for one in checks)
-                masks[number] |= sum(1 << (top + one) for one in seen)
+                checks, seen = parities.columns[number]
+                masks[number] = sum(1 << slot[check] for check in checks)
+                masks[number] |= sum(1 << (top + observable) for observable in seen)
             rows.append((kind, slot.get(number, 0) if kind != FLIP else 0, number))
             if kind == CLOSE:
                 free.append(slot.pop(number))

@@ -155,10 +155,10 @@ class _Sums(torch.autograd.Function):
         weights, syndrome = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *regradient(_again(ctx.program, syndrome), [weights], pull), None, None
-        own = weights.detach().contiguous()
-        grads = torch.zeros_like(own)
+        values = weights.detach().contiguous()
+        grads = torch.zeros_like(values)
         pull = pull.double().contiguous()
-        _call("gradient", ctx.program, own, syndrome, pull, pull.shape[1], grads=grads)
+        _call("gradient", ctx.program, values, syndrome, pull, pull.shape[1], grads=grads)
         return grads, None, None
 
 

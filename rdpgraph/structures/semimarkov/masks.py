@@ -87,9 +87,9 @@ class SemiMarkovMasks(LabelMasks):
         run = (place - gap).expand(kept.shape)[item, step, label].clamp(max=longest)
         last, age = each(run)
         item_, step_, label_ = item[last], step[last], label[last]
-        own = self.unary[item_ % max(len(self.unary), 1), step_, age, label_].double()
-        some = (own > -math.inf).nonzero().squeeze(1)
-        last, age, own = last[some], age[some], own[some]
+        weights = self.unary[item_ % max(len(self.unary), 1), step_, age, label_].double()
+        some = (weights > -math.inf).nonzero().squeeze(1)
+        last, age, weights = last[some], age[some], weights[some]
         first = number[item[last], step[last] - age, label[last]]
         site = ((item[last] * steps + step[last]) * longest + age) * labels + label[last]
         # Transitions from all kept labels of the step before.
@@ -113,7 +113,7 @@ class SemiMarkovMasks(LabelMasks):
         nothing = torch.full_like(initial, rows[-1])
         parts = torch.cat([starts[first], stops[source], nothing, stops[final]])[order]
         others = len(initial) + len(final)
-        logs = torch.cat([own, logs, own.new_zeros(others)])[order]
+        logs = torch.cat([weights, logs, weights.new_zeros(others)])[order]
         places = pad(site, (0, len(target) + others), value=-1)[order]
         owner = torch.empty(rows[-1], dtype=torch.long, device=device)
         owner[starts], owner[stops], owner[sinks] = item, item, every
@@ -130,8 +130,8 @@ class MaskedSemiMarkov(RuleMasked):
     def averages(self, chances: Tensor, used: Tensor, score: Tensor) -> Expected:
         """The labels of steps, and segments."""
         seen = (used > 0) & (self.places >= 0)
-        places, own = self.places[seen], used[seen]
-        return Expected(self._covered(places, own).clamp_(0.0, 1.0), score, places, own)
+        places, mass = self.places[seen], used[seen]
+        return Expected(self._covered(places, mass).clamp_(0.0, 1.0), score, places, mass)
 
     def configuration(self, rules: Tensor) -> Draw:
         """The labels of steps, and segments."""

@@ -60,10 +60,10 @@ class LabelledSegments:
             # A segment is complete once all that end before its start have been visited.
             ending[:, place, place + 1 :] = -math.inf
             if place + 1 < steps:
-                own = reach[: steps - place - 1]
-                after = self._labels[:, place + 1 + own, own].flatten(1)
+                ages = reach[: steps - place - 1]
+                after = self._labels[:, place + 1 + ages, ages].flatten(1)
                 sums = self._ahead(ending[:, place], place, after)
-                ending[:, place + 1 + own, own] += sums.unflatten(1, (len(own), -1))
+                ending[:, place + 1 + ages, ages] += sums.unflatten(1, (len(ages), -1))
         return ending
 
     def _begun_scores(self) -> Tensor:
@@ -97,9 +97,9 @@ class LabelledSegments:
         """(B, m) log-sums over labels before, dim 1, or after, dim 2, which have logs (B, n)."""
         if isinstance(self.potential, LowRank):
             low = self.potential.rows(before, after)
-            own, other = (low.log_left, low.log_right)[:: 3 - 2 * dim]
-            ranks = (logs.unsqueeze(2) + own).logsumexp(1)
-            return (ranks.unsqueeze(1) + other).logsumexp(2)
+            near, far = (low.log_left, low.log_right)[:: 3 - 2 * dim]
+            ranks = (logs.unsqueeze(2) + near).logsumexp(1)
+            return (ranks.unsqueeze(1) + far).logsumexp(2)
         potential = self.potential
         if isinstance(potential, Table) and len(potential.shape) > 2:
             each = potential.log_values
