@@ -150,8 +150,8 @@ def partition_error(
 
 def _expanded(variance: Tensor, bias: Tensor, features: int) -> PartitionError:
     """Error of order 1 / d."""
-    own, of = variance / features, partial(_expanded, variance, bias)
-    return PartitionError(features, own.sqrt(), bias / features, own, exact=False, of=of)
+    relative, of = variance / features, partial(_expanded, variance, bias)
+    return PartitionError(features, relative.sqrt(), bias / features, relative, exact=False, of=of)
 
 
 def _grammar(
@@ -183,8 +183,8 @@ def _grammar(
     rows = list[Tensor]()
     for item in range(form.batch):
         place = min(item, len(sums) - 1)
-        own = sums[place], weights[place], uses[item], drawn[:, item]
-        rows.append(_first_order(*own, shared=shared, generator=generator))
+        terms = sums[place], weights[place], uses[item], drawn[:, item]
+        rows.append(_first_order(*terms, shared=shared, generator=generator))
     both = torch.stack(rows) if rows else table.new_zeros(0, 2)
     return both[:, 0].reshape(model.batch_shape), both[:, 1].reshape(model.batch_shape)
 
