@@ -32,7 +32,7 @@ def test_workflows_run_targets_of_the_makefile_on_the_pythons_that_are_promised(
 def test_the_changelog_is_that_of_a_first_release() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [f"{PROJECT['version']} (unreleased)"]
-    assert len(text.splitlines()) < 130, "an old changelog was merged: put a line into a topic"
+    assert len(text.splitlines()) < 200, "an old changelog was merged: put a line into a topic"
     headings = re.findall(r"^### (.+)$", text, re.MULTILINE)
     assert len(set(headings)) == len(headings) > 5
     assert not {"Added", "Changed", "Removed", "Fixed"} & set(headings)  # since no earlier version
