@@ -138,7 +138,7 @@ def child(which: str, path: str, limit: float, *rest: object) -> dict[str, objec
 
 def of_rows(name: str, path: str, count: int, limit: float) -> None:
     """Print CPU milliseconds of a row, of both, and how many rows each did."""
-    us, them = (child(f"{who}-rows", path, 20 * limit, count, limit) for who in ("our", "their"))
+    us, them = (child(f"{who}-rows", path, 600, count, limit) for who in ("our", "their"))
     texts = [
         str(own["error"])[:40] if "error" in own
         else f"{1e3 * float(own['each']):9.3f} ms of {own['rows']:6} rows"  # type: ignore[arg-type]

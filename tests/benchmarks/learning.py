@@ -7,11 +7,15 @@ are, from the same tables as we do. pgmpy drops rows with gaps: it has a second 
 without the column of the variable that has most children. Each prints CPU seconds in all and for a
 step, and the log-likelihood of the fitted tables, computed by this library. ``--steps`` ends peers
 early: ratios are then of the seconds for a step. alarm comes as BIF inside the pgmpy wheel.
+
+``--task memory`` fits rows with gaps, in columns of small integers, and prints the greatest memory
+of the process.
 """
 
 import argparse
 import importlib.util
 import pathlib
+import resource
 import tempfile
 import time
 
@@ -19,8 +23,10 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.learn import BayesianNetwork
+from rdpgraph.model.variable import names_of
 
 PRIOR = 1.0
+PART = 20_000
 
 
 def network_named(name):
@@ -114,6 +120,34 @@ def pgmpy_of(start, rows, steps):
     return spent, steps, rg.FactorGraph.bayesian_network(parts, tolerance=1e-2)
 
 
+def memory(truth, start, count, missing, steps):
+    """Rows in columns of one byte for each entry, drawn a part at a time, and fitted."""
+    import pandas
+
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for size in torch.arange(count).split(PART):
+        drawn = rg.infer(truth).sample(len(size), generator)
+        part = torch.stack([drawn[x.name] for x in truth.variables], 1).to(torch.int8)
+        parts.append(part.masked_fill(torch.rand(part.shape, generator=generator) < missing, -1))
+    codes = torch.cat(parts).numpy()
+    del parts, drawn, part
+    rows = pandas.DataFrame({
+        x.name: pandas.Categorical.from_codes(own, names_of(x.states))
+        for x, own in zip(truth.variables, codes.T, strict=True)
+    })  # fmt: skip
+    before = peak()
+    network = BayesianNetwork(start, prior=PRIOR, limit=steps).fit(rows)
+    print(
+        f"memory   {count:,} rows, {network.fit_.steps} steps: {peak():.0f} MB at most, "
+        f"{before:.0f} MB before the fit, {time.process_time():.0f} s in all"
+    )
+
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
 def compared(task, start, rows, fits, steps):
     base = None
     for name, fit in fits.items():
@@ -138,12 +172,15 @@ def main():
     parser.add_argument("--network", default="alarm")
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--missing", type=float, default=0.2)
-    parser.add_argument("--task", choices=("gaps", "hidden", "both"), default="both")
+    parser.add_argument("--task", choices=("gaps", "hidden", "both", "memory"), default="both")
     parser.add_argument("--steps", type=int, default=200, help="of peers, at most")
     options = parser.parse_args()
     torch.set_num_threads(1)
     truth = network_named(options.network)
     start = uniform(truth)
+    if options.task == "memory":
+        memory(truth, start, options.rows, options.missing, options.steps)
+        return
     rows, gaps = tables(options.rows, options.missing, truth)
     if options.task != "hidden":
         compared("gaps", start, gaps, {"rdpgraph": ours, "pyAgrum": agrum}, options.steps)

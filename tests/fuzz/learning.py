@@ -1,0 +1,160 @@
+"""Steps of EM of random networks, hidden Markov models and grammars, against enumeration."""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+import rdpgraph as rg
+from rdpgraph.learn import EM, Probabilities
+from tests.fuzz.compare import Array, close, holds
+
+Uses = Iterable[tuple[str, tuple[int, ...]]]
+"""Entries of tables, by name and place: the probability of a configuration is their product."""
+
+
+def case(rng: np.random.Generator) -> int:
+    """One model and its rows; how many rows."""
+    make = [_network, _hidden, _grammar][int(rng.integers(3))]
+    shapes, model, rows, configurations = make(rng)
+    tables = {name: _table(rng, shape) for name, shape in shapes.items()}
+    weights = rng.integers(1, 4, len(rows)).astype(float)
+    counts = {name: np.zeros_like(own) for name, own in tables.items()}
+    likelihood = 0.0
+    for row, weight in zip(rows.tolist(), weights, strict=True):
+        found = defaultdict(float)
+        for uses in configurations(row):
+            key = tuple(uses)
+            found[key] += math.prod(float(tables[name][place]) for name, place in key)
+        total = sum(found.values())
+        if not total:
+            return 0  # no configuration explains the row
+        likelihood += weight * math.log(total)
+        for key, p in found.items():
+            for name, place in key:
+                counts[name][place] += weight * p / total
+    prior = float(rng.choice([0.0, 0.5]))
+    with np.errstate(divide="ignore"):
+        begun: Any = {
+            name: Probabilities(torch.tensor(np.log(own)), prior=prior)
+            for name, own in tables.items()
+        }
+    em = EM(model, begun, limit=4, tolerance=0.0, batch_size=int(rng.integers(1, 9)))
+    if not all((counts[name] + prior * own).any() for name, own in tables.items()):
+        try:
+            em.fit(rows, weights)
+        except rg.errors.ModelError as error:
+            holds(f"{error} tells of lost mass", "lost all mass" in str(error))
+            return len(rows)
+        raise AssertionError("a table without mass was fitted")
+    one = EM(model, begun, limit=1, batch_size=int(rng.integers(1, 9))).fit(rows, weights)
+    log_prior = sum(prior * float(np.log(own[own > 0]).sum()) for own in tables.values())
+    close("the log-likelihood", np.array(one.history[0]), np.array(likelihood + log_prior), 1e-8)
+    for name, own in tables.items():
+        pseudo = np.where(own > 0, counts[name] + prior, 0.0)
+        sums = pseudo.sum(-1, keepdims=True)
+        wanted = np.where(sums > 0, pseudo / np.where(sums > 0, sums, 1.0), own)
+        close(f"a step of {name}", one.parameters[name].value(rows).exp(), wanted, 1e-8)
+    history = em.fit(rows, weights).history
+    rises = all(b >= a - 1e-8 * (1 + abs(a)) for a, b in itertools.pairwise(history))
+    holds(f"the history {history} never falls", rises)
+    return len(rows)
+
+
+def _table(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Rows that sum to one, some entries zero."""
+    table = rng.random(shape) ** 2 + 0.01
+    zeros = rng.random(shape) < 0.15
+    zeros[..., int(rng.integers(shape[-1]))] = False
+    table = np.where(zeros, 0.0, table)
+    return table / table.sum(-1, keepdims=True)
+
+
+Made = tuple[dict[str, tuple[int, ...]], Callable[..., Any], Any, Callable[[Any], Iterator[Uses]]]
+
+
+def _gaps(rng: np.random.Generator, most: list[int], count: int) -> torch.Tensor:
+    rows = np.stack([rng.integers(0, size, count) for size in most], 1)
+    return torch.tensor(np.where(rng.random(rows.shape) < 0.3, -1, rows))
+
+
+def _network(rng: np.random.Generator) -> Made:
+    """A few variables in order, each with some of those before it as parents."""
+    count = int(rng.integers(1, 5))
+    sizes = rng.integers(1, 4, count).tolist()
+    variables = [rg.Variable(f"x{i}", size) for i, size in enumerate(sizes)]
+    parents = [[j for j in range(i) if rng.random() < 0.5] for i in range(count)]
+    scopes = [(*own, i) for i, own in enumerate(parents)]
+    hidden = rng.random(count) < 0.2
+    rows = _gaps(rng, sizes, int(rng.integers(1, 6)))
+    rows[:, torch.tensor(hidden)] = -1
+
+    def model(values: Any, rows: Any) -> rg.FactorGraph:
+        factors = [
+            rg.Factor([variables[i] for i in scope], rg.Table.from_logs(values[f"x{scope[-1]}"]))
+            for scope in scopes
+        ]
+        return rg.FactorGraph(factors).condition(
+            {variable: rows[:, i] for i, variable in enumerate(variables)}
+        )
+
+    def configurations(row: list[int]) -> Iterator[Uses]:
+        options = [range(s) if x < 0 else [x] for s, x in zip(sizes, row, strict=True)]
+        for states in itertools.product(*options):
+            yield [(f"x{scope[-1]}", tuple(states[i] for i in scope)) for scope in scopes]
+
+    return {f"x{s[-1]}": tuple(sizes[i] for i in s) for s in scopes}, model, rows, configurations
+
+
+def _hidden(rng: np.random.Generator) -> Made:
+    """A hidden Markov model of symbols."""
+    states, steps, symbols = (int(rng.integers(1, 4)) for _ in range(3))
+    rows = _gaps(rng, [symbols] * steps, int(rng.integers(1, 6)))
+
+    def model(values: Any, rows: Any) -> rg.Chain:
+        return rg.Chain.hmm(values["start"], values["next"], values["shown"], rows)
+
+    def configurations(row: list[int]) -> Iterator[Uses]:
+        for path in itertools.product(range(states), repeat=steps):
+            moves = [("next", pair) for pair in itertools.pairwise(path)]
+            shown = [("shown", (s, x)) for s, x in zip(path, row, strict=True) if x >= 0]
+            yield [("start", path[:1]), *moves, *shown]
+
+    shapes = {"start": (states,), "next": (states, states), "shown": (states, symbols)}
+    return shapes, model, rows, configurations
+
+
+def _grammar(rng: np.random.Generator) -> Made:
+    """A grammar whose binary rules and words are apart; symbol 0 is the sentence."""
+    symbols, words, length = (int(rng.integers(1, 4)) for _ in range(3))
+    rows = _gaps(rng, [words] * length, int(rng.integers(1, 4)))
+
+    def model(values: Any, rows: Any) -> rg.Hypertree:
+        place, count = torch.arange(length), len(rows)
+        unary = torch.zeros(count, length, length, symbols, dtype=torch.float64)
+        unary[:, 0, -1, 1:] = -torch.inf
+        lexical = torch.cat([values["words"].T, torch.zeros(1, symbols, dtype=torch.float64)])
+        at = torch.arange(count)[:, None], place, place
+        unary = unary.index_put(at, lexical[rows], accumulate=True)
+        rules = rg.trees.DenseRules(values["rules"].unflatten(1, (symbols, symbols)))
+        return rg.Hypertree(unary, rules)
+
+    def trees(symbol: int, first: int, last: int, row: list[int]) -> Iterator[tuple[Any, ...]]:
+        if first == last:
+            yield (("words", (symbol, row[first])),) if row[first] >= 0 else ()
+        for middle in range(first, last):
+            for rule in range(symbols**2):
+                left, right = divmod(rule, symbols)
+                for one in trees(left, first, middle, row):
+                    for other in trees(right, middle + 1, last, row):
+                        yield ("rules", (symbol, rule)), *one, *other
+
+    def configurations(row: list[int]) -> Iterator[Uses]:
+        return trees(0, 0, length - 1, row)
+
+    shapes = {"rules": (symbols, symbols**2), "words": (symbols, words)}
+    return shapes, model, rows, configurations
