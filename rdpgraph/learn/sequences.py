@@ -59,6 +59,8 @@ def _matrix(given: Any) -> Tensor:
         else:
             import numpy as np
 
+            if np.iscomplexobj(given):
+                raise TypeError("Complex data not supported")
             matrix = torch.from_numpy(np.array(given, dtype=np.float64))  # None becomes NaN
     except (TypeError, ValueError, RuntimeError) as error:
         raise EvidenceError(
@@ -79,8 +81,7 @@ def batches_of(
     """Batches of sequences, long ones first, with their numbers.
 
     A step takes ``width`` log-likelihoods; a batch on a CPU aims at ``aim`` of them. Its shortest
-    sequence has half the steps of its longest or more, or would add ``aim`` at most: what is
-    padded is no more than twice the data, and a batch of small ones.
+    sequence has half the steps of its longest or more, or all of it takes ``aim`` at most.
     """
     begins = [0]
     for each in sequences:

@@ -467,6 +467,7 @@ def test_fitted_models_are_copied(copied) -> None:
         (lambda m, x: m.set_params(rank=0).fit(x), ModelError, "rank, at least 1"),
         (lambda m, x: m.set_params(rank=2, sticky=1.0).fit(x), ModelError, "no sticky prior"),
         (lambda m, x: m.fit(x, [3, 3]), EvidenceError, "add up to the 5 steps"),
+        (lambda m, x: m.fit([[1j], [2]]), EvidenceError, "Complex data not supported"),
         (lambda m, x: m.fit(x, 4), EvidenceError, "add up to the 5 steps"),
         (lambda m, x: m.set_params(limit=1).fit(x).sample(2.5), ModelError, "number of steps"),
         (lambda m, x: m.fit(x[:0]), EvidenceError, "no step"),
