@@ -135,18 +135,10 @@ class HiddenStates(Arguments, ABC):
         return self._fitted()["start"].value(None)
 
     def standard_errors(self, X: Any, lengths: Any = None) -> dict[str, tuple[Tensor, ...]]:
-        """Standard errors of all tables, by the observed information of sequences.
+        """Standard errors of each parameter's `estimates`, by the observed information of the data.
 
-        For each parameter, those of its `estimates`: probabilities of start, transition and
-        durations, and the tables of the emission. Infinite where the data says nothing. It takes a
-        pass back for each free parameter.
-
-        Args:
-            X: the data of the fit.
-            lengths: of the sequences.
-
-        Raises:
-            ModelError: the fit is at no maximum.
+        Infinite where the data says nothing. It takes a pass back for each free parameter. Raises
+        `ModelError` where the fit is at no maximum.
         """
         batches = batches_of(self._read(X, lengths), self._width, self._cells)
         em = EM(self._model, self._fitted())

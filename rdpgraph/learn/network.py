@@ -310,14 +310,7 @@ class BayesianNetwork(Arguments):
 
         Given these, an effect in rows as they are seen is that of `do` (Pearl's back-door
         criterion): their sum, weighted by their probability. Only variables that had a column
-        in `fit` are taken.
-
-        Args:
-            cause: a name.
-            effect: a name.
-
-        Raises:
-            ModelError: no such set of variables.
+        in `fit` are taken. Raises `ModelError` where there is no such set.
 
         Example:
             >>> network = BayesianNetwork([("age", "drug"), ("age", "health"), ("drug", "health")])
