@@ -17,7 +17,7 @@ from rdpgraph.io.files import read
 from rdpgraph.io.text import LIMIT
 from rdpgraph.model.domain import Named
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.variable import State, names_of
+from rdpgraph.model.variable import State
 from rdpgraph.plan.plan import require_room
 
 _NUMBER, _PLAIN = 900.0, 120.0
@@ -98,7 +98,7 @@ def _by_place(
     """Evidence by the model's names; numbers in evidence files are places in the model."""
     names, entries = graph.domain.by_name, graph.variables
     numbered = all(name in names for name in row)
-    if numbered and bool(graph.domain.takes_indices.all()):
+    if numbered and bool(graph.domain.unnamed.all()):
         return row  # pyright: ignore[reportReturnType]  # names are keys too
     result: dict[Named, Any] = {}
     for name, state in row.items():
@@ -113,9 +113,9 @@ def _by_place(
 
 
 def _state(graph: FactorGraph, name: str, text: str) -> State:
-    """The state of a name, or of an index, on the command line."""
-    for state in names_of(graph.domain.states_of(name)):
-        if str(state) == text:
-            return state
+    """The state of a name, or of an index where states have no names, on the command line."""
+    states = graph.domain.states_of(name)
+    if isinstance(states, tuple):
+        return next((state for state in states if str(state) == text), text)
     # Longer numbers are refused as unknown names.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text

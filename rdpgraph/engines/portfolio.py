@@ -19,12 +19,9 @@ from rdpgraph.plan.clock import Allowance
 
 _log = logging.getLogger(__name__)
 
-_PLAIN = 0.5
-"""Part of the time for plain messages; most converge, or end after their sweeps, in less."""
-
-_CHEAPLY, _DECODED = 0.1, 0.4
-"""Part of the remaining time in which plain messages are decoded: without hard zeros, and with
-zeros that no configuration so far meets."""
+_CHEAPLY = 0.1
+"""Part of the remaining time in which plain messages are decoded without hard zeros; with zeros
+they have all of it, as most converge, or end after their sweeps, long before."""
 
 _MODES = 0.8
 """Part of the time for modes, if sums have not begun."""
@@ -57,6 +54,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     # gives messages as `Loopy` by default, from the remaining seconds or without a limit; with hard
     # zeros their mode is compared at the end
     plainly: Callable[[float | None], Solution] | None = field(default=None, repr=False)
+    hurried: bool = False  # the seconds may be too few for any other messages
     remedy: str = ""  # advice that gives better answers than all of them
 
     @property
@@ -67,11 +65,12 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _plain(self) -> Solution | None:
-        """The same in a part of the time."""
-        if self._decoding is None:
+        """Messages of `Loopy` in the given time, and at least what planning may take."""
+        plainly = self.plainly if self.hurried else self._decoding
+        if plainly is None:
             return None
         with self.allowance.spending():
-            solution = self._decoding(self.allowance.left(_PLAIN))
+            solution = plainly(max(self.allowance.left(), clock.LEAST_PLANNING))
             _ = solution.status()
         return solution
 
@@ -79,6 +78,9 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def tried(self) -> tuple[Solution, ...]:
         """Solutions that were tried, in turn."""
         every = [] if self._plain is None else [self._plain]
+        settled = self._decoding is None and any(one.status().converged for one in every)
+        if settled or (every and self.allowance.is_over):
+            return tuple(every)
         with self.allowance.spending():
             end = clock.now() + self.allowance.left()
             for attempt in self.attempts:
@@ -92,7 +94,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     @cached_property
     def chosen(self) -> Solution:
         """Solution that answers."""
-        if self._plain is None:
+        if self._decoding is None:
             return min(self._latest_first, key=_unrest)
         return min(self._latest_first, key=lambda one: (self._violated(one), *_unrest(one)))
 
@@ -126,14 +128,15 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         every = [self._messages.mode()]
         if self.plainly is None:
             return every[0]
-        network, plain = self.seeker.network, self._plain
+        network = self.seeker.network
+        plain = None if self._decoding is None else self._plain
         solutions = self.__dict__.get("tried", () if plain is None else (plain,))
         with self.allowance.spending(), torch.no_grad():
             every += [likeliest(one, network.graph) for one in solutions]
             best = best_of(network, every)
             if plain is not None and bool(best.found.all()):
                 return best.states
-            part = _CHEAPLY if plain is None else _DECODED
+            part = _CHEAPLY if self._decoding is None else 1.0
             other = self.plainly(self.allowance.left(part)).mode()
             return best_of(network, [best.states, other]).states
 

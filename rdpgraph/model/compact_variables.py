@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rdpgraph.model.names import CODEC, Listing, Names, NumberedNames, Numbers
-from rdpgraph.model.variable import Variable, takes_indices
+from rdpgraph.model.variable import Variable
 
 _SHARED = 1 << 10
 """Number of lists of states that are stored once for all equal ones."""
@@ -109,13 +109,9 @@ class CompactVariables(Listing[Variable]):
         assert self._lists is not None
         return np.frombuffer(self._lists[1], dtype=np.int32)[numbers].tolist()
 
-    def takes_indices(self) -> NDArray[np.bool_]:
-        """(V,) True where a number can only be the index of a state."""
-        if self._lists is None:
-            return np.ones(len(self), np.bool_)
-        lists, kinds = self._lists
-        flags = [takes_indices(lists.names(number)) for number in range(len(lists))]
-        return np.array(flags, np.bool_)[np.frombuffer(kinds, np.int32)]
+    def unnamed(self) -> NDArray[np.bool_]:
+        """(V,) True where states have no names."""
+        return np.full(len(self), self._lists is None)
 
     def entry(self, number: int) -> Variable:
         """The variable of a number, made on first access."""

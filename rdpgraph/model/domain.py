@@ -16,7 +16,7 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError, UnknownVariableError, no_raw_memory_error
 from rdpgraph.model.compact_variables import CompactVariables
-from rdpgraph.model.variable import States, Variable, VariableArray, same_states, takes_indices
+from rdpgraph.model.variable import States, Variable, VariableArray, same_states
 
 Entry: TypeAlias = Variable | VariableArray
 Named: TypeAlias = Variable | VariableArray | str
@@ -85,11 +85,12 @@ class Domain:
             return self._repeated([entry.size for entry in self.entries], torch.long)
 
     @cached_property
-    def takes_indices(self) -> Tensor:
-        """(V,) True where a number can only be the index of a state."""
+    def unnamed(self) -> Tensor:
+        """(V,) True where states have no names."""
         if isinstance(self.entries, CompactVariables):
-            return torch.from_numpy(self.entries.takes_indices())
-        return self._repeated([takes_indices(entry.states) for entry in self.entries], torch.bool)
+            return torch.from_numpy(self.entries.unnamed())
+        flags = [int(isinstance(entry.states, int)) for entry in self.entries]
+        return self._repeated(flags, torch.bool)
 
     def _repeated(self, values: list[int], dtype: torch.dtype) -> Tensor:
         """(V,) the value of each entry for all of its members."""

@@ -13,7 +13,7 @@ from rdpgraph.errors import EvidenceError, no_raw_memory_error
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
 from rdpgraph.model.potentials.table import array_of, as_states, is_array
-from rdpgraph.model.variable import States, is_named, state_index, takes_indices
+from rdpgraph.model.variable import States, is_named, state_index
 
 MISSING = -1
 
@@ -117,7 +117,7 @@ def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, lis
     except OverflowError:  # no state has such a number
         return _none(), _none(), list(given.items())
     places, states = torch.from_numpy(pairs)
-    direct = domain.takes_indices[places]
+    direct = domain.unnamed[places]
     if not bool(direct.all()):
         rest += [(items[place], values[place]) for place in (~direct).nonzero().flatten().tolist()]
         places, states, pairs = places[direct], states[direct], pairs[:, direct.numpy()]
@@ -272,7 +272,7 @@ def _indices(name: str, value: Any, entry: Entry, known: dict[tuple[type, Any], 
         return _tensor(name, value, entry).tolist()
     if is_array(value):
         array = array_of(value)
-        if array.ndim and array.dtype.kind in "iu" and takes_indices(entry.states):
+        if array.ndim and array.dtype.kind in "iu" and isinstance(entry.states, int):
             return array
         return _indices(name, array.tolist(), entry, known)
     key = type(value), value

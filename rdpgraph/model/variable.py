@@ -68,10 +68,9 @@ class Variable:
         return ()
 
     def index_of(self, state: State) -> int:
-        """The index of a state, which is given by its name, or by index if it has none.
+        """The index of a state, which is given by its name, or by index if states have no names.
 
-        A whole number is an index too among names that are strings, unless one of them reads as a
-        number other than its own index.
+        A number is also the name that spells it, where both readings are one state.
 
         Raises:
             EvidenceError: the variable has no such state, or what is given has two readings.
@@ -178,7 +177,10 @@ class VariableArray(Opaque):
 
 
 def state_index(name: str, states: States, state: object) -> int:
-    """The index of a state, given by its name, or by its index where that has no other reading."""
+    """The index of a state, given by its name, or by its index where states have no names.
+
+    A number is also the name that spells it, where both readings are one state: "1" at index 1.
+    """
     state = _plain(state)
     if isinstance(state, float) and state.is_integer():
         state = int(state)
@@ -191,12 +193,16 @@ def state_index(name: str, states: States, state: object) -> int:
     if isinstance(state, bool) and (names or size != 2):
         raise _either(name, states, state, "a truth value")
     number = _whole(state)
-    if isinstance(state, str) or (number is not None and not takes_indices(states)):
+    if names or isinstance(state, str):
         known = f"{size} unnamed states" if isinstance(states, int) else _listed(names)
-        alike = [label for label in names if number is not None and _number(label) == number]
-        if alike and 0 <= int(number or 0) < size:
-            raise _either(name, states, number or 0, f"the state {alike[0]!r}")
-        raise EvidenceError(f"Variable {name!r} has no state {state!r}; it has {known}.")
+        if number is not None and 0 <= number < size:
+            if names[number] == str(number):
+                return number
+            alike = [label for label in names if _number(label) == number]
+            if alike:
+                raise _either(name, states, number, f"the state {alike[0]!r}")
+            known += f", and torch.tensor({number}) gives its index {number}, {names[number]!r}"
+        raise EvidenceError(f"Variable {name!r} has no state {state!r:.80}; it has {known}.")
     if number is None or not 0 <= number < size:
         raise EvidenceError(f"Variable {name!r} has states 0 to {size - 1}; got {state!r:.80}.")
     return number
@@ -205,13 +211,6 @@ def state_index(name: str, states: States, state: object) -> int:
 def names_of(states: States) -> Sequence[State]:
     """The names of states; their indices where they have none."""
     return range(states) if isinstance(states, int) else states
-
-
-def takes_indices(states: States) -> bool:
-    """Test if a number can only be an index: no state is named by another number than its index."""
-    return isinstance(states, int) or all(
-        number == place for place, number in enumerate(map(_number, states)) if number is not None
-    )
 
 
 def is_named(states: States, number: int) -> bool:

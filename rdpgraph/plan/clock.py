@@ -188,6 +188,11 @@ class Allowance:
         """Part of the seconds that are left, and at least a tenth of all for every answer."""
         return max(share * (self.seconds - self.spent), _LEAST * self.seconds)
 
+    @property
+    def is_over(self) -> bool:
+        """True if next to nothing is left."""
+        return self.spent > (1.0 - _LEAST) * self.seconds
+
     @contextmanager
     def spending(self) -> Generator[None]:
         """Add the time inside to `spent`."""

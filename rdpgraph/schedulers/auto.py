@@ -221,8 +221,7 @@ class Auto(Scheduler):
         """Seconds for approximate answers."""
         if self.seconds is not None:
             return Allowance(0.9 * self.seconds)
-        seconds = max(_SOON, _RUNS * _RUN * _sweep_seconds(network))
-        return Allowance(seconds, 0.0, counter)
+        return Allowance(max(_SOON, _soon(network)), 0.0, counter)
 
     def _spend(self, allowance: Allowance, begin: float) -> None:
         """Subtract the time of planning from the given seconds."""
@@ -275,6 +274,7 @@ class _Approximate:
             seeker,
             allowance,
             self._plainly,
+            allowance.counter is None and allowance.left() < 2.0 * _soon(network),
             self.remedy,
         )
         if not _is_estimated(network):
@@ -346,6 +346,11 @@ def _sweep_seconds(network: Network) -> float:
         shape = group.log_tables.shape[2:]
         work += len(group.scopes) * (_ENTRY * sum(shape) + len(shape) * math.prod(shape))
     return network.batch * work / tuning.OPERATIONS_PER_SECOND
+
+
+def _soon(network: Network) -> float:
+    """Counted seconds of a few runs of plain messages."""
+    return _RUNS * _RUN * _sweep_seconds(network)
 
 
 def _forward(

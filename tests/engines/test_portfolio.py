@@ -116,6 +116,31 @@ def test_seconds_are_for_plain_messages_until_they_end():
     assert violated(ours, checks) <= violated(theirs, checks)
 
 
+def counted(graph: rg.FactorGraph, scheduler: rg.Auto | rg.Loopy) -> tuple[torch.Tensor, float]:
+    """Marginals, and the seconds counted for them."""
+    counter = clock.Counter()
+    with clock.counted(counter):
+        return rg.infer(graph, scheduler=scheduler).marginal("x"), counter.seconds
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+def test_no_more_checks_are_violated_however_short_the_time(ratio):
+    graph, checks = code(60, 0.06, 3)
+    plain, seconds = counted(graph, rg.Loopy())
+    ours = counted(graph, rg.Auto(memory=1e6, seconds=ratio * seconds))[0]
+    theirs = counted(graph, rg.Loopy(seconds=ratio * seconds))[0] if ratio < 1.0 else plain
+    assert violated(ours.argmax(-1), checks) <= violated(theirs.argmax(-1), checks)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+def test_a_short_time_is_for_plain_messages(ratio):
+    graph = grid(12, 1.0)
+    plain, seconds = counted(graph, rg.Loopy())
+    tight = counted(graph, rg.Auto(memory=1e4, seconds=ratio * seconds))[0]
+    torch.testing.assert_close(tight, plain, atol=1e-3, rtol=0.0)
+
+
 @pytest.mark.long
 def test_modes_are_no_worse_than_those_that_messages_decode():
     graph, checks = code(18, 0.1, 1)

@@ -22,7 +22,12 @@ def graph():
 @pytest.mark.parametrize("read", [lambda g, e: g.condition(e).observed, lambda g, e: g.score(e)])
 @pytest.mark.parametrize("rows", [[0, 1], [1, 0], [[0, 0], [1, 0]]])
 def test_a_view_that_holds_a_variable_twice_and_contradicts_itself(read, rows):
-    whole = {RAIN: 0, WET: 0, LAMPS: torch.full((2, 3), -1), LAMPS[0, [1, 1]]: torch.tensor(rows)}
+    whole = {
+        RAIN: "no",
+        WET: 0,
+        LAMPS: torch.full((2, 3), -1),
+        LAMPS[0, [1, 1]]: torch.tensor(rows),
+    }
     with pytest.raises(rg.errors.EvidenceError, match=r"'lamp\[0, 1\]' two different states"):
         read(graph(), whole)
 

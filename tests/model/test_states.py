@@ -115,7 +115,10 @@ def test_answers_of_every_kind_are_evidence_again(model):
         (("1", "2", "3"), 7, ("no state 7",)),
         ((1, 2, 3), 0, ("no state 0; it has 1, 2, 3",)),
         ((1, 2, 3), "1", ("no state '1'; it has 1, 2, 3",)),
-        (("no", "yes"), 2, ("states 0 to 1",)),
+        (("no", "yes"), 1, ("no state 1; it has 'no', 'yes'", "torch.tensor(1)", "index 1, 'yes'")),
+        (("0", "1", "2 or more"), 2, ("no state 2", "its index 2, '2 or more'")),
+        ((False, True), 1, ("the state True", "index 1, that of True")),
+        (("no", "yes"), 2, ("no state 2; it has 'no', 'yes'.",)),
         (("no", "yes"), 0.5, ("0.5",)),
     ],
 )
@@ -145,9 +148,7 @@ def test_what_could_be_either_is_refused_with_both_readings(states, value, readi
 @pytest.mark.parametrize(
     ("states", "value", "index"),
     [
-        (("no", "yes"), 1, 1),
-        (("0", "1", "2 or more"), 2, 2),
-        ((False, True), 1, 1),
+        (("0", "1", "2 or more"), 1, 1),
         (2, True, 1),
         ((-1, 1), -1, 0),
         ((-1, 1), np.float32(1), 1),
@@ -176,13 +177,15 @@ def test_tensors_hold_indices_whatever_the_names_are():
 
 
 def test_many_values_at_once_are_those_one_by_one():
-    kinds = (3, (3, 1, 2), ("a", "b"), ("2", "1"))
+    kinds = (3, (3, 1, 2), ("a", "b"), ("2", "0"))
     own = [rg.Variable(f"v{place}", kinds[place % 4]) for place in range(80)]
     graph = rg.FactorGraph([rg.Factor((v,), rg.Table(torch.zeros(v.size))) for v in own])
-    row = {v: (2, 2, 1, "2")[place % 4] for place, v in enumerate(own)}
+    row = {v: (2, 2, "b", "2")[place % 4] for place, v in enumerate(own)}
     assert graph.condition(row).observed.tolist() == [2, 2, 1, 0] * 20
-    with pytest.raises(EvidenceError, match="'v7' can be read as the state '1' or as the index 1"):
-        graph.condition(row | {own[7]: 1})
+    with pytest.raises(EvidenceError, match="'v7' can be read as the state '0' or as the index 0"):
+        graph.condition(row | {own[7]: 0})
+    with pytest.raises(EvidenceError, match="'v6' has no state 1; it has 'a', 'b'"):
+        graph.condition(row | {own[6]: 1})
 
 
 @pytest.mark.parametrize(
