@@ -87,6 +87,7 @@ class SummedOut(Lifted):
     @differentiable_property
     def _plain(self) -> Solution:
         plain: Solution = self.lift.solve(self.lift.plain).solution
+        plain = plain._plain if isinstance(plain, SummedOut) else plain
         if self.inner.status().exact and not plain.status().exact:
             raise BudgetError(
                 "Modes, max-marginals, the entropy and joints of rewritten factors have no "
@@ -185,8 +186,7 @@ class LowRankFactors(Estimator):
         if isinstance(model, Structure):
             return self._structure(model, generator)
         exact = not any(isinstance(block.potential, Bilinear) for block in model.blocks)
-        plain = model if exact else self._featured(model, generator)
-        rewritten = _with_ranks(plain)
+        rewritten = with_ranks(plain := model if exact else self._featured(model, generator))
         if rewritten is model:
             return Problem(model)
         return self._problem(rewritten, AddedVariables(plain, rewritten, solve, exact), exact=exact)
@@ -337,7 +337,7 @@ class LowRankFactors(Estimator):
         return FactorGraph.from_blocks(graph.domain, blocks, graph.observed)
 
 
-def _with_ranks(graph: FactorGraph) -> FactorGraph:
+def with_ranks(graph: FactorGraph) -> FactorGraph:
     """Graph with every block of `LowRank` potentials as two over new variables, which come last."""
     blocks, ranks, count = list[Block](), list[VariableArray](), graph.num_variables
     for number, block in enumerate(graph.blocks):

@@ -40,6 +40,7 @@ from rdpgraph.schedulers.contraction import exactly, plan_network, solved
 from rdpgraph.schedulers.counting import CountOf, counting_of
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import ForMessages, Loopy
+from rdpgraph.schedulers.low_rank import Planned, planned_by_ranks
 from rdpgraph.schedulers.scheduler import (
     Scheduler,
     budget_of,
@@ -81,7 +82,7 @@ _FORWARD, _SURELY = 2.0, 0.25
 Products of large tables take a fraction of the prediction, and a pass that is too slow ends."""
 
 _COUNTED = 0.4
-"""The part of the time that a count may take: messages need the rest where it fails."""
+"""Part of the time that a count may take: messages need the rest where it fails."""
 _JOINED, _CALM = 0.24, 1e-3
 """The part of the time that messages between clusters take, and their tolerance."""
 
@@ -102,10 +103,11 @@ _LONG = 3600.0
 class Auto(Scheduler):
     """The default: a registered structure, else exact contraction, else approximate messages.
 
-    Where exact inference does not fit the budget: messages between clusters (`JoinGraph`), and if
-    those do not converge between single factors (`Loopy`); with hard zeros whichever of them has
-    likeliest states that violate the fewest factors. Models of more than 50,000 factors with cycles
-    go straight to `Loopy`. `status` says what the answer is worth.
+    Sums over large `LowRank` factors are over their ranks, as by `LowRankFactors`. Where exact
+    inference does not fit the budget: messages between clusters (`JoinGraph`), and if those do not
+    converge between single factors (`Loopy`); with hard zeros whichever of them has likeliest
+    states that violate the fewest factors. Models of more than 50,000 factors with cycles go
+    straight to `Loopy`. `status` says what the answer is worth.
 
     Log Z is exact where that alone fits. With seconds, that of models whose factors are mostly
     constraints is counted, as by `Counting`, in two fifths of what is left at most. Else
@@ -148,17 +150,14 @@ class Auto(Scheduler):
         """Predicted seconds that exact inference may take."""
         return EXACT if self.seconds is None else self.seconds
 
-    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """Try the registry first, then contraction if it fits the budget, then messages."""
+    def plan(self, graph: FactorGraph) -> Planned:
         match = None
         if graph.observed is None or any(
             isinstance(block.potential, StructurePotential) for block in graph.blocks
         ):
             match = REGISTRY.recognise(graph_held(graph))
         if match is None:
-            counter = Counter() if self.seconds is None else None
-            with counted(counter):
-                return self._general(graph, counter)
+            return planned_by_ranks(graph, self._without_structure)
         general = self._exactly(graph)
         return plan_of(match.structure), partial(RecognisedSolution, graph, match, general)
 
@@ -175,9 +174,11 @@ class Auto(Scheduler):
         # Among structures of several sizes much is empty.
         return None if match is not None and bool((match.numbers >= 0).all()) else circuit
 
-    def _general(
-        self, graph: FactorGraph, counter: Counter | None
-    ) -> tuple[Plan, Callable[[], Solution]]:
+    def _without_structure(self, graph: FactorGraph) -> Planned:
+        with counted(counter := Counter() if self.seconds is None else None):
+            return self._general(graph, counter)
+
+    def _general(self, graph: FactorGraph, counter: Counter | None) -> Planned:
         begin, seconds = clock.now(), self._exact_seconds
         network = reduced(graph, seconds)
         left = recognised_left(graph, network, self._exactly)
@@ -239,7 +240,7 @@ class _Approximate:
     allowance: Allowance
     progress: Callable[[Sweep | Move | Progress], None] | None
     remedy: str = ""  # advice that gives better answers
-    clusters: tuple[Plan, Callable[[], Solution]] | None = None
+    clusters: Planned | None = None
     forward: Callable[[float], Solution] | None = None  # log Z alone, where that fits
     counting: tuple[str, CountOf | None] = ("", None)  # the reason why log Z is counted or not
 
@@ -247,7 +248,7 @@ class _Approximate:
     def _for_messages(self) -> ForMessages:
         return ForMessages(self.network, self.memory)
 
-    def planned(self, why: str) -> tuple[Plan, Callable[[], Solution]]:
+    def planned(self, why: str) -> Planned:
         """Plan, and the function that carries it out."""
         if self.counting[0] or _is_estimated(self.network):
             exactly = "exact" if self.forward else "estimated by populations"

@@ -307,6 +307,8 @@ def test_a_star_of_a_hundred_thousand_states():
     assert float(posterior.marginal(hub).detach().sum()) == pytest.approx(1.0, abs=1e-4)
     (gradient,) = torch.autograd.grad(posterior.log_partition, low.log_left)
     assert float(gradient.sum()) == pytest.approx(3.0, abs=1e-3)
-    for ask in (posterior.mode, posterior.entropy, lambda: rg.infer(star)):
+    default = rg.infer(star)
+    torch.testing.assert_close(default.log_partition, posterior.log_partition)
+    for ask in (posterior.mode, posterior.entropy, default.mode, default.entropy):
         with pytest.raises(rg.errors.BudgetError, match="LowRankFactors"):
             ask()
