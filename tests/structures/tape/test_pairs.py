@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from rdpgraph._core import tuning
 from rdpgraph.structures.draws import drawn
-from rdpgraph.structures.recursion import descend as downwards
-from rdpgraph.structures.recursion import step as sums
 from rdpgraph.structures.recursion import up as upwards
 from tests.structures.tape.models import RULES, Spans, draw
 
@@ -17,8 +16,7 @@ from tests.structures.tape.models import RULES, Spans, draw
 def made_again(monkeypatch):
     def start():
         monkeypatch.setattr(upwards, "_HELD", 0)
-        monkeypatch.setattr(downwards, "_BLOCK", 8)
-        monkeypatch.setattr(sums, "_BLOCK", 8)
+        monkeypatch.setattr(tuning, "CACHE_BLOCK", 8)
 
     return start
 

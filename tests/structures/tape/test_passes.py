@@ -8,8 +8,8 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
+from rdpgraph._core import tuning
 from rdpgraph.structures.recursion import down as downwards
-from rdpgraph.structures.recursion import moments
 from rdpgraph.structures.recursion.down import down, of_sites
 from rdpgraph.structures.recursion.up import goal, up
 from rdpgraph.testing import check_structure
@@ -76,7 +76,7 @@ def test_terms_made_again_for_the_gradient_of_the_entropy_are_the_same(name, mon
         return first, second
 
     kept = asked()
-    monkeypatch.setattr(moments, "_BLOCK", 0)
+    monkeypatch.setattr(tuning, "CACHE_BLOCK", 0)
     assert_close(asked(), kept)
 
 
