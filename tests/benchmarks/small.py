@@ -55,7 +55,11 @@ def ours(path: str) -> dict[str, Callable[[], object]]:
 
     def after() -> object:
         turn[0] += 1
-        states = {variable: (turn[0] + n) % variable.size for n, variable in enumerate(seen[:3])}
+        names = [range(v.states) if isinstance(v.states, int) else v.states for v in seen[:3]]
+        states = {
+            v: of[(turn[0] + n) % v.size]
+            for n, (v, of) in enumerate(zip(seen[:3], names, strict=True))
+        }
         return rg.infer(graph.condition(states), scheduler=by_contraction).marginals()
 
     def gradient() -> object:

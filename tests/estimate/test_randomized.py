@@ -207,9 +207,9 @@ def test_evidence_of_every_kind(proposal):
     evidence = [
         {"a": "v"},
         {xs[1]: 4},
-        {xs[0]: torch.tensor([2, -1, 5]), "a": 1},
+        {xs[0]: torch.tensor([2, -1, 5]), "a": "v"},
         {xs: torch.tensor([1, 2, 3])},
-        {xs: torch.tensor([1, 2, 3]), "a": 0},
+        {xs: torch.tensor([1, 2, 3]), "a": torch.tensor(0)},
     ]
     for given in evidence:
         conditioned = graph.condition(given)

@@ -1,13 +1,14 @@
 """Chains with a transition of low rank: every answer is that of the dense chain."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import rdpgraph as rg
 from rdpgraph._core import tuning
-from rdpgraph.structures.chain import decode, logs, rank_chains, recursion
+from rdpgraph.structures.chain import decode, logs, model, rank_chains, recursion
 from rdpgraph.structures.chain import scaled as routes
 from rdpgraph.structures.chain.low_rank import to_ranks, to_states
 from rdpgraph.structures.chain.steps import RankSteps
@@ -104,7 +105,7 @@ def test_answers_and_their_gradients_are_those_of_the_dense_chain(scale, answer)
      ((2, 1, 3), (), None), ((2, 0, 3), (), None)],
 )  # fmt: skip
 def test_conformance(monkeypatch, most, shape, lead, lengths):
-    monkeypatch.setattr(tuning, "MOST_TABULATED", most)
+    monkeypatch.setattr(model, "tuning", SimpleNamespace(MOST_TABULATED=most))
     generator = torch.Generator().manual_seed(0)
     unary = torch.randn(shape, generator=generator, dtype=WIDE)
     factors = [torch.randn(*lead, 3, 2, generator=generator, dtype=WIDE) for _ in range(2)]
