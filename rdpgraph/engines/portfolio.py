@@ -19,9 +19,12 @@ from rdpgraph.plan.clock import Allowance
 
 _log = logging.getLogger(__name__)
 
+_PLAIN = 0.5
+"""Part of the time for plain messages before others, for sums; most converge, or end after their
+sweeps, in less."""
+
 _CHEAPLY = 0.1
-"""Part of the remaining time in which plain messages are decoded without hard zeros; with zeros
-they have all of it, as most converge, or end after their sweeps, long before."""
+"""Part of the remaining time in which plain messages are decoded without hard zeros."""
 
 _MODES = 0.8
 """Part of the time for modes, if sums have not begun."""
@@ -54,7 +57,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     # gives messages as `Loopy` by default, from the remaining seconds or without a limit; with hard
     # zeros their mode is compared at the end
     plainly: Callable[[float | None], Solution] | None = field(default=None, repr=False)
-    hurried: bool = False  # the seconds may be too few for any other messages
+    hurried: bool = False  # these get all of the time
     remedy: str = ""  # advice that gives better answers than all of them
 
     @property
@@ -65,12 +68,16 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _plain(self) -> Solution | None:
-        """Messages of `Loopy` in the given time, and at least what planning may take."""
+        """Messages of `Loopy` before all others, if they are to be tried."""
+        return self._first(1.0 if self.hurried else _PLAIN)
+
+    def _first(self, part: float) -> Solution | None:
+        """Messages of `Loopy` in a part of the time, and at least what planning may take."""
         plainly = self.plainly if self.hurried else self._decoding
         if plainly is None:
             return None
         with self.allowance.spending():
-            solution = plainly(max(self.allowance.left(), clock.LEAST_PLANNING))
+            solution = plainly(max(self.allowance.left(part), clock.LEAST_PLANNING))
             _ = solution.status()
         return solution
 
@@ -129,7 +136,9 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         if self.plainly is None:
             return every[0]
         network = self.seeker.network
-        plain = None if self._decoding is None else self._plain
+        plain = None
+        if self._decoding is not None:  # nothing else decodes parities as well: all of the time
+            plain = self._plain if "_plain" in self.__dict__ else self._first(1.0)
         solutions = self.__dict__.get("tried", () if plain is None else (plain,))
         with self.allowance.spending(), torch.no_grad():
             every += [likeliest(one, network.graph) for one in solutions]

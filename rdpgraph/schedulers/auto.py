@@ -37,7 +37,7 @@ from rdpgraph.plan.plan import PASSES, Budget, Plan, duration
 from rdpgraph.plan.scheduler import SEARCHING
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import exactly, plan_network, solved
-from rdpgraph.schedulers.counting import CountOf, counting_of
+from rdpgraph.schedulers.counting import CountOf, counting_of, is_constraints_alone
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import ForMessages, Loopy
 from rdpgraph.schedulers.low_rank import Planned, planned_by_ranks
@@ -106,8 +106,7 @@ class Auto(Scheduler):
     Sums over large `LowRank` factors are over their ranks, as by `LowRankFactors`. Where exact
     inference does not fit the budget: messages between clusters (`JoinGraph`), and if those do not
     converge between single factors (`Loopy`); with hard zeros whichever of them has likeliest
-    states that violate the fewest factors. Models of more than 50,000 factors with cycles go
-    straight to `Loopy`. `status` says what the answer is worth.
+    states that violate the fewest factors. Over 50,000 factors with cycles go to `Loopy` alone.
 
     Log Z is exact where that alone fits. With seconds, that of models whose factors are mostly
     constraints is counted, as by `Counting`, in two fifths of what is left at most. Else
@@ -264,6 +263,7 @@ class _Approximate:
             others = replace(self, counting=("", None)).solution
             return CountedFirst(self.counting[1](part), others)
         network, hard = self.network, self.network.possible is not None
+        alone = hard and is_constraints_alone(network)
         allowance = replace(self.allowance, spent=self.allowance.spent + spent)
         loopy = tuple(partial(self._attempt, settings) for settings in (_HARD if hard else _SOFT))
         joined = () if self.clusters is None else (partial(_at_once, self.clusters[1]),)
@@ -275,7 +275,7 @@ class _Approximate:
             seeker,
             allowance,
             self._plainly,
-            allowance.counter is None and allowance.left() < 2.0 * _soon(network),
+            allowance.counter is None and (allowance.left() < 2.0 * _soon(network) or alone),
             self.remedy,
         )
         if not _is_estimated(network):

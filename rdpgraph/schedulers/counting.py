@@ -118,6 +118,12 @@ def _counted(network: Network, memory: float, seconds: float) -> CountedSolution
     return CountedSolution(network, memory, Allowance(seconds), _compiler())
 
 
+def is_constraints_alone(network: Network) -> bool:
+    """Return whether no joint factor has other values than zero and one more."""
+    hard, joint = _constraints(network)
+    return hard == joint
+
+
 def _constraints(network: Network) -> tuple[int, int]:
     """Number of joint factors that are constraints alone, and of all joint factors."""
     hard = joint = 0
