@@ -77,7 +77,8 @@ def test_intervals_of_few_replicates_are_wide():
     replicates = rg.answers.Replicates(logs)
     low, high = replicates.interval(0.9)
     assert 0.87 < float(((low <= 0) & (high >= 0)).double().mean()) < 0.93
-    status = rg.infer(chain(), estimator=rg.Randomized.default(keep=2, replicates=2)).status
+    few = rg.Randomized.default(keep=2, replicates=2)
+    status = rg.infer(chain(), estimator=few, generator=seeded()).status
     assert not status.converged
     assert status.remedy.startswith("2 of 8 replicates")
 
