@@ -1,19 +1,12 @@
 """The commands fit and sample: tables from rows, and rows from a model."""
 
 import sys
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rdpgraph.cli.options import Limit, Model, Output, ParseFormat, Settings, Style, Whole
-
-if TYPE_CHECKING:
-    from rdpgraph.model.graph import FactorGraph
-
-_GAPS = "", "?", "*", "NA", "NaN", "nan", "null", "-1"
-"""Texts of missing values, unless a state has such a name."""
 
 
 def fit_command(
@@ -41,16 +34,17 @@ def fit_command(
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import as_json
     from rdpgraph.cli.drawing import checked_target
-    from rdpgraph.cli.loading import load
+    from rdpgraph.cli.loading import load, read_rows
     from rdpgraph.cli.solving import best_so_far, ending, warn
     from rdpgraph.io.files import text_of, write
+    from rdpgraph.io.text import LIMIT
     from rdpgraph.learn import BayesianNetwork
 
     checked_target(output, model, data)
     text_of(output)  # refused before anything is read
     with show_progress("reading", time_seconds) as tell, ending(time_seconds):
         graph = load(model, limit=limit, wait=time_seconds)
-        rows = _read_rows(data, graph, limit, time_seconds)
+        rows = read_rows(data, graph, int(limit or LIMIT), time_seconds)
         network = BayesianNetwork(
             graph, prior=prior, limit=steps, tolerance=tolerance, progress=tell
         )
@@ -102,34 +96,3 @@ def sample_command(
             write_text_atomically(output, text)
     if output is None:
         sys.stdout.write(text)
-
-
-def _read_rows(path: Path, graph: "FactorGraph", limit: float | None, wait: float) -> Any:
-    """Read a file of comma-separated values as a DataFrame of states."""
-    from rdpgraph.errors import FileFormatError, UnsupportedError
-    from rdpgraph.io.tables import all_variables
-    from rdpgraph.io.text import LIMIT, read_bytes
-    from rdpgraph.model.variable import names_of
-
-    try:
-        import pandas
-    except ImportError:
-        raise UnsupportedError(
-            "rdpgraph fit needs pandas, which is not installed: pip install 'rdpgraph[pandas]'."
-        ) from None
-    names = {
-        v.name: {str(state): state for state in names_of(v.states)} for v in all_variables(graph)
-    }
-    text = BytesIO(read_bytes(path, limit=int(limit or LIMIT), wait=wait))
-    try:
-        first: Any = pandas.read_csv(text, nrows=0)
-        text.seek(0)
-        gaps = {name: [g for g in _GAPS if g not in names.get(name, ())] for name in first.columns}
-        rows: Any = pandas.read_csv(text, dtype="category", keep_default_na=False, na_values=gaps)
-    except ValueError as error:
-        raise FileFormatError(f"{path}: not a table of comma-separated values: {error}") from None
-    for name, known in names.items():
-        if name in rows:
-            states = [known.get(text, text) for text in rows[name].cat.categories]
-            rows[name] = rows[name].cat.rename_categories(states)
-    return rows

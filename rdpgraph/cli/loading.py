@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,15 @@ import torch
 import typer
 
 from rdpgraph.cli.options import Device, Format, Task
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, FileFormatError, ModelError, UnsupportedError
 from rdpgraph.io.evidence import LIMIT as EVIDENCE_LIMIT
 from rdpgraph.io.evidence import Rows, read_evidence, read_query
 from rdpgraph.io.files import read
-from rdpgraph.io.text import LIMIT
+from rdpgraph.io.tables import all_variables
+from rdpgraph.io.text import LIMIT, read_bytes
 from rdpgraph.model.domain import Named
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.variable import State
+from rdpgraph.model.variable import State, names_of
 from rdpgraph.plan.plan import require_room
 
 _NUMBER, _PLAIN = 900.0, 120.0
@@ -25,6 +27,10 @@ _NUMBER, _PLAIN = 900.0, 120.0
 measured on 60,000 rows of eight variables as JSON, and on a million states."""
 _STATE = 24.0
 """Bytes for each state of a row: as it is read, given and kept."""
+
+
+_GAPS = "", "?", "*", "NA", "NaN", "nan", "null", "-1"
+"""Texts of missing values, unless a state has such a name."""
 
 
 def load(
@@ -46,10 +52,13 @@ def load(
         if not torch.cuda.is_available():
             raise EvidenceError("Device cuda is not available on this machine; use --device cpu.")
         graph = graph.to("cuda")
-    if evidence is not None:
+    if evidence is not None and evidence.name.removesuffix(".gz").endswith(".csv"):
+        rows = read_rows(evidence, graph, int(limit or EVIDENCE_LIMIT), wait)
+        require_room_for_rows(rows, graph, memory)
+        graph = graph.condition(rows)
+    elif evidence is not None:
         rows = read_evidence(evidence, limit=int(limit or EVIDENCE_LIMIT), wait=wait)
-        what = f"{len(rows):,} rows of evidence on {graph.num_variables:,} variables"
-        require_room(_STATE * len(rows) * graph.num_variables, what, memory)
+        require_room_for_rows(rows, graph, memory)
         given = rows.columns() if isinstance(rows, Rows) and len(rows) > 1 else rows[0]
         graph = graph.condition(_by_place(graph, given))
     for setting in settings:
@@ -58,6 +67,39 @@ def load(
             raise typer.BadParameter(f"--set needs NAME=STATE; got {setting!r}")
         graph = graph.condition({name: _state(graph, name, state)})
     return graph
+
+
+def read_rows(path: Path, graph: FactorGraph, limit: int, wait: float) -> Any:
+    """Read a file of comma-separated values as a DataFrame of states."""
+    try:
+        import pandas
+    except ImportError:
+        raise UnsupportedError(
+            "Rows of comma-separated values need pandas, which is not installed: "
+            "pip install 'rdpgraph[pandas]'."
+        ) from None
+    names = {
+        v.name: {str(state): state for state in names_of(v.states)} for v in all_variables(graph)
+    }
+    text = BytesIO(read_bytes(path, limit=limit, wait=wait))
+    try:
+        first: Any = pandas.read_csv(text, nrows=0)
+        text.seek(0)
+        gaps = {name: [g for g in _GAPS if g not in names.get(name, ())] for name in first.columns}
+        rows: Any = pandas.read_csv(text, dtype="category", keep_default_na=False, na_values=gaps)
+    except ValueError as error:
+        raise FileFormatError(f"{path}: not a table of comma-separated values: {error}") from None
+    for name, known in names.items():
+        if name in rows:
+            states = [known.get(text, text) for text in rows[name].cat.categories]
+            rows[name] = rows[name].cat.rename_categories(states)
+    return rows
+
+
+def require_room_for_rows(rows: Sequence[Any], graph: FactorGraph, memory: float | None) -> None:
+    """Refuse evidence rows whose states exceed memory."""
+    what = f"{len(rows):,} rows of evidence on {graph.num_variables:,} variables"
+    require_room(_STATE * len(rows) * graph.num_variables, what, memory)
 
 
 def queried(graph: FactorGraph, names: Sequence[str]) -> list[str]:

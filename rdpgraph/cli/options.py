@@ -129,7 +129,13 @@ def _amount(
 
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A .uai or .bif file, or its .gz.")]
-Evidence = Annotated[Path | None, typer.Option("--evidence", help="A UAI evidence file.")]
+Evidence = Annotated[
+    Path | None,
+    typer.Option(
+        "--evidence",
+        help="A UAI evidence file, or a .csv file with a column for each observed variable.",
+    ),
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=STATE", help="Evidence; repeatable.")
 ]
@@ -153,5 +159,6 @@ Limit = Annotated[
 ]
 Style = Annotated[ParseFormat, typer.Option("--format", help="How to write it.")]
 Output = Annotated[
-    Path | None, typer.Option(help="The file to write, atomically, instead of printing.")
+    Path | None,
+    typer.Option("--output", "-o", help="The file to write, atomically, instead of printing."),
 ]

@@ -56,6 +56,22 @@ def test_marginals_as_json_are_the_library_s(run):
         assert list(answer["marginals"][variable.name].values()) == pytest.approx(values.tolist())
 
 
+def test_rows_of_comma_separated_values_are_evidence(run, tmp_path):
+    pytest.importorskip("pandas")
+    (tmp_path / "rows.csv").write_text("smoke,dysp\nno,yes\n?,no\nyes,\n")
+    code, out, _ = run("infer", ASIA, "--evidence", tmp_path / "rows.csv", "--format", "json")
+    assert code == 0
+    given = {"smoke": "no", "dysp": "yes"}, {"dysp": "no"}, {"smoke": "yes"}
+    for row, evidence in zip(json.loads(out)["rows"], given, strict=True):
+        truth = posterior(**evidence)
+        assert row["log_partition"] == pytest.approx(float(truth.log_partition))
+        assert row["marginals"]["lung"]["yes"] == pytest.approx(float(truth.marginal("lung")[0]))
+    (tmp_path / "rows.csv").write_text("smoke\nno\nmaybe\n")
+    code, _, err = run("infer", ASIA, "--evidence", tmp_path / "rows.csv")
+    assert code == 1
+    assert "'smoke' has no state 'maybe'" in err
+
+
 def test_the_competition_format(run, tmp_path):
     target = tmp_path / "asia.MAR"
     assert run("infer", ASIA, "--format", "uai", "--output", target, "--set", "tub=yes")[0] == 0
