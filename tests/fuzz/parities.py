@@ -73,6 +73,14 @@ def checked(model: rg.ParityModel) -> None:
     holds("log P(s, l) of all states", torch.allclose(kept.log_cosets, cosets, atol=1e-9))
     if not log_z.numel():
         return
+    best = model.k_best(6)
+    order = scores.sort(dim=0, descending=True).values[:6]
+    missing = order.new_full((6 - len(order), *order.shape[1:]), -math.inf)
+    close("k best scores", best.scores, torch.cat([order, missing]).numpy(), 1e-9)
+    sets = best.states.reshape(6, -1, best.states.shape[-1]).unbind(1)
+    alive = (best.scores > -math.inf).reshape(6, -1).unbind(1)
+    for rows, there in zip(sets, alive, strict=True):
+        holds("k best are distinct", len(rows[there].unique(dim=0)) == int(there.sum()))
     if bool((log_z > -math.inf).all()):
         best = model.score(model.mode())
         close("the score of the mode", best, scores.amax(0).numpy(), 1e-9)

@@ -244,6 +244,23 @@ def test_more_than_sixty_four_open_checks_are_kept():
     assert bound.log_cosets.argmax() == 0
 
 
+def test_ties_are_listed_one_by_one_and_scores_have_gradients():
+    rates = torch.full((5,), 0.1, dtype=torch.float64, requires_grad=True)
+    model = rg.ParityModel.from_rates(REPETITION, rates, syndrome=[[0, 1, 1, 0], [1, 0, 0, 0]])
+    best = model.k_best(3)
+    assert best.states[0].tolist() == [[0, 0, 1, 0, 0], [1, 0, 0, 0, 0]]
+    assert (best.scores[2] == -math.inf).all()
+    assert (best.states[2] == -1).all()
+    free = rg.ParityModel.from_rates(REPETITION, rates)
+    ties = free.k_best(6).scores[1:]
+    torch.testing.assert_close(ties, ties[:1].expand(5))
+    assert len(free.k_best(6).states.unique(dim=0)) == 6
+    (gradient,) = torch.autograd.grad(best.scores[0, 0], rates)
+    torch.testing.assert_close(
+        gradient, torch.tensor([-1, -1, 9, -1, -1], dtype=torch.float64) / 0.9
+    )
+
+
 def test_pickled_models_answer_alike():
     model = repetition(syndrome=[1, 0, 0, 1])
     again = pickle.loads(pickle.dumps(model))
@@ -263,6 +280,7 @@ BAD = {
     "observables of other errors": lambda: rg.ParityModel([[1, 1]], [0.0, 0.0], observables=[[1]]),
     "no states": lambda: repetition().kept(0),
     "replicates of a half": lambda: repetition().kept(3, replicates=0.5),
+    "no best": lambda: repetition().k_best(0),
     "no generator": lambda: repetition().kept(3, replicates=2, generator=3),
     "batches that differ": lambda: rg.ParityModel(
         [[1]], torch.zeros(3, 1), syndrome=torch.zeros(2, 1, dtype=torch.long)

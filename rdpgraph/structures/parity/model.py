@@ -24,7 +24,7 @@ from rdpgraph.model.potentials.table import Table, as_states, as_values, checked
 from rdpgraph.model.restriction import Support, check_support
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
-from rdpgraph.structures.draws import checked_count, require_generator
+from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.parities import Parities
 from rdpgraph.structures.parity.sweeps import (
@@ -34,6 +34,7 @@ from rdpgraph.structures.parity.sweeps import (
     normalised,
 )
 from rdpgraph.structures.recursion import library
+from rdpgraph.structures.recursion.recursion import KBestConfigurations
 
 _MOST_OBSERVABLES = 20
 _MOST_WORDS = 8
@@ -295,6 +296,21 @@ class ParityModel(Structure):
             ImpossibleEvidenceError: no errors explain a syndrome.
         """
         return self._errors(1, None, best=True)[0]
+
+    def k_best(self, k: int) -> KBestConfigurations:
+        """The k most probable sets of errors, best first; the scores are differentiable.
+
+        Ties are listed one by one. About errors x (2^open + k) for a shot, by torch. The best
+        cosets are ``log_cosets().topk(k)``.
+
+        Raises:
+            ModelError: k below 1.
+        """
+        k = checked_best("ParityModel", k, self.states_shape)
+        states = sweeps.k_best(self.checks, *self._parts(), k).reshape(k, *self.states_shape)
+        there = (states >= 0).all(-1)
+        scores = torch.where(there, self.score(states.clamp(min=0)), -math.inf)
+        return KBestConfigurations(states, scores)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, errors) independent draws of errors given the syndrome.

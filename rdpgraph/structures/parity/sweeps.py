@@ -1,5 +1,6 @@
 """Sweeps over the parities of open checks, compiled and by torch, and cosets from them."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.potentials.table import as_states
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.draws import uniform
-from rdpgraph.structures.parity.parities import CLOSE, FLIP, OPEN, Parities, Program
+from rdpgraph.structures.parity.parities import FLIP, OPEN, Parities, Program
 from rdpgraph.structures.recursion import library
 
 
@@ -76,6 +77,7 @@ def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
 
 _RANGE = 600.0  # nats between two masses of one sweep in float64; beyond it logarithms are used
 _MOST_OPEN = 34  # open checks and observables that fit in memory
+_AT_ONCE = 2.0**28  # bytes of the tables before all steps, for items that are answered together
 
 
 def serves(parities: Parities, unary: Tensor) -> bool:
@@ -246,26 +248,77 @@ def errors(
         chance = uniform((count, batch), unary.device, generator)
         return chance < torch.where(b > -math.inf, (b - torch.logaddexp(a, b)).exp(), 0.0)
 
-    for (kind, bit, number), logs in zip(
-        program.steps.flip(0).tolist(), reversed(before), strict=True
-    ):
-        logs = logs.expand(count, -1, -1)
-        if kind == FLIP:
-            even, odd = unary[:, number].unbind(-1)
-            a = logs.gather(2, at.unsqueeze(2)).squeeze(2) + even
-            b = logs.gather(2, (at ^ bit).unsqueeze(2)).squeeze(2) + odd
-            flipped = second(a, b)
-            drawn[:, :, number] = flipped.long()
-            at = torch.where(flipped, at ^ bit, at)
-        elif kind == CLOSE:
-            low = 1 << bit
-            at = at % low + at // low * (2 * low)
-            a = logs.gather(2, at.unsqueeze(2)).squeeze(2)
-            b = logs.gather(2, (at + low).unsqueeze(2)).squeeze(2)
-            a = torch.where(syndrome[:, number] == 1, -math.inf, a)
-            b = torch.where(syndrome[:, number] == 0, -math.inf, b)
-            at = torch.where(second(a, b), at + low, at)
+    for step, logs in zip(program.steps.flip(0).tolist(), reversed(before), strict=True):
+        if step[0] == OPEN:
+            continue
+        (here, a, _), (there, b, _) = _before(step, logs, at, unary, syndrome)
+        chosen = second(a, b)
+        at = torch.where(chosen, there, here)
+        if step[0] == FLIP:
+            drawn[:, :, step[2]] = chosen.long()
     return drawn
+
+
+def _before(
+    step: list[int], logs: Tensor, at: Tensor, unary: Tensor, syndrome: Tensor
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Both states (count, B) that a step leads from to ``at``, log-masses through them, its own."""
+    kind, bit, number = step
+    if kind == FLIP:
+        states, weights = (at, at ^ bit), unary[:, number].unbind(-1)
+    else:
+        low = 1 << bit
+        at = at % low + at // low * (2 * low)
+        seen = syndrome[:, number]
+        zero = torch.zeros(len(seen), dtype=logs.dtype, device=logs.device)
+        states = at, at + low
+        weights = [zero.masked_fill(seen == other, -math.inf) for other in (1, 0)]
+    logs = logs.expand(len(at), -1, -1)
+    return [
+        (state, logs.gather(2, state.unsqueeze(2)).squeeze(2) + weight, weight)
+        for state, weight in zip(states, weights, strict=True)
+    ]
+
+
+@torch.no_grad()
+def k_best(parities: Parities, unary: Tensor, syndrome: Tensor, count: int) -> Tensor:
+    """(count, B, errors) int64: the most probable errors, best first; -1 where there are fewer.
+
+    Back from the end, the ``count`` partial sets whose best completions are largest: a maximum
+    before each step gives these exactly.
+    """
+    program = parities.program(observables=False, merged=False)
+    require_open(parities, program, len(program.steps) / 8.0)
+    unary, syndrome = unary.double(), syndrome.to(unary.device)
+    least = 64.0 * len(program.steps) * 2.0**program.width
+    items = max(1, int(_AT_ONCE / least))
+    if len(syndrome) > items:
+        pairs = zip(
+            unary.split(items) if len(unary) > 1 else itertools.repeat(unary),
+            syndrome.split(items), strict=False,
+        )  # fmt: skip
+        return torch.cat([k_best(parities, *pair, count) for pair in pairs], 1)
+    before = by_logs(program, unary, syndrome, best=True)[1]
+    at = syndrome.new_zeros(1, len(syndrome), dtype=torch.long)
+    passed = unary.new_zeros(1, len(syndrome))  # log-masses of the steps that were taken back
+    drawn = at.new_zeros(1, len(syndrome), unary.shape[1])
+    for step, logs in zip(program.steps.flip(0).tolist(), reversed(before), strict=True):
+        if step[0] == OPEN:
+            at = at % logs.shape[1]  # where nothing is possible
+            continue
+        pair = _before(step, logs, at, unary, syndrome)
+        through = torch.cat([passed + mass for _, mass, _ in pair])
+        kept = through.sort(dim=0, descending=True, stable=True).indices[:count]
+        at = torch.cat([state for state, _, _ in pair]).gather(0, kept)
+        passed = torch.cat([passed + weight for _, _, weight in pair]).gather(0, kept)
+        passed = passed.where(through.gather(0, kept) > -math.inf, -math.inf)
+        wide = kept.unsqueeze(2).expand(-1, -1, drawn.shape[2])
+        drawn = torch.cat([drawn, drawn]).gather(0, wide)
+        if step[0] == FLIP:
+            drawn[:, :, step[2]] = (kept >= len(through) // 2).long()
+    drawn = torch.where((passed > -math.inf).unsqueeze(2), drawn, -1)
+    missing = drawn.new_full((count - len(drawn), *drawn.shape[1:]), -1)
+    return torch.cat([drawn, missing])
 
 
 def kept_cosets(
