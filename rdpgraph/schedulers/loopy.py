@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, recording
 from rdpgraph._core.numbers import is_real, is_whole
@@ -25,6 +26,7 @@ from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import SMALL, Plan, quantity
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.scheduler import Scheduler, require_budget, require_function, require_kind
+from rdpgraph.structures.recursion import library
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +94,13 @@ class Loopy(Scheduler):
         if not isinstance(damping, Damping):
             damping = LogDamping(damping)
         return Limits(
-            self.schedule, damping, self.sweeps, self.tolerance, self.seconds, self.progress
+            self.schedule,
+            damping,
+            self.sweeps,
+            self.tolerance,
+            self.seconds,
+            self.progress,
+            _flood if library.available(torch.float64) else None,
         )
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
@@ -147,6 +155,17 @@ class ForMessages:
         """Plan of loopy belief propagation, which ends after some seconds at most."""
         plan = loopy_plan(self.network, Loopy().sweeps, why, memory=self.memory)
         return replace(plan, seconds=min(plan.seconds, seconds))
+
+
+def _flood(
+    tensors: tuple[Tensor, ...], keep: float, most: float, seen: float, *, product: bool
+) -> None:
+    """Sweep messages of parity checks once, in place: `Flood` of the compiled library."""
+    starts, _, prior, _, odds, _ = tensors
+    library.parity_function("flood")(
+        *(part.data_ptr() for part in tensors), len(starts) - 1, len(prior), odds.shape[1],
+        keep, most, seen, int(product), library.threads(odds.numel(), least=2**14),
+    )  # fmt: skip
 
 
 def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None = None) -> Plan:

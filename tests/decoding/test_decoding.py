@@ -84,8 +84,10 @@ def plain(matrix, prior, syndrome, most, *, product, serial, scale):
         others = [up[e] for e in edges if e[0] == c and e[1] != v]
         turn = (-1) ** syndrome[c]
         if product:
-            x = np.clip(np.prod(np.tanh(np.array(others) / 2)), -(1 - 2**-53), 1 - 2**-53)
-            return turn * np.log((1 + x) / (1 - x))
+            even, odd = 0.0, -np.inf  # log-weights of both parities
+            for x in others:
+                even, odd = np.logaddexp(even, odd - x), np.logaddexp(odd, even - x)
+            return turn * (even - odd)
         size = min(map(abs, others), default=np.inf)
         return turn * scale * size * np.prod([-1 if x <= 0 else 1 for x in others])
 

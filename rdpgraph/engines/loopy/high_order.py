@@ -15,6 +15,7 @@ from rdpgraph.engines.loopy.kernels import CALL, FactorKernel, Ports
 from rdpgraph.engines.reduction.network import HighOrderBlock, Network
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.plan import clock
 
 _OF_ENTRY = 500.0
@@ -91,6 +92,16 @@ class HighOrderKernel(FactorKernel):
     @property
     def _slots(self) -> tuple[int, ...]:
         return self.block.potential.slots(self.block.scopes.shape[1])
+
+    def log_odds(self) -> Tensor | None:
+        potential = self.block.potential
+        if not isinstance(potential, Automaton) or self.weights is not None:
+            return None
+        if potential.transitions.tolist() != [[0, 1], [1, 0]]:
+            return None
+        even, odd = potential.log_accept.detach().unbind(-1)
+        odds = self._picked((even - odd).reshape(-1, *even.shape[-1:] or (1,)))
+        return torch.where((self._settled_states == 1).sum(2) % 2 == 1, -odds, odds)
 
     def items(self, chosen: slice | Tensor) -> "HighOrderKernel":
         before = (

@@ -88,6 +88,10 @@ class Kernel(ABC):
             factor; None for ports that are not wanted.
         """
 
+    def log_odds(self) -> Tensor | None:
+        """(b, F) log-odds that the parity of binary ports is even; None: not by parity alone."""
+        return None
+
     @abstractmethod
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
         """(B, F) log of the sum of each factor's belief; messages carry no such scale."""
@@ -137,6 +141,17 @@ class TableKernel(FactorKernel):
     @property
     def records(self) -> bool:
         return self.group.log_tables.requires_grad
+
+    def log_odds(self) -> Tensor | None:
+        tables = self.group.each().detach()
+        if {*tables.shape[2:]} != {2}:
+            return None
+        places = torch.arange(2 ** len(self.ports), device=tables.device)
+        odd = sum((places >> slot & 1 for slot in range(len(self.ports))), places * 0) % 2 == 1
+        flat = tables.flatten(2)
+        even, other = flat[..., :1], flat[..., 1:2]
+        alike = torch.where(odd, other, even) == flat
+        return (even - other)[..., 0].expand(-1, self.count) if bool(alike.all()) else None
 
     @cached_property
     def _logs(self) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.loopy.equations import Equations, Messages
+from rdpgraph.engines.loopy.parities import Flood
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, Schedule, Sequential, sets_of
 from rdpgraph.engines.loopy.subsets import EdgeSubsets
 from rdpgraph.engines.loopy.sweepers import Sweeper, residual_of_all, sweeper_for
@@ -36,12 +37,13 @@ class Shares:
 
     def __init__(
         self, equations: Equations, start: Messages, schedule: Schedule, damping: Damping,
-        deadline: float,
+        deadline: float, flood: Flood | None,
     ) -> None:  # fmt: skip
         self._edges = equations.edges
         self._schedule = schedule
         self._damping = damping
         self._deadline = deadline
+        self._flood = flood
         self._known = equations.edges.remembered("selections", lambda _: EdgeSubsets())
         self._ended: list[tuple[Tensor, Messages]] = []
         self.updates = 0
@@ -55,7 +57,7 @@ class Shares:
         ]
 
     def _share(self, items: Tensor, equations: Equations, messages: Messages) -> Share:
-        sweeper = sweeper_for(equations, self._schedule, self._damping, self._known)
+        sweeper = sweeper_for(equations, self._schedule, self._damping, self._known, self._flood)
         sweeper.deadline = self._deadline
         return Share(items, torch.arange(len(items), device="cpu"), equations, sweeper, messages)
 
@@ -148,6 +150,7 @@ class Limits:
     seconds: float | None = None  # at most, or None; a sweep that would end later is not begun
     # called after every sweep
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
+    flood: Flood | None = None  # compiled sweeps of parity checks
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +184,7 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
         return _one_by_one(equations, start, limits)
     trace, spent = list[float](), 0.0
     deadline = math.inf if limits.seconds is None else begin + limits.seconds
-    shares = Shares(equations, start, schedule, limits.damping, deadline)
+    shares = Shares(equations, start, schedule, limits.damping, deadline, limits.flood)
     unfinished = torch.zeros(batch, dtype=torch.bool, device="cpu")
     thorough = schedule.covers_all or schedule.looks_at_residuals
     for number in range(limits.sweeps):

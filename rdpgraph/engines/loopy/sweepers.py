@@ -2,7 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from rdpgraph.engines.loopy.clusters import ClusterKernel
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages, Sums
 from rdpgraph.engines.loopy.log_odds import LogOdds
+from rdpgraph.engines.loopy.parities import Flood, ParityMessages
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule, unasked
 from rdpgraph.engines.loopy.subsets import (
     Asked,
@@ -56,13 +58,18 @@ class Sweeper(ABC):
 
 
 def sweeper_for(
-    equations: Equations, schedule: Schedule, damping: Damping, known: EdgeSubsets
-) -> Sweeper:
-    """Fastest sweeper for a model and a schedule."""
+    equations: Equations, schedule: Schedule, damping: Damping, known: EdgeSubsets,
+    flood: Flood | None = None,
+) -> Sweeper:  # fmt: skip
+    """Fastest sweeper for a model and a schedule; ``flood`` is compiled code for parities."""
     floods = isinstance(schedule, Flooding)
     plain = floods and not (torch.is_grad_enabled() and equations.records)
-    if plain and isinstance(damping, LogDamping) and LogOdds.applies(equations):
-        return _ByLogOdds(equations, damping)
+    if plain and isinstance(damping, LogDamping):
+        even = None if flood is None else ParityMessages.evens(equations)
+        if even is not None and flood is not None:
+            return _Held(equations, damping, partial(ParityMessages, flood, even))
+        if LogOdds.applies(equations):
+            return _Held(equations, damping, LogOdds)
     blind = not floods and not schedule.looks_at_residuals
     if blind and all(isinstance(kernel, ClusterKernel) for kernel in equations.kernels):
         return _Paired(equations, damping, known)
@@ -73,17 +80,21 @@ def sweeper_for(
     return _InTurn(equations, damping, known)
 
 
-class _ByLogOdds(Sweeper):
-    """Flooding in binary pairwise models."""
+class _Held(Sweeper):
+    """Flooding by messages in another form, which are converted at the end."""
 
-    def __init__(self, equations: Equations, damping: Damping) -> None:
+    def __init__(
+        self, equations: Equations, damping: Damping,
+        form: Callable[[Equations, Messages], LogOdds | ParityMessages],
+    ) -> None:  # fmt: skip
         super().__init__(equations, damping)
-        self._state: LogOdds | None = None
+        self._form = form
+        self._state: LogOdds | ParityMessages | None = None
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
         del sets
         if self._state is None:
-            self._state = LogOdds(self.equations, messages)
+            self._state = self._form(self.equations, messages)
         largest = self._state.step(self.damping.share)
         self.updates += self.equations.edges.count
         return messages, largest

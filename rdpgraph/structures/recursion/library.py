@@ -48,6 +48,7 @@ _OF_PARITIES = {
     "paths": (4, 7, 0, 2),
     "kept": (5, 10, 1, 2),
     "messages": (8, 4, 1, 3),
+    "flood": (6, 3, 3, 2),
 }
 """Arguments of functions for float64 alone."""
 _UNUSABLE = ".unusable"  # suffix of a marker for a library that does not load where it was built

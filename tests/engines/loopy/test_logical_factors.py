@@ -490,3 +490,71 @@ def test_reweighting_with_logical_factors_bounds_log_z():
     assert bool(converged.any())
     gap = posterior.log_partition - brute_force(graph).log_partition
     assert float(gap[converged].min()) >= -1e-6
+
+
+def checks(arity, *, batch=(), seed=0, count=14):
+    """Random parity checks of some bits, each with one bit more that evidence tells."""
+    generator = seeded(seed)
+    x, s = rg.VariableArray("x", (count,), 2), rg.VariableArray("s", (count // 2,), 2)
+    rows = torch.stack([torch.randperm(count, generator=generator)[:arity] for _ in range(len(s))])
+    unary = torch.randn(*batch, count, 2, dtype=DOUBLE, generator=generator).requires_grad_()
+    parity = rg.Xor(arity + 1, parity=0, dtype=DOUBLE)
+    scopes = (*(x[rows[:, slot]] for slot in range(arity)), s)
+    told = torch.randint(2, (*batch, len(s)), generator=generator)
+    graph = rg.FactorGraph([rg.FactorBlock((x,), rg.Table(unary)), rg.FactorBlock(scopes, parity)])
+    return graph.condition({s: told}), x, unary
+
+
+@pytest.mark.parametrize("arity", [2, 3, 6])
+@pytest.mark.parametrize("batch", [(), (7,)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("damping", [0.0, 0.4])
+def test_compiled_parities_pass_the_messages_of_torch(arity, batch, temperature, damping):
+    graph, x, _ = checks(arity, batch=batch)
+    # Unrolled sweeps record gradients, which compiled ones do not.
+    plain, compiled = (
+        loopy(graph, gradient=how, temperature=temperature, damping=damping, sweeps=12)
+        for how in (rg.loopy.Unrolled(), rg.loopy.FromBeliefs())
+    )
+    torch.testing.assert_close(plain.log_partition, compiled.log_partition)
+    assert plain.status.iterations == compiled.status.iterations
+    if temperature:
+        torch.testing.assert_close(plain.marginal(x), compiled.marginal(x))
+
+
+def test_gradients_at_the_end_of_compiled_sweeps():
+    graph, x, unary = checks(6, batch=(3,))
+    wanted, found = (
+        torch.autograd.grad(
+            loopy(graph, gradient=how, damping=0.3).marginal(x)[:, 3, 1].sum(), unary
+        )
+        for how in (rg.loopy.Unrolled(), rg.loopy.Implicit(iterations=200, tolerance=1e-11))
+    )
+    torch.testing.assert_close(wanted, found, rtol=1e-6, atol=1e-8)
+
+
+def test_compiled_parities_of_weighted_checks():
+    """Factors of a soft parity, one for each item, on a tree: the beliefs are exact."""
+    x = rg.VariableArray("x", (9,), 2)
+    turn, soft = torch.tensor([[0, 1], [1, 0]]), randn(1, 2, 2)
+    parts = [
+        rg.FactorBlock((x,), rg.Table(randn(2, 2, 9, 2))),
+        rg.Factor([x[i] for i in range(5)], rg.Automaton(turn, soft, 5)),
+        rg.Factor([x[i] for i in range(4, 9)], rg.Automaton(turn, -soft, 5)),
+    ]
+    graph = rg.FactorGraph(parts)
+    truth, posterior = brute_force(graph), loopy(graph)
+    same(posterior.log_partition, truth.log_partition)
+    for at in range(9):
+        same(posterior.marginal(x[at]), truth.joint((x[at],)))
+
+
+def test_messages_of_parities_beyond_exponentials():
+    """Log-odds of a thousand nats: exponentials of theirs vanish, and messages are theirs."""
+    x = rg.VariableArray("x", (8,), 2)
+    odds = torch.tensor([[0.0, 900.0 + 300 * at] for at in range(8)], dtype=DOUBLE)
+    odds[0] = 0.0
+    check = rg.Factor([x[i] for i in range(8)], rg.Xor(8, parity=0, dtype=DOUBLE))
+    posterior = loopy(rg.FactorGraph([rg.FactorBlock((x,), rg.Table(odds)), check]))
+    assert posterior.mode()[x].tolist() == [1] * 8
+    assert posterior.marginal(x)[0].tolist() == pytest.approx([0, 1])

@@ -556,7 +556,7 @@ def test_whether_products_may_underflow_is_read_off_the_tables(scale, temperatur
 def test_items_that_have_converged_are_swept_no_more(size, monkeypatch):
     """One slow item among many quick ones: the sweeps after these are of the slow one alone."""
     swept = []
-    for kind in (sweepers._ByLogOdds, sweepers._Masked):
+    for kind in (sweepers._Held, sweepers._Masked):
         plain = kind.sweep
 
         def counted(self, messages, sets, plain=plain):

@@ -163,6 +163,15 @@ void parity_messages(const int64_t* starts, const int64_t* bits, const int64_t* 
   by_items<double>(batch, threads, [&](int64_t a, int64_t b) { decode.run(a, b); });
 }
 
+void parity_flood(const int64_t* starts, const int64_t* bits, const double* prior,
+                  const double* even, double* odds, double* changes, int64_t checks, int64_t count,
+                  int64_t batch, double keep, double most, double seen, int product, int threads) {
+  const Flood flood{starts, bits, prior, even, odds, changes, checks, count, batch, keep, most, seen,
+                    product != 0};
+  const int64_t groups = (batch + kShots - 1) / kShots;
+  by_items<double>(groups, threads, [&](int64_t a, int64_t b) { flood.run(a, b); });
+}
+
 #endif
 
 }

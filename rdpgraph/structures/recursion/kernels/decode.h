@@ -13,6 +13,89 @@ inline Shots chosen(Mask mask, Shots a, Shots b) {
   return (Shots)(((Mask)a & mask) | ((Mask)b & ~mask));
 }
 
+constexpr double kFarthest = std::numeric_limits<double>::infinity();
+
+inline Mask negative(Shots x) {  // the sign bit of what decides for 1
+  return (Mask)(x <= Shots{}) & (Mask{} + std::numeric_limits<int64_t>::min());
+}
+inline Shots size_of(Shots x) { return (Shots)((Mask)x & std::numeric_limits<int64_t>::max()); }
+inline Shots turned(Shots x, Mask by) { return (Shots)((Mask)x ^ by); }
+inline Shots smaller(Shots x, Shots y) { return chosen((Mask)(x < y), x, y); }
+
+// The odds of an odd parity of two parts, from those of each; at most 1, and without cancellation.
+inline Shots joined(Shots a, Shots b) { return smaller((a + b) / (1.0 + a * b), Shots{} + 1.0); }
+
+// The messages of one check to its bits from theirs, log-odds of 0. `even`: the log-odds that its
+// parity is even. Sums, if there is room for `spare`; else maxima times `scale`.
+inline void answer(const Shots* in, Shots* out, Shots* spare, int64_t count, Shots even,
+                   double scale) {
+  Shots least = size_of(even), second = Shots{} + kFarthest, odds{};
+  Mask signs = negative(even);
+  if (spare) odds = exp_of<double>(-least);
+  for (int64_t e = 0; e < count; ++e) {
+    const Shots x = size_of(in[e]);
+    signs ^= negative(in[e]);
+    second = smaller(second, chosen((Mask)(x < least), least, x));
+    least = smaller(x, least);
+    if (!spare) continue;
+    spare[e] = exp_of<double>(-x), out[e] = odds;
+    odds = joined(odds, spare[e]);
+  }
+  Shots after{};
+  for (int64_t e = count - 1; e >= 0; --e) {
+    // Where exponentials vanish, a maximum takes the place of the sum.
+    Shots x = chosen((Mask)(size_of(in[e]) == least), second, least);
+    if (spare) {
+      x = smaller(x, -log_of<double>(joined(out[e], after)));
+      after = joined(after, spare[e]);
+    }
+    out[e] = turned(spare ? x : scale * x, signs ^ negative(in[e]));
+  }
+}
+
+// One sweep of all messages of checks, (edges, batch) log-odds of 0, and (batch) their largest change,
+// of values within `seen`. starts and bits as below; prior (bits, batch), even (checks, batch).
+struct Flood {
+  const int64_t *starts, *bits;
+  const double *prior, *even;
+  double *odds, *changes;
+  int64_t checks, count, batch;
+  double keep, most, seen;
+  bool product;
+
+  void run(int64_t first, int64_t last) const {
+    const int64_t size = starts[checks];
+    std::vector<Shots> total(count), old(size), in, out, spare;
+    auto within = [](Shots x, double limit) {
+      x = smaller(x, Shots{} + limit);
+      return -smaller(-x, Shots{} + limit);
+    };
+    for (int64_t l = first * kShots; l < std::min(last * kShots, batch); l += kShots) {
+      const int64_t live = batch - l;
+      for (int64_t v = 0; v < count; ++v) total[v] = load(prior + v * batch + l, live);
+      for (int64_t e = 0; e < size; ++e) {
+        old[e] = load(odds + e * batch + l, live);
+        total[bits[e]] += old[e];
+      }
+      Shots largest{};
+      for (int64_t c = 0; c < checks; ++c) {
+        const int64_t a = starts[c], n = starts[c + 1] - a;
+        if (int64_t(in.size()) < n) in.resize(n), out.resize(n), spare.resize(n);
+        for (int64_t e = 0; e < n; ++e) in[e] = total[bits[a + e]] - old[a + e];
+        answer(in.data(), out.data(), product ? spare.data() : nullptr, n,
+               load(even + c * batch + l, live), 1.0);
+        for (int64_t e = 0; e < n; ++e) {
+          const Shots x = within(out[e], most), y = within(x, seen), z = size_of(y);
+          const Shots change = size_of(y - within(old[a + e], seen));
+          largest = -smaller(-largest, -change / chosen((Mask)(z < 1.0), Shots{} + 1.0, z));
+          store(odds + (a + e) * batch + l, keep * old[a + e] + (1 - keep) * x, live);
+        }
+      }
+      store(changes + l, largest, live);
+    }
+  }
+};
+
 // starts (checks + 1) and bits (edges) of the checks; columns (bits + 1) and edges (edges, 2) of
 // the bits, with their checks. syndrome: (batch, checks). Ratios: log-probability of 0 less that of 1.
 struct Decode {
@@ -27,11 +110,8 @@ struct Decode {
 
   void run(int64_t first, int64_t last) const {
     const int64_t size = starts[checks];
-    const Mask sign = Mask{} + std::numeric_limits<int64_t>::min();
-    const Shots far = Shots{} + std::numeric_limits<double>::infinity();
-    const Shots below = Shots{} + std::nextafter(1.0, 0.0);
     std::vector<Shots> in(size), out(size), total(count), spare(size);
-    std::vector<Mask> odd(checks, Mask{});
+    std::vector<Shots> even(checks, Shots{} + kFarthest);
     std::array<int64_t, kShots> item, done{};
     item.fill(-1);
     int64_t next = first, busy = 0;
@@ -40,72 +120,30 @@ struct Decode {
       if (item[l] < 0) return;
       ++busy, done[l] = 0;
       for (int64_t c = 0; c < checks; ++c) {
-        odd[c][l] = syndrome[item[l] * checks + c] == 1 ? sign[0] : 0;
+        even[c][l] = syndrome[item[l] * checks + c] == 1 ? -kFarthest : kFarthest;
         for (int64_t e = starts[c]; e < starts[c + 1]; ++e) in[e][l] = prior[bits[e]];
       }
     };
-    auto negative = [&](Shots x) { return (Mask)(x <= Shots{}) & sign; };
-    auto size_of = [&](Shots x) { return (Shots)((Mask)x & ~sign); };
-    auto turned = [&](Shots x, Mask by) { return (Shots)((Mask)x ^ by); };
-    auto ratio = [&](Shots x) {
-      for (int64_t l = 0; l < kShots; ++l) {
-        const double y = std::max(-below[l], std::min(below[l], x[l]));
-        x[l] = std::log((1 + y) / (1 - y));
-      }
-      return x;
-    };
-    auto half = [&](Shots x) {
-      for (int64_t l = 0; l < kShots; ++l) x[l] = std::tanh(x[l] / 2);
-      return x;
-    };
-    auto flood = [&](int64_t c) {
-      const int64_t a = starts[c], b = starts[c + 1];
-      if (product) {
-        Shots before = Shots{} + 1.0;
-        for (int64_t e = a; e < b; ++e) out[e] = before, spare[e] = half(in[e]), before *= spare[e];
-        Shots after = Shots{} + 1.0;
-        for (int64_t e = b - 1; e >= a; --e) {
-          out[e] = turned(ratio(out[e] * after), odd[c]);
-          after *= spare[e];
-        }
-        return;
-      }
-      Shots least = far, second = far;
-      Mask signs = odd[c];
-      for (int64_t e = a; e < b; ++e) {
-        const Shots x = size_of(in[e]);
-        signs ^= negative(in[e]);
-        const Mask less = (Mask)(x < least);
-        const Shots rest = chosen(less, least, x);
-        second = chosen((Mask)(rest < second), rest, second);
-        least = chosen(less, x, least);
-      }
-      for (int64_t e = a; e < b; ++e) {
-        const Shots x = chosen((Mask)(size_of(in[e]) == least), second, least);
-        out[e] = turned(scale * x, signs ^ negative(in[e]));
-      }
-    };
     auto alone = [&](int64_t c, int64_t own) {
-      Shots x = product ? Shots{} + 1.0 : far;
-      Mask signs = odd[c];
+      Shots least = size_of(even[c]), odds{};
+      Mask signs = negative(even[c]);
       for (int64_t e = starts[c]; e < starts[c + 1]; ++e) {
         if (e == own) continue;
-        if (product) {
-          x *= spare[e];
-        } else {
-          const Shots y = size_of(in[e]);
-          x = chosen((Mask)(y < x), y, x);
-          signs ^= negative(in[e]);
-        }
+        least = smaller(size_of(in[e]), least);
+        signs ^= negative(in[e]);
+        if (product) odds = joined(odds, spare[e]);
       }
-      out[own] = turned(product ? ratio(x) : scale * x, signs);
+      if (product) least = smaller(least, -log_of<double>(odds));
+      out[own] = turned(product ? least : scale * least, signs);
     };
     for (int64_t l = 0; l < kShots; ++l) load(l);
     while (busy) {
       if (!serial)
-        for (int64_t c = 0; c < checks; ++c) flood(c);
+        for (int64_t c = 0, a; c < checks; ++c)
+          a = starts[c], answer(&in[a], &out[a], product ? &spare[a] : nullptr, starts[c + 1] - a,
+                                even[c], scale);
       else if (product)
-        for (int64_t e = 0; e < size; ++e) spare[e] = half(in[e]);
+        for (int64_t e = 0; e < size; ++e) spare[e] = exp_of<double>(-size_of(in[e]));
       for (int64_t v = 0; v < count; ++v) {
         Shots sum = Shots{} + prior[v], after{};
         for (int64_t k = columns[v]; k < columns[v + 1]; ++k) {
@@ -119,12 +157,12 @@ struct Decode {
           const int64_t e = edges[2 * k];
           in[e] += after;
           after += out[e];
-          if (serial && product) spare[e] = half(in[e]);
+          if (serial && product) spare[e] = exp_of<double>(-size_of(in[e]));
         }
       }
       Mask wrong{};
       for (int64_t c = 0; c < checks; ++c) {
-        Mask parity = odd[c];
+        Mask parity = negative(even[c]);
         for (int64_t e = starts[c]; e < starts[c + 1]; ++e) parity ^= negative(total[bits[e]]);
         wrong |= parity;
       }
