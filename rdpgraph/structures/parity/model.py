@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph._core.types import ArrayLike
-from rdpgraph.errors import BudgetError, EvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure
 from rdpgraph.io.detectors import parse_detectors, read_detectors
@@ -33,11 +33,9 @@ from rdpgraph.structures.parity.sweeps import (
     checked_syndrome,
     normalised,
 )
-from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.recursion import KBestConfigurations
 
 _MOST_OBSERVABLES = 20
-_MOST_WORDS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,8 +179,7 @@ class ParityModel(Structure):
             raise ModelError(
                 f"ParityModel needs rates of errors from 0 to 1; got {float(wrong[0]):g}."
             )
-        even = given < 1
-        absent = torch.where(even, torch.where(even, -given, 0.0).log1p(), -math.inf)
+        absent = torch.where(given < 1, -given, -0.5).log1p().where(given < 1, -math.inf)
         unary = torch.stack([absent, safe_log(given)], -1)
         return cls(checks, observables=observables, syndrome=syndrome, unary=unary)
 
@@ -256,26 +253,13 @@ class ParityModel(Structure):
                 f"ParityModel.kept needs an event_cost in 0..1; got {event_cost!r:.40}."
             )
         require_generator(generator)
-        parities = self.checks
-        if parities.slots.masks.shape[1] > _MOST_WORDS:
-            raise BudgetError(
-                f"{parities} has {parities.open_checks} checks open at once, and kept states hold "
-                f"{64 * _MOST_WORDS} with observables, however many are kept; split it in windows."
-            )
-        library.require("ParityModel.kept")
         unary, syndrome = self._parts()
         seed = int(torch.randint(2**62, (), generator=generator)) if replicates else -1
         logs = sweeps.kept_cosets(
-            parities, unary.cpu(), syndrome.cpu(), states, max(replicates, 1), seed, event_cost
+            self.checks, unary.cpu(), syndrome.cpu(), states, max(replicates, 1), seed, event_cost
         ).to(self.unary)
-        shape = (*self.batch_shape, logs.shape[-1])
-        mean = logs.logsumexp(0) - math.log(len(logs))
-        if replicates < 2:
-            return KeptCosets(mean.reshape(shape), "" if replicates else "lower")
-        there = mean > -math.inf
-        ratios = torch.where(there, logs - torch.where(there, mean, 0.0), -math.inf).exp()
-        error = ratios.std(0) / math.sqrt(replicates)
-        return KeptCosets(mean.reshape(shape), "", error.reshape(shape))
+        logs = logs.reshape(len(logs), *self.batch_shape, logs.shape[-1])
+        return KeptCosets.of(logs, sampled=replicates > 0)
 
     @by_autograd
     def entropy(self) -> Tensor:

@@ -42,6 +42,16 @@ class KeptCosets:
     # replicates.
     standard_error: Tensor | None = None
 
+    @classmethod
+    def of(cls, logs: Tensor, *, sampled: bool) -> "KeptCosets":
+        """The mean of replicates (replicates, *batch, 2^observables)."""
+        mean = logs.logsumexp(0) - math.log(len(logs))
+        if len(logs) < 2:
+            return cls(mean, "" if sampled else "lower")
+        there = mean > -math.inf
+        ratios = torch.where(there, logs - torch.where(there, mean, 0.0), -math.inf).exp()
+        return cls(mean, "", ratios.std(0) / math.sqrt(len(logs)))
+
     @property
     def log_partition(self) -> Tensor:
         """(*batch,) the bound or estimate of log P(s)."""
@@ -76,6 +86,7 @@ def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
 
 
 _RANGE = 600.0  # nats between two masses of one sweep in float64; beyond it logarithms are used
+_MOST_WORDS = 8  # of 64 bits each, of the open checks and observables of kept states
 _MOST_OPEN = 34  # open checks and observables that fit in memory
 _AT_ONCE = 2.0**28  # bytes of the tables before all steps, for items that are answered together
 
@@ -331,6 +342,12 @@ def kept_cosets(
     each event still to be explained, when states are compared.
     """
     slots = parities.slots
+    if slots.masks.shape[1] > _MOST_WORDS:
+        raise BudgetError(
+            f"{parities} has {parities.open_checks} checks open at once, and kept states hold "
+            f"{64 * _MOST_WORDS} with observables, however many are kept; split it in windows."
+        )
+    library.require("ParityModel.kept")
     weights, missing = linear(unary.detach(), slots.merges)
     weights, syndrome = weights.contiguous(), syndrome.contiguous()
     (batch, checks), columns = syndrome.shape, weights.shape[1]
