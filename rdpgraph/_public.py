@@ -15,11 +15,10 @@ from rdpgraph import pruning as pruning
 from rdpgraph import randomized as randomized
 from rdpgraph import trees as trees
 from rdpgraph.engines.solution import Status
-from rdpgraph.estimate.control import controlled
 from rdpgraph.estimate.estimator import Exact
 from rdpgraph.estimate.lowrank import LowRankFactors
 from rdpgraph.estimate.pruning.estimator import RandomizedPruning
-from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.randomized import Randomized, controlled
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.infer import explain, infer
 from rdpgraph.io import (

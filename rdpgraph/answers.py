@@ -7,8 +7,8 @@ relaxed draws, estimates with their errors, the progress of long work, and a lin
 
 from rdpgraph._core.progress import Progress, show_progress
 from rdpgraph.engines.search.neighbourhoods import Move
-from rdpgraph.estimate.control import ControlledEstimate
 from rdpgraph.estimate.feature_errors import PartitionError
+from rdpgraph.estimate.randomized import ControlledEstimate
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.estimate.signed import SignedEstimate
 from rdpgraph.model.potentials.features import FeatureError

@@ -16,7 +16,7 @@ from rdpgraph.interface.structure import REGISTRY, Match, Structure
 from rdpgraph.io.files import FORMATS, FileFormat
 from rdpgraph.model.potentials.potential import Decomposition, Part, Potential
 from rdpgraph.model.restriction import Support
-from rdpgraph.plan.paths import contraction_path
+from rdpgraph.plan.scheduler import contraction_path
 from rdpgraph.schedulers import Scheduler
 from rdpgraph.structures.potential import StructurePotential
 from rdpgraph.structures.recursion.recursion import Recursion

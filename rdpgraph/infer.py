@@ -8,8 +8,7 @@ import torch
 from rdpgraph._core.cache import recording
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.portable import tensors_in
-from rdpgraph.engines.recognised import plan_of
-from rdpgraph.engines.structured import StructureSolution
+from rdpgraph.engines.recognised import StructureSolution, plan_of
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Exact, Model
 from rdpgraph.interface.structure import Structure

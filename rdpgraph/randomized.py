@@ -6,7 +6,6 @@ the states to keep and their weights, so that Z stays unbiased. The estimator it
 """
 
 from rdpgraph.estimate.lowrank import LowRankPilot
-from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposals import (
     Global,
     Landmark,
@@ -14,6 +13,7 @@ from rdpgraph.estimate.proposals import (
     LocalGlobal,
     Mixture,
     Oracle,
+    Pilot,
     Proposal,
     SoftmaxGlobal,
     Uniform,

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # Modules whose annotations have shapes, checked at every call. Before any of them is imported.
 CHECKED = {
     "structures.chain": (
-        "decode", "logs", "paths", "recursion", "sampling", "scaled", "scan",
+        "decode", "logs", "paths", "recursion", "scaled", "scan",
     ),
     "structures.dependency": ("elimination",),
 }  # fmt: skip

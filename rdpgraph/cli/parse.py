@@ -13,8 +13,8 @@ from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError,
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.io.text import shown
 from rdpgraph.plan.plan import Budget
-from rdpgraph.structures.grammar.constructors import grammar_rules
 from rdpgraph.structures.grammar.model import Hypertree
+from rdpgraph.structures.grammar.spans import grammar_rules
 from rdpgraph.structures.grammar.trees import Trees
 
 _CHARTS = {

@@ -16,8 +16,15 @@ from rdpgraph.cli.options import EstimatorName, Method, ProposalName, Task
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.errors import BudgetError, ModelError, RdpgraphError, in_a_line
 from rdpgraph.estimate.estimator import Estimator
-from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposals import Global, Landmark, Local, LocalGlobal, Proposal, Uniform
+from rdpgraph.estimate.proposals import (
+    Global,
+    Landmark,
+    Local,
+    LocalGlobal,
+    Pilot,
+    Proposal,
+    Uniform,
+)
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Size
 from rdpgraph.infer import explain, infer
@@ -184,8 +191,8 @@ def distributed_posterior(
             "--estimator"
         )
     assert isinstance(scheduler, Loopy)
+    from rdpgraph.distributed.collectives import group
     from rdpgraph.distributed.cuts import partition
-    from rdpgraph.distributed.group import group
 
     flooding = Loopy(sweeps=scheduler.sweeps, damping=scheduler.damping)
     with group(seconds=scheduler.seconds or 1.0) as mesh, torch.no_grad():

@@ -5,11 +5,10 @@ torchrun started, and `partition` divides the factors of a graph between them. `
 import it by itself.
 """
 
-from rdpgraph.distributed.cuts import by_metis, partition
+from rdpgraph.distributed.collectives import alone, group
+from rdpgraph.distributed.cuts import Cluster, Forecast, by_metis, explain, partition
 from rdpgraph.distributed.estimates import SpreadChains, SpreadReplicates
-from rdpgraph.distributed.forecast import Cluster, Forecast, explain
 from rdpgraph.distributed.graphs import GraphPart, PartPosterior
-from rdpgraph.distributed.group import alone, group
 from rdpgraph.distributed.slices import SpreadSlices, pooled, share
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.distributed.collectives import Peers, fingerprint_of
-from rdpgraph.engines.exact.sliced import SlicedSolution, chosen
+from rdpgraph.engines.exact.engine import SlicedSolution, chosen
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.estimate.replicates import Replicates

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.engines.recognised import StructureSolution
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Layout, Model, Supports, restricted
 from rdpgraph.estimate.replicates import Judged, Replicates, draws_before, taken

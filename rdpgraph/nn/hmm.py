@@ -19,7 +19,7 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.table import as_states, as_values
 from rdpgraph.nn.features import FeatureMap
 from rdpgraph.structures.chain import rank_chains
-from rdpgraph.structures.chain.checks import checked_lengths, checked_rows
+from rdpgraph.structures.chain.constructors import checked_lengths, checked_rows
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 

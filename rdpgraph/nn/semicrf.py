@@ -18,7 +18,7 @@ from rdpgraph.nn.crf import (
     reduced,
     require_reduction,
 )
-from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov, scoring, streamed
+from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov, scoring
 
 _MOST_BYTES = 2**26
 """Maximum of bytes of the scores of all segments; beyond it they are recomputed (`streamed`)."""
@@ -114,7 +114,7 @@ class SemiCRF(Transitions):
             fields = self._fields(emissions, mask)
             unary, transition, duration, lengths = fields
             if _is_long(unary, duration):
-                best = streamed.best(unary, transition, duration, lengths)
+                best = scoring.best(unary, transition, duration, lengths)
                 if bool((_score(*fields, best) == -math.inf).any()):
                     raise ImpossibleEvidenceError(
                         "SemiCRF has no possible segmentation of an item."
@@ -186,7 +186,7 @@ def _of_segments(
     )
     score = _score(unary, transition, duration, lengths, Segmentation(labels, starts))
     if _is_long(unary, duration):
-        ends = streamed.log_ends(unary, transition, duration)
+        ends = scoring.log_ends(unary, transition, duration)
         item = torch.arange(len(unary), device=unary.device)
         log_z = soft_sum(ends[item, lengths - 1], -1)
     else:

@@ -19,8 +19,14 @@ from rdpgraph.model.rewrites import with_joint
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import SMALL, require_room
-from rdpgraph.query.answers import Assignment, Bounds, JointTable, StateValues, checked_draws
-from rdpgraph.query.inferred import Inferred
+from rdpgraph.query.answers import (
+    Assignment,
+    Bounds,
+    Inferred,
+    JointTable,
+    StateValues,
+    checked_draws,
+)
 from rdpgraph.structures.draws import checked_temperature, perturbed_graph
 
 

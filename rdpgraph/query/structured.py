@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.engines.recognised import StructureSolution
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.interface.structure import Structure, summary
@@ -18,8 +18,7 @@ from rdpgraph.model.domain import Named
 from rdpgraph.model.restriction import Support
 from rdpgraph.model.soundness import holds_numbers, refuse_unsound
 from rdpgraph.model.variable import VariableArray
-from rdpgraph.query.answers import checked_draws
-from rdpgraph.query.inferred import Inferred
+from rdpgraph.query.answers import Inferred, checked_draws
 from rdpgraph.structures.draws import straight_through
 
 

@@ -3,11 +3,9 @@
 from rdpgraph.schedulers.auto import Auto
 from rdpgraph.schedulers.contraction import Contraction, exactly, require_fit, solved
 from rdpgraph.schedulers.counting import Counting
-from rdpgraph.schedulers.join import JoinGraph
-from rdpgraph.schedulers.loopy import Loopy
-from rdpgraph.schedulers.minibuckets import MiniBuckets
+from rdpgraph.schedulers.loopy import JoinGraph, Loopy
 from rdpgraph.schedulers.scheduler import Scheduler
-from rdpgraph.schedulers.search import Search
+from rdpgraph.schedulers.search import MiniBuckets, Search
 
 __all__ = [
     "Auto",

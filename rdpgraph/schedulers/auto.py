@@ -36,11 +36,9 @@ from rdpgraph.plan.clock import Allowance, Counter, counted
 from rdpgraph.plan.plan import PASSES, Budget, Plan, duration
 from rdpgraph.plan.scheduler import SEARCHING
 from rdpgraph.plan.tree import ContractionTree
-from rdpgraph.schedulers.contraction import exactly, plan_network, solved
+from rdpgraph.schedulers.contraction import Planned, exactly, plan_network, planned_by_ranks, solved
 from rdpgraph.schedulers.counting import CountOf, counting_of, is_constraints_alone
-from rdpgraph.schedulers.join import JoinGraph
-from rdpgraph.schedulers.loopy import ForMessages, Loopy
-from rdpgraph.schedulers.low_rank import Planned, planned_by_ranks
+from rdpgraph.schedulers.loopy import ForMessages, JoinGraph, Loopy
 from rdpgraph.schedulers.scheduler import (
     Scheduler,
     budget_of,

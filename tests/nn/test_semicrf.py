@@ -9,7 +9,7 @@ from rdpgraph import Segmentation
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.nn import Constraints, SemiCRF
 from rdpgraph.nn import semicrf as layers
-from rdpgraph.structures.semimarkov import streamed
+from rdpgraph.structures.semimarkov import scoring
 
 LENGTHS = torch.tensor([5, 1, 3])
 MASK = torch.arange(5) < LENGTHS.unsqueeze(1)
@@ -25,7 +25,7 @@ def route(request, monkeypatch):
     """Both ways to answer; pieces of two positions."""
     if request.param:
         monkeypatch.setattr(layers, "_MOST_BYTES", 0)
-        monkeypatch.setattr(streamed, "_PIECE", 2 * 3 * 2 * 3 * 8)
+        monkeypatch.setattr(scoring, "_PIECE", 2 * 3 * 2 * 3 * 8)
 
 
 def layer(constraints=None):

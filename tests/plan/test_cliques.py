@@ -6,8 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from rdpgraph.plan.circuit import MOST_CELLS, Scopes, circuit
-from rdpgraph.plan.cliques import clique_tree
+from rdpgraph.plan.circuit import MOST_CELLS, Scopes, circuit, clique_tree
 
 
 def drawn(seed):

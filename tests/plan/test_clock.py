@@ -155,7 +155,7 @@ def reductions(monkeypatch):
         seen.append(graph)
         return reduce_graph(graph, **options)
 
-    for room in (schedulers.scheduler, schedulers.loopy, schedulers.join):
+    for room in (schedulers.scheduler, schedulers.loopy):
         monkeypatch.setattr(room, "reduce_graph", counted)
     return seen
 

@@ -22,7 +22,7 @@ from rdpgraph.engines.minibuckets.populations import (
 )
 from rdpgraph.engines.minibuckets.upper_bounds import tight_order
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
-from rdpgraph.engines.search.gibbs import Known, annealed, log_total
+from rdpgraph.engines.search.elimination import Known, annealed, log_total
 from rdpgraph.plan import clock
 
 _CELLS, _GROWTH = 2.0**10, 8.0

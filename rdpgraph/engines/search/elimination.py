@@ -1,7 +1,13 @@
-"""Bucket elimination of some variables given all others: best states, or draws."""
+"""Moves of a search: some variables eliminated given all others, and annealed Gibbs sampling.
+
+Kirkpatrick, Gelatt and Vecchi (1983), Optimization by simulated annealing; Hamze and de Freitas
+(2004), From fields to trees (moves that draw most variables at once).
+"""
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from random import Random
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,7 +15,7 @@ import numpy.typing as npt
 
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
-from rdpgraph.plan.cutset import ConditionedOrder
+from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
 
 _Bucket: TypeAlias = list[tuple[tuple[int, ...], Floats]]
 
@@ -159,3 +165,166 @@ def _log_sum(joint: Floats) -> Floats:
     """Log-sum-exp over the first dim; no value is infinite."""
     peak = joint.max(0)
     return np.log(np.exp(joint - peak).sum(0)) + peak
+
+
+_CHAINS, _SWEEPS, _FEWEST = 64, 24, 6
+"""Parallel chains, sweeps of each over all variables, and the fewest sweeps."""
+_VISIT = 6e3
+"""Operations of a variable, or a factor of it, at each visit by all chains."""
+_LOOK = 100
+"""Variables between two checks of the clock."""
+_FLAT = 3.0
+"""Range (nats) of a factor's log-values at the highest temperature."""
+_CELLS = 2048.0
+"""Entries of the largest table of a move, or a few states squared."""
+_BYTES = 8.0 * 4.0
+"""Bytes held for each of them, in all tables of the move."""
+_DRAWN, _EACH, _MAXIMISED = 4, 8, 2
+"""Moves at the temperature of the model, draws of each of them, and moves to a mode."""
+_KEPT = 64
+"""Configurations, at most, that are pinned."""
+_SMALL = 0.1
+"""Part of Z that need not be found twice."""
+
+
+@dataclass(frozen=True, eq=False)
+class Annealed:
+    """Configurations from one start."""
+
+    drawn: Integers  # (n, V) approximate draws from the model
+    others: Integers  # (m, V) final states of chains and of moves to modes
+
+
+def annealed(
+    tables: Tables, rng: np.random.Generator, *, memory: float, deadline: float
+) -> Annealed | None:
+    """Draws near the best of several chains that begin at random states and high temperatures.
+
+    A move draws, or maximises over, all variables that an order of small tables eliminates, given
+    the others, which are chosen again for each move. None if the deadline comes first.
+    """
+    model, largest = tables.finite(), max(tables.sizes, default=1)
+    chains = _cooled(model, rng, deadline)
+    if chains is None:
+        return None
+    cells = max(min(max(_CELLS, 4.0 * largest**2), memory / _BYTES), largest)
+    part, choice = range(len(tables.sizes)), Random(int(rng.integers(2**63)))
+    states = max(chains, key=model.score)
+    drawn, others = list[Integers](), [chains]
+    for move in range(_DRAWN + _MAXIMISED):
+        order = conditioned_order(tables.graph, part, rng=choice, cells=cells, deadline=deadline)
+        if order is None:
+            return None
+        if move < _DRAWN:
+            drawn.append(draw(model, order, states, _EACH, rng))
+            states = drawn[-1][0]
+        else:
+            states, _ = eliminate(model, order, states)
+            others.append(states[None])
+    return Annealed(np.concatenate(drawn), np.concatenate(others))
+
+
+def _cooled(tables: Tables, rng: np.random.Generator, deadline: float) -> Integers | None:
+    """(C, V) states of chains after sweeps at decreasing temperatures.
+
+    Fewer sweeps if the first one shows that there is no time for all; None for too few.
+    """
+    near = _neighbourhoods(tables)
+    ranges = [float(np.ptp(stack.values)) for stack in tables.stacks]
+    least = min(_FLAT / max([*ranges, _FLAT]), 1.0)
+    sizes = np.array(tables.sizes, np.int64)
+    states = rng.integers(0, sizes[:, None], (len(sizes), _CHAINS))
+    begin, sweep, sweeps = clock.now(), 0, _SWEEPS
+    while sweep < sweeps:
+        power = least ** (1.0 - sweep / (sweeps - 1))
+        for place, v in enumerate(rng.permutation(len(sizes)).tolist()):
+            log_values = np.zeros((tables.sizes[v], _CHAINS))
+            clock.count(_VISIT * (1 + len(near[v])))
+            for values, others, strides, along in near[v]:
+                log_values += values[along[:, None] + strides @ states[others]]
+            log_values -= log_values.max(0)
+            reach = np.exp(power * log_values).cumsum(0)
+            states[v] = (reach < rng.random(_CHAINS) * reach[-1]).sum(0)
+            if place % _LOOK == 0 and clock.now() > deadline:
+                return None
+        sweep += 1
+        if sweep == 1:
+            took = clock.now() - begin
+            if _FEWEST * took > deadline - begin:
+                return None
+            if _SWEEPS * took > deadline - begin:
+                sweeps = int((deadline - begin) / took)
+    return states.T.copy()
+
+
+def _neighbourhoods(tables: Tables) -> list[list[tuple[Floats, Integers, Integers, Integers]]]:
+    """Per variable its factors: flat values, the other variables, strides, and own places."""
+    near: list[list[tuple[Floats, Integers, Integers, Integers]]] = [[] for _ in tables.sizes]
+    for stack in tables.stacks:
+        shape = stack.values.shape[1:]
+        strides = np.array([math.prod(shape[k + 1 :]) for k in range(len(shape))], np.int64)
+        flat = stack.values.reshape(len(stack.scopes), -1)
+        for slot, size in enumerate(shape):
+            left, along = np.delete(strides, slot), strides[slot] * np.arange(size)
+            rest = np.delete(stack.scopes, slot, 1)
+            for v, values, others in zip(stack.scopes[:, slot].tolist(), flat, rest, strict=True):
+                near[v].append((values, others, left, along))
+    return near
+
+
+class Known:
+    """Configurations reached so far, with counts."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._scores = dict[bytes, float]()
+        self._found = dict[bytes, int]()
+        self.starts = 0
+
+    def add(self, states: Integers) -> tuple[Integers, float]:
+        """Add the configurations (n, V) of one start.
+
+        Returns the heaviest new one (V,), and the log of the summed products of all new ones.
+        """
+        self.starts += 1
+        new = dict[bytes, float]()
+        for key in {row.tobytes() for row in states.astype(np.int64)}:
+            if key not in self._scores:
+                new[key] = self._tables.score(np.frombuffer(key, np.int64))
+            self._found[key] = self._found.get(key, 0) + 1
+        self._scores.update(new)
+        heaviest = max(new, key=lambda key: new[key], default=states[0].tobytes())
+        return np.frombuffer(heaviest, np.int64), log_total(new.values())
+
+    @property
+    def lower(self) -> float:
+        """Lower bound on log Z: the log of their summed products."""
+        return log_total(self._scores.values())
+
+    def heaviest(self, most: int) -> Integers:
+        """(P, V) configurations with the highest scores."""
+        keys = sorted(self._scores, key=lambda key: -self._scores[key])[: min(most, _KEPT)]
+        possible = [key for key in keys if self._scores[key] > -math.inf]
+        rows = [np.frombuffer(key, np.int64) for key in possible]
+        return np.array(rows, np.int64).reshape(len(rows), len(self._tables.sizes))
+
+    def found_once(self, states: Integers) -> tuple[Integers, Floats]:
+        """Numbers and scores of the configurations that only one start reached."""
+        keys = [row.tobytes() for row in states]
+        once = [place for place, key in enumerate(keys) if self._found[key] == 1]
+        scores = [self._scores[keys[place]] for place in once]
+        return np.array(once, np.int64), np.array(scores, np.float64)
+
+    def is_found_again(self, log_partition: float) -> bool:
+        """Return whether two starts reached the heaviest one, or it is a small part of Z."""
+        best = max(self._scores, key=lambda key: self._scores[key], default=None)
+        if best is None or self._scores[best] < log_partition + math.log(_SMALL):
+            return best is not None
+        return self._found[best] > 1
+
+
+def log_total(scores: Iterable[float]) -> float:
+    """Log-sum-exp of scores; -inf of none."""
+    every = np.array([*scores, -math.inf])
+    peak = every.max()
+    return float(peak + np.log(np.exp(every - peak).sum())) if peak > -math.inf else -math.inf

@@ -18,8 +18,8 @@ from rdpgraph.structures.chain.factors import (
     product,
     steps_of,
 )
+from rdpgraph.structures.chain.steps import of_items
 from rdpgraph.structures.chain.sweeps import swept
-from rdpgraph.structures.chain.tensors import of_items
 
 _LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
 """The smallest mass of a rank for which underflow elsewhere is negligible; see `doubtful`."""

@@ -15,7 +15,7 @@ from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.chain.factors import inside
-from rdpgraph.structures.chain.tensors import flattened, table_of
+from rdpgraph.structures.chain.steps import flattened, table_of
 from rdpgraph.structures.compact.bispans import each
 from rdpgraph.structures.compact.inside import LOWEST, weighted
 from rdpgraph.structures.draws import column

@@ -28,22 +28,22 @@ from rdpgraph.structures.chain import (
     rank_chains,
     recursion,
     restriction,
-    sampling,
 )
-from rdpgraph.structures.chain.checks import (
+from rdpgraph.structures.chain.constructors import (
     checked_lengths,
     checked_sequences,
     checked_transition,
     checked_unary,
+    crf_unary,
+    hmm_unary,
     require_alike,
     require_path,
 )
-from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
 from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.masks import ChainMasks
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
-from rdpgraph.structures.chain.tensors import ChainTensors, Parts, RankTensors
+from rdpgraph.structures.chain.steps import ChainTensors, Parts, RankTensors
 from rdpgraph.structures.draws import checked_best, checked_count
 
 
@@ -277,7 +277,7 @@ class Chain(Structure):
         return KBest(states.reshape(shape), scores.reshape(shape[:-1]))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        drawn = sampling.draw(*self._given(), checked_count(count, self.states_shape), generator)
+        drawn = paths.draw(*self._given(), checked_count(count, self.states_shape), generator)
         require_path(drawn[:1], self._flat_lengths(), "samples", self.batch_shape)
         return drawn.reshape([count, *self.unary.shape[:-1]])
 
@@ -297,7 +297,7 @@ class Chain(Structure):
         Source: Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), algorithm 4.
         """
         count = checked_count(count, self.unary.shape)
-        drawn = sampling.relaxed(*self._given(), count, temperature, generator)
+        drawn = paths.relaxed(*self._given(), count, temperature, generator)
         return drawn.reshape([count, *self.unary.shape])
 
     def filtered(self) -> Tensor:

@@ -13,8 +13,7 @@ from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_su
 from rdpgraph.structures.chain import logs, recursion, scaled
 from rdpgraph.structures.chain.factors import inside, peak, product
 from rdpgraph.structures.chain.recursion import Messages
-from rdpgraph.structures.chain.steps import RankSteps, as_steps
-from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors, of_items
+from rdpgraph.structures.chain.steps import ChainTensors, RankSteps, RankTensors, as_steps, of_items
 
 
 def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -> Tensor:

@@ -11,8 +11,7 @@ from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.factors import masked
-from rdpgraph.structures.chain.steps import RankSteps
-from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors
+from rdpgraph.structures.chain.steps import ChainTensors, RankSteps, RankTensors
 
 _CALL = 5e-6  # seconds of a call into torch
 _MEMORY = 2**26  # elements of the matrices, and of the terms that are summed

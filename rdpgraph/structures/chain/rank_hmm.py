@@ -14,8 +14,12 @@ from rdpgraph.interface.structure import summary
 from rdpgraph.logspace.logmatrix import log_products, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.table import checked_log_values, settle
-from rdpgraph.structures.chain.checks import checked_lengths
-from rdpgraph.structures.chain.constructors import checked_symbols, shown, with_ends
+from rdpgraph.structures.chain.constructors import (
+    checked_lengths,
+    checked_symbols,
+    shown,
+    with_ends,
+)
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.chain.rank_chains import Symbols, rank_matrices, symbols_worthwhile
 

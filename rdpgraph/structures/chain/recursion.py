@@ -10,8 +10,7 @@ from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.chain import logs, native, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, peak, product
-from rdpgraph.structures.chain.steps import RankSteps, Steps, stepping
-from rdpgraph.structures.chain.tensors import of_items
+from rdpgraph.structures.chain.steps import RankSteps, Steps, of_items, stepping
 
 
 @dataclass(frozen=True, eq=False)

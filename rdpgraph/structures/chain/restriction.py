@@ -11,7 +11,7 @@ from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.chain.recursion import messages
-from rdpgraph.structures.chain.tensors import ChainTensors
+from rdpgraph.structures.chain.steps import ChainTensors
 
 
 def kept(

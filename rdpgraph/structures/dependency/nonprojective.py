@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot
 from rdpgraph._core.types import Arcs, Heads, Lengths, LogZ
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.soundness import require_possible
-from rdpgraph.structures.dependency import edmonds, elimination
+from rdpgraph.structures.dependency import elimination
 from rdpgraph.structures.dependency.elimination import eliminated, max_marginals
 from rdpgraph.structures.dependency.model import Dependencies
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
@@ -203,7 +203,7 @@ class NonProjectiveDependencies(Dependencies):
         return self._descended(checked_count(count, self.states_shape), 1.0, drawn(generator))
 
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
-        ways = edmonds.k_best if edmonds.quicker(*unary.shape[:2]) else k_best
+        ways = elimination.k_best if elimination.quicker(*unary.shape[:2]) else k_best
         return ways(unary, lengths, k, multiroot=self.multiroot)
 
     def _strong_parts(self) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,9 @@ from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.structures import expectations
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.grammar.spans import HypertreeFields
+from rdpgraph.structures.recursion.down import goal, up
 from rdpgraph.structures.recursion.rules import DenseRules, LowRankRules, NoRules, Rules, flat
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
-from rdpgraph.structures.recursion.up import goal, up
 
 
 def score(

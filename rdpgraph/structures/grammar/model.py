@@ -23,9 +23,13 @@ from rdpgraph.structures.checks import checked_mask, checked_trees
 from rdpgraph.structures.draws import perturbed
 from rdpgraph.structures.grammar import batched
 from rdpgraph.structures.grammar.batched import Form
-from rdpgraph.structures.grammar.constructors import grammar_rules, pcfg_unary, sentence_unary
 from rdpgraph.structures.grammar.masks import HypertreeMasks
-from rdpgraph.structures.grammar.spans import HypertreeFields
+from rdpgraph.structures.grammar.spans import (
+    HypertreeFields,
+    grammar_rules,
+    pcfg_unary,
+    sentence_unary,
+)
 from rdpgraph.structures.grammar.trees import KBestTrees, Trees, crossed
 from rdpgraph.structures.potential import recognised_factor, structure_graph
 from rdpgraph.structures.recursion.rules import DenseRules, Rules

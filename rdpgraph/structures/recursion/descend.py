@@ -13,12 +13,11 @@ from rdpgraph._core import tuning
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.draws import Pick, drawn, largest, require_generator
 from rdpgraph.structures.recursion import machine
-from rdpgraph.structures.recursion.reader import Reader
+from rdpgraph.structures.recursion.down import last_read, leaves, up
 from rdpgraph.structures.recursion.replay import whole
-from rdpgraph.structures.recursion.step import Step
+from rdpgraph.structures.recursion.step import Reader, Step
 from rdpgraph.structures.recursion.steps import Leaf
 from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.up import last_read, leaves, up
 from rdpgraph.structures.recursion.values import Value
 
 _FEW = 2**5  # nodes below which Python sorts them by value

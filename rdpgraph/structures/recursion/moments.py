@@ -14,12 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, finite
+from rdpgraph.structures.recursion.down import goal, last_read, leaves, up
 from rdpgraph.structures.recursion.links import Table
-from rdpgraph.structures.recursion.reader import Reader
-from rdpgraph.structures.recursion.step import Step
+from rdpgraph.structures.recursion.step import Reader, Step
 from rdpgraph.structures.recursion.steps import Leaf, Linked
 from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.up import goal, last_read, leaves, up
 
 _SMALL = 2**12  # terms of a link, of all items, that are not summed by matrix products
 

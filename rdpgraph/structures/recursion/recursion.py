@@ -18,11 +18,18 @@ from rdpgraph.model.potentials.table import as_states, checked_log_values, settl
 from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.draws import checked_best, checked_count, perturbed
 from rdpgraph.structures.recursion.descend import Drawn, best, descend
-from rdpgraph.structures.recursion.down import max_marginals, mean_values, usable
+from rdpgraph.structures.recursion.down import (
+    exhausting,
+    goal,
+    log_sum,
+    max_marginals,
+    mean_values,
+    up,
+    usable,
+)
 from rdpgraph.structures.recursion.moments import cross_entropy, entropy
 from rdpgraph.structures.recursion.replay import laid_out, whole
 from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.up import exhausting, goal, log_sum, up
 from rdpgraph.structures.recursion.values import Value
 
 

@@ -17,9 +17,8 @@ from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.potentials.table import as_whole, checked_log_values, settle
 from rdpgraph.structures.draws import Pick
-from rdpgraph.structures.recursion.reader import Reader
 from rdpgraph.structures.recursion.rules import Rules, items_of, within_budget
-from rdpgraph.structures.recursion.step import Child, Step, child, less_value, soft
+from rdpgraph.structures.recursion.step import Child, Reader, Step, child, less_value, soft
 from rdpgraph.structures.recursion.values import View
 
 _MOST_STATES = 2**20  # three states fit an integer of 64 bits

@@ -6,16 +6,216 @@ The value of a step is the soft sum of its alternatives: (B, P, K) from terms wi
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.cache import remembered
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.structures.draws import Pick
-from rdpgraph.structures.recursion.reader import Reader
 from rdpgraph.structures.recursion.values import Value, View
+
+
+class Remade(Protocol):
+    """A step whose value is recomputed when read."""
+
+    def up(self, reader: "Reader", temperature: float) -> Tensor:
+        """(B, P, K)."""
+        ...
+
+    def rows(self, reader: "Reader", item: Tensor, place: Tensor) -> Tensor:
+        """(Q, K) at some places of some items."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """The values of the steps done so far, read through views."""
+
+    values: list[Tensor] = field(default_factory=list[Tensor])  # (B or 1, P, K) of each step
+    pools: float = 4  # the number of pools that are cached, those read last
+    temperature: float = 1.0  # of the sums
+    most: int = 1  # the length of lists of best derivations, by rank in a dim in front
+    small: int = 0  # the size up to which a step's terms are cached for the way down
+    # By step, the cached terms (B or 1, A, P or 1, K or 1).
+    terms: dict[object, Tensor] = field(default_factory=dict[object, Tensor], init=False)
+    # Steps by number whose values are recomputed.
+    remade: dict[int, Remade] = field(default_factory=dict[int, Remade], init=False)
+    _latest: dict[tuple[int, ...], Tensor] = field(
+        default_factory=dict[tuple[int, ...], Tensor], init=False
+    )
+
+    def value(self, number: int) -> Tensor:
+        """(B or 1, P, K) of a step."""
+        remade = self.remade.get(number)
+        return self.values[number] if remade is None else remade.up(self, self.temperature)
+
+    def rows(self, value: Value, item: Tensor, place: Tensor) -> Tensor:
+        """(Q, K) at some places of some items."""
+        remade = self.remade.get(value.number)
+        if remade is not None:
+            keys, which = (item * value.places + place).unique(return_inverse=True)
+            return remade.rows(self, keys // value.places, keys % value.places)[which]
+        return rows(self.values[value.number], item, place)
+
+    def pooled(self, view: View) -> Tensor:
+        """(B or 1, places of the pool, K); with an index one more place, of -inf.
+
+        A full view may get a longer pool that starts with its own.
+        """
+        if view.index is None:
+            return self.values[view.pool[0].number] if view.whole else self._pooled(view, None)
+        key = view.numbers
+        if view.full and key not in self._latest:
+            key = self._longer(key) or key
+        pool = self._latest.pop(key, None)
+        if pool is None:
+            # On the way up pools grow by one value at a time.
+            pool = self._pooled(view, self._latest.pop(key[:-1], None))
+            if len(self._latest) >= self.pools:
+                del self._latest[next(iter(self._latest))]
+        self._latest[key] = pool
+        return pool
+
+    def _pooled(self, view: View, before: Tensor | None) -> Tensor:
+        """A pool, given that of all its values but the last."""
+        first = [] if before is None else [before[..., :-1, :]]
+        parts = [*first, *(self.values[value.number] for value in view.pool[-1 if first else 0 :])]
+        if view.index is not None:
+            none = torch.full((), -math.inf, dtype=parts[0].dtype, device=parts[0].device)
+            parts.append(none.expand(*parts[-1].shape[:-2], 1, view.width))
+        return side_by_side(parts, -2)
+
+    def _longer(self, key: tuple[int, ...]) -> tuple[int, ...] | None:
+        """A cached pool that starts with another: on the way down pools shrink."""
+        for known in self._latest:
+            if len(known) > len(key) and known[: len(key)] == key:
+                return known
+        return None
+
+    def read(self, view: View) -> Tensor:
+        """(B or 1, M, P or 1, K)."""
+        pool, index = self.pooled(view), view.index
+        if index is None:
+            return pool.unsqueeze(-2 if view.as_alternatives else -3)
+        if index.ndim == 2:
+            return pool.index_select(-2, index.flatten()).unflatten(-2, index.shape)
+        item = torch.arange(len(index), device=index.device).reshape(-1, 1, 1)
+        return pool[..., item if pool.shape[-3] > 1 else item * 0, index, :]
+
+    def together(self, way: Sequence[View]) -> list[Tensor]:
+        """The views of a product; of lists the ranks that may be needed."""
+        parts = [self.read(view) for view in way]
+        if self.most == 1:
+            return parts
+        ranks = self.ranks(way)
+        return [part if own is None else part[own] for part, own in zip(parts, ranks, strict=True)]
+
+    def ranks(self, way: Sequence[View]) -> Sequence[Tensor | None]:
+        """(C,) for each view the ranks that may be needed; None: all, where the others have one."""
+        if len(way) == 1:
+            return [None]
+        lengths = [self._length(view.pool) for view in way]
+        if sum([length > 1 for length in lengths]) < 2:
+            return [None] * len(way)
+        return needed_ranks(tuple(lengths), self.most, self.values[0].device)
+
+    def _length(self, pool: tuple[Value, ...]) -> int:
+        longest = 0
+        for value in reversed(pool):
+            longest = max(longest, self.values[value.number].shape[0])
+            if longest == self.most:
+                break
+        return longest
+
+    def at(self, view: View, item: Tensor, place: Tensor, label: Tensor | None = None) -> Tensor:
+        """(Q, M) of some places of some items; (Q, M, K) of all labels by default."""
+        if label is not None and view.width == 1:
+            label = label * 0
+        if view.as_alternatives:
+            pool = self.pooled(view)
+            if label is None:
+                return pool.expand(len(item), -1, -1) if pool.shape[0] == 1 else pool[item]
+            return pool[0].mT[label] if pool.shape[0] == 1 else pool[item, :, label]
+        item, place = item.unsqueeze(1), place.unsqueeze(1)
+        number = view.number(torch.arange(view.ways, device=item.device), item, place)
+        longer = None if view.index is None or view.full else self._longer(view.numbers)
+        pool = self.pooled(view) if longer is None else self._latest[longer]
+        places = (number,) if label is None else (number, label.unsqueeze(1))
+        read = pool[0][places] if pool.shape[0] == 1 else pool[(item, *places)]
+        if longer is None:
+            return read
+        # Places beyond the shorter pool are absent.
+        known = number < view.size
+        return torch.where(known if label is not None else known.unsqueeze(2), read, -math.inf)
+
+
+def rows(values: Tensor, item: Tensor, place: Tensor) -> Tensor:
+    """(Q, ...) of (B or 1, P or 1, ...) at places of items; (1, ...) if there is one."""
+    batch, places = values.shape[:2]
+    if places == 1:
+        return values[:, 0] if batch == 1 else values[:, 0][item]
+    return values[0][place] if batch == 1 else values[item, place]
+
+
+def entries(terms: Tensor, *nodes: Tensor) -> Tensor:
+    """(Q, A) of (B or 1, A, P or 1, K or 1) at nodes by item, place and label."""
+    rows = terms.movedim(1, 3)
+    index = tuple([own for own, size in zip(nodes, rows.shape, strict=False) if size > 1])
+    rows = rows.squeeze(tuple([dim for dim in range(3) if rows.shape[dim] == 1]))
+    return rows[index] if index else rows.expand(nodes[0].shape[0], -1)
+
+
+def batches(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors (B or 1, M, P or 1, K or 1) broadcast to each other except in M."""
+    batch, places, width = (joint([part.shape[dim] for part in parts]) for dim in (-4, -2, -1))
+    return equally_long([
+        part.expand(*part.shape[:-4], batch, part.shape[-3], places, width) for part in parts
+    ])  # fmt: skip
+
+
+def side_by_side(parts: list[Tensor], dim: int) -> Tensor:
+    """Concatenate tensors (B or 1, P, K) along places or labels."""
+    if len({part.shape[:-2] for part in parts}) > 1:
+        batch = joint([part.shape[-3] for part in parts])
+        parts = equally_long([part.expand(*part.shape[:-3], batch, -1, -1) for part in parts])
+    return torch.cat(parts, dim)
+
+
+def equally_long(parts: list[Tensor]) -> list[Tensor]:
+    """Lists, by rank in their first dim, padded with -inf to one length."""
+    most = max([part.shape[0] for part in parts])
+    if all(part.shape[0] == most for part in parts):
+        return parts
+    missing = [torch.full_like(part[:1], -math.inf) for part in parts]
+    return [
+        part if part.shape[0] == most else torch.cat([part, *[none] * (most - len(part))])
+        for part, none in zip(parts, missing, strict=True)
+    ]
+
+
+@remembered(64)
+def needed_ranks(lengths: tuple[int, ...], most: int, device: torch.device) -> Sequence[Tensor]:
+    """(C,) the ranks in some lists of products that may be among the best.
+
+    A product with ranks r has prod(r + 1) - 1 before it.
+    """
+    chosen: list[tuple[tuple[int, ...], int]] = [((), 1)]
+    for length in lengths:
+        chosen = [
+            ((*ranks, rank), count * (rank + 1))
+            for ranks, count in chosen
+            for rank in range(min(length, most // count))
+        ]
+    return torch.tensor([ranks for ranks, _ in chosen], device=device).unbind(1)
+
+
+def joint(sizes: Sequence[int]) -> int:
+    """The size that 1 and others broadcast to."""
+    return next((size for size in sizes if size != 1), 1)
 
 
 def soft(logs: Tensor, dim: int, temperature: float) -> Tensor:

@@ -11,8 +11,18 @@ from torch.nn.functional import pad
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.logspace.logmatrix import log_products, soft_scatter
 from rdpgraph.structures.recursion.links import Link, Table
-from rdpgraph.structures.recursion.reader import Reader, batches, entries, side_by_side
-from rdpgraph.structures.recursion.step import Child, Step, child, in_blocks, less_value, soft
+from rdpgraph.structures.recursion.step import (
+    Child,
+    Reader,
+    Step,
+    batches,
+    child,
+    entries,
+    in_blocks,
+    less_value,
+    side_by_side,
+    soft,
+)
 from rdpgraph.structures.recursion.values import Value, View
 
 

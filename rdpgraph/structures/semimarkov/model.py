@@ -18,9 +18,9 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table, checked_log_values, settle, taken
-from rdpgraph.structures.chain.checks import checked_transition
+from rdpgraph.structures.chain.constructors import checked_transition
 from rdpgraph.structures.chain.factors import flat_lengths, held
-from rdpgraph.structures.chain.tensors import flattened, table_of
+from rdpgraph.structures.chain.steps import flattened, table_of
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.draws import checked_best, checked_count, perturbed
 from rdpgraph.structures.recursion.descend import Drawn
@@ -29,7 +29,7 @@ from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
 from rdpgraph.structures.semimarkov import proposals, scoring
-from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
+from rdpgraph.structures.semimarkov.proposals import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.scoring import KBestSegmentations, Segmentation
 from rdpgraph.structures.semimarkov.segments import graph_of, laid_out, recognised_segments
 

@@ -15,7 +15,7 @@ from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.recognition import Recognised, recognised
-from rdpgraph.structures.chain.tensors import table_of
+from rdpgraph.structures.chain.steps import table_of
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
 

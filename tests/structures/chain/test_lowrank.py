@@ -11,8 +11,7 @@ from rdpgraph._core import tuning
 from rdpgraph.structures.chain import decode, logs, model, rank_chains, recursion
 from rdpgraph.structures.chain import scaled as routes
 from rdpgraph.structures.chain.low_rank import to_ranks, to_states
-from rdpgraph.structures.chain.steps import RankSteps
-from rdpgraph.structures.chain.tensors import Parts
+from rdpgraph.structures.chain.steps import Parts, RankSteps
 from rdpgraph.testing import brute_force, check_structure
 
 WIDE = torch.float64

@@ -8,7 +8,7 @@ import torch
 from rdpgraph import Chain
 from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.chain import decode, native, paths, sampling, scaled, sweeps
+from rdpgraph.structures.chain import decode, native, paths, scaled, sweeps
 from rdpgraph.structures.chain.factors import Factors
 from rdpgraph.structures.recursion import library
 
@@ -142,7 +142,7 @@ def test_tracebacks_are_the_same_bit_for_bit(size, monkeypatch):
     noise = torch.randn(3, *size, generator=torch.Generator().manual_seed(0))
 
     def traced():
-        return paths.traceback(messages, *parts[1:], count=3, noise=sampling.held(noise))
+        return paths.traceback(messages, *parts[1:], count=3, noise=paths.held(noise))
 
     found = traced()
     assert torch.equal(found, by_torch(monkeypatch, traced))
@@ -155,7 +155,7 @@ def test_draws_do_not_depend_on_the_kernel(monkeypatch):
     parts = parts_of((9, 30, 7), torch.float64)
 
     def drawn():
-        return sampling.draw(*parts, 20, torch.Generator().manual_seed(0))
+        return paths.draw(*parts, 20, torch.Generator().manual_seed(0))
 
     assert torch.equal(drawn(), by_torch(monkeypatch, drawn))
 

@@ -9,8 +9,7 @@ from torch.testing import assert_close
 from rdpgraph import straight_through
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.structures.chain import logs, recursion
-from rdpgraph.structures.chain.paths import conditionals, traceback
-from rdpgraph.structures.chain.sampling import held, relaxed_by
+from rdpgraph.structures.chain.paths import conditionals, held, relaxed_by, traceback
 from tests.structures.chain.enumeration import (
     KINDS,
     SHAPES,

@@ -8,7 +8,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import NonProjectiveDependencies, ProjectiveDependencies
-from rdpgraph.structures.dependency import edmonds
+from rdpgraph.structures.dependency import elimination
 from tests.estimate.enumeration import expectation
 from tests.structures.hypertree.enumeration import entropy_of, normal
 
@@ -71,7 +71,7 @@ def test_both_ways_to_the_k_best_trees_agree(multiroot, hard, monkeypatch):
     model = NonProjectiveDependencies(unary, multiroot=multiroot, lengths=torch.tensor([7, 5, 4]))
     found = []
     for way in (True, False):
-        monkeypatch.setattr(edmonds, "quicker", lambda batch, words, way=way: way)
+        monkeypatch.setattr(elimination, "quicker", lambda batch, words, way=way: way)
         found.append(model.k_best(20))
     torch.testing.assert_close(found[0].scores, found[1].scores, rtol=1e-9, atol=0.0)
     alive = found[0].scores > -math.inf
@@ -124,10 +124,10 @@ def test_low_scores_that_stand_for_no_arc_take_no_digits_from_others(kind, multi
 
 
 def test_short_sentences_are_taken_in_lists():
-    assert edmonds.quicker(1, 20)
-    assert edmonds.quicker(4, 8)
-    assert not edmonds.quicker(1, 40)
-    assert not edmonds.quicker(16, 8)
+    assert elimination.quicker(1, 20)
+    assert elimination.quicker(4, 8)
+    assert not elimination.quicker(1, 40)
+    assert not elimination.quicker(16, 8)
 
 
 @pytest.mark.cover(2)
@@ -153,7 +153,7 @@ def test_every_answer_is_that_of_all_trees(kind, multiroot, spread, length, seed
         torch.testing.assert_close(model.max_marginals(), through.amax(0), **CLOSE)
     _check_lists(model, trees, scores)
     if kind is rg.NonProjectiveDependencies:
-        monkeypatch.setattr(edmonds, "quicker", lambda batch, words: False)
+        monkeypatch.setattr(elimination, "quicker", lambda batch, words: False)
         _check_lists(model, trees, scores)
     if log_z == -math.inf:
         assert not model.marginals().any()

@@ -7,7 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import NonProjectiveDependencies
-from rdpgraph.structures.dependency import edmonds, elimination
+from rdpgraph.structures.dependency import elimination
 from tests.structures.hypertree.enumeration import normal
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -63,7 +63,7 @@ def test_max_marginals_are_those_of_trees_with_the_arc(multiroot, hard, words):
 @pytest.mark.parametrize("multiroot", [False, True])
 @pytest.mark.parametrize("lists", [False, True])
 def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot, lists, monkeypatch):
-    monkeypatch.setattr(edmonds, "quicker", lambda batch, words: lists)
+    monkeypatch.setattr(elimination, "quicker", lambda batch, words: lists)
     model = trees(3, 9, multiroot=multiroot, hard=0.4)
     best = model.k_best(12)
     torch.testing.assert_close(best.scores, model.score(best.heads), **CLOSE)
@@ -80,7 +80,7 @@ def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot, lists
 @pytest.mark.parametrize("multiroot", [False, True])
 @pytest.mark.parametrize("lists", [False, True])
 def test_trees_of_equal_score_are_told_apart(multiroot, lists, monkeypatch):
-    monkeypatch.setattr(edmonds, "quicker", lambda batch, words: lists)
+    monkeypatch.setattr(elimination, "quicker", lambda batch, words: lists)
     model = NonProjectiveDependencies(torch.zeros(4, 5), multiroot=multiroot)
     count = round(float(model.log_partition().exp()))
     best = model.k_best(count + 3)

@@ -8,7 +8,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Hypertree, Randomized
-from rdpgraph.estimate import pilot
+from rdpgraph.estimate import proposals
 from rdpgraph.estimate.estimator import Setting
 from rdpgraph.randomized import (
     Global,
@@ -108,7 +108,7 @@ def test_probes_of_a_pilot_are_marginals_with_the_state_put_among_those_kept(kin
     model = hypertree(kind, 3, 5, lengths=2)
     support = TopTail(1, 1).select(model.sites().unary, torch.Generator().manual_seed(0))
     setting = Setting.of(model, TopTail(1, 1), solve=rg.infer, generator=None)
-    (probed,) = pilot.probed(setting, [support])
+    (probed,) = proposals.probed(setting, [support])
     for first, last in ((0, 0), (1, 1), (0, 1)):
         # All states at one span, those kept at the others.
         states = torch.zeros(3, 3, 5, dtype=torch.int64)

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from rdpgraph._core import tuning
 from rdpgraph.structures.draws import drawn
-from rdpgraph.structures.recursion import up as upwards
+from rdpgraph.structures.recursion import down as upwards
 from tests.structures.tape.models import RULES, Spans, draw
 
 

@@ -10,8 +10,7 @@ from torch.testing import assert_close
 import rdpgraph as rg
 from rdpgraph._core import tuning
 from rdpgraph.structures.recursion import down as downwards
-from rdpgraph.structures.recursion.down import down, of_sites
-from rdpgraph.structures.recursion.up import goal, up
+from rdpgraph.structures.recursion.down import down, goal, of_sites, up
 from rdpgraph.testing import check_structure
 from tests.estimate.enumeration import expectation
 from tests.structures.tape.models import LENGTHS, PAIRS, RULES, Segments, Spans, Tags, draw

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import rdpgraph as rg
 from rdpgraph.logspace.logmatrix import LogMatrix
 from rdpgraph.structures.recursion import moments as products
-from rdpgraph.structures.recursion.up import last_read
+from rdpgraph.structures.recursion.down import last_read
 from tests.structures.tape.models import Segments, Spans, Tags, draw
 
 INF = float("inf")
