@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from rdpgraph.errors import ModelError
+
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of estimates, sweeps of pruning and training, as given to a callback.
+    """Progress of estimates, sweeps of pruning, training and rates, as given to a callback.
 
     Attributes:
         work: the work, in words.
         number: steps done.
-        value: the estimate after them: of log Z, the mean score or the bound; nats.
+        value: after them: the estimate of log Z, the mean score, the bound or log-likelihood; nats.
         seconds: since the start.
     """
 
@@ -29,6 +31,8 @@ class Progress:
 
 def goes_on(progress: Callable[[Any], object] | None, step: object) -> bool:
     """Report a step; False where the callback raises StopIteration to end the work."""
+    if not (progress is None or callable(progress)):
+        raise ModelError(f"progress is a function of a step, or None; got {progress!r:.80}.")
     if progress is not None:
         try:
             progress(step)

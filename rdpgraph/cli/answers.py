@@ -6,18 +6,21 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from rdpgraph.cli.options import Format, Task
+from rdpgraph.cli.options import Format, ParseFormat, Task
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, printable
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.io.evidence import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
+from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import State
 from rdpgraph.plan.clock import now
 from rdpgraph.query.answers import Assignment, StateValues
@@ -351,6 +354,13 @@ def as_json(body: dict[str, Any]) -> str:
     """A JSON object, in which numbers that are not finite are null."""
     finite = {key: _finite(value) for key, value in body.items()}
     return json.dumps(finite, indent=1, allow_nan=False)
+
+
+def print_report(style: ParseFormat, graph: FactorGraph, target: Path, **more: Any) -> None:
+    """Print what a command wrote of a graph as JSON; nothing as text."""
+    if style is ParseFormat.JSON:
+        sizes = {"variables": graph.num_variables, "factors": graph.num_factors}
+        typer.echo(as_json({"output": str(target), **sizes, **more}))
 
 
 def _finite(value: Any) -> Any:

@@ -23,6 +23,7 @@ from rdpgraph.cli.options import (
     EstimatorName,
     Evidence,
     Format,
+    Json,
     Limit,
     Memory,
     Method,
@@ -31,6 +32,7 @@ from rdpgraph.cli.options import (
     ParseFormat,
     ParseTask,
     ProposalName,
+    Report,
     Settings,
     Style,
     Task,
@@ -78,7 +80,8 @@ def infer_command(
     models: Annotated[
         list[Path],
         typer.Argument(
-            metavar="MODEL", help="A .uai or .bif file, or its .gz; of several, each in turn."
+            metavar="MODEL",
+            help="A .uai, .bif, .xdsl, .wcsp, ... file, or its .gz; of several, each in turn.",
         ),
     ],
     evidence: Evidence = None,
@@ -96,6 +99,7 @@ def infer_command(
     method: Annotated[Method, typer.Option(help="How to answer.")] = Method.AUTO,
     output: Output = None,
     style: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TABLE,
+    _json: Json = None,
     memory_bytes: Memory = None,
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
@@ -164,7 +168,7 @@ def infer_command(
     for model, target in answered_here(models, output, task, evidence):
         checked_target(target, model, evidence)
         with about(model, models), ending(time_seconds, spent=started):
-            with show_progress("reading", time_seconds) as tell, best_so_far() as stop:
+            with show_progress("reading", time_seconds) as tell:
                 scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, tell)
                 rewrite = estimator_of(estimator, keep, proposal, replicates)
                 generator = seeded(seed)
@@ -187,13 +191,15 @@ def infer_command(
                 scheduler = replace(scheduler, seconds=allowance.left())
                 asked = queried(graph, names)  # checked before planning
                 require_room_for_answers(graph, task, asked, style, memory_bytes)
-                if len(models) == 1 < place()[1]:
-                    posterior = distributed_posterior(graph, scheduler, rewrite, task)
-                    until = inf  # all processes must ask the same questions
-                else:
-                    posterior = posterior_of(graph, scheduler, rewrite, generator)
-                tell("solving")
-                answered = answer(posterior, task, asked, sums=style is not Format.UAI, until=until)
+                with best_so_far() as stop:
+                    if len(models) == 1 < place()[1]:
+                        posterior = distributed_posterior(graph, scheduler, rewrite, task)
+                        until = inf  # all processes must ask the same questions
+                    else:
+                        posterior = posterior_of(graph, scheduler, rewrite, generator)
+                    tell("solving")
+                    sums = style is not Format.UAI
+                    answered = answer(posterior, task, asked, sums=sums, until=until)
             if stop.asked:
                 ended = 130
             elif not posterior.status.converged:
@@ -231,6 +237,7 @@ def explain_command(
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
     style: Style = ParseFormat.TEXT,
+    _json: Json = None,
 ) -> None:
     """Print the plan for a model, without running it."""
     from rdpgraph._core.progress import show_progress
@@ -264,8 +271,11 @@ def convert(
     ],
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    style: Report = ParseFormat.TEXT,
+    _json: Json = None,
 ) -> None:
     """Read a model in one format and write it in another."""
+    from rdpgraph.cli.answers import print_report
     from rdpgraph.cli.drawing import checked_target
     from rdpgraph.cli.loading import load
     from rdpgraph.cli.solving import ending
@@ -275,7 +285,9 @@ def convert(
     checked_target(target, model)
     text_of(target)  # checked before reading
     with ending(time_seconds):
-        write(load(model, limit=limit, wait=min(WAIT, time_seconds)), target)
+        graph = load(model, limit=limit, wait=min(WAIT, time_seconds))
+        write(graph, target)
+    print_report(style, graph, target)
 
 
 @app.command()
@@ -289,9 +301,12 @@ def draw(
     ] = True,
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    style: Report = ParseFormat.TEXT,
+    _json: Json = None,
 ) -> None:
     """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
     from rdpgraph._core.progress import show_progress
+    from rdpgraph.cli.answers import print_report
     from rdpgraph.cli.drawing import checked_picture
     from rdpgraph.cli.loading import load
     from rdpgraph.cli.solving import ending, posterior_of
@@ -305,6 +320,7 @@ def draw(
         barred = marginals and graph.num_variables <= 40
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds)) if barred else None
         draw_model(posterior or graph, output)
+    print_report(style, graph, output, marginals=barred)
 
 
 @app.command("parse")
@@ -323,6 +339,7 @@ def parse_command(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the draws (sample).")] = None,
     style: Style = ParseFormat.TEXT,
+    _json: Json = None,
     output: Output = None,
     picture: Annotated[
         Path | None,

@@ -19,12 +19,22 @@ class _Closed(TextIOBase):
         raise OSError(errno.EBADF, "it is closed; use --output FILE", "standard output")
 
 
+_caught: list[bool] = []
+"""One entry for each Ctrl-C since the start, except those that `interruptible` answers."""
+
+
+def raise_swallowed() -> None:
+    """Raise the Ctrl-C that code beneath an import has swallowed, if there was one."""
+    if _caught:
+        raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the command line: exit code 0 answered, 1 a one-line error, 2 usage, 130 interrupted."""
-    caught: list[bool] = []
+    _caught.clear()
 
     def interrupted(*_: object) -> None:
-        caught.append(True)
+        _caught.append(True)
         raise KeyboardInterrupt
 
     ours = threading.current_thread() is threading.main_thread()
@@ -33,7 +43,7 @@ def main() -> None:
         _answered()
     except BaseException as error:
         # An interrupted import may fail later with another error.
-        if caught or isinstance(error, KeyboardInterrupt):
+        if _caught or isinstance(error, KeyboardInterrupt):
             _fail("Stopped.", 130)
         raise
     finally:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rdpgraph.cli.options import Limit, Model, Output, ParseFormat, Settings, Style, Whole
+from rdpgraph.cli.options import Json, Limit, Model, Output, ParseFormat, Settings, Style, Whole
 
 
 def fit_command(
@@ -25,6 +25,7 @@ def fit_command(
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
     style: Style = ParseFormat.TEXT,
+    _json: Json = None,
 ) -> None:
     """Fit the tables of a Bayesian network to rows with gaps, from its own tables on.
 
@@ -75,6 +76,7 @@ def sample_command(
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
     style: Style = ParseFormat.TEXT,
+    _json: Json = None,
 ) -> None:
     """Draw rows from a model, given what is set, as comma-separated values or JSON."""
     from rdpgraph._core.progress import show_progress

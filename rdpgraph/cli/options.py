@@ -128,7 +128,10 @@ def _amount(
     return value
 
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A .uai or .bif file, or its .gz.")]
+Model = Annotated[
+    Path,
+    typer.Argument(metavar="MODEL", help="A .uai, .bif, .xdsl, .wcsp, ... file, or its .gz."),
+]
 Evidence = Annotated[
     Path | None,
     typer.Option(
@@ -158,6 +161,24 @@ Limit = Annotated[
     typer.Option("--limit", parser=memory, metavar="2GiB", help="Most text read of a file."),
 ]
 Style = Annotated[ParseFormat, typer.Option("--format", help="How to write it.")]
+
+Report = Annotated[
+    ParseFormat, typer.Option("--format", help="What to print: nothing, or what was written.")
+]
+
+
+def _as_json(context: typer.Context, asked: bool | None) -> None:  # noqa: FBT001
+    if asked:
+        context.default_map = {"style": "json"}
+
+
+Json = Annotated[
+    bool | None,
+    typer.Option(
+        "--json", help="The same as --format json.", is_eager=True, expose_value=False,
+        callback=_as_json,
+    ),
+]  # fmt: skip
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="The file to write, atomically, instead of printing."),

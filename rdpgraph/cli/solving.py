@@ -12,6 +12,7 @@ from time import monotonic
 import torch
 import typer
 
+from rdpgraph.cli.entry import raise_swallowed
 from rdpgraph.cli.options import EstimatorName, Method, ProposalName, Task
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.errors import BudgetError, ModelError, RdpgraphError, in_a_line
@@ -236,6 +237,7 @@ def ending(seconds: float, *, spent: float = 0.0) -> Generator[None]:
     Up to half of the ``spent`` seconds count. A last resort, for code that does not watch the
     clock, such as reading a file; without effect in threads and on Windows.
     """
+    raise_swallowed()
     ours = threading.current_thread() is threading.main_thread()
     if not ours or not hasattr(signal, "setitimer"):
         yield

@@ -1,7 +1,10 @@
 """Rates of errors learned from syndromes alone, with standard errors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 from typing import Any
 
 import torch
@@ -9,7 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.errors import ModelError
+from rdpgraph.plan import clock
 from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.parity.sweeps import checked_syndrome
@@ -38,7 +43,12 @@ class LearnedRates:
 
 
 def learn_rates(
-    model: ParityModel, syndromes: Any, *, tied: Sequence[int] | None = None, steps: int = 60
+    model: ParityModel,
+    syndromes: Any,
+    *,
+    tied: Sequence[int] | None = None,
+    steps: int = 60,
+    progress: Callable[[Progress], object] | None = None,
 ) -> LearnedRates:
     """Rates of maximum likelihood by L-BFGS on exact gradients, starting at the model's.
 
@@ -47,6 +57,8 @@ def learn_rates(
         syndromes: (shots, checks), -1 where a check is erased.
         tied: (errors,) a label for each error; those of one label have one rate.
         steps: of L-BFGS, at most.
+        progress: called with a `Progress` after every gradient, of which a step takes a few. Where
+            it ends the work, or Ctrl-C does, the rates are the best so far.
 
     Raises:
         ModelError: rates of 0 or 1, ties of the wrong length, or no steps.
@@ -98,20 +110,30 @@ def learn_rates(
         unary = unary if unary.ndim == 3 else unary.unsqueeze(0)
         return sweeps.log_cosets(parities, unary, part, observables=False)[:, 0]
 
+    begun, number, best = monotonic(), 0, (inf, values.detach())
+
     def loss() -> Tensor:
+        nonlocal number, best
         optimiser.zero_grad()
         value = values.new_zeros(())
         for part, count in pieces:
             piece = -(logs(values, part) * count).sum() / len(given)
             piece.backward()
             value += piece.detach()
+        number += 1
+        if float(value) < best[0]:
+            best = float(value), values.detach().clone()
+        step = Progress("rates", number, -float(value), monotonic() - begun)
+        if not goes_on(progress, step) or clock.stopped():
+            raise StopIteration
         return value
 
     optimiser = torch.optim.LBFGS(
         [values], max_iter=steps, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
     )
-    optimiser.step(loss)  # pyright: ignore[reportArgumentType]
-    likelihood = -float(loss())
+    with suppress(StopIteration):
+        optimiser.step(loss)  # pyright: ignore[reportArgumentType]
+    likelihood, values = -best[0], best[1]
     information = torch.zeros(len(groups), len(groups), dtype=torch.float64)
     for part, count in pieces:
         each = values.detach().expand(len(part), -1).clone().requires_grad_()

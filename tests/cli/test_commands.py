@@ -8,7 +8,7 @@ import math
 import random
 import signal
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from rich.console import Console
 
 import rdpgraph as rg
 from rdpgraph.cli import answers, solving
+from rdpgraph.cli.app import app
 from rdpgraph.cli.loading import load
 from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import ModelError
@@ -727,3 +728,48 @@ def test_ctrl_c_prints_the_best_answer_so_far(run, grid, monkeypatch):
     body = json.loads(out)
     assert body["converged"] is False
     assert math.isfinite(body["log_partition"])
+
+
+@pytest.mark.parametrize("command", ["infer", "explain", "convert", "draw", "sample", "fit"])
+def test_ctrl_c_while_reading_ends_with_a_line(run, tmp_path, monkeypatch, command):
+    def reading(*arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("rdpgraph.cli.loading.read", reading)
+    more = {"convert": [tmp_path / "a.bif"], "draw": ["-o", tmp_path / "a.png"]}
+    more["fit"] = [ASIA, "-o", tmp_path / "a.bif"]
+    assert run(command, ASIA, *more.get(command, [])) == (130, "", "Error: Stopped.\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_that_an_import_swallows_ends_the_command(run, monkeypatch):
+    @contextmanager
+    def shown(*_):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        yield lambda step: None
+
+    monkeypatch.setattr("rdpgraph._core.progress.show_progress", shown)
+    assert run("explain", ASIA) == (130, "", "Error: Stopped.\n")
+
+
+@pytest.mark.parametrize("asked", [("--json",), ("--format", "json")])
+def test_every_command_has_an_answer_in_json(run, tmp_path, asked):
+    rows, grammar = tmp_path / "rows.csv", tmp_path / "a.cfg"
+    rows.write_text("lung\nyes\nno\n")
+    grammar.write_text('1.0 S -> N N\n1.0 N -> "dog"\n')
+    commands = {
+        "infer": [ASIA],
+        "explain": [ASIA],
+        "convert": [ASIA, tmp_path / "a.uai"],
+        "draw": [ASIA, "-o", tmp_path / "a.svg", "--no-marginals"],
+        "sample": [ASIA, "-n", 2],
+        "fit": [ASIA, rows, "-o", tmp_path / "b.bif", "--steps", 1],
+        "parse": [grammar, "dog dog"],
+    }
+    names = {one.name or one.callback.__name__ for one in app.registered_commands}
+    assert set(commands) == names
+    told = {name: json.loads(run(name, *given, *asked)[1]) for name, given in commands.items()}
+    size = {"variables": 8, "factors": 8}
+    assert told["convert"] == {"output": str(tmp_path / "a.uai"), **size}
+    assert told["draw"] == {"output": str(tmp_path / "a.svg"), **size, "marginals": False}

@@ -171,6 +171,27 @@ def test_rates_are_learned_and_what_cannot_be_told_apart_is_one():
     assert tied.log_likelihood >= start.condition(given).log_partition().mean() - 1e-9
 
 
+@pytest.mark.parametrize("by", ["callback", "ctrl-c"])
+@pytest.mark.parametrize("most", [1, 3, 6])
+def test_rates_that_were_ended_are_the_best_so_far(most, by):
+    given, told = syndromes_of(ring(), 300), []
+    start = rg.ParityModel.from_rates(RING, [0.3, 0.01, 0.2, 0.3, 0.4])
+
+    def tell(step):
+        told.append(step)
+        if len(told) == most and by == "callback":
+            raise StopIteration
+        stop.asked = len(told) == most
+
+    with rg.interruptible() as stop:
+        learned = decoding.learn_rates(start, given, progress=tell)
+    assert [step.number for step in told] == [*range(1, most + 1)]
+    assert learned.log_likelihood == max(step.value for step in told)
+    found = rg.ParityModel.from_rates(RING, learned.rates).condition(given)
+    assert learned.log_likelihood == pytest.approx(float(found.log_partition().mean()))
+    assert told[0].value == pytest.approx(float(start.condition(given).log_partition().mean()))
+
+
 @pytest.mark.long
 def test_rates_of_a_repetition_code_are_recovered():
     stim = pytest.importorskip("stim", reason="stim writes the circuit")
@@ -203,6 +224,7 @@ BAD = {
     "rates of zero": lambda: decoding.learn_rates(
         rg.ParityModel.from_rates(RING, [0.0] * 5), [[0, 0, 0, 0]]
     ),
+    "progress that is not called": lambda: decoding.learn_rates(ring(), [[0, 0, 0, 0]], progress=3),
     "ties of other errors": lambda: decoding.learn_rates(ring(), [[0, 0, 0, 0]], tied=[1]),
     "none kept": lambda: decoding.CosetDecoder(ring(), keep=0),
 }
