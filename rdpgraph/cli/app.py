@@ -175,15 +175,8 @@ def infer_command(
                 allowance = Allowance(time_seconds)
                 until = now() + time_seconds - started
                 with allowance.spending():
-                    graph = load(
-                        model,
-                        evidence,
-                        settings or (),
-                        device,
-                        limit=limit,
-                        wait=time_seconds,
-                        memory=memory_bytes,
-                    )
+                    budget: Any = {"limit": limit, "wait": time_seconds, "memory": memory_bytes}
+                    graph = load(model, evidence, settings or (), device, **budget)
                 tell("planning")
                 # Writing takes less than half as long as reading.
                 allowance.spent = 1.5 * allowance.spent + started
@@ -251,14 +244,8 @@ def explain_command(
     with show_progress("planning", time_seconds), ending(time_seconds):
         allowance = Allowance(time_seconds)
         with allowance.spending():
-            graph = load(
-                model,
-                evidence,
-                settings or (),
-                limit=limit,
-                wait=time_seconds,
-                memory=memory_bytes,
-            )
+            budget: Any = {"limit": limit, "wait": time_seconds, "memory": memory_bytes}
+            graph = load(model, evidence, settings or (), **budget)
         plan = explain(graph, scheduler=Auto(memory_bytes, allowance.left()))
     typer.echo(str(plan) if style is ParseFormat.TEXT else as_json(plan.figures()))
 
