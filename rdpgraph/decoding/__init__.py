@@ -5,11 +5,14 @@
 
 from typing import Any
 
-from rdpgraph.decoding.cosets import CosetDecoder, Decoded
+from rdpgraph.decoding.cosets import CosetDecoder, Decoded, WindowDecoder
 from rdpgraph.decoding.messages import Messages, MessagesDecoder
 from rdpgraph.decoding.rates import LearnedRates, learn_rates
 
-__all__ = ["CosetDecoder", "Decoded", "LearnedRates", "Messages", "MessagesDecoder", "learn_rates"]
+__all__ = [
+    "CosetDecoder", "Decoded", "LearnedRates", "Messages", "MessagesDecoder", "WindowDecoder",
+    "learn_rates",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,18 @@
 """Decoding by the most probable values of observables, each distinct syndrome once."""
 
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.potentials.table import as_states
+from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.model import ParityModel
+from rdpgraph.structures.parity.parities import CLOSE, OPEN
 from rdpgraph.structures.parity.sweeps import checked_syndrome
 
 _AT_ONCE = 1 << 14
@@ -87,16 +92,111 @@ class CosetDecoder:
         rows, back = given.reshape(-1, given.shape[-1]).unique(dim=0, return_inverse=True)
         parts = [self._log_cosets(part) for part in rows.split(_AT_ONCE)]
         logs = torch.cat(parts)[back].reshape(*given.shape[:-1], -1)
-        log_p = logs.logsumexp(-1)
-        best = logs.max(-1)
-        there = log_p > -torch.inf
-        chance = torch.where(there, best.values - torch.where(there, log_p, 0.0), -torch.inf).exp()
-        number = torch.where(there, best.indices, 0).unsqueeze(-1)
-        bits = number >> torch.arange(self.model.checks.num_observables) & 1
-        return Decoded(bits, chance, log_p)
+        return _decided(logs, self.model.checks.num_observables)
 
     def _log_cosets(self, rows: Tensor) -> Tensor:
         model = self.model.condition(rows)
         if self.keep is None:
             return model.log_cosets()
         return model.kept(self.keep, event_cost=self.event_cost).log_cosets
+
+
+@dataclass(frozen=True, eq=False)
+class WindowDecoder:
+    """Decisions while a memory runs: window after window of checks, with states carried on.
+
+    A window is swept once all checks that its errors flip are known: windows overlap, and decisions
+    come a window late, as a rule. The states of largest mass then go on to the next window, so that
+    no error is decided on early, and the last decision is that of one sweep over the whole. Memory
+    for a shot is that of its states, however long the memory runs.
+
+    Args:
+        model: without a batch.
+        windows: (checks,) the number of each check's window, from 0.
+        keep: the number of states, as for `ParityModel.kept`.
+        event_cost: as for `ParityModel.kept`.
+
+    Raises:
+        ModelError: no `ParityModel`, one with batch dims, or other windows.
+
+    Example:
+        >>> chain = ParityModel.from_rates(
+        ...     [[1, 1, 0], [0, 1, 1]], [0.2, 0.1, 0.1], observables=[[1, 0, 0]]
+        ... )
+        >>> for so_far in WindowDecoder(chain, [0, 1], keep=10).decode([[1], [0]]):
+        ...     print(so_far.observables, so_far.confidence)
+        tensor([1]) tensor(0.6923, dtype=torch.float64)
+        tensor([1]) tensor(0.9529, dtype=torch.float64)
+    """
+
+    model: ParityModel
+    windows: Any
+    keep: int = 100
+    event_cost: float = 0.05
+
+    def __post_init__(self) -> None:
+        CosetDecoder(self.model, self.keep, self.event_cost)
+        given = as_states("WindowDecoder's windows", self.windows).cpu()
+        checks = self.model.checks
+        wrong = tuple(given.shape) != (checks.num_checks,) or given.is_floating_point()
+        if wrong or not given.numel() or bool(given.amin() < 0):
+            raise ModelError(
+                f"WindowDecoder of {checks} needs whole windows >= 0, ({checks.num_checks},); got "
+                f"{tuple(given.shape)}."
+            )
+        object.__setattr__(self, "windows", given)
+
+    @torch.no_grad()
+    def decode(self, pieces: Iterable[Any]) -> Iterator[Decoded]:
+        """Decisions about the observables so far after each window, given the checks until then.
+
+        Args:
+            pieces: for each window in order (*batch, checks of the window), -1 where erased. Taken
+                one after the other, when the next decision is asked for.
+
+        Raises:
+            EvidenceError: a syndrome of another length, or fewer pieces than windows.
+        """
+        windows, given, carried = self.windows.tolist(), iter(pieces), None
+        parities = self.model.checks.by_windows(windows)
+        steps = parities.slots.steps.tolist()
+        unary, syndrome = self.model.unary.cpu().unsqueeze(0), None
+        begin, seen, lead = 0, -1, ()
+        for window in range(max(windows) + 1):
+            closed = [at for at, (kind, _, number) in enumerate(steps)
+                      if kind == CLOSE and windows[number] <= window]  # fmt: skip
+            end = len(steps) if window == max(windows) else max(closed, default=-1) + 1
+            wanted = max([windows[c] for kind, _, c in steps[:end] if kind == OPEN] + [window])
+            while seen < wanted:
+                seen += 1
+                places = (self.windows == seen).nonzero().flatten()
+                piece = next(given, None)
+                if piece is None:
+                    raise EvidenceError(f"WindowDecoder needs a piece for window {seen}; got none.")
+                piece = checked_syndrome(piece, len(places))
+                if syndrome is None:
+                    lead = piece.shape[:-1]
+                    syndrome = piece.new_full((math.prod(lead), len(windows)), -1)
+                    carried = sweeps.no_states(parities, self.keep, len(syndrome))
+                if piece.shape[:-1] != lead:
+                    raise EvidenceError(
+                        f"WindowDecoder got pieces of batches {tuple(lead)} and "
+                        f"{tuple(piece.shape[:-1])}."
+                    )
+                syndrome[:, places] = piece.reshape(len(syndrome), -1)
+            assert syndrome is not None
+            logs = sweeps.kept_cosets(
+                parities, unary, syndrome, self.keep, 1, -1, self.event_cost,
+                part=slice(begin, end), carried=carried,
+            )[0]  # fmt: skip
+            begin = end
+            yield _decided(logs.reshape(*lead, -1), parities.num_observables)
+
+
+def _decided(logs: Tensor, observables: int) -> Decoded:
+    """The most probable of log-masses (*batch, 2^observables)."""
+    log_p, best = logs.logsumexp(-1), logs.max(-1)
+    there = log_p > -torch.inf
+    chance = torch.where(there, best.values - torch.where(there, log_p, 0.0), -torch.inf).exp()
+    number = torch.where(there, best.indices, 0).unsqueeze(-1)
+    return Decoded(number >> torch.arange(observables) & 1, chance, log_p)

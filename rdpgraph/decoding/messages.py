@@ -45,6 +45,9 @@ class MessagesDecoder:
         scale: the factor of min-sum's messages.
         product: sum-product instead of min-sum.
         serial: bit after bit, each using the messages of those before, instead of all at once.
+        damping: the share of its old message that a check keeps: one number, or (edges,) one for
+            each error of each check, check by check, as `learn_damping` finds them. Above -1 and
+            below 1.
 
     Raises:
         ModelError: shapes that do not fit, or numbers out of range.
@@ -63,6 +66,7 @@ class MessagesDecoder:
     scale: float = 1.0
     product: bool = False
     serial: bool = False
+    damping: Any = 0.0
 
     def __post_init__(self) -> None:
         parities = Parities.of(self.checks, None)
@@ -78,9 +82,17 @@ class MessagesDecoder:
                 "MessagesDecoder needs a whole number of iterations >= 1 and a scale above 0; got "
                 f"{self.iterations!r:.40} and {self.scale!r:.40}."
             )
+        count = sum(map(len, parities.rows))
+        damping = as_values("MessagesDecoder's damping", self.damping).double().cpu()
+        if tuple(damping.shape) not in ((), (count,)) or not bool((damping.abs() < 1).all()):
+            raise ModelError(
+                f"MessagesDecoder of {parities} needs a damping above -1 and below 1, one number "
+                f"or ({count},) one for each edge; got shape {tuple(damping.shape)}."
+            )
         library.require("MessagesDecoder")
         object.__setattr__(self, "checks", parities)
         object.__setattr__(self, "log_odds", odds.expand(total).contiguous())
+        object.__setattr__(self, "damping", damping.expand(count).contiguous())
         edges = [(check, bit) for check, row in enumerate(parities.rows) for bit in row]
         incident = torch.tensor(edges, dtype=torch.long, device="cpu").reshape(-1, 2)
         order = torch.argsort(incident[:, 1], stable=True)
@@ -108,10 +120,10 @@ class MessagesDecoder:
         ratios = torch.empty(len(rows), total, dtype=torch.float64)
         iterations = torch.zeros(len(rows), dtype=torch.long)
         parts: tuple[Tensor, ...] = vars(self)["_edges"]
-        prior = -self.log_odds
+        own = -self.log_odds, self.damping
         work = len(parts[1]) * len(rows)
         library.parity_function("messages")(
-            *(part.data_ptr() for part in (*parts, prior, rows, ratios, iterations)),
+            *(part.data_ptr() for part in (*parts, *own, rows, ratios, iterations)),
             parities.num_checks, total, len(rows), self.iterations, self.scale, int(self.product),
             int(self.serial), library.threads(work, least=2**14),
         )  # fmt: skip

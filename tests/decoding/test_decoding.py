@@ -10,6 +10,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph import decoding
 from tests.fuzz.parities import drawn
+from tests.structures.test_parity import memory
 
 RING = [[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
 
@@ -39,6 +40,62 @@ def test_an_impossible_shot_is_no_exception():
     assert decoded.observables.tolist() == [[0], [1]]
 
 
+def shots_of(model, count, seed=0):
+    """Syndromes and observables of drawn errors."""
+    return model.syndrome_of(model.sample(count, torch.Generator().manual_seed(seed)))
+
+
+def in_windows(model, windows, syndromes, keep):
+    """Decisions after each window, and how many pieces had been taken before each."""
+    taken = []
+
+    def pieces():
+        for window in range(int(windows.max()) + 1):
+            taken.append(window)
+            yield syndromes[..., windows == window]
+
+    decoder = decoding.WindowDecoder(model, windows, keep=keep)
+    return [(decoded, len(taken)) for decoded in decoder.decode(pieces())]
+
+
+def test_windows_of_all_states_are_exact_after_each():
+    model = memory(3, 3, 0.05)
+    checks, windows = model.checks, torch.arange(8) // 2
+    syndromes = shots_of(model, 12)[0].reshape(3, 4, 8)
+    syndromes[0, 0, 3] = -1
+    found = in_windows(model, windows, syndromes, keep=64)
+    assert [taken for _, taken in found] == [2, 3, 4, 4]
+    for window, (decoded, _) in enumerate(found):
+        seen = [bool((windows[list(at)] <= window).any()) for at, _ in checks.columns]
+        matrix = checks.matrices[1] * torch.tensor(seen)
+        known = torch.where(windows <= window, syndromes, -1)
+        so_far = rg.ParityModel(
+            checks.matrices[0], unary=model.unary, observables=matrix, syndrome=known
+        )
+        chances = so_far.coset_probabilities()
+        torch.testing.assert_close(decoded.log_probability, so_far.log_partition())
+        torch.testing.assert_close(decoded.confidence, chances.amax(-1))
+        assert torch.equal(decoded.observables[..., 0], chances.argmax(-1))
+
+
+def test_one_window_is_the_whole():
+    model = memory(3, 5, 0.05)
+    syndromes = shots_of(model, 50)[0]
+    whole = decoding.CosetDecoder(model, keep=6).decode_observables(syndromes)
+    [(decoded, _)] = in_windows(model, torch.zeros(12).long(), syndromes, keep=6)
+    torch.testing.assert_close(decoded.log_probability, whole.log_probability)
+    torch.testing.assert_close(decoded.confidence, whole.confidence)
+
+
+def test_windows_of_a_long_memory_decide_as_the_whole_does():
+    model = memory(5, 30, 0.02)
+    syndromes = shots_of(model, 300)[0]
+    exact = decoding.CosetDecoder(model).decode_observables(syndromes)
+    found = in_windows(model, torch.arange(124) // 4, syndromes, keep=8)
+    assert (found[-1][0].observables == exact.observables).double().mean() > 0.97
+    assert (found[-1][0].log_probability <= exact.log_probability + 1e-9).all()
+
+
 def test_random_trees_are_decoded_by_sum_product_exactly():
     rng = np.random.default_rng(0)
     bits = [[int(rng.integers(at)), at] for at in range(1, 12)]
@@ -65,6 +122,8 @@ def test_messages_of_plain_loops(seed, product, serial):
     matrix = (rng.random((5, 9)) < 0.4).astype(int)
     odds, syndromes = rng.normal(size=9) - 1, rng.integers(0, 2, (21, 5))
     options = {"product": product, "serial": serial, "scale": 0.75}
+    if seed % 2:
+        options["damping"] = torch.tensor(rng.uniform(-0.5, 0.9, matrix.sum()))
     found = decoding.MessagesDecoder(matrix, odds, 4, **options).run(syndromes)
     for at, syndrome in enumerate(syndromes):
         ratios, count = plain(matrix, -odds, syndrome, 4, **options)
@@ -74,20 +133,27 @@ def test_messages_of_plain_loops(seed, product, serial):
         assert found.violated[at] == wrong
 
 
-def plain(matrix, prior, syndrome, most, *, product, serial, scale):
+def plain(matrix, prior, syndrome, most, *, product, serial, scale, damping=None):
     """Belief propagation by loops."""
     edges = [(c, v) for c, v in zip(*np.nonzero(matrix), strict=True)]
     up = {(c, v): prior[v] for c, v in edges}
     down = dict.fromkeys(edges, 0.0)
+    share = dict(
+        zip(edges, [0.0] * len(edges) if damping is None else damping.tolist(), strict=True)
+    )
 
     def answer(c, v):
+        new = undamped(c, v)  # what is certain is not damped
+        return new if np.isinf(new) else share[c, v] * down[c, v] + (1 - share[c, v]) * new
+
+    def undamped(c, v):
         others = [up[e] for e in edges if e[0] == c and e[1] != v]
         turn = (-1) ** syndrome[c]
         if product:
             even, odd = 0.0, -np.inf  # log-weights of both parities
-            for x in others:
+            for x in np.abs(others):
                 even, odd = np.logaddexp(even, odd - x), np.logaddexp(odd, even - x)
-            return turn * (even - odd)
+            return turn * (even - odd) * np.prod(np.sign(others))
         size = min(map(abs, others), default=np.inf)
         return turn * scale * size * np.prod([-1 if x <= 0 else 1 for x in others])
 
@@ -226,6 +292,17 @@ BAD = {
     ),
     "progress that is not called": lambda: decoding.learn_rates(ring(), [[0, 0, 0, 0]], progress=3),
     "ties of other errors": lambda: decoding.learn_rates(ring(), [[0, 0, 0, 0]], tied=[1]),
+    "windows of other checks": lambda: decoding.WindowDecoder(ring(), [0, 1]),
+    "windows below zero": lambda: decoding.WindowDecoder(ring(), [0, 1, -1, 0]),
+    "too few pieces": lambda: [*decoding.WindowDecoder(ring(), [0, 0, 1, 1]).decode([[0, 0]])],
+    "a piece of another length": lambda: [
+        *decoding.WindowDecoder(ring(), [0, 0, 1, 1]).decode([[0, 0, 0]])
+    ],
+    "pieces of other shots": lambda: [
+        *decoding.WindowDecoder(ring(), [0, 0, 1, 1]).decode([[[0, 0]], [[0, 0], [0, 0]]])
+    ],
+    "damping of one": lambda: decoding.MessagesDecoder(RING, -1.0, damping=1.0),
+    "damping of other edges": lambda: decoding.MessagesDecoder(RING, -1.0, damping=[0.1, 0.2]),
     "none kept": lambda: decoding.CosetDecoder(ring(), keep=0),
 }
 

@@ -121,6 +121,12 @@ class Parities:
         orders += [_greedy(touch, last=last, up=up) for last in (False, True) for up in (1, -1)]
         return tuple(min(orders, key=self._work))
 
+    def by_windows(self, windows: Sequence[int]) -> "Parities":
+        """The same, with checks closed window after window."""
+        other = Parities(self.columns, self.num_checks, self.num_observables)
+        vars(other)["order"] = tuple(sorted(self.order, key=windows.__getitem__))
+        return other
+
     def _work(self, order: Sequence[int]) -> float:
         opened, work = 0, 0.0
         for step in self._plan(order):

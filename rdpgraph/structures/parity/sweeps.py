@@ -334,30 +334,43 @@ def k_best(parities: Parities, unary: Tensor, syndrome: Tensor, count: int) -> T
 
 def kept_cosets(
     parities: Parities, unary: Tensor, syndrome: Tensor, states: int, replicates: int, seed: int,
-    cost: float,
+    cost: float, *, part: slice = slice(None), carried: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """(replicates, B, 2^observables) log-masses over kept states; compiled only.
 
     Others are dropped if ``seed`` is below 0, else sampled. ``cost`` multiplies a state's mass for
-    each event still to be explained, when states are compared.
+    each event still to be explained, when states are compared. A part of the steps goes on with the
+    states carried from that before it, `no_states` at first, and leaves its own there; later checks
+    are not known then.
     """
     slots = parities.slots
     if slots.masks.shape[1] > _MOST_WORDS:
         raise BudgetError(
             f"{parities} has {parities.open_checks} checks open at once, and kept states hold "
-            f"{64 * _MOST_WORDS} with observables, however many are kept; split it in windows."
+            f"{64 * _MOST_WORDS} with observables, however many are kept; flip fewer checks by an "
+            "error, or decode parts of the code apart."
         )
     library.require("ParityModel.kept")
     weights, missing = linear(unary.detach(), slots.merges)
-    weights, syndrome = weights.contiguous(), syndrome.contiguous()
+    weights, syndrome, steps = weights.contiguous(), syndrome.contiguous(), slots.steps[part]
     (batch, checks), columns = syndrome.shape, weights.shape[1]
     seen = parities.num_observables
     out = weights.new_empty(replicates, batch, 2**seen)
-    work = replicates * batch * states * 8.0 * len(slots.steps)
+    work = replicates * batch * states * 8.0 * len(steps)
     library.parity_function("kept")(
-        *(part.data_ptr() for part in (slots.steps, weights, syndrome, slots.masks, out)),
-        len(slots.steps), 0 if len(weights) == 1 else 2 * columns, checks, columns, batch,
+        *(part.data_ptr() for part in (steps, weights, syndrome, slots.masks, out)),
+        None if carried is None else carried.data_ptr(),
+        len(steps), 0 if len(weights) == 1 else 2 * columns, checks, columns, batch,
         slots.masks.shape[1], states, seen, replicates, seed, cost, 0,
         library.threads(work),
     )  # fmt: skip
-    return out + missing.unsqueeze(-1)
+    later = slots.steps[part][:0] if part.stop is None else slots.steps[part.stop :]
+    later = weights[:, later[later[:, 0] == FLIP, 2]].sum(-1).log().sum(-1)
+    return out + (missing + later).unsqueeze(-1)
+
+
+def no_states(parities: Parities, states: int, batch: int) -> Tensor:
+    """Room for the states that a part of `kept_cosets` leaves; none is there yet."""
+    words = parities.slots.masks.shape[1]
+    room = 2 + words + (states + states // 2) * (words + 1)
+    return torch.full((batch, room), -1, dtype=torch.long, device="cpu")

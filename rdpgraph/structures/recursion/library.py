@@ -46,8 +46,8 @@ _OF_PARITIES = {
     "sums": (4, 6, 0, 2),
     "gradient": (5, 6, 0, 2),
     "paths": (4, 7, 0, 2),
-    "kept": (5, 10, 1, 2),
-    "messages": (8, 4, 1, 3),
+    "kept": (6, 10, 1, 2),
+    "messages": (9, 4, 1, 3),
     "flood": (6, 3, 3, 2),
 }
 """Arguments of functions for float64 alone."""

@@ -142,24 +142,24 @@ void parity_paths(PARITY_GIVEN, uint8_t* found, PARITY_SIZES, int64_t draws, int
   by_shots(p, threads, [&](Sweep& sweep) { sweep.paths(uint64_t(seed), draws, found); });
 }
 
-void parity_kept(PARITY_GIVEN, const uint64_t* masks, double* out, PARITY_SIZES, int64_t words,
-                 int64_t most, int64_t seen, int64_t replicates, int64_t seed, double cost, int best,
-                 int threads) {
+void parity_kept(PARITY_GIVEN, const uint64_t* masks, double* out, int64_t* carried, PARITY_SIZES,
+                 int64_t words, int64_t most, int64_t seen, int64_t replicates, int64_t seed,
+                 double cost, int best, int threads) {
   PARITY;
   const auto run = words == 1   ? kept_states<1>
                    : words == 2 ? kept_states<2>
                    : words <= 4 ? kept_states<4>
                                 : kept_states<8>;
-  run(p, masks, out, most, seen, replicates, seed, cost, threads);
+  run(p, masks, out, carried, most, seen, replicates, seed, cost, threads);
 }
 
 void parity_messages(const int64_t* starts, const int64_t* bits, const int64_t* columns,
-                     const int64_t* edges, const double* prior, const int8_t* syndrome,
-                     double* posterior, int64_t* iterations, int64_t checks, int64_t count,
+                     const int64_t* edges, const double* prior, const double* damping,
+                     const int8_t* syndrome, double* posterior, int64_t* iterations, int64_t checks, int64_t count,
                      int64_t batch, int64_t most, double scale, int product, int serial,
                      int threads) {
-  const Decode decode{starts, bits, columns, edges, prior, syndrome, posterior, iterations, checks,
-                      count, batch, most, scale, product != 0, serial != 0};
+  const Decode decode{starts, bits, columns, edges, prior, damping, syndrome, posterior, iterations,
+                      checks, count, batch, most, scale, product != 0, serial != 0};
   by_items<double>(batch, threads, [&](int64_t a, int64_t b) { decode.run(a, b); });
 }
 

@@ -97,10 +97,11 @@ struct Flood {
 };
 
 // starts (checks + 1) and bits (edges) of the checks; columns (bits + 1) and edges (edges, 2) of
-// the bits, with their checks. syndrome: (batch, checks). Ratios: log-probability of 0 less that of 1.
+// the bits, with their checks. damping: (edges) shares that old messages of checks keep, or null.
+// syndrome: (batch, checks). Ratios: log-probability of 0 less that of 1.
 struct Decode {
   const int64_t *starts, *bits, *columns, *edges;
-  const double* prior;
+  const double *prior, *damping;
   const int8_t* syndrome;
   double* posterior;
   int64_t* iterations;
@@ -108,9 +109,14 @@ struct Decode {
   double scale;
   bool product, serial;
 
+  Shots damped(Shots x, Shots old, int64_t e) const {  // what is certain is not damped
+    if (!damping || damping[e] == 0) return x;
+    return chosen((Mask)(size_of(x) < kFarthest), x + damping[e] * (old - x), x);
+  }
+
   void run(int64_t first, int64_t last) const {
     const int64_t size = starts[checks];
-    std::vector<Shots> in(size), out(size), total(count), spare(size);
+    std::vector<Shots> in(size), out(size), total(count), spare(size), old;
     std::vector<Shots> even(checks, Shots{} + kFarthest);
     std::array<int64_t, kShots> item, done{};
     item.fill(-1);
@@ -121,7 +127,8 @@ struct Decode {
       ++busy, done[l] = 0;
       for (int64_t c = 0; c < checks; ++c) {
         even[c][l] = syndrome[item[l] * checks + c] == 1 ? -kFarthest : kFarthest;
-        for (int64_t e = starts[c]; e < starts[c + 1]; ++e) in[e][l] = prior[bits[e]];
+        for (int64_t e = starts[c]; e < starts[c + 1]; ++e)
+          in[e][l] = prior[bits[e]], out[e][l] = 0;
       }
     };
     auto alone = [&](int64_t c, int64_t own) {
@@ -134,16 +141,21 @@ struct Decode {
         if (product) odds = joined(odds, spare[e]);
       }
       if (product) least = smaller(least, -log_of<double>(odds));
-      out[own] = turned(product ? least : scale * least, signs);
+      const Shots x = turned(product ? least : scale * least, signs);
+      out[own] = damped(x, out[own], own);
     };
     for (int64_t l = 0; l < kShots; ++l) load(l);
     while (busy) {
-      if (!serial)
-        for (int64_t c = 0, a; c < checks; ++c)
-          a = starts[c], answer(&in[a], &out[a], product ? &spare[a] : nullptr, starts[c + 1] - a,
-                                even[c], scale);
-      else if (product)
+      if (!serial) {
+        if (damping) old = out;
+        for (int64_t c = 0; c < checks; ++c) {
+          const int64_t a = starts[c], n = starts[c + 1] - a;
+          answer(&in[a], &out[a], product ? &spare[a] : nullptr, n, even[c], scale);
+        }
+        for (int64_t e = 0; damping && e < size; ++e) out[e] = damped(out[e], old[e], e);
+      } else if (product) {
         for (int64_t e = 0; e < size; ++e) spare[e] = exp_of<double>(-size_of(in[e]));
+      }
       for (int64_t v = 0; v < count; ++v) {
         Shots sum = Shots{} + prior[v], after{};
         for (int64_t k = columns[v]; k < columns[v + 1]; ++k) {

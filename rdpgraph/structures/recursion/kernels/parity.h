@@ -346,13 +346,24 @@ template <int N> struct Kept {
     });
   }
 
-  void run(int64_t item, int64_t row, uint64_t seed, bool sampled, double* out) {
+  // Masses and keys before the first step, and after the last, in `carried` if it is given: their
+  // number, the logarithm of their scale, the erased checks, and each with its mass.
+  void run(int64_t item, int64_t row, uint64_t seed, bool sampled, double* out, int64_t* carried) {
     const double* w = p.weights + item * p.stride;
     const int8_t* s = p.syndrome + item * p.checks;
-    Key<N> dead{}, first{};
+    Key<N> dead{};
     state = Sweep::hashed(seed) ^ Sweep::hashed(row + 1);
-    keys.assign(1, first), mass.assign(1, 1.0), stale = true;
+    keys.assign(1, Key<N>{}), mass.assign(1, 1.0), stale = true;
     double logs = 0;
+    auto move = [&](auto copy) {  // between these and `carried`
+      int64_t count = keys.size(), *from = carried + 2 + N;
+      copy(&count, carried, 1), copy(&logs, carried + 1, 1), copy(&dead, carried + 2, N);
+      keys.resize(count), mass.resize(count);
+      for (int64_t i = 0; i < count; ++i, from += N + 1)
+        copy(&mass[i], from, 1), copy(&keys[i], from + 1, N);
+    };
+    if (carried && *carried >= 0)
+      move([](auto* own, int64_t* other, int64_t n) { std::memcpy(own, other, 8 * n); });
     for (int64_t t = 0; t < p.count; ++t) {
       const int64_t* step = p.steps + 3 * t;
       const int64_t word = step[1] / 64;
@@ -377,6 +388,7 @@ template <int N> struct Kept {
         }
       }
     }
+    if (carried) move([](auto* own, int64_t* other, int64_t n) { std::memcpy(other, own, 8 * n); });
     const int64_t cosets = int64_t(1) << seen;
     std::fill(out, out + cosets, 0.0);
     for (size_t i = 0; i < keys.size(); ++i)
@@ -387,14 +399,17 @@ template <int N> struct Kept {
   static constexpr double kFar = std::numeric_limits<double>::infinity();
 };
 
-// (replicates, items, cosets): with a seed below 0 none is sampled.
+// out: (replicates, items, cosets). With a seed below 0 none is sampled.
 template <int N>
-void kept_states(const Parity& p, const uint64_t* masks, double* out, int64_t most, int64_t seen,
-                 int64_t replicates, int64_t seed, double cost, int threads) {
+void kept_states(const Parity& p, const uint64_t* masks, double* out, int64_t* carried,
+                 int64_t most, int64_t seen, int64_t replicates, int64_t seed, double cost,
+                 int threads) {
+  const int64_t room = 2 + N + (most + most / 2) * (N + 1);
   by_items<double>(p.batch * replicates, threads, [&](int64_t a, int64_t b) {
     Kept<N> kept(p, masks, most, seen, cost);
     for (int64_t row = a; row < b; ++row)
-      kept.run(row % p.batch, row, uint64_t(seed), seed >= 0, out + (row << seen));
+      kept.run(row % p.batch, row, uint64_t(seed), seed >= 0, out + (row << seen),
+               carried ? carried + row * room : nullptr);
   });
 }
 
