@@ -81,9 +81,9 @@ class BestKnown(Delegate):
         if self._exact is not None:
             return self._exact
         estimates = self._drawn.estimates
-        if all(one.error <= _PRECISE for one in estimates):
-            return self._drawn
-        if all(one.reliable for one in estimates):
+        # What is below the score of a known configuration is not believed, however precise.
+        known = bool((self._drawn.log_estimates() >= self._drawn.bounds()[0] - _PRECISE).all())
+        if known and all(one.error <= _PRECISE or one.reliable for one in estimates):
             return self._drawn
         plain = self.messages.plain
         nothing = any(one.log_partition == -math.inf for one in estimates)

@@ -19,10 +19,6 @@ from rdpgraph.plan.clock import Allowance
 
 _log = logging.getLogger(__name__)
 
-_PLAIN = 0.5
-"""Part of the time for plain messages before others, for sums; most converge, or end after their
-sweeps, in less."""
-
 _CHEAPLY = 0.1
 """Part of the remaining time in which plain messages are decoded without hard zeros."""
 
@@ -57,7 +53,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     # gives messages as `Loopy` by default, from the remaining seconds or without a limit; with hard
     # zeros their mode is compared at the end
     plainly: Callable[[float | None], Solution] | None = field(default=None, repr=False)
-    hurried: bool = False  # these get all of the time
+    first: float = 0.0  # part of the time for these before others, for sums
     remedy: str = ""  # advice that gives better answers than all of them
 
     @property
@@ -68,16 +64,17 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _plain(self) -> Solution | None:
-        """Messages of `Loopy` before all others, if they are to be tried."""
-        return self._first(1.0 if self.hurried else _PLAIN)
+        """Messages of `Loopy` before all others, if there is time for both."""
+        part, allowance = self.first, self.allowance
+        late = part < 1.0 and allowance.spent > part * allowance.seconds
+        return None if late or not part else self._started(part)
 
-    def _first(self, part: float) -> Solution | None:
+    def _started(self, part: float) -> Solution | None:
         """Messages of `Loopy` in a part of the time, and at least what planning may take."""
-        plainly = self.plainly if self.hurried else self._decoding
-        if plainly is None:
+        if self.plainly is None:
             return None
         with self.allowance.spending():
-            solution = plainly(max(self.allowance.left(part), clock.LEAST_PLANNING))
+            solution = self.plainly(max(self.allowance.left(part), clock.LEAST_PLANNING))
             _ = solution.status()
         return solution
 
@@ -101,9 +98,11 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     @cached_property
     def chosen(self) -> Solution:
         """Solution that answers."""
-        if self._decoding is None:
-            return min(self._latest_first, key=_unrest)
-        return min(self._latest_first, key=lambda one: (self._violated(one), *_unrest(one)))
+        return min(self._latest_first, key=self._faults)
+
+    def _faults(self, solution: Solution) -> tuple[float, ...]:
+        """Violated factors, if any may be, and then what has not converged."""
+        return (0 if self._decoding is None else self._violated(solution), *_unrest(solution))
 
     @property
     def _latest_first(self) -> list[Solution]:
@@ -119,7 +118,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def plain(self) -> Solution:
         """Solution whose log Z is nearest: a bound is no estimate, even if it converged."""
         free = [one for one in self._latest_first if not one.status().bound]
-        return min(free, key=_unrest, default=self.chosen)
+        return min(free, key=self._faults, default=self.chosen)
 
     @cached_property
     def _messages(self) -> Solution:
@@ -138,7 +137,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         network = self.seeker.network
         plain = None
         if self._decoding is not None:  # nothing else decodes parities as well: all of the time
-            plain = self._plain if "_plain" in self.__dict__ else self._first(1.0)
+            plain = self._plain if "tried" in self.__dict__ else self._started(1.0)
         solutions = self.__dict__.get("tried", () if plain is None else (plain,))
         with self.allowance.spending(), torch.no_grad():
             every += [likeliest(one, network.graph) for one in solutions]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
-from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import tensors_in
 from rdpgraph._core.progress import Progress
@@ -38,7 +37,7 @@ from rdpgraph.plan.scheduler import SEARCHING
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import Planned, exactly, plan_network, planned_by_ranks, solved
 from rdpgraph.schedulers.counting import CountOf, counting_of, is_constraints_alone
-from rdpgraph.schedulers.loopy import ForMessages, JoinGraph, Loopy
+from rdpgraph.schedulers.loopy import ForMessages, JoinGraph, Loopy, sweep_seconds
 from rdpgraph.schedulers.scheduler import (
     Scheduler,
     budget_of,
@@ -65,6 +64,9 @@ messages."""
 _RUN = 100
 """Sweeps of such a run."""
 
+_PLAIN = 0.5
+"""Part of the time for plain messages before others where some scores are zeros."""
+
 _SURE = 0.1
 """Part of the time below which a prediction for exact inference is relied on."""
 
@@ -86,9 +88,6 @@ _JOINED, _CALM = 0.24, 1e-3
 
 _ITEMS = 8
 """Batch items, at most, whose log Z is estimated one after the other."""
-
-_ENTRY = 5.0
-"""Operations of an entry of a message in a sweep, in addition to those of tables."""
 
 _MARGIN = 1.25
 """Ratio of advised and predicted seconds: under a clock another plan may be found."""
@@ -261,7 +260,6 @@ class _Approximate:
             others = replace(self, counting=("", None)).solution
             return CountedFirst(self.counting[1](part), others)
         network, hard = self.network, self.network.possible is not None
-        alone = hard and is_constraints_alone(network)
         allowance = replace(self.allowance, spent=self.allowance.spent + spent)
         loopy = tuple(partial(self._attempt, settings) for settings in (_HARD if hard else _SOFT))
         joined = () if self.clusters is None else (partial(_at_once, self.clusters[1]),)
@@ -273,12 +271,19 @@ class _Approximate:
             seeker,
             allowance,
             self._plainly,
-            allowance.counter is None and (allowance.left() < 2.0 * _soon(network) or alone),
+            self._plain_part(allowance),
             self.remedy,
         )
         if not _is_estimated(network):
             return messages
         return BestKnown(messages, self._drawn, self.forward, allowance)
+
+    def _plain_part(self, allowance: Allowance) -> float:
+        """Part of the time for plain messages before others; most end in less."""
+        network, timed = self.network, allowance.counter is None
+        if network.possible is None:
+            return float(timed and allowance.left() < 2.0 * _soon(network))
+        return 1.0 if timed and is_constraints_alone(network) else _PLAIN
 
     def _attempt(self, settings: "_Try", left: float) -> Solution:
         schedule = Flooding()
@@ -338,18 +343,9 @@ def _advice(plan: Plan) -> str:
     return f"would take about {duration(plan.seconds)} ({width}): Auto(seconds={enough})"
 
 
-def _sweep_seconds(network: Network) -> float:
-    """Predicted seconds of a sweep of messages."""
-    work = 0.0
-    for group in network.groups:
-        shape = group.log_tables.shape[2:]
-        work += len(group.scopes) * (_ENTRY * sum(shape) + len(shape) * math.prod(shape))
-    return network.batch * work / tuning.OPERATIONS_PER_SECOND
-
-
 def _soon(network: Network) -> float:
     """Counted seconds of a few runs of plain messages."""
-    return _RUNS * _RUN * _sweep_seconds(network)
+    return _RUNS * _RUN * sweep_seconds(network)
 
 
 def _forward(

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, recording
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.portable import tensors_in
@@ -43,6 +44,9 @@ from rdpgraph.schedulers.scheduler import (
     topology_of,
 )
 from rdpgraph.structures.recursion import library
+
+_ENTRY = 5.0
+"""Operations of an entry of a message in a sweep, in addition to those of tables."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,3 +362,12 @@ def _modes(graph: FactorGraph, allowance: Allowance) -> Solution:
     with allowance.spending():
         network = reduce_graph(graph, high_order=True)
     return Loopy(damping=_DAMPING, seconds=allowance.seconds).solution(network, allowance)
+
+
+def sweep_seconds(network: Network) -> float:
+    """Predicted seconds of a sweep of messages."""
+    work = 0.0
+    for group in network.groups:
+        shape = group.log_tables.shape[2:]
+        work += len(group.scopes) * (_ENTRY * sum(shape) + len(shape) * math.prod(shape))
+    return network.batch * work / tuning.OPERATIONS_PER_SECOND

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,6 +83,22 @@ def test_sweeps_that_did_not_settle_are_nearer_than_a_bound():
     assert messages(Said(3.0, SETTLED), Said(9.0, UPPER)).plain.log_z == 3.0
 
 
+@pytest.mark.parametrize(("spent", "first"), [(1.0, 4.0), (6.0, 3.0)])
+def test_plain_messages_come_first_where_there_is_time_for_both(spent, first):
+    said, plain = Said(3.0, RESTLESS), Said(4.0, replace(RESTLESS, residual=1.0))
+    seeker = SimpleNamespace(network=SimpleNamespace(possible=None))
+    every = FirstConverged(
+        (lambda _: said,),
+        lambda _: said,
+        seeker,  # pyright: ignore
+        Allowance(10.0, spent),
+        lambda _: plain,
+        first=0.5,
+    )
+    assert every.tried[0].log_z == first
+    assert every.chosen is said
+
+
 @pytest.mark.parametrize(
     ("drawn", "said", "expected"),
     [
@@ -91,6 +108,8 @@ def test_sweeps_that_did_not_settle_are_nearer_than_a_bound():
         (Drawn(5.0, 2.0, 0.0, 9.0), Said(6.0, RESTLESS), 6.0),
         (Drawn(5.0, 2.0, 0.0, 5.5), Said(6.0, SETTLED), 5.0),  # above a bound
         (Drawn(5.0, 2.0, 4.0, 9.0), Said(3.5, SETTLED), 5.0),  # below one
+        (Drawn(5.0, 0.01, 5.5, 9.0), Said(6.0, SETTLED), 6.0),  # below a configuration's score
+        (Drawn(5.0, 0.01, 5.5, 9.0), Said(5.2, SETTLED), 5.5),  # as the messages are
         (Drawn(9.0, 2.0, 0.0, 20.0), Said(1.0, SETTLED), 9.0),  # unbiased draws are seldom so high
         (Drawn(5.0, 2.0, 0.0, 9.0), Said(6.0, UPPER), 5.0),
     ],
