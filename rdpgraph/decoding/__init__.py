@@ -6,12 +6,13 @@
 from typing import Any
 
 from rdpgraph.decoding.cosets import CosetDecoder, Decoded, WindowDecoder
+from rdpgraph.decoding.damping import learn_damping
 from rdpgraph.decoding.messages import Messages, MessagesDecoder
 from rdpgraph.decoding.rates import LearnedRates, learn_rates
 
 __all__ = [
     "CosetDecoder", "Decoded", "LearnedRates", "Messages", "MessagesDecoder", "WindowDecoder",
-    "learn_rates",
+    "learn_damping", "learn_rates",
 ]  # fmt: skip
 
 

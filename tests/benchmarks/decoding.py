@@ -2,10 +2,11 @@
 
 Kept states of the full model beside matching (plain and correlated), BP+OSD and tesseract, where
 they are installed, with McNemar's exact p against the first number of states; and messages beside
-those of ldpc on the gross code.
+those of ldpc on the gross code, and learned damping.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --shots 2000 --keep 60 300
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --messages
+    OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --damping --shots 4000
 """
 
 import argparse
@@ -13,6 +14,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,20 +99,63 @@ def codes(distance: int, rounds: int, rate: float, shots: int, keep: list[int]) 
         report(name, decide)
 
 
-def messages(shots: int) -> None:
-    """Microseconds a shot and iteration of min-sum, parallel, on the gross code."""
+def gross() -> Any:
+    """The X checks of the gross code, 72 of 144 bits."""
     scipy = importlib.import_module("scipy.sparse")
     turn = lambda n, k: scipy.csr_matrix(np.roll(np.eye(n), k, 1))  # noqa: E731
     x, y = (
         (lambda k: scipy.kron(turn(12, k), turn(6, 0))),
         (lambda k: scipy.kron(turn(12, 0), turn(6, k))),
     )
-    gross = scipy.hstack([x(3) + y(1) + y(2), y(3) + x(1) + x(2)]).tocsr().astype(np.uint8)
-    data = scipy.kron(scipy.eye(13), gross)
+    return scipy.hstack([x(3) + y(1) + y(2), y(3) + x(1) + x(2)]).tocsr().astype(np.uint8)
+
+
+def toric(size: int) -> torch.Tensor:
+    """Vertices of a square grid on a torus, and their edges."""
+    line = torch.eye(size) + torch.eye(size).roll(1, 0)
+    return torch.cat([torch.kron(torch.eye(size), line), torch.kron(line, torch.eye(size))], 1)
+
+
+def damping(shots: int) -> None:
+    """Undecoded shots of min-sum by damping: none, the best single one, and learned edges."""
+    surface = rg.ParityModel.from_dem(circuit(3, 3, 0.01).detector_error_model())
+    merged, rounds = surface.checks.merged(observables=False)
+    rates = sweeps.linear(surface.unary.unsqueeze(0), rounds)[0][0]
+    same = torch.full((1,), 0.08), torch.full((1,), 0.06)
+    for name, checks, chance in (
+        ("toric 4 x 4", toric(4), same[0]), ("toric 6 x 6", toric(6), same[0]),
+        ("gross", torch.tensor(gross().toarray()), same[1]),
+        ("surface d3 r3", merged.matrices[0], rates[:, 1] / rates.sum(1)),
+    ):  # fmt: skip
+        generator = torch.Generator().manual_seed(0)
+        chance = chance.double().expand(checks.shape[1])
+        errors = torch.rand(shots + 3000, len(chance), generator=generator) < chance
+        held, given = (errors.double() @ checks.T.double() % 2).long().split([shots, 3000])
+
+        start = decoding.MessagesDecoder(checks, chance.logit(), 20)
+        counts = {
+            share: undecoded(replace(start, damping=share), held)
+            for share in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
+        }
+        best = min(counts, key=counts.__getitem__)
+        learned = decoding.learn_damping(
+            replace(start, damping=best), given, steps=60, generator=generator
+        )
+        print(f"{name}: {counts[0.0]}, {counts[best]} ({best}), {undecoded(learned, held)}")
+
+
+def undecoded(decoder: decoding.MessagesDecoder, shots: torch.Tensor) -> int:
+    return int((decoder.run(shots).violated > 0).sum())
+
+
+def messages(shots: int) -> None:
+    """Microseconds a shot and iteration of min-sum, parallel, on the gross code."""
+    scipy = importlib.import_module("scipy.sparse")
+    data = scipy.kron(scipy.eye(13), gross())
     pairs = scipy.diags([1.0, 1.0], [0, -1], shape=(13, 12))
     timed = scipy.hstack([data, scipy.kron(pairs, scipy.eye(72))]).tocsr().astype(np.uint8)
     ldpc, rng = importlib.import_module("ldpc"), np.random.default_rng(0)
-    for matrix, rate in ((gross, 0.06), (timed, 0.02)):
+    for matrix, rate in ((gross(), 0.06), (timed, 0.02)):
         errors = (rng.random((shots, matrix.shape[1])) < rate).astype(np.uint8)
         syndromes = (matrix @ errors.T % 2).T.astype(np.uint8)
         odds = torch.tensor(rate, dtype=torch.float64).logit()
@@ -142,9 +187,12 @@ if __name__ == "__main__":
     parser.add_argument("--shots", type=int, default=2000)
     parser.add_argument("--keep", type=int, nargs="+", default=[60])
     parser.add_argument("--messages", action="store_true")
+    parser.add_argument("--damping", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.messages:
+    if given.damping:
+        damping(given.shots)
+    elif given.messages:
         messages(given.shots)
     else:
         codes(given.distance, given.rounds or given.distance, given.rate, given.shots, given.keep)

@@ -195,6 +195,32 @@ def test_messages_decide_as_ldpc_does():
         assert (ours.decode(syndromes).numpy() == wanted).all(1).mean() > 0.98
 
 
+def toric(size):
+    """The checks of a toric code: each vertex of a square grid on a torus, and its four edges."""
+    matrix = torch.zeros(size, size, 2, size, size, dtype=torch.long)
+    for i, j in itertools.product(range(size), repeat=2):
+        for kind, row, column in ((0, i, j), (0, i, j - 1), (1, i, j), (1, i - 1, j)):
+            matrix[i, j, kind, row, column] += 1
+    return matrix.reshape(size**2, -1)
+
+
+def test_learned_damping_leaves_fewer_shots_undecoded():
+    """Errors of a toric code tie with others, and messages among equal edges go back and forth."""
+    matrix, generator = toric(4), torch.Generator().manual_seed(0)
+    errors = torch.rand(1500, 32, generator=generator) < 0.08
+    shots, held = (errors.long() @ matrix.T % 2).split([500, 1000])
+
+    def undecoded(decoder):
+        return int((decoder.run(held).violated > 0).sum())
+
+    fixed = [
+        decoding.MessagesDecoder(matrix, -2.4, 8, damping=share) for share in (0, 0.1, 0.3, 0.5)
+    ]
+    best = min(fixed, key=undecoded)
+    learned = decoding.learn_damping(best, shots, steps=12, rate=0.3, batch=30, generator=generator)
+    assert undecoded(learned) < 0.6 * undecoded(best)
+
+
 def test_sinter_collects_with_it():
     sinter = pytest.importorskip("sinter", reason="sinter calls the decoder")
     stim = pytest.importorskip("stim")
@@ -303,6 +329,12 @@ BAD = {
     ],
     "damping of one": lambda: decoding.MessagesDecoder(RING, -1.0, damping=1.0),
     "damping of other edges": lambda: decoding.MessagesDecoder(RING, -1.0, damping=[0.1, 0.2]),
+    "damping of sum-product": lambda: decoding.learn_damping(
+        decoding.MessagesDecoder(RING, -1.0, product=True), [[0, 0, 0, 0]]
+    ),
+    "no steps": lambda: decoding.learn_damping(
+        decoding.MessagesDecoder(RING, -1.0), [[0, 0, 0, 0]], steps=0
+    ),
     "none kept": lambda: decoding.CosetDecoder(ring(), keep=0),
 }
 
