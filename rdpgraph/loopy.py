@@ -5,8 +5,13 @@ own), the order of messages (`Flooding`, `Sequential`, `Residual`, `RandomSubset
 your own), damping, and the method of the gradient. The scheduler itself is `rdpgraph.Loopy`.
 """
 
-from rdpgraph.engines.loopy.counting import Bethe, CountingNumbers, Fractional, TreeReweighted
 from rdpgraph.engines.loopy.gradients import FromBeliefs, Gradient, Implicit, Unrolled
+from rdpgraph.engines.loopy.network_equations import (
+    Bethe,
+    CountingNumbers,
+    Fractional,
+    TreeReweighted,
+)
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import (
     Damping,

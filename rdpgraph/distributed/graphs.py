@@ -18,7 +18,7 @@ from rdpgraph.distributed.boundary import (
     watched,
 )
 from rdpgraph.distributed.collectives import Peers, fingerprint
-from rdpgraph.engines.loopy.counting import Bethe, Fractional
+from rdpgraph.engines.loopy.network_equations import Bethe, Fractional
 from rdpgraph.engines.loopy.schedules import Flooding
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.reduction.consistency import Possible

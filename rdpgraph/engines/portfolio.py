@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
-from rdpgraph.engines.search.configurations import Searched, best_of, likeliest, violations
 from rdpgraph.engines.search.solution import SearchedMarginalModes, Seeker, proved
+from rdpgraph.engines.search.starts import Searched, best_of, likeliest, violations
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock

@@ -12,7 +12,7 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.reduction.consistency import Possible
 from rdpgraph.engines.reduction.network import Network, reduce_graph
-from rdpgraph.engines.reduction.numbering import full_states, variable_table
+from rdpgraph.engines.reduction.tables import full_states, variable_table
 from rdpgraph.engines.solution import Solution, Supplemented
 from rdpgraph.interface.structure import REGISTRY, Match, Structure
 from rdpgraph.model.block import Block

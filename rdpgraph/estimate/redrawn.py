@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.numbers import is_real, is_whole
-from rdpgraph.engines.loopy.counting import Bethe
 from rdpgraph.engines.loopy.interpolation import InterpolatedMessages, started
+from rdpgraph.engines.loopy.network_equations import Bethe
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import ModelError

@@ -15,7 +15,7 @@ from rdpgraph._core.progress import Progress
 from rdpgraph.engines.counting.solution import CountedFirst
 from rdpgraph.engines.exact.engine import UP, ExactSolution
 from rdpgraph.engines.log_partition import BestKnown
-from rdpgraph.engines.loopy.counting import Bethe, CountingNumbers, Fractional
+from rdpgraph.engines.loopy.network_equations import Bethe, CountingNumbers, Fractional
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
 from rdpgraph.engines.minibuckets.estimate import Sampling

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rdpgraph.engines.counting.circuit import circuit_of, format_nnf
-from rdpgraph.engines.counting.counter import has_counter, require_counter
-from rdpgraph.engines.counting.solution import CountedSolution
+from rdpgraph.engines.counting.solution import CountedSolution, has_counter, require_counter
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError, UnsupportedError

@@ -16,9 +16,9 @@ from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats
-from rdpgraph.engines.search.configurations import best_of, likeliest
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.engines.search.solution import Limits, SearchSolution
+from rdpgraph.engines.search.starts import best_of, likeliest
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Model

@@ -9,7 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.engines import portfolio
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
-from rdpgraph.engines.search.configurations import Searched
+from rdpgraph.engines.search.starts import Searched
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance, Watch

@@ -12,7 +12,7 @@ from rdpgraph.engines.exact.contraction import Upward, downward, log_total, trac
 from rdpgraph.engines.exact.products import Value, float_limits, rescaled
 from rdpgraph.engines.exact.program import Owner, compiled
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.numbering import factor_tables, full_states, variable_table
+from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
 from rdpgraph.logspace.logmatrix import finite, soft_sum

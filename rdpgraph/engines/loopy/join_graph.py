@@ -14,7 +14,7 @@ from rdpgraph.engines.loopy.gradients import Implicit
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, Sweep, propagate
 from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.numbering import factor_tables, variable_table
+from rdpgraph.engines.reduction.tables import factor_tables, variable_table
 from rdpgraph.engines.solution import Approximation, Solution, Status
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance

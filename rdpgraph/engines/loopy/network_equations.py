@@ -1,18 +1,170 @@
-"""Message-passing equations of a reduced network."""
+"""Message-passing equations of a reduced network, and counting numbers of its factors.
 
+Counting numbers are weights of the factors' entropies in the approximation of log Z.
+"""
+
+import heapq
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.counting import CountingNumbers
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.engines.loopy.edges import Edges, edges_of
 from rdpgraph.engines.loopy.equations import Equations
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel, TableKernel
 from rdpgraph.engines.reduction.network import Group, Network
+from rdpgraph.errors import ModelError
+
+_DENSE = 2000  # variables up to which spanning-tree probabilities come from a linear solve
+
+
+class CountingNumbers(ABC):
+    """A counting number for every factor; a variable's is one less the sum of its factors'."""
+
+    @abstractmethod
+    def numbers(self, edges: Edges) -> tuple[Tensor, ...] | None:
+        """Per kernel (F,) numbers above zero (float64), or None if all are one.
+
+        Args:
+            edges: ``edges.ports[kernel]`` are the slots of the kernel's factors, unary factors
+                left out; ``edges.factors[kernel]`` is how many there are.
+        """
+
+    @property
+    def bounds_above(self) -> bool:
+        """True if log Z at a fixed point is an upper bound."""
+        return False
+
+
+@dataclass(frozen=True)
+class Bethe(CountingNumbers):
+    """All one: plain belief propagation (Yedidia, Freeman, Weiss 2005)."""
+
+    def numbers(self, edges: Edges) -> None:
+        """None: the counting numbers of all factors are one."""
+        return
+
+
+@dataclass(frozen=True)
+class Fractional(CountingNumbers):
+    """One number for all factors: fractional belief propagation (Wiegerinck, Heskes 2003).
+
+    Args:
+        number: above zero; 1 is plain, large is mean equations; log Z falls as it rises.
+    """
+
+    number: float
+
+    def __post_init__(self) -> None:
+        if not is_real(self.number) or not 0 < self.number < math.inf:
+            raise ModelError(
+                f"Fractional needs a counting number above 0, and finite; got {self.number!r:.80}."
+            )
+
+    def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
+        """The number, for every factor."""
+        return tuple(
+            torch.full((count,), self.number, dtype=torch.float64, device="cpu")
+            for count in edges.factors
+        )
+
+
+@dataclass(frozen=True)
+class TreeReweighted(CountingNumbers):
+    """The probability that a random spanning tree holds the factor.
+
+    At a fixed point log Z is an upper bound (Wainwright, Jaakkola, Willsky 2005, theorem 7). With
+    factors of three and more variables the trees are maximal sets of factors without a cycle.
+
+    Pairwise models of up to 2,000 variables: uniform spanning trees, exactly, by the matrix-tree
+    theorem. Others: the frequencies in a few random trees that between them hold every factor,
+    which is a distribution over trees too, so that the bound holds.
+
+    Args:
+        trees: how many, at least, where they are drawn.
+        seed: of the draw.
+    """
+
+    trees: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.trees, 1) or not is_whole(self.seed, -(2**63)):
+            raise ModelError(
+                "TreeReweighted needs trees >= 1 and a whole seed; got "
+                f"{self.trees!r:.80} and {self.seed!r:.80}."
+            )
+
+    def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
+        """Per kernel (F,) the probabilities that a random spanning tree holds each factor."""
+        scopes, count = edges.scopes, len(edges.home)
+        pairwise = all(scope.shape[1] == 2 and bool((scope >= 0).all()) for scope in scopes)
+        if count <= _DENSE and pairwise:
+            joined = torch.cat([*scopes, torch.zeros(0, 2, dtype=torch.long, device="cpu")])
+            appearances = _uniform_trees(joined, count)
+        else:
+            appearances = _drawn_trees(edges.listed_scopes(), count, self.trees, self.seed)
+        return torch.split(appearances, [len(scope) for scope in scopes])
+
+    @property
+    def bounds_above(self) -> bool:
+        """True: log Z at a fixed point is an upper bound."""
+        return True
+
+
+def _uniform_trees(pairs: Tensor, count: int) -> Tensor:
+    """(F,) effective resistances: the probability of each edge in a uniform spanning tree."""
+    if not len(pairs):
+        return torch.zeros(0, dtype=torch.float64, device="cpu")
+    laplacian = torch.zeros(count, count, dtype=torch.float64, device="cpu")
+    left, right = pairs.T
+    ones = torch.ones(len(pairs), dtype=torch.float64, device="cpu")
+    for one, other in ((left, right), (right, left)):
+        laplacian.index_put_((one, one), ones, accumulate=True)
+        laplacian.index_put_((one, other), -ones, accumulate=True)
+    inverse = torch.linalg.pinv(laplacian, hermitian=True)
+    diagonal = inverse.diagonal()
+    resistance = diagonal[left] + diagonal[right] - 2 * inverse[left, right]
+    return resistance.clamp(1e-6, 1.0)
+
+
+def _drawn_trees(scopes: list[tuple[int, ...]], count: int, least: int, seed: int) -> Tensor:
+    """(F,) frequencies in random maximal acyclic sets, drawn until every factor was in one."""
+    generator = torch.Generator().manual_seed(seed)
+    hits = [0] * len(scopes)
+    trees = 0
+    waiting = len(scopes)
+    while trees < least or waiting:
+        noise = torch.rand(len(scopes), generator=generator, device="cpu").tolist()
+        # Factors that no tree holds yet come first.
+        order = [(hits[f] > 0, noise[f], f) for f in range(len(scopes))]
+        heapq.heapify(order)
+        parent = list(range(count))
+        while order:
+            _, _, factor = heapq.heappop(order)
+            roots = {_root(parent, v) for v in scopes[factor]}
+            if len(roots) < len(scopes[factor]):
+                continue
+            first = min(roots, default=0)
+            for root in roots:
+                parent[root] = first
+            waiting -= hits[factor] == 0
+            hits[factor] += 1
+        trees += 1
+    return torch.tensor(hits, dtype=torch.float64, device="cpu") / max(trees, 1)
+
+
+def _root(parent: list[int], member: int) -> int:
+    while parent[member] != member:
+        parent[member] = parent[parent[member]]
+        member = parent[member]
+    return member
 
 
 def edges_in(network: Network) -> Edges:

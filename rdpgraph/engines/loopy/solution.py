@@ -10,18 +10,23 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
-from rdpgraph.engines.loopy.counting import Bethe, CountingNumbers
 from rdpgraph.engines.loopy.decoding import Decoded, decode
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.gradients import Gradient
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
-from rdpgraph.engines.loopy.network_equations import edges_in, equations_of, message_groups
+from rdpgraph.engines.loopy.network_equations import (
+    Bethe,
+    CountingNumbers,
+    edges_in,
+    equations_of,
+    message_groups,
+)
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.numbering import factor_tables, full_states, variable_table
-from rdpgraph.engines.search.configurations import Searched
+from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
 from rdpgraph.engines.search.solution import possible_modes
+from rdpgraph.engines.search.starts import Searched
 from rdpgraph.engines.solution import Approximation, Status
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.soundness import items_named

@@ -17,8 +17,7 @@ from rdpgraph.engines.minibuckets.estimate import FEW, Estimate, Sampling, estim
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import RUNS, error_of
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.numbering import variable_table
-from rdpgraph.engines.reduction.tables import Floats, Integers, tables_of
+from rdpgraph.engines.reduction.tables import Floats, Integers, tables_of, variable_table
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.soundness import items_named

@@ -14,11 +14,17 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.upper_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
-from rdpgraph.engines.reduction.numbering import full_states
-from rdpgraph.engines.reduction.tables import tables_of
-from rdpgraph.engines.search.configurations import Searched, begun, completed, scored
+from rdpgraph.engines.reduction.tables import full_states, tables_of
 from rdpgraph.engines.search.neighbourhoods import Move, Search
-from rdpgraph.engines.search.starts import Limits, best_estimated, start_of_sums
+from rdpgraph.engines.search.starts import (
+    Limits,
+    Searched,
+    begun,
+    best_estimated,
+    completed,
+    scored,
+    start_of_sums,
+)
 from rdpgraph.engines.solution import Solution, Status, meets
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.graph import FactorGraph

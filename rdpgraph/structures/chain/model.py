@@ -20,15 +20,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import as_states, settle
-from rdpgraph.structures.chain import (
-    decode,
-    logs,
-    moments,
-    paths,
-    rank_chains,
-    recursion,
-    restriction,
-)
+from rdpgraph.structures.chain import decode, logs, masks, moments, paths, rank_chains, recursion
 from rdpgraph.structures.chain.constructors import (
     checked_lengths,
     checked_sequences,
@@ -328,7 +320,7 @@ class Chain(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        unary, transition = restriction.kept(self.unary, self.transition, states, log_weights)
+        unary, transition = masks.kept(self.unary, self.transition, states, log_weights)
         lengths = None if self.lengths is None else self.lengths.expand(states.shape[:-2])
         return Chain(unary, transition, lengths=lengths)
 
@@ -340,7 +332,7 @@ class Chain(Structure):
     def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, N) by messages between the kept states; O(T N K)."""
         few = self.restrict(states, log_weights)
-        return restriction.log_masses(self.unary, self.transition, states, few._parts())
+        return masks.log_masses(self.unary, self.transition, states, few._parts())
 
     def factor_graph(self) -> FactorGraph:
         """The chain as a graph over ``site``, (T,); sites beyond the length are in state 0."""

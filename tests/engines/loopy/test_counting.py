@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.loopy import counting
+from rdpgraph.engines.loopy import network_equations
 from rdpgraph.engines.loopy.network_equations import edges_in
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.testing import brute_force
@@ -224,7 +224,7 @@ def test_drawn_trees_bound_log_z_of_factors_of_three(trees):
 def test_drawn_trees_of_a_pairwise_model_bound_log_z_too(monkeypatch):
     _, graph = random_ising(0, 50, 3, 1.0)
     exact_trees = loopy(graph, counting=rg.loopy.TreeReweighted(), damping=0.5, tolerance=1e-9)
-    monkeypatch.setattr(counting, "_DENSE", 0)
+    monkeypatch.setattr(network_equations, "_DENSE", 0)
     numbers = appearances(graph, rg.loopy.TreeReweighted(trees=20))
     same((numbers * 20).round() / 20, numbers)
     same(numbers.sum(), 8.0)

@@ -10,7 +10,7 @@ import rdpgraph as rg
 from rdpgraph._core import tuning
 from rdpgraph.structures.chain import decode, logs, model, rank_chains, recursion
 from rdpgraph.structures.chain import scaled as routes
-from rdpgraph.structures.chain.low_rank import to_ranks, to_states
+from rdpgraph.structures.chain.scaled import to_ranks, to_states
 from rdpgraph.structures.chain.steps import Parts, RankSteps
 from rdpgraph.testing import brute_force, check_structure
 
