@@ -35,10 +35,12 @@ from rdpgraph.plan.clock import Allowance, Counter, counted
 from rdpgraph.plan.plan import PASSES, Budget, Plan, duration
 from rdpgraph.plan.scheduler import SEARCHING
 from rdpgraph.plan.tree import ContractionTree
-from rdpgraph.schedulers.contraction import Planned, exactly, plan_network, planned_by_ranks, solved
+from rdpgraph.schedulers.contraction import exactly, plan_network, planned_by_ranks, solved
 from rdpgraph.schedulers.counting import CountOf, counting_of, is_constraints_alone
 from rdpgraph.schedulers.loopy import ForMessages, JoinGraph, Loopy, sweep_seconds
+from rdpgraph.schedulers.rows import planned_rows
 from rdpgraph.schedulers.scheduler import (
+    Planned,
     Scheduler,
     budget_of,
     reduced,
@@ -171,6 +173,10 @@ class Auto(Scheduler):
         return None if match is not None and bool((match.numbers >= 0).all()) else circuit
 
     def _without_structure(self, graph: FactorGraph) -> Planned:
+        budget = budget_of(self.memory, self._exact_seconds)
+        return planned_rows(graph, budget, self._whole) or self._whole(graph)
+
+    def _whole(self, graph: FactorGraph) -> Planned:
         with counted(counter := Counter() if self.seconds is None else None):
             return self._general(graph, counter)
 

@@ -30,7 +30,9 @@ from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.plan.scheduler import SEARCHING, Optimize, make_plan, require_optimize
 from rdpgraph.plan.tree import ContractionTree
+from rdpgraph.schedulers.rows import planned_rows
 from rdpgraph.schedulers.scheduler import (
+    Planned,
     Scheduler,
     budget_of,
     reduced,
@@ -64,7 +66,13 @@ class Contraction(Scheduler):
         require_optimize(self.optimize)
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """Plan contraction in the cheapest order found, of the reduced network."""
+        """Plan contraction in the cheapest order found, of the reduced network or row by row."""
+        if self.optimize is not None:
+            return self._whole(graph)
+        rows = planned_rows(graph, budget_of(self.memory, self.seconds), self._whole)
+        return rows or self._whole(graph)
+
+    def _whole(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         return plan_network(network, budget, optimize=self.optimize)
@@ -264,8 +272,6 @@ class _Deferred:
 _LARGE, _GAIN = 2**18, 4
 """Entries of all low-rank factors as tables, and their ratio to those of both sides of the factors,
 from which sums are over ranks."""
-
-Planned: TypeAlias = tuple[Plan, Callable[[], Solution]]
 
 
 def planned_by_ranks(graph: FactorGraph, planned: Callable[[FactorGraph], Planned]) -> Planned:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 
@@ -22,12 +22,15 @@ from rdpgraph.plan.topology import Topology
 
 _PROBING = 0.05
 
+Planned: TypeAlias = tuple[Plan, Callable[[], Solution]]
+"""A plan, and the function that carries it out."""
+
 
 class Scheduler(ABC):
     """A way to solve a factor graph."""
 
     @abstractmethod
-    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+    def plan(self, graph: FactorGraph) -> Planned:
         """Plan a graph's solution; return the plan, and a function that carries it out."""
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:

@@ -40,6 +40,7 @@ _SIGNATURES = {
     "lists": (8, 3, 0, 1),
     "taken": (2, 0, 0, 0),
     "compile": (5, 3, 1, 0),
+    "rows": (9, 3, 1, 1),
 }
 """Arguments: numbers of pointers, sizes, reals and small integers, in this order."""
 _OF_PARITIES = {

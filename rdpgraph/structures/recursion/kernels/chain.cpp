@@ -10,6 +10,7 @@
 #include "descend.h"
 #include "machine.h"
 #pragma GCC pop_options
+#include "rows.h"
 #ifndef CHAIN_FLOAT
 #include "decode.h"
 #endif
@@ -113,6 +114,13 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     Compiler compiler{literals, starts, order, out, count, clauses, capacity, seconds};           \
     found[0] = compiler.run();                                                                    \
     found[1] = compiler.used;                                                                     \
+  }                                                                                               \
+  void chain_rows_##name(const int64_t* integers, const double* reals, const int64_t* targets,     \
+                         const int64_t* observed, const double* weights, double* log_z,           \
+                         Real* marginals, double* counts, double* cells, int64_t rows,            \
+                         int64_t entries, int64_t stride, double most, int threads) {             \
+    rows_of_evidence<Real>(Tables(integers, reals, targets), observed, weights, log_z, marginals, counts,  \
+                           cells, rows, entries, stride, most, threads);                          \
   }
 
 #ifdef CHAIN_FLOAT

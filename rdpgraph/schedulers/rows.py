@@ -1,0 +1,307 @@
+"""Rows of evidence, each by itself: the work of a row is over the variables that it lacks."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.engines.reduction.network import Network, reduce_graph
+from rdpgraph.engines.reduction.numbering import factor_tables
+from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
+from rdpgraph.errors import BudgetError
+from rdpgraph.logspace.gradients import is_transformed, possible_alone, regradient
+from rdpgraph.logspace.logmatrix import finite
+from rdpgraph.model.block import Block
+from rdpgraph.model.domain import Domain
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.variable import Variable
+from rdpgraph.plan.plan import PASSES, Budget, Plan
+from rdpgraph.schedulers.scheduler import Planned
+from rdpgraph.structures.recursion.library import available, function, threads
+
+_MEAN, _MOST = 2.0**20, 2.0**24
+"""Cells of a row: the mean from which products of whole batches are as fast, and the limit."""
+
+_TRIED = 16
+"""Rows whose work is measured for a plan: so many with most gaps, and as many of all."""
+
+_PER_SECOND, _PER_VARIABLE = 1e8, 100.0
+"""Cells of all passes in a second, and what a missing variable costs besides, in cells; measured
+by `tests/benchmarks/bnlearn.py --rows`."""
+
+_ENTRIES = 2**22
+"""Probabilities of configurations of factors that are held at a time for expected scores."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowsSolution(Delegate):
+    """Sums for rows of evidence on a graph of tables; modes and samples are the general ones."""
+
+    graph: FactorGraph  # the model, evidence included
+    network: Network  # of the model without evidence
+    whole: Callable[[FactorGraph], Planned]  # plans all rows at once
+
+    log_partitions, log_partition_errors = Solution.log_partitions, Solution.log_partition_errors
+    bounds, interval, possible = Solution.bounds, Solution.interval, Solution.possible
+    joint, entropy = Solution.joint, Solution.entropy
+
+    @differentiable_property
+    def _general(self) -> Solution:
+        plan, run = self.whole(self.graph)
+        if not plan.fits:
+            raise BudgetError(f"Rows at once do not fit, as this answer needs: it {plan.remedy}.")
+        return run()
+
+    def _ask(self, question: Question[Value]) -> Value:
+        return question(self._general)
+
+    def status(self) -> Status:
+        """Status of the sums; not exact once another answer was approximate."""
+        others = (own for key, own in self.__dict__.items() if key.startswith("_general "))
+        if all(other.status().exact for other in others):
+            return Status()
+        return Status(exact=False, remedy="sums are exact; modes and maxima are not")
+
+    @cached_property
+    def _left(self) -> Tensor:
+        """(S,) the number of each state among those remaining of its variable, or -1."""
+        network, starts = self.network, self.network.graph.domain.state_starts
+        left = torch.full((int(starts[-1]),), -1)
+        settled = (network.settled[0] >= 0).nonzero().flatten()
+        left[starts[settled] + network.settled[0, settled]] = 0
+        sizes = torch.tensor(network.sizes)[: len(network.numbers)]
+        for size in sizes.unique().tolist():
+            numbers = network.numbers[sizes == size]
+            left[starts[numbers, None] + network.states_left(numbers, size)] = torch.arange(size)
+        return left
+
+    @cached_property
+    def _rows(self) -> list[Tensor]:
+        """(F,) the table of each factor, of every group."""
+        return [
+            torch.arange(len(group.scopes)) % group.log_tables.shape[1]
+            if group.rows is None
+            else group.rows
+            for group in self.network.groups
+        ]
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """(F,) each factor's place among the entries, which is that of its counts too."""
+        offsets, first = [torch.zeros(0, dtype=torch.long)], 0
+        for group, rows in zip(self.network.groups, self._rows, strict=True):
+            offsets.append(first + rows * group.log_tables[0, 0].numel())
+            first += group.log_tables.numel()
+        return torch.cat(offsets)
+
+    @cached_property
+    def _integers(self) -> Tensor:
+        network, starts = self.network, self.network.graph.domain.state_starts
+        sizes = torch.tensor(network.sizes)
+        scopes = [group.scopes for group in network.groups]
+        arities = [0, *(scope.shape[1] for scope in scopes for _ in scope)]
+        states = torch.arange(int(starts[-1])), network.active.repeat_interleave(starts.diff())
+        columns = states[0][(self._left >= 0) & (states[1] >= 0)]
+        counts = len(sizes), len(arities) - 1, len(network.active), len(self._entries)
+        parts = (
+            torch.tensor(counts), sizes, torch.tensor(arities).cumsum(0),
+            *(scope.flatten() for scope in scopes), self.offsets, starts, network.active,
+            self._left, sizes.cumsum(0) - sizes, columns,
+        )  # fmt: skip
+        return torch.cat(parts)
+
+    @differentiable_property
+    def _entries(self) -> Tensor:
+        return torch.cat([group.log_tables.flatten() for group in self.network.groups]).double()
+
+    @cached_property
+    def _reals(self) -> Tensor:
+        values, peaks, least = list[Tensor](), list[Tensor](), list[Tensor]()
+        for group, rows in zip(self.network.groups, self._rows, strict=True):
+            logs = group.log_tables[0].flatten(1).detach().double()
+            peak = finite(logs.amax(1))
+            low = torch.where(logs > -math.inf, logs, math.inf).amin(1) - peak
+            values.append((logs - peak[:, None]).exp().flatten())
+            peaks.append(peak[rows])
+            least.append(low.clamp(max=0.0).exp()[rows])
+        return torch.cat([self._entries.detach(), *values, *peaks, *least])
+
+    def run(
+        self, observed: Tensor, *, weights: Tensor | None = None, marginals: Tensor | None = None,
+        counts: Tensor | None = None, cells: Tensor | None = None, targets: Tensor | None = None,
+        stride: int = 0,
+    ) -> Tensor:  # fmt: skip
+        """(rows,) log Z of rows (rows, V), without the constant; fills what is given besides."""
+        observed, dtype = observed.contiguous(), self.graph.dtype
+        log_z = torch.empty(len(observed), dtype=torch.float64)
+        targets = self.offsets if targets is None else targets
+        given = (self._integers, self._reals, targets, observed, weights, log_z, marginals, counts)
+        pointers = [0 if part is None else part.data_ptr() for part in (*given, cells)]
+        entries = 0 if counts is None else counts.numel()
+        used = threads(len(observed) * self.graph.num_variables * _PER_VARIABLE)
+        function("rows", dtype)(*pointers, len(observed), entries, stride, _MOST, used)
+        if bool(log_z.isnan().any()) and cells is None:
+            raise BudgetError("A row of evidence lacks too many variables to be solved by itself.")
+        return log_z
+
+    @cached_property
+    def observed(self) -> Tensor:
+        """(B, V) states, -1 where missing."""
+        assert self.graph.observed is not None
+        return self.graph.observed.reshape(-1, self.graph.num_variables)
+
+    def _recorded(self) -> bool:
+        return torch.is_grad_enabled() and self._entries.requires_grad
+
+    def log_partition(self) -> Tensor:
+        return self._log_partition
+
+    @differentiable_property
+    def _log_partition(self) -> Tensor:
+        constant = self.network.constant
+        log_z: Any = self.__dict__.get("_solved", (None,))[0]
+        if self._recorded():
+            log_z = _LogPartition.apply(self._entries, self)
+        elif log_z is None:
+            log_z = self.run(self.observed)
+        return (log_z + constant.double()).to(constant.dtype)
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) probabilities; their gradients are those of all rows at once."""
+        if self._recorded():
+            return self._general.variable_marginals()
+        return self._solved[1]
+
+    @cached_property
+    def _solved(self) -> tuple[Tensor, Tensor]:
+        states = self.graph.domain.total_states
+        flat = torch.zeros(len(self.observed), states, dtype=self.graph.dtype)
+        return self.run(self.observed, marginals=flat), flat
+
+    def _beliefs(self, number: int, observed: Tensor) -> Tensor:
+        """(rows, F, *sizes) probabilities of the configurations of a group's factors."""
+        groups = self.network.groups
+        count, sizes = len(groups[number].scopes), groups[number].log_tables.shape[2:]
+        before, cells = sum(len(group.scopes) for group in groups[:number]), math.prod(sizes)
+        targets = torch.full((len(self.offsets),), -1)
+        targets[before : before + count] = torch.arange(count) * cells
+        beliefs = torch.zeros(len(observed), count, *sizes, dtype=torch.float64)
+        self.run(observed, counts=beliefs, targets=targets, stride=count * cells)
+        return beliefs
+
+    def factor_marginals(self, block: int) -> Tensor:
+        if self._recorded():
+            return self._general.factor_marginals(block)
+        network = replace(self.network, graph=self.graph)
+        tables = factor_tables(network, block, lambda group: self._beliefs(group, self.observed))
+        return torch.where(self.possible().reshape(-1, *(1,) * (tables.ndim - 1)), tables, 0.0)
+
+    def expected_score(self) -> Tensor:
+        if self._recorded():
+            return self._general.expected_score()
+        total = self.network.constant.double().repeat(len(self.observed))
+        for number, group in enumerate(self.network.groups):
+            logs = group.each()[0].double()
+            each = len(group.scopes) * logs[0].numel()
+            for rows in torch.arange(len(total)).split(max(1, _ENTRIES // each)):
+                beliefs = self._beliefs(number, self.observed[rows])
+                total[rows] += (beliefs * torch.where(beliefs > 0, logs, 0.0)).flatten(1).sum(1)
+        return torch.where(self.possible(), total, 0.0).to(self.graph.dtype)
+
+    def unrolled(self, entries: Tensor) -> Tensor:
+        """(B,) log Z without the constant, all rows at once, as torch operations on the entries."""
+        network, states = self.network, self.graph.domain.state_starts[:-1]
+        blocks: list[Block] = []
+        sizes = [group.log_tables.numel() for group in network.groups]
+        for group, part in zip(network.groups, entries.split(sizes), strict=True):
+            table = Table.from_logs(part.reshape(group.log_tables.shape[1:]))
+            declared = torch.arange(len(group.scopes))
+            blocks.append(Block(group.scopes, table, table.shape[:1], group.rows, declared))
+        domain = Domain.of(Variable(str(v), size) for v, size in enumerate(network.sizes))
+        given = self.observed != MISSING
+        known = torch.where(given, self._left[states + self.observed * given], MISSING)
+        dead = (given & (known == MISSING)).any(1)
+        observed = torch.full((len(given), len(network.sizes)), MISSING)
+        observed[:, : len(network.numbers)] = known[:, network.numbers]
+        plan, run = self.whole(FactorGraph.from_blocks(domain, blocks, observed))
+        if not plan.fits:
+            raise BudgetError(f"Second derivatives take all rows at once: it {plan.remedy}.")
+        return possible_alone(torch.where(dead, -math.inf, run().log_partition()))
+
+
+class _LogPartition(torch.autograd.Function):
+    """Log Z of rows, whose gradient is the expected counts of entries."""
+
+    @staticmethod
+    def forward(ctx: Any, entries: Tensor, solution: RowsSolution) -> Tensor:
+        ctx.solution = solution
+        ctx.save_for_backward(entries)
+        return solution.run(solution.observed)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (entries,) = ctx.saved_tensors
+        solution: RowsSolution = ctx.solution
+        if torch.is_grad_enabled():
+            return *regradient(solution.unrolled, (entries,), gradient), None
+        counts = torch.zeros_like(entries)
+        solution.run(solution.observed, weights=gradient.contiguous(), counts=counts)
+        return counts, None
+
+
+def planned_rows(
+    graph: FactorGraph, budget: Budget, whole: Callable[[FactorGraph], Planned]
+) -> Planned | None:
+    """Plan of rows of evidence on tables, each by itself; None where that is not the way.
+
+    Args:
+        graph: the model.
+        budget: of the plan.
+        whole: plans all rows at once, for answers that are not sums.
+    """
+    if graph.observed is None or not graph.batch_shape or graph.device.type != "cpu":
+        return None
+    tables = all(type(b.potential) is Table and not b.batch_shape for b in graph.blocks)
+    if not tables or is_transformed() or not available(graph.dtype):
+        return None
+    network = reduce_graph(FactorGraph.from_blocks(graph.domain, graph.blocks))
+    if network.impossible or not network.groups:
+        return None
+    if not all(g.extent[1] < math.inf for g in network.groups):
+        return None
+    solution = RowsSolution(graph, network, whole)
+    observed, count = solution.observed, math.prod(graph.batch_shape)
+    gaps = (observed == MISSING).sum(1)
+    tried = torch.arange(0, count, -(-count // _TRIED))
+    tried = torch.cat([gaps.topk(min(_TRIED, count)).indices, tried])
+    cells = torch.zeros(len(tried), 2, dtype=torch.float64)
+    solution.run(observed[tried], cells=cells)
+    most, widest = cells.amax(0).tolist()
+    mean = float(cells[min(_TRIED, count) :, 0].mean())
+    if most > _MOST or mean > _MEAN:
+        return None
+    work = count * (mean + _PER_VARIABLE * float(gaps.double().mean()))
+    element = torch.finfo(graph.dtype).bits / 8
+    peak = 16.0 * most * threads(work)
+    plan = Plan(
+        route="contraction",
+        why=f"each of {count:,} rows by itself, over the variables that it lacks",
+        num_variables=len(network.sizes),
+        num_factors=len(solution.offsets),
+        dropped_states=network.dropped,
+        width=math.log2(max(widest, 1.0)),
+        flops=work / PASSES,
+        peak_bytes=peak + element * count,
+        stored_bytes=peak + element * count * graph.domain.total_states,
+        seconds=work / _PER_SECOND,
+        memory=budget.memory_bytes,
+    )
+    if plan.seconds > budget.seconds or plan.stored_bytes > budget.memory_bytes:
+        return None
+    return plan, lambda: solution

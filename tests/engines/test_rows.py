@@ -1,0 +1,129 @@
+"""Rows of evidence, each by itself: equal to enumeration, to all rows at once, and in budgets."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.structures.recursion.library import available
+from rdpgraph.testing import brute_force
+
+pytestmark = pytest.mark.skipif(not available(torch.float64), reason="needs the compiled library")
+
+SCOPES = ((0, 1, 2), (2, 3), (3, 4), (4, 0), (3,))
+WHOLE = rg.Contraction(optimize="greedy")  # all rows at once
+
+
+def tables(seed, scale=1.0, zeros=0.0):
+    """Log-tables over five variables of two to four states."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for scope in SCOPES:
+        values = torch.randn([2 + v % 3 for v in scope], generator=generator, dtype=torch.float64)
+        gone = torch.rand(values.shape, generator=generator) < zeros
+        made.append((scale * values).masked_fill(gone, -math.inf))
+    return made
+
+
+def graph_of(values):
+    variables = [rg.Variable(f"v{i}", 2 + i % 3) for i in range(6)]  # the last one has no factor
+    factors = [
+        rg.Factor([variables[v] for v in scope], rg.Table.from_logs(table))
+        for scope, table in zip(SCOPES, values, strict=True)
+    ]
+    return rg.FactorGraph(factors, variables)
+
+
+def evidence(graph, count, seed=0):
+    """Rows of states, of which about a half are missing; one row has all, and one has none."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = [torch.randint(v.size, (count,), generator=generator) for v in graph.variables]
+    rows = torch.stack(columns, 1)
+    rows = rows.masked_fill(torch.rand(rows.shape, generator=generator) < 0.5, -1)
+    rows[0], rows[1] = -1, 1
+    return graph.condition(dict(zip(graph.variables, rows.T, strict=True)))
+
+
+@pytest.mark.parametrize(("scale", "zeros"), [(1.0, 0.0), (1.0, 0.3), (400.0, 0.3), (3000.0, 0.0)])
+def test_rows_are_those_of_enumeration(scale, zeros):
+    for seed in range(4):
+        graph = evidence(graph_of(tables(seed, scale, zeros)), 12, seed)
+        posterior, truth = rg.infer(graph), brute_force(graph)
+        assert "by itself" in posterior.plan.why
+        marginals = posterior.marginals()
+        torch.testing.assert_close(posterior.log_partition, truth.log_partition)
+        torch.testing.assert_close(posterior.entropy(), truth.entropy)
+        for variable in graph.variables:
+            torch.testing.assert_close(marginals[variable], truth.joint((variable,)))
+        for scope in SCOPES:
+            own = tuple(graph.variables[v] for v in scope)
+            torch.testing.assert_close(posterior.factor_marginal(own), truth.joint(own))
+        pair = graph.variables[0], graph.variables[3]
+        torch.testing.assert_close(torch.as_tensor(posterior.joint(pair)), truth.joint(pair))
+        if not zeros:
+            torch.testing.assert_close(graph.score(posterior.mode()), truth.maximum)
+
+
+def test_gradients_are_those_of_all_rows_at_once():
+    values = [table.requires_grad_() for table in tables(3, zeros=0.2)]
+    graph = evidence(graph_of(values), 9)
+    weights = torch.arange(9.0, dtype=torch.float64)
+    found = []
+    for scheduler in (None, WHOLE):
+        log_z = rg.infer(graph, scheduler).log_partition
+        total = (torch.where(log_z > -math.inf, log_z, 0.0) * weights).sum()
+        first = torch.autograd.grad(total, values, create_graph=True)
+        squares = sum((part**2).sum() for part in first)
+        found.append((*first, *torch.autograd.grad(squares, values)))
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other)
+        assert not bool(own.isnan().any())
+
+
+def test_entries_far_below_others_of_their_table_count():
+    x, y, z = (rg.Variable(name, 2) for name in "xyz")
+    low = torch.tensor([0.0, -600.0], dtype=torch.float64)
+    graph = rg.FactorGraph([
+        rg.Factor(x, rg.Table.from_logs(low)),
+        rg.Factor((x, y), rg.Table.from_logs(torch.stack([low, low.flip(0) - 1]))),
+        rg.Factor((x, z), rg.Table.from_logs(torch.stack([low - math.inf, 2 * low]))),
+    ])  # fmt: skip
+    graph = graph.condition({y: torch.tensor([-1, 0, 1]), z: torch.tensor([1, -1, -1])})
+    posterior, truth = rg.infer(graph), brute_force(graph)
+    torch.testing.assert_close(posterior.log_partition, truth.log_partition)
+    torch.testing.assert_close(posterior.marginal(x), truth.joint((x,)))
+
+
+def test_work_is_that_of_variables_that_rows_lack():
+    pixels = rg.VariableArray("pixel", (16, 16), 2)
+    generator = torch.Generator().manual_seed(0)
+    pair = rg.Table(torch.randn(2, 2, generator=generator))
+    grid = rg.FactorGraph(
+        [
+            rg.FactorBlock((pixels[1:], pixels[:-1]), pair),
+            rg.FactorBlock((pixels[:, 1:], pixels[:, :-1]), pair),
+        ]
+    )
+    states = torch.randint(2, (6, 16, 16), generator=generator)
+    states = states.masked_fill(torch.rand(states.shape, generator=generator) < 0.5, -1)
+    graph = grid.condition({pixels: states})
+    small = rg.Contraction(memory=1e6)
+    assert rg.explain(graph, small).fits
+    assert not rg.explain(graph, replace(small, optimize="greedy")).fits
+    posterior = rg.infer(graph, small)
+    for row, one in enumerate(states[:2]):
+        alone = rg.infer(grid.condition({pixels: one}))
+        torch.testing.assert_close(posterior.log_partition[row], alone.log_partition)
+        torch.testing.assert_close(posterior.marginal(pixels)[row], alone.marginal(pixels))
+
+
+def test_rows_in_float32_and_of_two_batch_dims():
+    graph = graph_of([table.float() for table in tables(5)])
+    rows = torch.tensor([[0, -1, 1], [-1, 1, 0]])
+    graph = graph.condition({"v0": rows, "v3": rows.flip(1)})
+    posterior, truth = rg.infer(graph), brute_force(graph)
+    assert posterior.log_partition.dtype == torch.float32
+    torch.testing.assert_close(posterior.log_partition, truth.log_partition)
+    torch.testing.assert_close(posterior.marginal("v2"), truth.joint(("v2",)))
