@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.reduction.network import Network, reduce_graph
-from rdpgraph.engines.reduction.numbering import factor_tables
+from rdpgraph.engines.reduction.tables import factor_tables
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError
 from rdpgraph.logspace.gradients import is_transformed, possible_alone, regradient
