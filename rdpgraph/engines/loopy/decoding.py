@@ -124,7 +124,7 @@ class _Search:
         """
         every, equations = torch.arange(self.equations.batch, device="cpu"), self.equations
         converged = self._settle(converged)
-        # The traceback of a tree is exact, and that of tables cheap; others must leave some time.
+        # The traceback of a tree is exact, that of tables often best; others must leave some time.
         exact = equations.forest or all(isinstance(k, TableKernel) for k in equations.kernels)
         share = torch.where(converged, math.inf if exact else 0.5, 0.2)
         self._trace(equations, self.messages, every, share, read)
@@ -136,7 +136,7 @@ class _Search:
         passes = torch.zeros(len(every), dtype=torch.long, device="cpu")
         room, reserved, cost = self.left, passes, 1.0
         if self.orders is not None:
-            room = (self.left - self.costs.reading) / self.costs.colours
+            room = self.left / self.costs.colours
             passes = (_ASCENT * room).clamp(0, _PASSES).long()
             reserved = self.costs.outwards + passes * self.costs.colours
             cost = self.costs.fixing

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rdpgraph._core.cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
-from rdpgraph.engines.loopy.table_decoding import Steps, steps_of
 
 T = TypeVar("T")
 
@@ -50,7 +49,6 @@ class Order:
 
     numbers: Tensor  # (V,) layer of each variable
     layers: tuple[Layer, ...]  # in order
-    steps: Steps | None  # the layers by rows of tables, if all factors are small tables
 
 
 def orders(edges: Edges) -> tuple[Order, Order] | None:
@@ -233,7 +231,7 @@ def _order(edges: Edges, layers: list[int]) -> Order:
             arrivals[layer].append(of_layer)
     pairs = zip(members, arrivals, strict=True)
     built = tuple(Layer(tuple(m), tuple(a)) for m, a in pairs)
-    return Order(numbers, built, steps_of(edges, numbers.numpy()))
+    return Order(numbers, built)
 
 
 def _of_tables(

@@ -8,7 +8,7 @@ coordinate ascent.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,15 +20,14 @@ from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel
 from rdpgraph.engines.loopy.orders import Layer, Order
-from rdpgraph.engines.loopy.table_decoding import LEVEL, climbed, readable, traced_rows
 from rdpgraph.plan import clock
 
-_BEGINS, _BEGINS_LAYER, _BEGINS_STEP, _BEGINS_WHOLE = 1e5, 4e4, 2e4, 6e5
+_LEVEL = 1e-6
+"""Relative difference of scores that counts as a tie in coordinate ascent."""
+_BEGINS, _BEGINS_LAYER, _BEGINS_WHOLE = 1e5, 4e4, 6e5
 """Overhead of the messages of a kernel, in multiplications: of all factors; of those of a layer; of
-all rows of a layer; of potentials that answer messages themselves."""
-_READS = 4
-"""Cost of a read at a random place, in multiplications of contiguous numbers."""
-_LITTLE = 7e5
+potentials that answer messages themselves."""
+_LITTLE = 3e6
 """Multiplications that take little time compared with the rest of an answer."""
 
 
@@ -41,13 +40,6 @@ def traced(
     for number, c in enumerate(equations.edges.classes):
         open_ = free[:, c.variables[c.variable]].unsqueeze(1)
         logs[number] = torch.where(open_, logs[number], _held(equations, number, states))
-    if order.steps is not None and readable(equations):
-        return torch.cat([
-            traced_rows(
-                restricted, [log[part] for log in logs], states[part], free[part], order.steps, end
-            )
-            for part, restricted in _readable_parts(equations)
-        ])  # fmt: skip
     _decide(equations, logs, states, free, order, end)
     return states
 
@@ -59,11 +51,6 @@ def ascended(
 
     Ties among best states are broken at random, so that plateaus are crossed.
     """
-    if order.steps is not None and readable(equations):
-        return torch.cat([
-            climbed(restricted, states[part], order.steps, passes[part], end)
-            for part, restricted in _readable_parts(equations)
-        ])  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     most = max(c.size for c in equations.edges.classes)
     rows, every = torch.arange(equations.batch, device="cpu"), states.clone()
@@ -79,16 +66,6 @@ def ascended(
         _decide(equations, logs, moved, torch.ones_like(moved, dtype=torch.bool), order, end, luck)
         every[rows] = moved
     return every
-
-
-def _readable_parts(equations: Equations) -> Iterator[tuple[slice | Tensor, Equations]]:
-    """Parts of a batch that are small enough for `traced_rows` and `climbed`."""
-    most = readable(equations)
-    if most >= equations.batch:
-        yield slice(None), equations
-        return
-    for part in torch.arange(equations.batch, device="cpu").split(most):
-        yield part, equations.items(part)
 
 
 def _held(equations: Equations, number: int, states: Tensor) -> Tensor:
@@ -150,7 +127,7 @@ def _chosen(
         variables, total = c.variables[local], summed.of_fewest()
         if luck is not None and len(local):
             peak = total.amax(1, keepdim=True)
-            near = total >= peak - LEVEL * peak.abs().clamp(min=1.0)
+            near = total >= peak - _LEVEL * peak.abs().clamp(min=1.0)
             total = torch.where(near, luck[: c.size, variables.cpu()].to(total), -1.0)
         best = torch.where(free[:, variables], total.argmax(1), states[:, variables])
         states[:, variables] = best
@@ -188,7 +165,6 @@ class Costs:
     """Costs of decoding one item, in sweeps."""
 
     outwards: float  # a pass through the outward layers
-    reading: float  # the tables' rows, made before that
     colours: float  # a pass through the colours
     fixing: float  # a sweep after variables were fixed, with hard zeros and few items
     little: float  # negligible compared with the rest of an answer
@@ -206,18 +182,11 @@ def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
         dense += 0.0 if wide else numbers + begin
         starts.append(_BEGINS_WHOLE if wide else _BEGINS_LAYER)
     sweep = work + begins
-    read = readable(equations) > 0
     through = [
-        _READS * work + _BEGINS_STEP * len(order.layers)
-        if read and order.steps is not None
-        else work + sum(starts[part.kernel] for layer in order.layers for part in layer.arrivals)
+        work + sum(starts[part.kernel] for layer in order.layers for part in layer.arrivals)
         for order in orders
     ]
-    reading = _READS * work if read and orders[1].steps is not None else 0.0
-    return Costs(
-        through[0] / sweep, reading / sweep, through[1] / sweep, 1.5 + 2 * dense / sweep,
-        _LITTLE / sweep,
-    )  # fmt: skip
+    return Costs(through[0] / sweep, through[1] / sweep, 1.5 + 2 * dense / sweep, _LITTLE / sweep)
 
 
 def scores(equations: Equations, states: Tensor) -> Tensor:

@@ -211,8 +211,22 @@ def test_layers_share_no_factor_and_cover_everything(dense):
         assert reached == edges.count
 
 
+def assert_traced_one_by_one(equations, messages, free, order):
+    """Free variables are decided as in each item alone; others are held."""
+    states = torch.zeros(free.shape, dtype=torch.long)
+    found = traceback.traced(equations, messages, states, free, order, float("inf"))
+    assert torch.equal(found[~free], states[~free])
+    for item in range(equations.batch):
+        rows = torch.tensor([item])
+        alone = traceback.traced(
+            equations.items(rows), [part[rows] for part in messages], states[:1], free[rows],
+            order, float("inf"),
+        )  # fmt: skip
+        assert torch.equal(alone[0], found[item])
+
+
 @pytest.mark.parametrize("seed", range(12))
-def test_pairs_are_traced_as_tables_of_any_kind_are(seed):
+def test_pairs_are_traced_item_by_item(seed):
     """Shared tables or not, either way round, batched or not, hard zeros, some variables held."""
     generator = torch.Generator().manual_seed(seed)
     size, batch = 2 + seed % 3, (3,) if seed % 2 else ()
@@ -228,23 +242,16 @@ def test_pairs_are_traced_as_tables_of_any_kind_are(seed):
     solution = loopy(rg.FactorGraph([forth, back, alone]), sweeps=3).solution.maximal
     equations, messages = solution.equations, solution.outcome.messages
     order = orders(equations.edges)[0]
-    if order.steps is None:  # hard zeros leave no factor
-        assert not equations.edges.count
-        return
     states = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.long)
     for free in (states == 0, torch.rand(states.shape, generator=generator) < 0.5):
-        found, expected = (
-            traceback.traced(equations, messages, states, free, own, float("inf"))
-            for own in (order, replace(order, steps=None))
-        )
-        assert torch.equal(found, expected)
+        assert_traced_one_by_one(equations, messages, free, order)
     none = traceback.traced(equations, messages, states, states == 0, order, 0.0)
-    assert torch.equal(none, states)
+    assert torch.equal(none, states) or not equations.edges.count
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
-def test_rows_of_tables_say_what_their_messages_do(seed):
+def test_larger_tables_are_traced_item_by_item(seed):
     """Two and three variables of several sizes, shared or not, hard zeros, some variables held."""
     generator = torch.Generator().manual_seed(seed)
     size, other, batch = 2 + seed % 2, 2 + seed % 3, (3,) if seed % 2 else ()
@@ -263,26 +270,19 @@ def test_rows_of_tables_say_what_their_messages_do(seed):
     states = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.long)
     passes = torch.arange(1, equations.batch + 1)
     for order in (*orders(equations.edges), peeled(equations.edges)):
-        assert order.steps is not None
-        rows, plain = (replace(order, steps=own) for own in (order.steps, None))
         for free in (states == 0, torch.rand(states.shape, generator=generator) < 0.5):
-            found, expected = (
-                traceback.traced(equations, messages, states, free, own, float("inf"))
-                for own in (rows, plain)
+            assert_traced_one_by_one(equations, messages, free, order)
+        climbed = traceback.ascended(equations, states, order, passes, float("inf"))
+        for item in range(equations.batch):
+            part = equations.items(torch.tensor([item]))
+            alone = traceback.ascended(
+                part, states[:1], order, passes[item : item + 1], float("inf")
             )
-            assert torch.equal(found, expected)
-        found, expected = (
-            traceback.ascended(equations, states, own, passes, float("inf"))
-            for own in (rows, plain)
-        )
-        assert torch.equal(found, expected)
-        assert torch.equal(
-            traceback.traced(equations, messages, states, states == 0, rows, 0.0), states
-        )
+            assert torch.equal(climbed[item], alone[0])
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_long_rings_are_traced_as_layer_by_layer(seed):
+def test_long_rings_are_traced_item_by_item(seed):
     """Rings with chords, cut open, with hard zeros, batched, some variables held."""
     generator = torch.Generator().manual_seed(seed)
     size, batch, count = 2 + seed % 2, (3,) if seed % 2 else (), 40
@@ -300,11 +300,7 @@ def test_long_rings_are_traced_as_layer_by_layer(seed):
     order = orders(equations.edges)[0]
     states = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.long)
     for free in (states == 0, torch.rand(states.shape, generator=generator) < 0.6):
-        found, expected = (
-            traceback.traced(equations, messages, states, free, own, float("inf"))
-            for own in (order, replace(order, steps=None))
-        )
-        assert torch.equal(found, expected)
+        assert_traced_one_by_one(equations, messages, free, order)
 
 
 def test_checks_that_can_be_peeled_off_are_all_satisfied():
