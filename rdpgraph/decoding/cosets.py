@@ -70,7 +70,8 @@ class CosetDecoder:
                 f"CosetDecoder needs a ParityModel without batch dims; got {self.model!r:.80}."
             )
         if self.keep is not None:
-            self.model.kept(self.keep, event_cost=self.event_cost)  # refuses what cannot be
+            with torch.no_grad():
+                self.model.kept(self.keep, event_cost=self.event_cost)  # refuses what cannot be
 
     def decode(self, syndrome: Any) -> Tensor:
         """(*batch, errors) the most probable errors, by an exact sweep.

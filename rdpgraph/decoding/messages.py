@@ -13,6 +13,9 @@ from rdpgraph.structures.parity.parities import Parities
 from rdpgraph.structures.parity.sweeps import checked_syndrome
 from rdpgraph.structures.recursion import library
 
+_AT_ONCE = 1 << 14
+"""Shots whose checks are compared at once, so that memory does not grow with edges x shots."""
+
 
 @dataclass(frozen=True, eq=False)
 class Messages:
@@ -131,8 +134,9 @@ class MessagesDecoder:
         errors = (ratios <= 0).long()
         starts, bits = parts[:2]
         at = torch.repeat_interleave(torch.arange(parities.num_checks), starts.diff())
-        flipped = torch.zeros_like(rows, dtype=torch.long).index_add_(1, at, errors[:, bits])
-        violated = (flipped % 2 != rows).sum(1)
+        pairs = zip(errors.split(_AT_ONCE), rows.split(_AT_ONCE), strict=True)
+        flips = (row.long().index_add_(1, at, part[:, bits]) for part, row in pairs)
+        violated = torch.cat([(each % 2).sum(1) for each in flips])
         batch = given.shape[:-1]
         return Messages(
             errors.reshape(*batch, total), odds.reshape(*batch, total), violated.reshape(batch),

@@ -280,6 +280,9 @@ BAD = {
     "observables of other errors": lambda: rg.ParityModel([[1, 1]], [0.0, 0.0], observables=[[1]]),
     "no states": lambda: repetition().kept(0),
     "replicates of a half": lambda: repetition().kept(3, replicates=0.5),
+    "gradients of kept states": lambda: rg.ParityModel(
+        REPETITION, torch.zeros(5, requires_grad=True)
+    ).kept(3),
     "no best": lambda: repetition().k_best(0),
     "no generator": lambda: repetition().kept(3, replicates=2, generator=3),
     "batches that differ": lambda: rg.ParityModel(

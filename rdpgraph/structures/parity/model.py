@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph._core.types import ArrayLike
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure
 from rdpgraph.io.detectors import parse_detectors, read_detectors
@@ -229,7 +229,8 @@ class ParityModel(Structure):
 
         Without replicates the others are dropped, for a lower bound. With replicates they are
         sampled (Fearnhead and Clifford 2003): P(s, l) is unbiased in each. O(errors x states) for a
-        shot and replicate, however many checks are open. No gradients. Needs the compiled library.
+        shot and replicate, however many checks are open. Needs the compiled library. No gradients,
+        and marginals only of errors that are rows of ``observables``.
 
         Args:
             states: the number kept; up to half as many more are kept before any are left out.
@@ -241,8 +242,13 @@ class ParityModel(Structure):
         Raises:
             ModelError: numbers out of range.
             BudgetError: more than 512 checks and observables are open.
-            UnsupportedError: there is no compiled library.
+            UnsupportedError: there is no compiled library, or gradients are recorded.
         """
+        if self.unary.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedError(
+                "ParityModel.kept has no gradients: ask it under torch.no_grad(), or log_cosets() "
+                "where cost() fits."
+            )
         if not is_whole(states, 1) or not is_whole(replicates):
             raise ModelError(
                 "ParityModel.kept needs states >= 1 and replicates >= 0, whole numbers; got "

@@ -247,23 +247,19 @@ def errors(
         weights = linear(unary, ())[0]
         _call("paths", program, weights, syndrome, drawn, count, seed, best=best)
         return drawn.long()
+    if best:
+        return k_best(parities, unary, syndrome, 1)
     require_open(parities, program, batch * float(len(program.steps)) / 8)
     unary, syndrome = unary.double().detach(), syndrome.to(unary.device)
-    before = by_logs(program, unary, syndrome, best=best)[1]
+    before = by_logs(program, unary, syndrome)[1]
     drawn = torch.zeros(count, batch, total, dtype=torch.long, device=unary.device)
     at = torch.zeros(count, batch, dtype=torch.long, device=unary.device)
-
-    def second(a: Tensor, b: Tensor) -> Tensor:
-        if best:
-            return b > a
-        chance = uniform((count, batch), unary.device, generator)
-        return chance < torch.where(b > -math.inf, (b - torch.logaddexp(a, b)).exp(), 0.0)
-
     for step, logs in zip(program.steps.flip(0).tolist(), reversed(before), strict=True):
         if step[0] == OPEN:
             continue
         (here, a, _), (there, b, _) = _before(step, logs, at, unary, syndrome)
-        chosen = second(a, b)
+        chance = torch.where(b > -math.inf, (b - torch.logaddexp(a, b)).exp(), 0.0)
+        chosen = uniform((count, batch), unary.device, generator) < chance
         at = torch.where(chosen, there, here)
         if step[0] == FLIP:
             drawn[:, :, step[2]] = chosen.long()
