@@ -102,8 +102,6 @@ class ParityModel(Structure):
             raise ModelError("ParityModel needs log_odds, or unary log-potentials, not both.")
         if log_odds is not None:
             odds = as_values("ParityModel's log_odds", log_odds)
-            if bool(odds.isnan().any()):
-                raise ModelError("ParityModel needs log-odds that are numbers; got NaN.")
             both = torch.stack([-odds, odds], -1) if odds.ndim else odds
             unary = torch.nn.functional.logsigmoid(both)
         else:
@@ -249,14 +247,11 @@ class ParityModel(Structure):
                 "ParityModel.kept has no gradients: ask it under torch.no_grad(), or log_cosets() "
                 "where cost() fits."
             )
-        if not is_whole(states, 1) or not is_whole(replicates):
+        whole = is_whole(states, 1) and is_whole(replicates)
+        if not whole or not is_real(event_cost) or not 0 < event_cost <= 1:
             raise ModelError(
-                "ParityModel.kept needs states >= 1 and replicates >= 0, whole numbers; got "
-                f"{states!r:.40} and {replicates!r:.40}."
-            )
-        if not is_real(event_cost) or not 0 < event_cost <= 1:
-            raise ModelError(
-                f"ParityModel.kept needs an event_cost in 0..1; got {event_cost!r:.40}."
+                "ParityModel.kept needs whole states >= 1 and replicates >= 0 and an event_cost in "
+                f"0..1; got {states!r:.40}, {replicates!r:.40} and {event_cost!r:.40}."
             )
         require_generator(generator)
         unary, syndrome = self._parts()
