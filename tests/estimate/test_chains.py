@@ -7,7 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Bilinear, Randomized, StructuredPosterior
-from rdpgraph.estimate import pilot
+from rdpgraph.estimate import proposals
 from rdpgraph.estimate.estimator import Setting
 from rdpgraph.randomized import (
     Global,
@@ -126,7 +126,7 @@ def test_a_pilot_by_messages_is_one_by_probes():
     graph = dense.factor_graph()
     support = Threshold(3).select(draw(4, 9, seed=5), seeded(6))
     setting = Setting.of(graph, Threshold(3), solve=rg.infer, generator=seeded())
-    (probed,) = pilot.probed(setting, [support])
+    (probed,) = proposals.probed(setting, [support])
     masses = chain.sites().masses(support.states, support.log_weights)
     assert torch.allclose(probed.softmax(-1), masses.softmax(-1), atol=1e-3)
 
