@@ -174,7 +174,7 @@ class Auto(Scheduler):
 
     def _without_structure(self, graph: FactorGraph) -> Planned:
         budget = budget_of(self.memory, self._exact_seconds)
-        return planned_rows(graph, budget, self._whole) or self._whole(graph)
+        return planned_rows(graph, budget, self._whole, self._exactly) or self._whole(graph)
 
     def _whole(self, graph: FactorGraph) -> Planned:
         with counted(counter := Counter() if self.seconds is None else None):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.engines.recognised import recognised_left
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import factor_tables
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
@@ -160,17 +161,16 @@ class RowsSolution(Delegate):
         return torch.is_grad_enabled() and self._entries.requires_grad
 
     def log_partition(self) -> Tensor:
-        return self._log_partition
-
-    @differentiable_property
-    def _log_partition(self) -> Tensor:
         constant = self.network.constant
-        log_z: Any = self.__dict__.get("_solved", (None,))[0]
-        if self._recorded():
-            log_z = _LogPartition.apply(self._entries, self)
-        elif log_z is None:
-            log_z = self.run(self.observed)
+        if self._recorded():  # not cached: it refers to this object
+            log_z: Any = _LogPartition.apply(self._entries, self)
+        else:
+            log_z = self._solved[0] if "_solved" in self.__dict__ else self._log_z
         return (log_z + constant.double()).to(constant.dtype)
+
+    @cached_property
+    def _log_z(self) -> Tensor:
+        return self.run(self.observed)
 
     def variable_marginals(self) -> Tensor:
         """(B, S) probabilities; their gradients are those of all rows at once."""
@@ -256,19 +256,26 @@ class _LogPartition(torch.autograd.Function):
 
 
 def planned_rows(
-    graph: FactorGraph, budget: Budget, whole: Callable[[FactorGraph], Planned]
-) -> Planned | None:
+    graph: FactorGraph, budget: Budget, whole: Callable[[FactorGraph], Planned],
+    exactly: Callable[[FactorGraph], Callable[[], Solution]] | None = None,
+) -> Planned | None:  # fmt: skip
     """Plan of rows of evidence on tables, each by itself; None where that is not the way.
 
     Args:
         graph: the model.
         budget: of the plan.
         whole: plans all rows at once, for answers that are not sums.
+        exactly: solves a graph exactly; given where registered structures come first.
     """
     if graph.observed is None or not graph.batch_shape or graph.device.type != "cpu":
         return None
     tables = all(type(b.potential) is Table and not b.batch_shape for b in graph.blocks)
     if not tables or is_transformed() or not available(graph.dtype):
+        return None
+    given = graph.observed.reshape(-1, graph.num_variables)
+    common = torch.where((given != MISSING).all(0), given[0], MISSING)
+    common = FactorGraph.from_blocks(graph.domain, graph.blocks, common)
+    if exactly and recognised_left(common, reduce_graph(common), exactly) is not None:
         return None
     network = reduce_graph(FactorGraph.from_blocks(graph.domain, graph.blocks))
     if network.impossible or not network.groups:

@@ -36,6 +36,105 @@ void level(const Real* __restrict unary, const Real* __restrict transition,
   }
 }
 
+// Both sweeps, where all states of a step fit a few registers: one sequence after the other.
+constexpr int64_t kFew = 8;
+
+template <int64_t N = 1, typename Call>
+void with_states(int64_t states, Call call) {
+  if (states == N) call(std::integral_constant<int64_t, N>());
+  else if constexpr (N < kFew) with_states<N + 1>(states, call);
+}
+
+template <int64_t N, typename Real>
+void forward_few(const Real* unary, const Real* emission, const Real* transition,
+                 const Real* matrix, const Real* offset, const int64_t* lengths, Real* states_out,
+                 Real* scales, Real* values, uint8_t* doubtful, int64_t batch, int64_t steps,
+                 Real state_limit, Real step_limit, int threads) {
+  const Real lowest = least(transition, matrix, N * N);
+  Real rows[N][N] = {};
+  for (int64_t j = 0; j < N; ++j) std::copy_n(matrix + j * N, N, rows[j]);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t b = 0; b < batch; ++b) {
+    Real own[N] = {}, shown[N] = {}, thin[N], small[N];
+    std::fill_n(thin, N, Real(1)), std::fill_n(small, N, Real(1));
+    Real first = 1;
+    double sum = 0, product = 1;
+    for (int64_t t = 0; t < steps; ++t) {
+      const int64_t place = (b * steps + t) * N;
+      if (t >= lengths[b]) {
+        scales[b * steps + t] = 1;
+        std::fill_n(states_out + place, N, Real(0));
+        continue;
+      }
+      Real next[N] = {};
+      for (int64_t k = 0; k < N; ++k) {
+        shown[k] = emission[place + k];
+        const bool never = unary[place + k] == kNever<Real>;
+        thin[k] = never || shown[k] > thin[k] ? thin[k] : shown[k];
+      }
+      if (t) {
+        for (int64_t j = 0; j < N; ++j)
+          for (int64_t k = 0; k < N; ++k) next[k] += own[j] * rows[j][k];
+      } else {
+        std::fill_n(next, N, Real(1));
+      }
+      Real total = 0;
+      for (int64_t k = 0; k < N; ++k) total += next[k] *= shown[k];
+      const Real factor = total > 0 ? 1 / total : 0;
+      for (int64_t k = 0; k < N; ++k) {
+        own[k] = next[k] * factor;
+        small[k] = own[k] > 0 && own[k] < small[k] ? own[k] : small[k];
+      }
+      std::copy_n(own, N, states_out + place);
+      scales[b * steps + t] = total;
+      sum += double(offset[b * steps + t]);
+      product *= double(total);
+      if (!(product > 1e-100 && product < 1e100)) {
+        sum += std::log(product);
+        product = 1;
+      }
+      if (!t) first = *std::min_element(thin, thin + N);
+    }
+    values[b] = Real(sum + std::log(product));
+    doubtful[b] = *std::min_element(small, small + N) < state_limit || first < step_limit ||
+                  *std::min_element(thin, thin + N) * lowest < step_limit;
+  }
+}
+
+template <int64_t N, typename Real>
+void backward_few(const Real* found, const Real* scales, const Real* emission, const Real* matrix,
+                  const int64_t* lengths, const Real* gradient, Real* marginals, Real* ahead,
+                  int64_t batch, int64_t steps, int threads) {
+  Real turned[N][N] = {};
+  for (int64_t j = 0; j < N; ++j)
+    for (int64_t k = 0; k < N; ++k) turned[k][j] = matrix[j * N + k];
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t b = 0; b < batch; ++b) {
+    Real after[N] = {};
+    for (int64_t t = steps - 1; t >= 0; --t) {
+      const int64_t place = (b * steps + t) * N;
+      std::copy_n(after, N, ahead + place);
+      if (t >= lengths[b]) {
+        std::fill_n(marginals + place, N, Real(0));
+        continue;
+      }
+      Real beta[N] = {};
+      if (t == lengths[b] - 1) {
+        std::fill_n(beta, N, gradient[b]);
+      } else {
+        for (int64_t j = 0; j < N; ++j)
+          for (int64_t k = 0; k < N; ++k) beta[k] += after[j] * turned[j][k];
+      }
+      const Real scale = scales[b * steps + t], factor = scale > 0 ? 1 / scale : 0;
+      for (int64_t k = 0; k < N; ++k) {
+        const Real state = found[place + k];
+        marginals[place + k] = state * beta[k];
+        after[k] = state > 0 ? emission[place + k] * factor * beta[k] : 0;
+      }
+    }
+  }
+}
+
 // alpha_t = alpha_{t-1} P * e_t, normalised. Where floor > 0, states below it are set to zero, or
 // to the floor (upward). `small` is the least positive state of a row, `thin` the least emission other
 // than hard zeros.
@@ -46,6 +145,11 @@ void forward(const Real* __restrict unary, const Real* __restrict emission,
              Real* scales, Real* values, uint8_t* doubtful, Real* packed, int64_t batch,
              int64_t steps, int64_t states, Real state_limit, Real step_limit, Real floor,
              bool upward, int threads) {
+  if (states <= kFew && !starts && !(floor > 0))
+    return with_states(states, [&](auto few) {
+      forward_few<few>(unary, emission, transition, matrix, offset, lengths, states_out, scales,
+                       values, doubtful, batch, steps, state_limit, step_limit, threads);
+    });
   constexpr int64_t wide = width<Real>();
   const int64_t panels = panels_of(states, wide), row_size = steps * states;
   std::vector<double> partial(batch * threads);
@@ -150,6 +254,11 @@ void backward(const Real* __restrict found, const Real* __restrict scales,
               const int64_t* __restrict lengths, const Real* __restrict gradient,
               Real* __restrict marginals, Real* ahead, Real* packed, int64_t batch, int64_t steps,
               int64_t states, int threads) {
+  if (states <= kFew)
+    return with_states(states, [&](auto few) {
+      backward_few<few>(found, scales, emission, matrix, lengths, gradient, marginals, ahead,
+                        batch, steps, threads);
+    });
   constexpr int64_t wide = width<Real>();
   const int64_t panels = panels_of(states, wide), row_size = steps * states;
 #pragma omp parallel num_threads(threads)
