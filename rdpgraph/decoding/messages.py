@@ -111,10 +111,16 @@ class MessagesDecoder:
         """(*batch, errors) decisions given syndromes (*batch, checks)."""
         return self.run(syndrome).errors
 
-    def run(self, syndrome: Any) -> Messages:
+    def run(self, syndrome: Any, log_odds: Any = None) -> Messages:
         """Decisions, beliefs and violated checks, given syndromes (*batch, checks).
 
+        Args:
+            syndrome: of each shot.
+            log_odds: (*batch, errors) for each shot, as a channel gives them, instead of the
+                decoder's.
+
         Raises:
+            ModelError: log-odds of other shots or errors, or not finite.
             EvidenceError: a syndrome of another length, or an erased check.
         """
         parities = self.checks
@@ -123,11 +129,20 @@ class MessagesDecoder:
         ratios = torch.empty(len(rows), total, dtype=torch.float64)
         iterations = torch.zeros(len(rows), dtype=torch.long)
         parts: tuple[Tensor, ...] = vars(self)["_edges"]
-        own = -self.log_odds, self.damping
+        prior = self.log_odds
+        if log_odds is not None:
+            prior = as_values("MessagesDecoder's log_odds", log_odds).double().cpu()
+            if prior.shape != (*given.shape[:-1], total) or not bool(prior.isfinite().all()):
+                raise ModelError(
+                    f"MessagesDecoder needs finite log-odds {(*given.shape[:-1], total)} for these "
+                    f"shots; got shape {tuple(prior.shape)}."
+                )
+        own = (-prior).contiguous(), self.damping
         work = len(parts[1]) * len(rows)
         library.parity_function("messages")(
             *(part.data_ptr() for part in (*parts, *own, rows, ratios, iterations)),
-            parities.num_checks, total, len(rows), self.iterations, self.scale, int(self.product),
+            parities.num_checks, total, len(rows), self.iterations,
+            0 if log_odds is None else total, self.scale, int(self.product),
             int(self.serial), library.threads(work, least=2**14),
         )  # fmt: skip
         odds = -ratios.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)

@@ -7,6 +7,7 @@ those of ldpc on the gross code, and learned damping.
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --shots 2000 --keep 60 300
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --messages
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --damping --shots 4000
+    OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --classical --shots 100
 """
 
 import argparse
@@ -179,6 +180,46 @@ def messages(shots: int) -> None:
             )
 
 
+def classical(shots: int) -> None:
+    """Block errors of a random (3, 6) code of 10,000 bits, beside ldpc, on the same shots."""
+    ldpc, scipy = importlib.import_module("ldpc"), importlib.import_module("scipy.sparse")
+    rng, bits = np.random.default_rng(0), 10_000
+    ends = np.concatenate([rng.permutation(bits) for _ in range(3)])
+    entries = np.ones(3 * bits, dtype=int), (np.arange(3 * bits) // 6, ends)
+    matrix = scipy.csr_matrix(entries, shape=(bits // 2, bits))
+    matrix.data %= 2
+    matrix.eliminate_zeros()
+    matrix = matrix.astype(np.uint8)
+    for decibels in (1.1, 1.2, 1.3, 1.5, 2.0, 3.0):
+        deviation = 10 ** (-decibels / 20)  # of a code of rate 1/2
+        sent = rng.integers(0, 2, (shots, bits), dtype=np.uint8)  # a word of a coset of the code
+        received = 1 - 2.0 * sent + deviation * rng.normal(size=(shots, bits))
+        odds, syndromes = -2 * received / deviation**2, (matrix @ sent.T % 2).T
+        for product in (False, True):
+            options = {"scale": 1.0 if product else 0.8, "product": product}
+            ours = decoding.MessagesDecoder(matrix, 0.0, 50, **options)
+            begin = time.process_time()
+            decided = ours.run(syndromes, torch.tensor(odds)).errors.numpy()
+            ms, begin = time.process_time() - begin, time.process_time()
+            own = (decided != sent).any(1)
+            theirs = ldpc.BpDecoder(
+                matrix, error_rate=0.1, max_iter=50, ms_scaling_factor=0.8,
+                bp_method="product_sum" if product else "minimum_sum",
+                input_vector_type="syndrome",
+            )  # fmt: skip
+            wrong = 0
+            rows = zip(1 / (1 + np.exp(-odds)), syndromes, sent, strict=True)
+            for row, syndrome, word in rows:
+                theirs.update_channel_probs(np.clip(row, 1e-12, 1 - 1e-12))
+                wrong += bool((theirs.decode(syndrome) != word).any())
+            other = time.process_time() - begin
+            print(
+                f"{decibels} dB, {'sum-product' if product else 'min-sum'}: {int(own.sum())} of "
+                f"{shots} blocks wrong, {1e3 * ms / shots:.1f} ms a block; ldpc {wrong}, "
+                f"{1e3 * other / shots:.1f} ms"
+            )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--distance", type=int, default=5)
@@ -188,10 +229,13 @@ if __name__ == "__main__":
     parser.add_argument("--keep", type=int, nargs="+", default=[60])
     parser.add_argument("--messages", action="store_true")
     parser.add_argument("--damping", action="store_true")
+    parser.add_argument("--classical", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.damping:
         damping(given.shots)
+    elif given.classical:
+        classical(given.shots)
     elif given.messages:
         messages(given.shots)
     else:

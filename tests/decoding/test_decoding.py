@@ -133,6 +133,17 @@ def test_messages_of_plain_loops(seed, product, serial):
         assert found.violated[at] == wrong
 
 
+def test_shots_have_log_odds_of_their_own():
+    rng = np.random.default_rng(0)
+    matrix = (rng.random((5, 9)) < 0.4).astype(int)
+    odds, syndromes = torch.tensor(rng.normal(size=(3, 7, 9)) - 1), rng.integers(0, 2, (3, 7, 5))
+    found = decoding.MessagesDecoder(matrix, 0.0, 6).run(syndromes, odds)
+    for at in itertools.product(range(3), range(7)):
+        single = decoding.MessagesDecoder(matrix, odds[at], 6).run(syndromes[at])
+        torch.testing.assert_close(found.log_odds[at], single.log_odds)
+        assert found.iterations[at] == single.iterations
+
+
 def plain(matrix, prior, syndrome, most, *, product, serial, scale, damping=None):
     """Belief propagation by loops."""
     edges = [(c, v) for c, v in zip(*np.nonzero(matrix), strict=True)]
@@ -327,6 +338,9 @@ BAD = {
     "pieces of other shots": lambda: [
         *decoding.WindowDecoder(ring(), [0, 0, 1, 1]).decode([[[0, 0]], [[0, 0], [0, 0]]])
     ],
+    "log-odds of other shots": lambda: decoding.MessagesDecoder(RING, -1.0).run(
+        [[0, 0, 0, 0]], [[-1.0] * 4]
+    ),
     "damping of one": lambda: decoding.MessagesDecoder(RING, -1.0, damping=1.0),
     "damping of other edges": lambda: decoding.MessagesDecoder(RING, -1.0, damping=[0.1, 0.2]),
     "damping of sum-product": lambda: decoding.learn_damping(

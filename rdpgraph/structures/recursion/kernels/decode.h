@@ -105,7 +105,7 @@ struct Decode {
   const int8_t* syndrome;
   double* posterior;
   int64_t* iterations;
-  int64_t checks, count, batch, most;
+  int64_t checks, count, batch, most, stride;  // stride: between the priors of shots
   double scale;
   bool product, serial;
 
@@ -116,7 +116,7 @@ struct Decode {
 
   void run(int64_t first, int64_t last) const {
     const int64_t size = starts[checks];
-    std::vector<Shots> in(size), out(size), total(count), spare(size), old;
+    std::vector<Shots> in(size), out(size), total(count), spare(size), own(count), old;
     std::vector<Shots> even(checks, Shots{} + kFarthest);
     std::array<int64_t, kShots> item, done{};
     item.fill(-1);
@@ -125,10 +125,11 @@ struct Decode {
       item[l] = next < last ? next++ : -1;
       if (item[l] < 0) return;
       ++busy, done[l] = 0;
+      for (int64_t v = 0; v < count; ++v) own[v][l] = prior[item[l] * stride + v];
       for (int64_t c = 0; c < checks; ++c) {
         even[c][l] = syndrome[item[l] * checks + c] == 1 ? -kFarthest : kFarthest;
         for (int64_t e = starts[c]; e < starts[c + 1]; ++e)
-          in[e][l] = prior[bits[e]], out[e][l] = 0;
+          in[e][l] = own[bits[e]][l], out[e][l] = 0;
       }
     };
     auto alone = [&](int64_t c, int64_t own) {
@@ -157,7 +158,7 @@ struct Decode {
         for (int64_t e = 0; e < size; ++e) spare[e] = exp_of<double>(-size_of(in[e]));
       }
       for (int64_t v = 0; v < count; ++v) {
-        Shots sum = Shots{} + prior[v], after{};
+        Shots sum = own[v], after{};
         for (int64_t k = columns[v]; k < columns[v + 1]; ++k) {
           const int64_t e = edges[2 * k];
           if (serial) alone(edges[2 * k + 1], e);
