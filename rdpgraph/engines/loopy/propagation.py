@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.loopy.equations import Equations, Messages
-from rdpgraph.engines.loopy.parities import Flood
+from rdpgraph.engines.loopy.log_odds import Flood
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, Schedule, Sequential, sets_of
 from rdpgraph.engines.loopy.subsets import EdgeSubsets
 from rdpgraph.engines.loopy.sweepers import Sweeper, residual_of_all, sweeper_for

@@ -12,8 +12,7 @@ from rdpgraph.engines.loopy.arithmetic import neighbours, rescaled, take
 from rdpgraph.engines.loopy.clusters import ClusterKernel
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages, Sums
-from rdpgraph.engines.loopy.log_odds import LogOdds
-from rdpgraph.engines.loopy.parities import Flood, ParityMessages
+from rdpgraph.engines.loopy.log_odds import Flood, LogOdds, ParityMessages
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule, unasked
 from rdpgraph.engines.loopy.subsets import (
     Asked,
