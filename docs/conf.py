@@ -43,7 +43,7 @@ html_title = f"rdpgraph {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_js_files = ["versions.js"]
-exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "sg_execution_times.rst"]
+exclude_patterns = ["gallery/*.ipynb", "gallery/*.py"]
 
 # A click copies what is typed, without prompts and what is printed.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -70,7 +70,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_signature": False,
-    "min_reported_time": 60,
+    "write_computation_times": False,  # a page that needs scripts of other sites
     "copyfile_regex": r".*\.bif",
     "first_notebook_cell": "%matplotlib inline\n%pip install --quiet 'rdpgraph[draw]'",
 }

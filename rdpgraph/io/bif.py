@@ -48,7 +48,7 @@ _VARIABLE = (
 _PROBABILITY = rb"(probability\s*+\([^{}]*+\{)([^{}]*+\})"
 _BLOCKS = re.compile(rb"(\s*+(?:%b|%b))|([\s\S]++)" % (_VARIABLE, _PROBABILITY))
 _HEADERS = re.compile(rb"probability\s*+\(([^(){};]*+)\)\s*+\{|([\s\S]++)")
-_WRITTEN_PLAIN = re.compile(r"""(?!//|/\*)[^\s{}()\[\]|,;"]+""")
+_WRITTEN_PLAIN = re.compile(r"""(?!//|/\*)[^\s\x00-\x1f\x7f{}()\[\]|,;"]+""")
 _QUOTABLE = re.compile(r'[^"\x00-\x1f\x7f]*')
 
 

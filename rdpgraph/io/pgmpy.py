@@ -3,7 +3,6 @@
 import importlib
 from typing import Any
 
-import numpy as np
 import torch
 
 from rdpgraph.errors import ModelError
@@ -76,12 +75,6 @@ def to_pgmpy(graph: FactorGraph) -> Any:
     names = {variable.name: list(names_of(variable.states)) for variable in variables}
     model = kinds.DiscreteBayesianNetwork() if directed else kinds.DiscreteMarkovNetwork()
     model.add_nodes_from(names)
-    if not directed:
-        covered = {variable.name for scope, _ in tables for variable in scope}
-        tables += [((v,), np.ones(v.size)) for v in variables if v.name not in covered]
-        constant = np.prod([values for scope, values in tables if not scope])
-        tables = [(scope, values) for scope, values in tables if scope]
-        tables[:1] = [(scope, values * constant) for scope, values in tables[:1]]
     for scope, values in tables:
         words, sizes = [variable.name for variable in scope], list(values.shape)
         held = {name: names[name] for name in words}

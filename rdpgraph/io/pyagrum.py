@@ -8,6 +8,7 @@ import torch
 
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.tables import all_variables, graph_of, probabilities, require_graph
+from rdpgraph.io.text import encoded
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import names_of
 
@@ -41,12 +42,11 @@ def to_pyagrum(graph: FactorGraph) -> Any:
     """A ``BayesNet`` of pyAgrum where the graph is one, else a ``MarkovRandomField``.
 
     States are named as text. Factors over the same variables are multiplied, those over none into
-    another one.
+    another one, and variables without a factor get one of ones.
 
     Raises:
         ModelError: no FactorGraph.
-        UnsupportedError: a batch, evidence, or values beyond the range of float64; a variable whose
-            states have like names as text.
+        UnsupportedError: a batch, evidence, or values beyond the range of float64.
     """
     require_graph("to_pyagrum", graph)
     tables, directed = probabilities(graph, "pyAgrum")
@@ -54,18 +54,11 @@ def to_pyagrum(graph: FactorGraph) -> Any:
     model = pyagrum.BayesNet() if directed else pyagrum.MarkovRandomField()
     for variable in all_variables(graph):
         labels = [str(state) for state in names_of(variable.states)]
-        if len(set(labels)) < len(labels):
-            raise UnsupportedError(
-                f"Variable {variable.name!r} has states that are named alike as text; rename them."
-            )
+        encoded("".join([variable.name, *labels]), "to_pyagrum")  # or pyAgrum crashes
         model.add(pyagrum.LabelizedVariable(variable.name, variable.name, labels))
     tensors: dict[frozenset[str], Any] = {}
-    constant = 1.0
     for scope, values in tables:
         words = [variable.name for variable in scope]
-        if not words:
-            constant *= float(values)
-            continue
         key = frozenset(words)
         if directed:
             for parent in words[1:]:
@@ -75,8 +68,10 @@ def to_pyagrum(graph: FactorGraph) -> Any:
             tensors[key] = model.addFactor(words)
             tensors[key].fillWith(1)
         order = [words.index(name) for name in tensors[key].names[::-1]]
-        before = 1.0 if directed else tensors[key].toarray()
-        tensors[key][:] = np.ascontiguousarray(np.transpose(values, order) * before)
-    for tensor in list(tensors.values())[:1] if constant != 1.0 else ():
-        tensor[:] = tensor.toarray() * constant
+        values, before = np.transpose(values, order), tensors[key].toarray()
+        product = np.ascontiguousarray(values if directed else values * before)
+        held = (product > 0) & (product < np.inf)
+        if not directed and (held != ((values > 0) & (before > 0))).any():
+            raise UnsupportedError(f"The product of all factors over {words} is out of range.")
+        tensors[key][:] = product
     return model

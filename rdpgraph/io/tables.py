@@ -200,7 +200,11 @@ def graph_of(
 def probabilities(
     graph: FactorGraph, form: str
 ) -> tuple[list[tuple[tuple[Variable, ...], Array]], bool]:
-    """Scopes and values >= 0 of all factors; True where they are P(first | others)."""
+    """Scopes and values >= 0 of all factors; True where they are P(first | others).
+
+    Of other graphs, factors over no variable are multiplied into the first one, and variables
+    without a factor have one of ones.
+    """
     conditionals: list[Conditional] | None = None
     if graph.num_factors == graph.num_variables:
         with suppress(UnsupportedError):
@@ -209,5 +213,13 @@ def probabilities(
         parts = [((each.child, *each.parents), each.log_values) for each in conditionals]
     else:
         parts = list(factor_tables(graph))
+        constant = sum(float(log_values) for scope, log_values in parts if not scope)
+        parts = [(scope, log_values) for scope, log_values in parts if scope]
+        covered = {variable.name for scope, _ in parts for variable in scope}
+        alone = [v for v in all_variables(graph) if v.name not in covered]
+        parts += [((v,), np.zeros(v.size)) for v in alone]
+        if constant and not parts:
+            raise UnsupportedError(f"A constant without variables has no place in {form}.")
+        parts[:1] = [(scope, log_values + constant) for scope, log_values in parts[:1]]
     tables = [(scope, values_of(scope, log_values, form)) for scope, log_values in parts]
     return tables, conditionals is not None

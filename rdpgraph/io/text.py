@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NoReturn, Self, TypeAlias
 
-from rdpgraph.errors import FileFormatError, ModelError
+from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError
 
 WAIT = 60.0
 """Default limit of a pipe's silence, in seconds."""
@@ -221,10 +221,21 @@ def write_text_atomically(path: PathLike, text: str, *, wait: float = WAIT) -> N
 
     Raises:
         OSError: the file cannot be written; TimeoutError: nobody reads the pipe.
+        UnsupportedError: a character that UTF-8 lacks.
     """
-    data = text.encode()
+    data = encoded(text, str(path))
     packed = gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data
     write_bytes_atomically(path, packed, wait=wait)
+
+
+def encoded(text: str, source: str) -> bytes:
+    """The text in UTF-8; refuses halves of surrogate pairs."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedError(
+            f"{source}: a name holds {text[error.start]!r}, which UTF-8 lacks. Rename it."
+        ) from None
 
 
 def write_bytes_atomically(path: PathLike, data: bytes, *, wait: float = WAIT) -> None:

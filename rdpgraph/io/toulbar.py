@@ -292,4 +292,5 @@ def format_cfn(graph: FactorGraph) -> str:
         },
         "functions": functions,
     }
-    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    return text.replace("\x7f", "\\u007f")  # the one control character that json leaves

@@ -19,6 +19,7 @@ import torch
 from tests.fuzz import (
     bounds,
     chains,
+    doors,
     estimates,
     files,
     graphs,
@@ -42,6 +43,7 @@ KINDS: dict[str, Callable[[np.random.Generator], int]] = {
     "recognised": recognised.case,
     "estimates": estimates.case,
     "files": files.case,
+    "doors": doors.case,
     "peers": peers.case,
 }
 

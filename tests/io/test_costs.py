@@ -227,3 +227,25 @@ def test_what_cannot_be_written_is_refused_in_a_line():
         with pytest.raises(UnsupportedError) as caught:
             form(graph)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["bif", "xmlbif", "xdsl", "cfn"])
+@pytest.mark.parametrize("name", ["bell\x07", "delete\x7f", "half\ud800"])
+def test_names_of_no_text_are_refused_in_a_line_or_read_again(form, name, tmp_path):
+    graph = rg.FactorGraph.bayesian_network([(rg.Variable(name, 2), (), [0.25, 0.75])])
+    path = tmp_path / f"m.{form}"
+    if form == "cfn" and name.isascii():
+        rg.write(graph, path)
+        assert [variable.name for variable in rg.read(path).variables] == [name]
+        return
+    with pytest.raises(UnsupportedError, match="Rename it") as caught:
+        rg.write(graph, path)
+    assert "\n" not in str(caught.value)
+    assert not path.exists()
+
+
+def test_pyagrum_is_given_text():
+    pytest.importorskip("pyagrum")
+    graph = rg.FactorGraph([], variables=[rg.Variable("x", ("a", "half\ud800"))])
+    with pytest.raises(UnsupportedError, match="UTF-8"):
+        rg.to_pyagrum(graph)

@@ -1,5 +1,7 @@
 """Models of pgmpy and pyAgrum as ours and back: the same answers as theirs."""
 
+import math
+
 import pytest
 import torch
 
@@ -57,6 +59,27 @@ def test_there_and_back(peer, model):
     again = back(there(graph))
     same(graph, again)
     same(graph, back(there(again)))
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_constant_stays_where_no_factor_has_a_variable(peer):
+    pytest.importorskip(peer)
+    there, back = PEERS[peer]
+    two = rg.Factor((), rg.Table(torch.tensor(2.0, dtype=torch.float64)))
+    graph = rg.FactorGraph([two], variables=[rg.Variable("x", 3)])
+    log_z = rg.infer(back(there(graph))).log_partition
+    assert float(log_z) == pytest.approx(2.0 + math.log(3))
+    with pytest.raises(rg.errors.UnsupportedError, match="no place"):
+        there(rg.FactorGraph([two]))
+
+
+@pytest.mark.parametrize("power", [-400.0, 400.0])
+def test_products_out_of_range_are_refused(power):
+    pytest.importorskip("pyagrum")
+    x = rg.Variable("x", 2)
+    table = rg.Table(torch.tensor([power, 0.0], dtype=torch.float64))
+    with pytest.raises(rg.errors.UnsupportedError, match="out of range"):
+        rg.to_pyagrum(rg.FactorGraph([rg.Factor(x, table), rg.Factor(x, table)]))
 
 
 def test_pgmpy_has_the_same_marginals_and_states():
