@@ -64,6 +64,8 @@ class RowsSolution(Delegate):
 
     def status(self) -> Status:
         """Status of the sums; not exact once another answer was approximate."""
+        if not self._fit:
+            return self._general.status()
         others = (own for key, own in self.__dict__.items() if key.startswith("_general "))
         if all(other.status().exact for other in others):
             return Status()
@@ -138,7 +140,10 @@ class RowsSolution(Delegate):
         counts: Tensor | None = None, cells: Tensor | None = None, targets: Tensor | None = None,
         stride: int = 0,
     ) -> Tensor:  # fmt: skip
-        """(rows,) log Z of rows (rows, V), without the constant; fills what is given besides."""
+        """(rows,) log Z of rows (rows, V), without the constant; fills what is given besides.
+
+        It is NaN for a row that lacks too many variables to be solved by itself.
+        """
         observed, dtype = observed.contiguous(), self.graph.dtype
         log_z = torch.empty(len(observed), dtype=torch.float64)
         targets = self.offsets if targets is None else targets
@@ -147,8 +152,6 @@ class RowsSolution(Delegate):
         entries = 0 if counts is None else counts.numel()
         used = threads(len(observed) * self.graph.num_variables * _PER_VARIABLE)
         function("rows", dtype)(*pointers, len(observed), entries, stride, _MOST, used)
-        if bool(log_z.isnan().any()) and cells is None:
-            raise BudgetError("A row of evidence lacks too many variables to be solved by itself.")
         return log_z
 
     @cached_property
@@ -162,21 +165,28 @@ class RowsSolution(Delegate):
 
     def log_partition(self) -> Tensor:
         constant = self.network.constant
-        if self._recorded():  # not cached: it refers to this object
-            log_z: Any = _LogPartition.apply(self._entries, self)
-        else:
-            log_z = self._solved[0] if "_solved" in self.__dict__ else self._log_z
+        log_z: Any = self._log_z
+        if self._recorded() and self._fit:  # not cached: it refers to this object
+            log_z = _LogPartition.apply(self._entries, log_z, self)
+        if not self._fit:
+            return self._general.log_partition()
         return (log_z + constant.double()).to(constant.dtype)
 
     @cached_property
     def _log_z(self) -> Tensor:
-        return self.run(self.observed)
+        return self._solved[0] if "_solved" in self.__dict__ else self.run(self.observed)
+
+    @cached_property
+    def _fit(self) -> bool:
+        """True if no row lacks too many variables to be solved by itself."""
+        return not bool(self._log_z.isnan().any())
 
     def variable_marginals(self) -> Tensor:
         """(B, S) probabilities; their gradients are those of all rows at once."""
         if self._recorded():
             return self._general.variable_marginals()
-        return self._solved[1]
+        flat = self._solved[1]
+        return flat if self._fit else self._general.variable_marginals()
 
     @cached_property
     def _solved(self) -> tuple[Tensor, Tensor]:
@@ -196,14 +206,14 @@ class RowsSolution(Delegate):
         return beliefs
 
     def factor_marginals(self, block: int) -> Tensor:
-        if self._recorded():
+        if self._recorded() or not self._fit:
             return self._general.factor_marginals(block)
         network = replace(self.network, graph=self.graph)
         tables = factor_tables(network, block, lambda group: self._beliefs(group, self.observed))
         return torch.where(self.possible().reshape(-1, *(1,) * (tables.ndim - 1)), tables, 0.0)
 
     def expected_score(self) -> Tensor:
-        if self._recorded():
+        if self._recorded() or not self._fit:
             return self._general.expected_score()
         total = self.network.constant.double().repeat(len(self.observed))
         for number, group in enumerate(self.network.groups):
@@ -239,20 +249,20 @@ class _LogPartition(torch.autograd.Function):
     """Log Z of rows, whose gradient is the expected counts of entries."""
 
     @staticmethod
-    def forward(ctx: Any, entries: Tensor, solution: RowsSolution) -> Tensor:
+    def forward(ctx: Any, entries: Tensor, log_z: Tensor, solution: RowsSolution) -> Tensor:
         ctx.solution = solution
         ctx.save_for_backward(entries)
-        return solution.run(solution.observed)
+        return log_z.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (entries,) = ctx.saved_tensors
         solution: RowsSolution = ctx.solution
         if torch.is_grad_enabled():
-            return *regradient(solution.unrolled, (entries,), gradient), None
+            return *regradient(solution.unrolled, (entries,), gradient), None, None
         counts = torch.zeros_like(entries)
         solution.run(solution.observed, weights=gradient.contiguous(), counts=counts)
-        return counts, None
+        return counts, None, None
 
 
 def planned_rows(

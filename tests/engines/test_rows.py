@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.schedulers import rows
 from rdpgraph.structures.recursion.library import available
 from rdpgraph.testing import brute_force
 
@@ -65,6 +66,24 @@ def test_rows_are_those_of_enumeration(scale, zeros):
         torch.testing.assert_close(torch.as_tensor(posterior.joint(pair)), truth.joint(pair))
         if not zeros:
             torch.testing.assert_close(graph.score(posterior.mode()), truth.maximum)
+
+
+@pytest.mark.parametrize("first", ["status", "log_partition", "marginals"])
+def test_rows_that_lack_too_much_are_solved_with_all_others(first, monkeypatch):
+    values = [table.requires_grad_() for table in tables(5, zeros=0.2)]
+    graph = evidence(graph_of(values), 9)
+    posterior, truth = rg.infer(graph), brute_force(graph)
+    assert "by itself" in posterior.plan.why
+    monkeypatch.setattr(rows, "_MOST", 4.0)
+    if first == "marginals":
+        with torch.no_grad():
+            posterior.marginals()
+    else:
+        getattr(posterior, first)
+    torch.testing.assert_close(posterior.log_partition, truth.log_partition)
+    torch.testing.assert_close(posterior.entropy(), truth.entropy)
+    torch.testing.assert_close(posterior.marginal("v0"), truth.joint((graph.variables[0],)))
+    assert posterior.status.exact
 
 
 def test_gradients_are_those_of_all_rows_at_once():
