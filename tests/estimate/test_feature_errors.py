@@ -239,7 +239,7 @@ def test_features_for_an_error_are_the_fewest():
 def test_a_model_without_such_factors_has_no_error():
     chain = rg.Chain(drawn(3, 4), drawn(4, 4))
     predicted = rg.LowRankFactors(8).predicted_error(chain, solve=rg.infer)
-    assert float(predicted.relative_variance) == 0.0
+    assert float(predicted.relative_variance) == pytest.approx(0.0, abs=1e-12)
     assert predicted.features_for(1e-6) == 1
     with pytest.raises(rg.errors.ModelError, match="features="):
         rg.LowRankFactors().predicted_error(chain, solve=rg.infer)

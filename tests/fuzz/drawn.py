@@ -154,8 +154,8 @@ class Drawn:
                 names = (
                     entry.states if isinstance(entry.states, tuple) and value is not None else ()
                 )
-                if names and (rng.random() < 0.5 or not isinstance(names[0], str)):
-                    value = names[value]
+                if names:
+                    value = names[value] if rng.random() < 0.5 else torch.tensor(value)
             given.append((key, value))
         if len(self.batch) == 1 and given and rng.random() < 0.3:
             return [self._frame([entry for entry, _ in given])]

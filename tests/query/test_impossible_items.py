@@ -19,7 +19,7 @@ SCHEDULERS = {
     "little": rg.Auto(memory=2000.0, seconds=0.3),
     "loopy": rg.Loopy(),
     "join": rg.JoinGraph(),
-    "search": rg.Search(seconds=0.3),
+    "search": rg.Search(seconds=2.0),
 }
 
 
