@@ -14,6 +14,7 @@ from rdpgraph.io.tables import Conditional, conditional_tables
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import Variable, names_of
+from rdpgraph.plan.plan import Plan
 from rdpgraph.query.layouts import Point, edges_of, layered, line_of, unfolded
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
@@ -70,7 +71,7 @@ def box_of(variable: Variable, posterior: Posterior | None) -> Box:
 
 
 def draw(
-    model: FactorGraph | Posterior | Structure | StructuredPosterior,
+    model: FactorGraph | Posterior | Structure | StructuredPosterior | Plan,
     target: str | Path,
     configuration: Any = None,
 ) -> None:
@@ -80,7 +81,8 @@ def draw(
     bottom; any other graph a box for each variable and a square for each factor. A posterior adds
     its marginals, as bars where there are at most 40 variables; variables with evidence are shaded.
     Of a structure the sites are drawn: those that a configuration uses are boxes with their states,
-    joined by arrows.
+    joined by arrows. Of a plan by contraction, the shapes of factors, from top to bottom joined to
+    those of their products with the variables summed that no other factor has.
 
     Args:
         model: of a batch the first item is drawn.
@@ -94,12 +96,16 @@ def draw(
     """
     if isinstance(model, StructuredPosterior):
         model = model.structure
+    if isinstance(model, Plan):
+        return _draw_plan(model, checked_suffix(target))
     if isinstance(model, Structure):
         return draw_structure(model, target, configuration)
     posterior = model if isinstance(model, Posterior) else None
     graph = posterior.graph if posterior is not None else model
     if not isinstance(graph, FactorGraph):
-        raise ModelError(f"draw needs a graph, a structure or a posterior; got {graph!r:.80}.")
+        raise ModelError(
+            f"draw needs a graph, a structure, a posterior or a plan; got {graph!r:.80}."
+        )
     if configuration is not None:
         raise ModelError("draw takes configurations of structures; a graph's are not drawn.")
     return _draw_graph(graph, checked_suffix(target), posterior)
@@ -114,16 +120,7 @@ def _draw_graph(graph: FactorGraph, target: Path, posterior: Posterior | None) -
         )
     if not count:
         raise UnsupportedError("There is no variable to draw.")
-    try:
-        import scipy  # noqa: F401  # pyright: ignore  # networkx lays graphs out with it
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnsupportedError(
-            "draw needs matplotlib and scipy: pip install 'rdpgraph[draw]'."
-        ) from None
-
-    picture = Figure()
-    axes = picture.add_axes((0.0, 0.0, 1.0, 1.0))
+    picture, axes = _blank()
     variables = [graph.domain.variable(number) for number in range(count)]
     shown = posterior if count <= _WITH_BARS else None
     boxes = [box_of(variable, shown) if count <= _WITH_NAMES else None for variable in variables]
@@ -135,6 +132,44 @@ def _draw_graph(graph: FactorGraph, target: Path, posterior: Posterior | None) -
         places = _directed(axes, conditionals, sizes)
     for number, (box, seen) in enumerate(zip(boxes, _observed(graph), strict=True)):
         _draw_box(axes, box, places[number], sizes[number], seen=seen)
+    _save(picture, axes, target)
+
+
+def _draw_plan(plan: Plan, target: Path) -> None:
+    if plan.tree is None or len(plan.tree.scopes) > _MOST:
+        raise UnsupportedError(
+            f"A plan has a picture where it contracts, with at most {_MOST} factors and products; "
+            f"this one is by {plan.route}. Draw the graph."
+        )
+    picture, axes = _blank()
+    tree = plan.tree
+    shapes = ["x".join(str(tree.topology.sizes[v]) for v in scope) or "1" for scope in tree.scopes]
+    boxes = {str(tensor): Box(shape) for tensor, shape in enumerate(shapes)}
+    parents: dict[str, list[str]] = {name: [] for name in boxes}
+    for made, (left, right, _) in enumerate(tree.steps, tree.topology.num_tensors):
+        parents[str(made)] = [str(part) for part in (left, right) if part >= 0]
+    laid = layered(parents, {name: box.size for name, box in boxes.items()})
+    for route in laid.routes.values():
+        _draw_arrow(axes, route)
+    for name, box in boxes.items():
+        _draw_box(axes, box, laid.places[name], box.size, seen=not parents[name])
+    _save(picture, axes, target)
+
+
+def _blank() -> tuple[Any, Any]:
+    """An empty picture of matplotlib, and its axes."""
+    try:
+        import scipy  # noqa: F401  # pyright: ignore  # networkx lays graphs out with it
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnsupportedError(
+            "draw needs matplotlib and scipy: pip install 'rdpgraph[draw]'."
+        ) from None
+    picture = Figure()
+    return picture, picture.add_axes((0.0, 0.0, 1.0, 1.0))
+
+
+def _save(picture: Any, axes: Any, target: Path) -> None:
     axes.set_aspect("equal")
     axes.set_axis_off()
     axes.autoscale_view()

@@ -1,5 +1,8 @@
 """Sites of structures, and what configurations use of them, as graphs and as pictures."""
 
+import re
+from collections import Counter
+
 import networkx
 import pytest
 import torch
@@ -64,10 +67,24 @@ def test_what_is_not_drawn_is_refused(tmp_path):
     chain = STRUCTURES["chain"]()
     with pytest.raises(rg.errors.FileFormatError, match=r"ends in \.png"):
         rg.draw(chain, tmp_path / "chain.txt")
-    with pytest.raises(rg.errors.ModelError, match="draw needs a graph, a structure or a post"):
+    with pytest.raises(rg.errors.ModelError, match="draw needs a graph, a structure, a post"):
         rg.draw(3, tmp_path / "chain.png")
     with pytest.raises(rg.errors.UnsupportedError, match="not readable"):
         rg.draw(rg.Chain(torch.zeros(5000, 2), torch.zeros(2, 2)), tmp_path / "chain.png")
+
+
+def test_plans_are_drawn_where_they_contract(tmp_path):
+    graph = rg.read("examples/asia.bif")
+    plan = rg.explain(graph)
+    rg.draw(plan, tmp_path / "plan.svg")
+    shown = Counter(re.findall("<!-- ([0-9x]+) -->", (tmp_path / "plan.svg").read_text()))
+    factors = Counter("x".join(str(v.size) for v in f.variables) for f in graph.factors())
+    assert plan.tree is not None
+    assert shown.total() == len(plan.tree.scopes)
+    assert factors <= shown
+    assert shown["1"] == 1
+    with pytest.raises(rg.errors.UnsupportedError, match="by loopy"):
+        rg.draw(rg.explain(graph, rg.Loopy()), tmp_path / "plan.svg")
 
 
 def test_graphs_and_posteriors_are_drawn(tmp_path):
