@@ -200,4 +200,4 @@ def _decided(logs: Tensor, observables: int) -> Decoded:
     there = log_p > -torch.inf
     chance = torch.where(there, best.values - torch.where(there, log_p, 0.0), -torch.inf).exp()
     number = torch.where(there, best.indices, 0).unsqueeze(-1)
-    return Decoded(number >> torch.arange(observables) & 1, chance, log_p)
+    return Decoded(number >> torch.arange(observables, device=number.device) & 1, chance, log_p)

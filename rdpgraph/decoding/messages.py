@@ -100,7 +100,9 @@ class MessagesDecoder:
         incident = torch.tensor(edges, dtype=torch.long, device="cpu").reshape(-1, 2)
         order = torch.argsort(incident[:, 1], stable=True)
         starts, columns = (
-            torch.cat([torch.zeros(1).long(), part.bincount(minlength=size).cumsum(0)])
+            torch.cat(
+                [torch.zeros(1, device="cpu").long(), part.bincount(minlength=size).cumsum(0)]
+            )
             for part, size in zip(incident.T, (parities.num_checks, total), strict=True)
         )
         by_bit = torch.stack([order, incident[order, 0]], 1).contiguous()
@@ -126,8 +128,8 @@ class MessagesDecoder:
         parities = self.checks
         given = checked_syndrome(syndrome, parities.num_checks, erased=False)
         rows, total = given.reshape(-1, parities.num_checks).contiguous(), len(self.log_odds)
-        ratios = torch.empty(len(rows), total, dtype=torch.float64)
-        iterations = torch.zeros(len(rows), dtype=torch.long)
+        ratios = torch.empty(len(rows), total, dtype=torch.float64, device="cpu")
+        iterations = torch.zeros(len(rows), dtype=torch.long, device="cpu")
         parts: tuple[Tensor, ...] = vars(self)["_edges"]
         prior = self.log_odds
         if log_odds is not None:
@@ -148,7 +150,7 @@ class MessagesDecoder:
         odds = -ratios.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
         errors = (ratios <= 0).long()
         starts, bits = parts[:2]
-        at = torch.repeat_interleave(torch.arange(parities.num_checks), starts.diff())
+        at = torch.repeat_interleave(torch.arange(parities.num_checks, device="cpu"), starts.diff())
         pairs = zip(errors.split(_AT_ONCE), rows.split(_AT_ONCE), strict=True)
         flips = (row.long().index_add_(1, at, part[:, bits]) for part, row in pairs)
         violated = torch.cat([(each % 2).sum(1) for each in flips])

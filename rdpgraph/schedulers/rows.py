@@ -75,20 +75,22 @@ class RowsSolution(Delegate):
     def _left(self) -> Tensor:
         """(S,) the number of each state among those remaining of its variable, or -1."""
         network, starts = self.network, self.network.graph.domain.state_starts
-        left = torch.full((int(starts[-1]),), -1)
+        left = torch.full((int(starts[-1]),), -1, device="cpu")
         settled = (network.settled[0] >= 0).nonzero().flatten()
         left[starts[settled] + network.settled[0, settled]] = 0
-        sizes = torch.tensor(network.sizes)[: len(network.numbers)]
+        sizes = torch.tensor(network.sizes, device="cpu")[: len(network.numbers)]
         for size in sizes.unique().tolist():
             numbers = network.numbers[sizes == size]
-            left[starts[numbers, None] + network.states_left(numbers, size)] = torch.arange(size)
+            left[starts[numbers, None] + network.states_left(numbers, size)] = torch.arange(
+                size, device="cpu"
+            )
         return left
 
     @cached_property
     def _rows(self) -> list[Tensor]:
         """(F,) the table of each factor, of every group."""
         return [
-            torch.arange(len(group.scopes)) % group.log_tables.shape[1]
+            torch.arange(len(group.scopes), device="cpu") % group.log_tables.shape[1]
             if group.rows is None
             else group.rows
             for group in self.network.groups
@@ -97,7 +99,7 @@ class RowsSolution(Delegate):
     @cached_property
     def offsets(self) -> Tensor:
         """(F,) each factor's place among the entries, which is that of its counts too."""
-        offsets, first = [torch.zeros(0, dtype=torch.long)], 0
+        offsets, first = [torch.zeros(0, dtype=torch.long, device="cpu")], 0
         for group, rows in zip(self.network.groups, self._rows, strict=True):
             offsets.append(first + rows * group.log_tables[0, 0].numel())
             first += group.log_tables.numel()
@@ -106,14 +108,18 @@ class RowsSolution(Delegate):
     @cached_property
     def _integers(self) -> Tensor:
         network, starts = self.network, self.network.graph.domain.state_starts
-        sizes = torch.tensor(network.sizes)
+        sizes = torch.tensor(network.sizes, device="cpu")
         scopes = [group.scopes for group in network.groups]
         arities = [0, *(scope.shape[1] for scope in scopes for _ in scope)]
-        states = torch.arange(int(starts[-1])), network.active.repeat_interleave(starts.diff())
+        states = (
+            torch.arange(int(starts[-1]), device="cpu"),
+            network.active.repeat_interleave(starts.diff()),
+        )
         columns = states[0][(self._left >= 0) & (states[1] >= 0)]
         counts = len(sizes), len(arities) - 1, len(network.active), len(self._entries)
         parts = (
-            torch.tensor(counts), sizes, torch.tensor(arities).cumsum(0),
+            torch.tensor(counts, device="cpu"), sizes,
+            torch.tensor(arities, device="cpu").cumsum(0),
             *(scope.flatten() for scope in scopes), self.offsets, starts, network.active,
             self._left, sizes.cumsum(0) - sizes, columns,
         )  # fmt: skip
@@ -145,7 +151,7 @@ class RowsSolution(Delegate):
         It is NaN for a row that lacks too many variables to be solved by itself.
         """
         observed, dtype = observed.contiguous(), self.graph.dtype
-        log_z = torch.empty(len(observed), dtype=torch.float64)
+        log_z = torch.empty(len(observed), dtype=torch.float64, device="cpu")
         targets = self.offsets if targets is None else targets
         given = (self._integers, self._reals, targets, observed, weights, log_z, marginals, counts)
         pointers = [0 if part is None else part.data_ptr() for part in (*given, cells)]
@@ -191,7 +197,7 @@ class RowsSolution(Delegate):
     @cached_property
     def _solved(self) -> tuple[Tensor, Tensor]:
         states = self.graph.domain.total_states
-        flat = torch.zeros(len(self.observed), states, dtype=self.graph.dtype)
+        flat = torch.zeros(len(self.observed), states, dtype=self.graph.dtype, device="cpu")
         return self.run(self.observed, marginals=flat), flat
 
     def _beliefs(self, number: int, observed: Tensor) -> Tensor:
@@ -199,9 +205,9 @@ class RowsSolution(Delegate):
         groups = self.network.groups
         count, sizes = len(groups[number].scopes), groups[number].log_tables.shape[2:]
         before, cells = sum(len(group.scopes) for group in groups[:number]), math.prod(sizes)
-        targets = torch.full((len(self.offsets),), -1)
-        targets[before : before + count] = torch.arange(count) * cells
-        beliefs = torch.zeros(len(observed), count, *sizes, dtype=torch.float64)
+        targets = torch.full((len(self.offsets),), -1, device="cpu")
+        targets[before : before + count] = torch.arange(count, device="cpu") * cells
+        beliefs = torch.zeros(len(observed), count, *sizes, dtype=torch.float64, device="cpu")
         self.run(observed, counts=beliefs, targets=targets, stride=count * cells)
         return beliefs
 
@@ -219,7 +225,7 @@ class RowsSolution(Delegate):
         for number, group in enumerate(self.network.groups):
             logs = group.each()[0].double()
             each = len(group.scopes) * logs[0].numel()
-            for rows in torch.arange(len(total)).split(max(1, _ENTRIES // each)):
+            for rows in torch.arange(len(total), device="cpu").split(max(1, _ENTRIES // each)):
                 beliefs = self._beliefs(number, self.observed[rows])
                 total[rows] += (beliefs * torch.where(beliefs > 0, logs, 0.0)).flatten(1).sum(1)
         return torch.where(self.possible(), total, 0.0).to(self.graph.dtype)
@@ -231,13 +237,13 @@ class RowsSolution(Delegate):
         sizes = [group.log_tables.numel() for group in network.groups]
         for group, part in zip(network.groups, entries.split(sizes), strict=True):
             table = Table.from_logs(part.reshape(group.log_tables.shape[1:]))
-            declared = torch.arange(len(group.scopes))
+            declared = torch.arange(len(group.scopes), device="cpu")
             blocks.append(Block(group.scopes, table, table.shape[:1], group.rows, declared))
         domain = Domain.of(Variable(str(v), size) for v, size in enumerate(network.sizes))
         given = self.observed != MISSING
         known = torch.where(given, self._left[states + self.observed * given], MISSING)
         dead = (given & (known == MISSING)).any(1)
-        observed = torch.full((len(given), len(network.sizes)), MISSING)
+        observed = torch.full((len(given), len(network.sizes)), MISSING, device="cpu")
         observed[:, : len(network.numbers)] = known[:, network.numbers]
         plan, run = self.whole(FactorGraph.from_blocks(domain, blocks, observed))
         if not plan.fits:
@@ -295,9 +301,9 @@ def planned_rows(
     solution = RowsSolution(graph, network, whole)
     observed, count = solution.observed, math.prod(graph.batch_shape)
     gaps = (observed == MISSING).sum(1)
-    tried = torch.arange(0, count, -(-count // _TRIED))
+    tried = torch.arange(0, count, -(-count // _TRIED), device="cpu")
     tried = torch.cat([gaps.topk(min(_TRIED, count)).indices, tried])
-    cells = torch.zeros(len(tried), 2, dtype=torch.float64)
+    cells = torch.zeros(len(tried), 2, dtype=torch.float64, device="cpu")
     solution.run(observed[tried], cells=cells)
     most, widest = cells.amax(0).tolist()
     mean = float(cells[min(_TRIED, count) :, 0].mean())

@@ -41,11 +41,18 @@ def settled():
     return graph.condition({graph.variables[0]: torch.tensor([[0, 1], [1, 0]])})
 
 
+def rows():
+    graph = grid(2, 3, 2)
+    seen = [[[0, -1, 1], [-1, 1, -1]], [[-1, 0, -1], [1, -1, 0]], [[-1, -1, -1], [-1, -1, -1]]]
+    return graph.condition({graph.variables[0]: torch.tensor(seen)})
+
+
 GRAPHS = {
     "loops": lambda: grid(3, 3, 3),
     "a chain": lambda: grid(1, 5, 3),
     "potentials of all kinds": lambda: mixed().condition({"bit1": 0}),
     "nothing left": settled,
+    "rows with gaps": rows,
 }
 SOLVED_BY = {
     "exactly": {},

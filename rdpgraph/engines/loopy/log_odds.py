@@ -149,7 +149,7 @@ class ParityMessages:
         self._logs = prior.T.contiguous(), even.double().expand(batch, -1).T.contiguous()
         odds = messages[0][:, 0] - messages[0][:, 1]
         self._odds = odds[:, order].T.double().contiguous()  # (E, B)
-        self._changes = torch.zeros(batch, dtype=torch.float64)
+        self._changes = torch.zeros(batch, dtype=torch.float64, device="cpu")
 
     @staticmethod
     def evens(equations: Equations) -> Tensor | None:
@@ -202,8 +202,10 @@ def _by_factor(edges: Edges) -> tuple[Tensor, Tensor]:
         first += count
     for segment in edges.segments:
         rows = edges.ports[segment.kernel][segment.port].rows
-        rows = torch.arange(edges.factors[segment.kernel]) if rows is None else rows
+        rows = torch.arange(edges.factors[segment.kernel], device="cpu") if rows is None else rows
         parts.append(rows + offsets[segment.kernel])
     factor = torch.cat(parts)
-    starts = torch.cat([torch.zeros(1).long(), factor.bincount(minlength=first).cumsum(0)])
+    starts = torch.cat(
+        [torch.zeros(1, device="cpu").long(), factor.bincount(minlength=first).cumsum(0)]
+    )
     return starts, factor.argsort(stable=True)
