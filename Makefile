@@ -38,7 +38,7 @@ lint: $(VENV)/test.stamp $(VENV)/check.stamp  ## the linter, the formatter and t
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-check: lint test  ## before a commit, and what CI runs
+check: lint test  ## before a commit; CI runs it, and each benchmark at a tiny size
 
 lowest:  ## all tests on the oldest releases that pyproject.toml allows; LOWEST=torch==2.13 for another
 	@mkdir -p build
