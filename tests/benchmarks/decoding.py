@@ -2,12 +2,13 @@
 
 Kept states of the full model beside matching (plain and correlated), BP+OSD and tesseract, where
 they are installed, with McNemar's exact p against the first number of states; and messages beside
-those of ldpc on the gross code, and learned damping.
+those of ldpc on the gross code, learned damping, and learned rates.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --shots 2000 --keep 60 300
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --messages
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --damping --shots 4000
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --classical --shots 100
+    OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --learned --shots 100000
 """
 
 import argparse
@@ -149,6 +150,28 @@ def undecoded(decoder: decoding.MessagesDecoder, shots: torch.Tensor) -> int:
     return int((decoder.run(shots).violated > 0).sum())
 
 
+def learned(shots: int) -> None:
+    """Rates from syndromes alone, and how many standard errors they are from the truth."""
+    generated = importlib.import_module("stim").Circuit.generated
+    repetition = generated(
+        "repetition_code:memory", distance=5, rounds=5, after_clifford_depolarization=0.02,
+        before_measure_flip_probability=0.02, before_round_data_depolarization=0.02,
+    )  # fmt: skip
+    for name, code in (("repetition d5", repetition), ("surface d3", circuit(3, 3, 0.01))):
+        model = rg.ParityModel.from_dem(code.detector_error_model())
+        _, rounds = model.checks.merged(observables=False)
+        truth = sweeps.linear(model.unary.unsqueeze(0), rounds)[0][0]
+        truth = truth[:, 1] / truth.sum(1)
+        begin = time.process_time()
+        events = torch.as_tensor(code.compile_detector_sampler(seed=1).sample(shots)).long()
+        found = decoding.learn_rates(model, events)
+        away = ((found.rates - truth) / found.standard_errors).abs()
+        print(
+            f"{name}: {int((away <= 3).sum())} of {len(away)} rates within three standard "
+            f"errors, at most {float(away.max()):.1f}; {time.process_time() - begin:.0f} s"
+        )
+
+
 def messages(shots: int) -> None:
     """Microseconds a shot and iteration of min-sum, parallel, on the gross code."""
     scipy = importlib.import_module("scipy.sparse")
@@ -230,10 +253,13 @@ if __name__ == "__main__":
     parser.add_argument("--messages", action="store_true")
     parser.add_argument("--damping", action="store_true")
     parser.add_argument("--classical", action="store_true")
+    parser.add_argument("--learned", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.damping:
         damping(given.shots)
+    elif given.learned:
+        learned(given.shots)
     elif given.classical:
         classical(given.shots)
     elif given.messages:
