@@ -93,10 +93,13 @@ def test_a_trace_is_refused_in_a_line(asked):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
 @pytest.mark.parametrize("asked", QUESTIONS)
-def test_a_gradient_of_torch_func_is_refused_in_a_line(asked):
+def test_a_transform_of_torch_func_is_refused_in_a_line(asked, transform):
     with pytest.raises(rg.errors.UnsupportedError, match=r"torch\.func") as caught:
-        torch.func.grad(QUESTIONS[asked])(numbers(3, 3))
+        transform(QUESTIONS[asked])(
+            numbers(3, 3) if transform is torch.func.grad else numbers(2, 3, 3)
+        )
     assert "\n" not in str(caught.value)
 
 

@@ -41,11 +41,12 @@ def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
                 alone = made
             return alone(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
         except (RuntimeError, NotImplementedError) as error:
-            if isinstance(error, RdpgraphError) or not _in_transform():
+            if isinstance(error, RdpgraphError) or not in_transform():
                 raise
+            name = function.__qualname__.removesuffix(".__post_init__")
             raise UnsupportedError(
-                f"{function.__qualname__} does not run in torch.func's transforms: compiled code "
-                "answers it. Use torch.autograd.grad, and batch dims in place of vmap."
+                f"{name} does not run in torch.func's transforms: compiled code answers it. "
+                "Use torch.autograd.grad, and batch dims in place of vmap."
             ) from error
 
     return called
@@ -100,7 +101,8 @@ def operator(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor
     return called
 
 
-def _in_transform() -> bool:
+def in_transform() -> bool:
+    """Return whether this runs in a transform of torch.func."""
     functorch: Any = getattr(torch._C, "_functorch", None)  # pyright: ignore[reportPrivateUsage]
     return functorch is not None and functorch.peek_interpreter_stack() is not None
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core.compiler import in_transform
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.shapes import broadcast_shapes, broadcasts
 from rdpgraph.errors import ModelError
@@ -22,13 +23,13 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def checked_log_values(name: str, log_values: Tensor) -> float:
     """The largest log-value; refuses other types, NaN and +inf.
 
-    Values are not read inside `torch.compile`, which would break the graph.
+    Values are not read inside `torch.compile`, which would break the graph, and `torch.func`.
     """
     if not isinstance(log_values, Tensor):
         raise ModelError(f"{name} needs a floating tensor of log-values; got {log_values!r:.80}.")
     if log_values.dtype not in FLOATING:
         raise ModelError(f"{name} needs floating log-values; got a tensor of {log_values.dtype}.")
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or in_transform():
         return -math.inf
     refuse_hollow(name, log_values)
     highest = log_values.detach().amax().item() if log_values.numel() else -math.inf
