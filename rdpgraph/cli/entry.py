@@ -43,12 +43,18 @@ def main() -> None:
         _answered()
     except BaseException as error:
         # An interrupted import may fail later with another error.
-        if _caught or isinstance(error, KeyboardInterrupt):
+        if _caught or _is_interrupt(error):
             _fail("Stopped.", 130)
         raise
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is Ctrl-C, or the exit that typer makes of it."""
+    before = error.__context__.__cause__ if error.__context__ else None
+    return isinstance(error, KeyboardInterrupt) or isinstance(before, KeyboardInterrupt)
 
 
 def _answered() -> None:

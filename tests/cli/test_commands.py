@@ -742,6 +742,15 @@ def test_ctrl_c_while_reading_ends_with_a_line(run, tmp_path, monkeypatch, comma
     assert not list(tmp_path.iterdir())
 
 
+def test_ctrl_c_before_there_is_an_answer_ends_with_a_line(run, monkeypatch):
+    def nothing(*arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+        raise ModelError("No configuration is known.")
+
+    monkeypatch.setattr("rdpgraph.cli.answers.answer", nothing)
+    assert run("infer", ASIA, "--task", "MAP") == (130, "", "Error: Stopped.\n")
+
+
 def test_ctrl_c_that_an_import_swallows_ends_the_command(run, monkeypatch):
     @contextmanager
     def shown(*_):
