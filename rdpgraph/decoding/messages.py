@@ -13,9 +13,6 @@ from rdpgraph.structures.parity.parities import Parities
 from rdpgraph.structures.parity.sweeps import checked_syndrome
 from rdpgraph.structures.recursion import library
 
-_AT_ONCE = 1 << 14
-"""Shots whose checks are compared at once, so that memory does not grow with edges x shots."""
-
 
 @dataclass(frozen=True, eq=False)
 class Messages:
@@ -98,15 +95,16 @@ class MessagesDecoder:
         object.__setattr__(self, "damping", damping.expand(count).contiguous())
         edges = [(check, bit) for check, row in enumerate(parities.rows) for bit in row]
         incident = torch.tensor(edges, dtype=torch.long, device="cpu").reshape(-1, 2)
-        order = torch.argsort(incident[:, 1], stable=True)
+        order = torch.argsort(incident[:, 1], stable=True)  # the edges by bits
         starts, columns = (
             torch.cat(
                 [torch.zeros(1, device="cpu").long(), part.bincount(minlength=size).cumsum(0)]
             )
             for part, size in zip(incident.T, (parities.num_checks, total), strict=True)
         )
-        by_bit = torch.stack([order, incident[order, 0]], 1).contiguous()
-        parts = starts, incident[:, 1].contiguous(), columns, by_bit
+        placed = torch.stack([order.argsort(), incident[:, 1]], 1).contiguous()
+        damping = self.damping[order] if bool(self.damping.any()) else None
+        parts = starts, placed, columns, incident[order, 0], damping
         object.__setattr__(self, "_edges", parts)
 
     def decode(self, syndrome: Any) -> Tensor:
@@ -128,9 +126,10 @@ class MessagesDecoder:
         parities = self.checks
         given = checked_syndrome(syndrome, parities.num_checks, erased=False)
         rows, total = given.reshape(-1, parities.num_checks).contiguous(), len(self.log_odds)
-        ratios = torch.empty(len(rows), total, dtype=torch.float64, device="cpu")
-        iterations = torch.zeros(len(rows), dtype=torch.long, device="cpu")
-        parts: tuple[Tensor, ...] = vars(self)["_edges"]
+        odds = torch.empty(len(rows), total, dtype=torch.float64, device="cpu")
+        errors = torch.empty_like(odds, dtype=torch.long)
+        iterations, violated = torch.zeros(2, len(rows), dtype=torch.long, device="cpu")
+        *parts, damping = vars(self)["_edges"]
         prior = self.log_odds
         if log_odds is not None:
             prior = as_values("MessagesDecoder's log_odds", log_odds).double().cpu()
@@ -139,21 +138,15 @@ class MessagesDecoder:
                     f"MessagesDecoder needs finite log-odds {(*given.shape[:-1], total)} for these "
                     f"shots; got shape {tuple(prior.shape)}."
                 )
-        own = (-prior).contiguous(), self.damping
-        work = len(parts[1]) * len(rows)
+        own = (-prior).contiguous()
+        tensors = *parts, own, damping, rows, odds, errors, iterations, violated
+        work = len(parts[3]) * len(rows)
         library.parity_function("messages")(
-            *(part.data_ptr() for part in (*parts, *own, rows, ratios, iterations)),
+            *(None if part is None else part.data_ptr() for part in tensors),
             parities.num_checks, total, len(rows), self.iterations,
             0 if log_odds is None else total, self.scale, int(self.product),
             int(self.serial), library.threads(work, least=2**14),
         )  # fmt: skip
-        odds = -ratios.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
-        errors = (ratios <= 0).long()
-        starts, bits = parts[:2]
-        at = torch.repeat_interleave(torch.arange(parities.num_checks, device="cpu"), starts.diff())
-        pairs = zip(errors.split(_AT_ONCE), rows.split(_AT_ONCE), strict=True)
-        flips = (row.long().index_add_(1, at, part[:, bits]) for part, row in pairs)
-        violated = torch.cat([(each % 2).sum(1) for each in flips])
         batch = given.shape[:-1]
         return Messages(
             errors.reshape(*batch, total), odds.reshape(*batch, total), violated.reshape(batch),

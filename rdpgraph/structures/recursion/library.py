@@ -48,7 +48,7 @@ _OF_PARITIES = {
     "gradient": (5, 6, 0, 2),
     "paths": (4, 7, 0, 2),
     "kept": (6, 10, 1, 2),
-    "messages": (9, 5, 1, 3),
+    "messages": (11, 5, 1, 3),
     "flood": (6, 3, 3, 2),
 }
 """Arguments of functions for float64 alone."""

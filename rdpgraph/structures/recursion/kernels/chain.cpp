@@ -161,13 +161,14 @@ void parity_kept(PARITY_GIVEN, const uint64_t* masks, double* out, int64_t* carr
   run(p, masks, out, carried, most, seen, replicates, seed, cost, threads);
 }
 
-void parity_messages(const int64_t* starts, const int64_t* bits, const int64_t* columns,
-                     const int64_t* edges, const double* prior, const double* damping,
-                     const int8_t* syndrome, double* posterior, int64_t* iterations, int64_t checks, int64_t count,
-                     int64_t batch, int64_t most, int64_t stride, double scale, int product,
-                     int serial, int threads) {
-  const Decode decode{starts, bits, columns, edges, prior, damping, syndrome, posterior, iterations,
-                      checks, count, batch, most, stride, scale, product != 0, serial != 0};
+void parity_messages(const int64_t* starts, const int64_t* edges, const int64_t* columns,
+                     const int64_t* owners, const double* prior, const double* damping,
+                     const int8_t* syndrome, double* posterior, int64_t* errors,
+                     int64_t* iterations, int64_t* violated, int64_t checks, int64_t count,
+                     int64_t batch, int64_t most, int64_t stride, double scale, int product, int serial, int threads) {
+  const Decode decode{starts, edges, columns, owners, prior, damping, syndrome, posterior,
+                      errors, iterations, violated, checks, count, batch, most, stride, scale,
+                      product != 0, serial != 0};
   by_items<double>(batch, threads, [&](int64_t a, int64_t b) { decode.run(a, b); });
 }
 

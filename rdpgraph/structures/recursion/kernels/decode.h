@@ -18,6 +18,8 @@ constexpr double kFarthest = std::numeric_limits<double>::infinity();
 inline Mask negative(Shots x) {  // the sign bit of what decides for 1
   return (Mask)(x <= Shots{}) & (Mask{} + std::numeric_limits<int64_t>::min());
 }
+using Bytes = int8_t __attribute__((vector_size(kShots)));
+inline Bytes decided(Shots x) { return __builtin_convertvector((Mask)(x <= Shots{}), Bytes); }
 inline Shots size_of(Shots x) { return (Shots)((Mask)x & std::numeric_limits<int64_t>::max()); }
 inline Shots turned(Shots x, Mask by) { return (Shots)((Mask)x ^ by); }
 inline Shots smaller(Shots x, Shots y) { return chosen((Mask)(x < y), x, y); }
@@ -96,28 +98,88 @@ struct Flood {
   }
 };
 
-// starts (checks + 1) and bits (edges) of the checks; columns (bits + 1) and edges (edges, 2) of
-// the bits, with their checks. damping: (edges) shares that old messages of checks keep, or null.
-// syndrome: (batch, checks). Ratios: log-probability of 0 less that of 1.
+// starts (checks + 1) of the checks' edges, and (edges, 2) their places by bits and their bits; columns
+// (bits + 1) of the edges by bits, and their checks. damping: (edges by bits) shares that old messages
+// of checks keep, or null. syndrome: (batch, checks). Ratios: log-probability of 0 less that of 1.
 struct Decode {
-  const int64_t *starts, *bits, *columns, *edges;
+  const int64_t *starts, *edges, *columns, *owners;
   const double *prior, *damping;
   const int8_t* syndrome;
   double* posterior;
-  int64_t* iterations;
+  int64_t *errors, *iterations, *violated;
   int64_t checks, count, batch, most, stride;  // stride: between the priors of shots
   double scale;
   bool product, serial;
 
-  Shots damped(Shots x, Shots old, int64_t e) const {  // what is certain is not damped
-    if (!damping || damping[e] == 0) return x;
-    return chosen((Mask)(size_of(x) < kFarthest), x + damping[e] * (old - x), x);
+  // What a check sends, without scale: to the bit of its least message another.
+  struct Sent {
+    Shots least, second;
+    Mask signs;
+  };
+
+  Shots damped(Shots x, Shots* out, int64_t k) const {  // what is certain is not damped
+    if (!damping) return x;
+    if (damping[k] != 0)
+      x = chosen((Mask)(size_of(x) < kFarthest), x + damping[k] * (out[k] - x), x);
+    return out[k] = x;
+  }
+
+  // Beliefs of all bits, and what they send to each of their checks: all but what it sent.
+  template <typename Message>
+  void gather(const Shots* own, Shots* in, Shots* exps, Shots* total, Bytes* hard, Shots* room,
+              Message message) const {
+    for (int64_t v = 0; v < count; ++v) {
+      const int64_t a = columns[v], n = columns[v + 1] - a;
+      Shots sum = own[v], after{};
+      for (int64_t k = 0; k < n; ++k) {
+        room[2 * k] = sum, room[2 * k + 1] = message(a + k);
+        sum += room[2 * k + 1];
+      }
+      total[v] = sum, hard[v] = decided(sum);
+      for (int64_t k = n - 1; k >= 0; --k) {
+        in[a + k] = room[2 * k] + after;
+        after += room[2 * k + 1];
+        if (exps) exps[a + k] = exp_of<double>(-size_of(in[a + k]));
+      }
+    }
+  }
+
+  Sent summary(int64_t c, Shots even, const Shots* in) const {
+    Sent sent{size_of(even), Shots{} + kFarthest, negative(even)};
+    for (int64_t e = starts[c]; e < starts[c + 1]; ++e) {
+      const Shots x = in[edges[2 * e]], size = size_of(x);
+      sent.signs ^= negative(x);
+      sent.second = smaller(sent.second, chosen((Mask)(size < sent.least), sent.least, size));
+      sent.least = smaller(size, sent.least);
+    }
+    return sent;
+  }
+
+  Shots alone(int64_t own, Shots even, const Shots* in, const Shots* exps) const {
+    const int64_t c = owners[own];
+    Shots least = size_of(even), odds{};
+    Mask signs = negative(even);
+    for (int64_t e = starts[c]; e < starts[c + 1]; ++e) {
+      const int64_t k = edges[2 * e];
+      if (k == own) continue;
+      least = smaller(size_of(in[k]), least);
+      signs ^= negative(in[k]);
+      if (product) odds = joined(odds, exps[k]);
+    }
+    if (product) least = smaller(least, -log_of<double>(odds));
+    return turned(product ? least : scale * least, signs);
   }
 
   void run(int64_t first, int64_t last) const {
     const int64_t size = starts[checks];
-    std::vector<Shots> in(size), out(size), total(count), spare(size), own(count), old;
-    std::vector<Shots> even(checks, Shots{} + kFarthest);
+    int64_t widest = 0;
+    for (int64_t c = 0; c < checks; ++c) widest = std::max(widest, starts[c + 1] - starts[c]);
+    for (int64_t v = 0; v < count; ++v) widest = std::max(widest, columns[v + 1] - columns[v]);
+    std::vector<Shots> in(size), total(count), own(count), room(3 * widest);
+    std::vector<Shots> out(damping || (product && !serial) ? size : 0);
+    std::vector<Shots> exps(product && serial ? size : 0), even(checks, Shots{} + kFarthest);
+    std::vector<Sent> sent(product || serial ? 0 : checks);
+    std::vector<Bytes> hard(count), odd(checks), unmet(checks);
     std::array<int64_t, kShots> item, done{};
     item.fill(-1);
     int64_t next = first, busy = 0;
@@ -125,64 +187,66 @@ struct Decode {
       item[l] = next < last ? next++ : -1;
       if (item[l] < 0) return;
       ++busy, done[l] = 0;
-      for (int64_t v = 0; v < count; ++v) own[v][l] = prior[item[l] * stride + v];
       for (int64_t c = 0; c < checks; ++c) {
-        even[c][l] = syndrome[item[l] * checks + c] == 1 ? -kFarthest : kFarthest;
-        for (int64_t e = starts[c]; e < starts[c + 1]; ++e)
-          in[e][l] = own[bits[e]][l], out[e][l] = 0;
+        odd[c][l] = -(syndrome[item[l] * checks + c] == 1);
+        even[c][l] = odd[c][l] ? -kFarthest : kFarthest;
+      }
+      for (int64_t v = 0; v < count; ++v) {
+        own[v][l] = prior[item[l] * stride + v];
+        const double odds = exps.empty() ? 0 : std::exp(-std::abs(own[v][l]));
+        for (int64_t k = columns[v]; k < columns[v + 1]; ++k) {
+          in[k][l] = own[v][l];
+          if (!out.empty()) out[k][l] = 0;
+          if (!exps.empty()) exps[k][l] = odds;
+        }
       }
     };
-    auto alone = [&](int64_t c, int64_t own) {
-      Shots least = size_of(even[c]), odds{};
-      Mask signs = negative(even[c]);
-      for (int64_t e = starts[c]; e < starts[c + 1]; ++e) {
-        if (e == own) continue;
-        least = smaller(size_of(in[e]), least);
-        signs ^= negative(in[e]);
-        if (product) odds = joined(odds, spare[e]);
-      }
-      if (product) least = smaller(least, -log_of<double>(odds));
-      const Shots x = turned(product ? least : scale * least, signs);
-      out[own] = damped(x, out[own], own);
+    auto each = [&](auto message) {
+      Shots* odds = exps.empty() ? nullptr : exps.data();
+      gather(own.data(), in.data(), odds, total.data(), hard.data(), room.data(), message);
     };
     for (int64_t l = 0; l < kShots; ++l) load(l);
     while (busy) {
-      if (!serial) {
-        if (damping) old = out;
+      if (serial) {
+        each([&](int64_t k) {
+          const Shots x = alone(k, even[owners[k]], in.data(), exps.data());
+          return damped(x, out.data(), k);
+        });
+      } else if (product) {
         for (int64_t c = 0; c < checks; ++c) {
           const int64_t a = starts[c], n = starts[c + 1] - a;
-          answer(&in[a], &out[a], product ? &spare[a] : nullptr, n, even[c], scale);
+          Shots *mine = room.data(), *sum = mine + n;
+          for (int64_t e = 0; e < n; ++e) mine[e] = in[edges[2 * (a + e)]];
+          answer(mine, sum, sum + n, n, even[c], scale);
+          for (int64_t e = 0; e < n; ++e) {
+            const int64_t k = edges[2 * (a + e)];
+            out[k] = damped(sum[e], out.data(), k);
+          }
         }
-        for (int64_t e = 0; damping && e < size; ++e) out[e] = damped(out[e], old[e], e);
-      } else if (product) {
-        for (int64_t e = 0; e < size; ++e) spare[e] = exp_of<double>(-size_of(in[e]));
+        each([&](int64_t k) { return out[k]; });
+      } else {
+        for (int64_t c = 0; c < checks; ++c) sent[c] = summary(c, even[c], in.data());
+        each([&](int64_t k) {
+          const Sent& s = sent[owners[k]];
+          const Shots x = chosen((Mask)(size_of(in[k]) == s.least), s.second, s.least);
+          return damped(turned(scale * x, s.signs ^ negative(in[k])), out.data(), k);
+        });
       }
-      for (int64_t v = 0; v < count; ++v) {
-        Shots sum = own[v], after{};
-        for (int64_t k = columns[v]; k < columns[v + 1]; ++k) {
-          const int64_t e = edges[2 * k];
-          if (serial) alone(edges[2 * k + 1], e);
-          in[e] = sum;
-          sum += out[e];
-        }
-        total[v] = sum;
-        for (int64_t k = columns[v + 1] - 1; k >= columns[v]; --k) {
-          const int64_t e = edges[2 * k];
-          in[e] += after;
-          after += out[e];
-          if (serial && product) spare[e] = exp_of<double>(-size_of(in[e]));
-        }
-      }
-      Mask wrong{};
+      Bytes wrong{};
       for (int64_t c = 0; c < checks; ++c) {
-        Mask parity = negative(even[c]);
-        for (int64_t e = starts[c]; e < starts[c + 1]; ++e) parity ^= negative(total[bits[e]]);
-        wrong |= parity;
+        unmet[c] = odd[c];
+        for (int64_t e = starts[c]; e < starts[c + 1]; ++e) unmet[c] ^= hard[edges[2 * e + 1]];
+        wrong |= unmet[c];
       }
       for (int64_t l = 0; l < kShots; ++l) {
         if (item[l] < 0 || (++done[l] < most && wrong[l])) continue;
-        iterations[item[l]] = done[l];
-        for (int64_t v = 0; v < count; ++v) posterior[item[l] * count + v] = total[v][l];
+        iterations[item[l]] = done[l], violated[item[l]] = 0;
+        for (int64_t c = 0; wrong[l] && c < checks; ++c) violated[item[l]] -= unmet[c][l];
+        for (int64_t v = 0; v < count; ++v) {
+          const double x = total[v][l];
+          posterior[item[l] * count + v] = x == x ? -x : 0;
+          errors[item[l] * count + v] = x <= 0;
+        }
         --busy;
         load(l);
       }
