@@ -349,6 +349,9 @@ BAD = {
     "no steps": lambda: decoding.learn_damping(
         decoding.MessagesDecoder(RING, -1.0), [[0, 0, 0, 0]], steps=0
     ),
+    "windows of more states than memory": lambda: [
+        *decoding.WindowDecoder(ring(), [0] * 4, keep=10**12).decode([[0, 0, 0, 0]])
+    ],
     "none kept": lambda: decoding.CosetDecoder(ring(), keep=0),
 }
 

@@ -194,6 +194,7 @@ def test_all_states_kept_are_exact_and_fewer_bound_from_below():
     exact = given.log_cosets()
     torch.testing.assert_close(given.kept(4096).log_cosets, exact, rtol=1e-10, atol=1e-10)
     assert given.kept(4096).bound == "lower"
+    assert torch.equal(given.kept(10**12).log_cosets, given.kept(4096).log_cosets)  # all there are
     for states in (1, 2, 4):
         few = given.kept(states)
         assert (few.log_cosets <= exact + 1e-9).all()
@@ -283,6 +284,9 @@ BAD = {
     "gradients of kept states": lambda: rg.ParityModel(
         REPETITION, torch.zeros(5, requires_grad=True)
     ).kept(3),
+    "more states than memory": lambda: rg.ParityModel(
+        torch.ones(45, 46).tril(1), torch.zeros(46), syndrome=torch.zeros(45).long()
+    ).kept(10**12),
     "no best": lambda: repetition().k_best(0),
     "no generator": lambda: repetition().kept(3, replicates=2, generator=3),
     "batches that differ": lambda: rg.ParityModel(

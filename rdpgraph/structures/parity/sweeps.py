@@ -352,13 +352,15 @@ def kept_cosets(
     (batch, checks), columns = syndrome.shape, weights.shape[1]
     seen = parities.num_observables
     out = weights.new_empty(replicates, batch, 2**seen)
-    work = replicates * batch * states * 8.0 * len(steps)
+    if carried is None:  # there are no more
+        states = min(states, 2 ** min(parities.open_checks + seen, 40))
+    threads = library.threads(replicates * batch * states * 8.0 * len(steps))
+    require_room(threads * states * (112.0 + 48.0 * slots.masks.shape[1]), f"{states} kept states")
     library.parity_function("kept")(
         *(part.data_ptr() for part in (steps, weights, syndrome, slots.masks, out)),
         None if carried is None else carried.data_ptr(),
         len(steps), 0 if len(weights) == 1 else 2 * columns, checks, columns, batch,
-        slots.masks.shape[1], states, seen, replicates, seed, cost, 0,
-        library.threads(work),
+        slots.masks.shape[1], states, seen, replicates, seed, cost, 0, threads,
     )  # fmt: skip
     later = slots.steps[part][:0] if part.stop is None else slots.steps[part.stop :]
     later = weights[:, later[later[:, 0] == FLIP, 2]].sum(-1).log().sum(-1)
@@ -369,4 +371,5 @@ def no_states(parities: Parities, states: int, batch: int) -> Tensor:
     """Room for the states that a part of `kept_cosets` leaves; none is there yet."""
     words = parities.slots.masks.shape[1]
     room = 2 + words + (states + states // 2) * (words + 1)
+    require_room(8.0 * batch * room, f"{states} kept states of {batch} shots")
     return torch.full((batch, room), -1, dtype=torch.long, device="cpu")
