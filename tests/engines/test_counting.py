@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.engines.counting.encoding import encoded
+from rdpgraph.engines.counting.solution import log_count
+from rdpgraph.schedulers.scheduler import reduced
 
 pytest.importorskip("pyganak")
 
@@ -108,6 +111,41 @@ def test_weights_beyond_doubles_are_exact() -> None:
     torch.testing.assert_close(
         log_z, rg.infer(graph, rg.Contraction()).log_partition, rtol=1e-14, atol=0
     )
+
+
+def stand_ins(low: float, seed: int) -> rg.FactorGraph:
+    """Tables of which most scores stand for absence, and are possible where nothing else is."""
+    generator, x = seeded(seed), [rg.Variable(f"x{i}", 2 + i % 2) for i in range(6)]
+    factors: list[rg.Factor] = []
+    for scope in (x[:3], x[1:4], x[2:5], x[3:], (x[0], x[5]), (x[2],)):
+        shape = [v.size for v in scope]
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        gone = torch.rand(shape, generator=generator)
+        values = values.masked_fill(gone < 0.6, low).masked_fill(gone < 0.1, -math.inf)
+        factors.append(rg.Factor(scope, rg.Table(values)))
+    return rg.FactorGraph(factors)
+
+
+@pytest.mark.parametrize("low", [-2e4, -1e9, -1e17, -1e300])
+def test_scores_that_stand_for_absence_leave_the_digits_of_others(low: float) -> None:
+    for seed in range(2):
+        graph = stand_ins(low, seed)
+        posterior = rg.infer(graph, scheduler=rg.Counting(memory=1e9))
+        torch.testing.assert_close(
+            posterior.log_partition, enumerated(graph), rtol=1e-12, atol=1e-12
+        )
+        possible = bool(enumerated(graph) > 0.5 * low)
+        expected = rg.infer(graph).marginals() if possible else {}
+        for variable, shares in expected.items():
+            torch.testing.assert_close(posterior.marginal(variable), shares, rtol=0, atol=1e-9)
+        # The counter itself, without a circuit.
+        encoding = encoded(reduced(graph, 1.0))
+        try:
+            log_z = log_count(encoding, seconds=60.0, memory=1e9)
+        except rg.errors.BudgetError:
+            assert not possible
+        else:
+            assert log_z == pytest.approx(float(enumerated(graph)), rel=1e-12, abs=1e-9)
 
 
 def test_automata_are_counted_without_their_tables() -> None:

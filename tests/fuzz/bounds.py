@@ -35,6 +35,8 @@ def case(rng: np.random.Generator) -> int:
         reach = max(0.5, 10 * float(posterior.standard_error)) + slack
         off = abs(float(posterior.log_partition) - log_z)
         holds(f"an estimate {posterior.log_partition} of {log_z}", off < reach)
+    counted = float(rg.infer(graph, scheduler=rg.Counting(seconds=20.0)).log_partition)
+    holds(f"a count {counted} of {log_z}", abs(counted - log_z) < slack)
     messages = rg.Loopy(counting=rg.loopy.TreeReweighted(), sweeps=50, damping=0.3)
     found = rg.infer(graph, scheduler=messages)
     if found.status.bound == "upper":

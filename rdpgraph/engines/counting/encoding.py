@@ -16,6 +16,9 @@ from rdpgraph.engines.reduction.network import Group, Network
 Clause: TypeAlias = tuple[int, ...]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
+_NEAR = 1e3
+"""Nats below a table's largest value that its constant may be: the digits of others stay."""
+
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
@@ -144,8 +147,10 @@ class _Making:
             groups.setdefault(key, []).append(row)
         sets = sorted(groups.values(), key=len)
         base = -1
-        if sets and not apart and (values[:, sets[-1][0]] > -np.inf).all():
-            base = sets.pop()[0]
+        if not apart:
+            near = (np.isfinite(values) & (values >= values.max(1, keepdims=True) - _NEAR)).all(0)
+            numbers = [number for number, rows in enumerate(sets) if near[rows[0]]]
+            base = sets.pop(numbers[-1])[0] if numbers else -1
         masks = np.zeros((len(sets), len(forbidden)), np.bool_)
         for mask, chosen in zip(masks, sets, strict=True):
             mask[chosen] = True

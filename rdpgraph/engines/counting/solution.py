@@ -35,6 +35,10 @@ _START = 64e6
 _WIDEST = 600.0
 """Nats between the weights of a literal that a double holds with all digits, next to a 1."""
 
+_LOST, _COPIES = 6e4, 100_000
+"""Nats below the least weight of all others together from which literals are left out, and literals
+that stand for one at most."""
+
 
 def has_counter() -> bool:
     """Return whether pyganak is installed."""
@@ -53,39 +57,67 @@ def log_count(encoding: Encoding, *, seconds: float, memory: float) -> float:
     Raises `BudgetError` if it does not end within the seconds and memory (bytes).
     """
     require_counter()
-    free, parts = _parts(encoding)
+    free, parts, lost = _parts(encoding)
     request = json.dumps({"memory": memory + _START, "parts": parts})
-    return math.fsum([free, *(_asked(request, seconds) if parts else [])])
+    counts = _asked(request, seconds) if parts else []
+    if -math.inf in counts and lost:
+        raise BudgetError(
+            "The counter leaves out what is as unlikely as scores of -1e9 say, and finds nothing "
+            "else possible; write -inf for absence."
+        )
+    return math.fsum([free, *counts])
 
 
-def _parts(encoding: Encoding) -> tuple[float, list[Any]]:
-    """Log-sum of the literals without clauses, and the components for the counter."""
+def _parts(encoding: Encoding) -> tuple[float, list[Any], bool]:
+    """Log-sum of the literals without clauses, and the components for the counter.
+
+    Also whether literals were left out of these that weigh less than all others together.
+    """
     weights = encoding.log_weights[0].double().tolist()
-    known, parts = [float(encoding.constant[0])], list[Any]()
+    known, parts, some_lost = [float(encoding.constant[0])], list[Any](), False
     for variables, clauses in encoding.components:
         pairs = [(weights[place(x)], weights[place(-x)]) for x in variables]
         if not clauses:
             known += [_log_sum(*pair) for pair in pairs]
             continue
+        lost = _lost([abs(one - other) for one, other in pairs if -math.inf not in (one, other)])
         numbers = {x: number for number, x in enumerate(variables, 1)}
         rows = [[numbers[abs(x)] if x > 0 else -numbers[abs(x)] for x in c] for c in clauses]
         for x, (one, other) in enumerate(tuple(pairs), 1):
+            gap = abs(one - other) if one != other else 0.0
+            if lost <= gap < math.inf:
+                some_lost = True
+                one, other = (w if w == max(one, other) else -math.inf for w in (one, other))
             for literal, weight in ((x, one), (-x, other)):
                 if weight == -math.inf:
                     rows.append([-literal])
-            gap = abs(one - other) if one != other else 0.0
             if -math.inf in (one, other):
                 top = max(one, other)
                 pairs[x - 1] = (top, top) if top > -math.inf else (0.0, 0.0)
             # A weight too small for a double is that of several literals that are one.
-            elif (copies := math.ceil(gap / _WIDEST)) > 1:
+            elif (copies := math.ceil(gap / _WIDEST)) > _COPIES:
+                raise BudgetError(
+                    f"The counter holds no weights {gap:.3g} nats apart: write -inf for absence, "
+                    "or use an approximate method."
+                )
+            elif copies > 1:
                 pairs[x - 1] = one / copies, other / copies
                 for _ in range(copies - 1):
                     pairs.append(pairs[x - 1])
                     rows += [[-x, len(pairs)], [x, -len(pairs)]]
         soft = any(one != 0.0 or other != 0.0 for one, other in pairs)
         parts.append((len(pairs), rows, [w for pair in pairs for w in pair] if soft else None))
-    return math.fsum(known), parts
+    return math.fsum(known), parts, some_lost
+
+
+def _lost(gaps: list[float]) -> float:
+    """Least gap of literals that are left out: what is possible without them weighs more."""
+    kept = _LOST + len(gaps)
+    for gap in sorted(gaps):
+        if gap > kept:
+            return gap
+        kept += gap
+    return math.inf
 
 
 def _log_sum(one: float, other: float) -> float:
