@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potentials.table import as_states
-from rdpgraph.structures.parity import sweeps
+from rdpgraph.structures.parity.kept import kept_cosets, no_states
 from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.parity.parities import CLOSE, OPEN
 from rdpgraph.structures.parity.sweeps import checked_syndrome
@@ -178,7 +178,7 @@ class WindowDecoder:
                 if syndrome is None:
                     lead = piece.shape[:-1]
                     syndrome = piece.new_full((math.prod(lead), len(windows)), -1)
-                    carried = sweeps.no_states(parities, self.keep, len(syndrome))
+                    carried = no_states(parities, self.keep, len(syndrome))
                 if piece.shape[:-1] != lead:
                     raise EvidenceError(
                         f"WindowDecoder got pieces of batches {tuple(lead)} and "
@@ -186,7 +186,7 @@ class WindowDecoder:
                     )
                 syndrome[:, places] = piece.reshape(len(syndrome), -1)
             assert syndrome is not None
-            logs = sweeps.kept_cosets(
+            logs = kept_cosets(
                 parities, unary, syndrome, self.keep, 1, -1, self.event_cost,
                 part=slice(begin, end), carried=carried,
             )[0]  # fmt: skip

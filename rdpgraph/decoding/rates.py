@@ -13,9 +13,12 @@ from torch.nn import functional
 
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.progress import Progress, goes_on
+from rdpgraph.decoding.cosets import CosetDecoder
 from rdpgraph.errors import ModelError
+from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.plan import clock
 from rdpgraph.structures.parity import sweeps
+from rdpgraph.structures.parity.kept import kept_cosets
 from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.parity.sweeps import checked_syndrome
 
@@ -47,21 +50,24 @@ def learn_rates(
     syndromes: Any,
     *,
     tied: Sequence[int] | None = None,
+    keep: int | None = None,
     steps: int = 60,
     progress: Callable[[Progress], object] | None = None,
 ) -> LearnedRates:
-    """Rates of maximum likelihood by L-BFGS on exact gradients, starting at the model's.
+    """Rates of maximum likelihood by L-BFGS, starting at the model's.
 
     Args:
         model: without a batch; its rates are above 0 and below 1.
         syndromes: (shots, checks), -1 where a check is erased.
         tied: (errors,) a label for each error; those of one label have one rate.
+        keep: the number of states kept, as for `ParityModel.kept`, where exact sweeps do not fit:
+            rates are those of the largest lower bound then. None: exact.
         steps: of L-BFGS, at most.
         progress: called with a `Progress` after every gradient, of which a step takes a few. Where
             it ends the work, or Ctrl-C does, the rates are the best so far.
 
     Raises:
-        ModelError: rates of 0 or 1, ties of the wrong length, or no steps.
+        ModelError: rates of 0 or 1, ties of the wrong length, no steps, or no states.
         EvidenceError: syndromes of another length.
 
     Example:
@@ -98,6 +104,8 @@ def learn_rates(
     else:
         for number, row in enumerate(groups.values()):
             label[row] = number
+    if keep is not None:
+        CosetDecoder(model, keep)  # refuses what cannot be
     start = torch.zeros(len(groups), dtype=torch.float64).index_add_(0, label, odds)
     values = (start / label.bincount(minlength=len(groups))).requires_grad_()
     given = checked_syndrome(syndromes, parities.num_checks).reshape(-1, parities.num_checks)
@@ -108,7 +116,9 @@ def learn_rates(
         odds = each[..., label]
         unary = torch.stack([functional.logsigmoid(-odds), functional.logsigmoid(odds)], -1)
         unary = unary if unary.ndim == 3 else unary.unsqueeze(0)
-        return sweeps.log_cosets(parities, unary, part, observables=False)[:, 0]
+        if keep is None:
+            return sweeps.log_cosets(parities, unary, part, observables=False)[:, 0]
+        return soft_sum(kept_cosets(parities, unary, part, keep, 1, -1, 0.05)[0], -1)
 
     begun, number, best = monotonic(), 0, (inf, values.detach())
 

@@ -274,6 +274,15 @@ def test_rates_are_learned_and_what_cannot_be_told_apart_is_one():
     assert tied.log_likelihood >= start.condition(given).log_partition().mean() - 1e-9
 
 
+def test_rates_are_learned_on_kept_states():
+    start = rg.ParityModel.from_rates(RING, torch.full((5,), 0.15, dtype=torch.float64))
+    given = syndromes_of(ring(), 2000)
+    exact = decoding.learn_rates(start, given)
+    kept = decoding.learn_rates(start, given, keep=16)
+    torch.testing.assert_close(kept.rates, exact.rates, rtol=1e-3, atol=1e-4)
+    assert decoding.learn_rates(start, given, keep=2).log_likelihood <= exact.log_likelihood
+
+
 @pytest.mark.parametrize("by", ["callback", "ctrl-c"])
 @pytest.mark.parametrize("most", [1, 3, 6])
 def test_rates_that_were_ended_are_the_best_so_far(most, by):
@@ -352,6 +361,7 @@ BAD = {
     "windows of more states than memory": lambda: [
         *decoding.WindowDecoder(ring(), [0] * 4, keep=10**12).decode([[0, 0, 0, 0]])
     ],
+    "rates on no states": lambda: decoding.learn_rates(ring(), [[0, 0, 0, 0]], keep=0),
     "none kept": lambda: decoding.CosetDecoder(ring(), keep=0),
 }
 

@@ -71,6 +71,10 @@ def checked(model: rg.ParityModel) -> None:
     holds("log P(s, l)", torch.allclose(found, cosets, atol=1e-9))
     kept = model.kept(1 << len(model.checks.columns))
     holds("log P(s, l) of all states", torch.allclose(kept.log_cosets, cosets, atol=1e-9))
+    unary = model.unary.clone().requires_grad_()
+    mass = model.with_unary(unary).kept(1 << len(model.checks.columns)).log_partition
+    (grads,) = torch.autograd.grad(mass[mass > -math.inf].sum(), unary)
+    close("P(e | s) of all states", grads[..., 1], marginals.numpy(), 1e-9)
     if not log_z.numel():
         return
     best = model.k_best(6)
@@ -90,7 +94,7 @@ def checked(model: rg.ParityModel) -> None:
             check_structure(model)
     else:
         named(model.mode, log_z)
-        general = rg.infer(model.factor_graph()).log_partition
+        general = rg.infer(model.factor_graph(), scheduler=rg.Contraction()).log_partition
         holds("log P(s) of the graph", torch.allclose(general, log_z, atol=1e-9))
 
 

@@ -216,6 +216,40 @@ def test_sampled_tails_are_unbiased(states):
     assert ((ratio - 1).abs() < 5 * error + 1e-9).all()
 
 
+def test_gradients_of_kept_states_by_differences():
+    model = memory(3, 2, 0.1)
+    generator = torch.Generator().manual_seed(0)
+    odds = torch.randn(len(model.checks.columns), dtype=torch.float64, generator=generator) - 2
+    syndrome = torch.tensor([[1, 0, 0, 1, 1, 0], [0, 0, 1, -1, 0, 0]])
+
+    def kept(odds, states=4, **options):
+        model_of = rg.ParityModel(model.checks, odds, syndrome=syndrome)
+        return model_of.kept(states, **options).log_cosets
+
+    assert torch.autograd.gradcheck(kept, odds.requires_grad_())
+    both = torch.stack([odds, odds - 0.3])
+    options = {"replicates": 2, "generator": torch.Generator().manual_seed(0)}
+    exact = rg.ParityModel(model.checks, both, syndrome=syndrome).log_cosets()
+    for logs in (kept(both, 64), kept(both, 64, **options)):
+        found, wanted = (torch.autograd.grad(part.sum(), odds, retain_graph=True)[0]
+                         for part in (logs, exact))  # fmt: skip
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_of_sampled_tails_are_unbiased():
+    model = memory(3, 2, 0.1).condition([1, 0, 0, 1, 1, 0])
+    unary = model.unary.clone().requires_grad_()
+    model = model.with_unary(unary)
+    (exact,) = torch.autograd.grad(model.log_partition().exp(), unary)
+    draws = []
+    for seed in range(200):
+        options = {"replicates": 10, "generator": torch.Generator().manual_seed(seed)}
+        mass = model.kept(4, **options).log_partition.exp()
+        draws.append(torch.autograd.grad(mass, unary)[0])
+    error = torch.stack(draws).std(0) / 200**0.5
+    assert ((torch.stack(draws).mean(0) - exact).abs() < 5 * error + 1e-12).all()
+
+
 @pytest.mark.long
 def test_sampled_tails_are_unbiased_over_many_draws_and_intervals_cover():
     model = memory(5, 3, 0.05)
@@ -281,9 +315,6 @@ BAD = {
     "observables of other errors": lambda: rg.ParityModel([[1, 1]], [0.0, 0.0], observables=[[1]]),
     "no states": lambda: repetition().kept(0),
     "replicates of a half": lambda: repetition().kept(3, replicates=0.5),
-    "gradients of kept states": lambda: rg.ParityModel(
-        REPETITION, torch.zeros(5, requires_grad=True)
-    ).kept(3),
     "more states than memory": lambda: rg.ParityModel(
         torch.ones(45, 46).tril(1), torch.zeros(46), syndrome=torch.zeros(45).long()
     ).kept(10**12),

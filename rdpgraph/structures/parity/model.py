@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph._core.types import ArrayLike
-from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure
 from rdpgraph.io.detectors import parse_detectors, read_detectors
@@ -26,13 +26,9 @@ from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.parity import sweeps
+from rdpgraph.structures.parity.kept import KeptCosets, kept_cosets
 from rdpgraph.structures.parity.parities import Parities
-from rdpgraph.structures.parity.sweeps import (
-    KeptCosets,
-    ParityCost,
-    checked_syndrome,
-    normalised,
-)
+from rdpgraph.structures.parity.sweeps import ParityCost, checked_syndrome, normalised
 from rdpgraph.structures.recursion.recursion import KBestConfigurations
 
 _MOST_OBSERVABLES = 20
@@ -51,8 +47,8 @@ class ParityModel(Structure):
     after the last, in an order that leaves few open. A state is the parities of open checks that
     are still to be explained, so that an answer takes about errors x 2^open, without cancellation;
     `cost()` gives the open checks. `kept(states)` answers where that does not fit. Gradients flow
-    to log-odds and to log-potentials. Answers on the CPU are compiled; masses that may be over
-    10^260 apart, and second derivatives, are left to torch.
+    to log-odds and log-potentials. Answers on the CPU are compiled; masses that may be over 10^260
+    apart, and second derivatives, are left to torch.
 
     Args:
         checks: (checks, errors) which errors flip which checks, odd entries: dense, or sparse of
@@ -192,11 +188,11 @@ class ParityModel(Structure):
 
     def cost(self) -> ParityCost:
         """The cost of exact answers: open checks, work and memory for a shot."""
-        program = self.checks.program(observables=True, merged=True)
+        program, checks = self.checks.program(observables=True, merged=True), self.checks
+        memory = 8.0 * 2.0 ** min(program.width, 900)
         return ParityCost(
-            self.checks.open_checks, program.work, 8.0 * 2.0**program.width, self.checks.order,
-            self.checks.undetectable,
-        )  # fmt: skip
+            checks.open_checks, program.work, memory, checks.order, checks.undetectable
+        )
 
     def work(self) -> float:
         program = self.checks.program(observables=False, merged=True)
@@ -226,9 +222,10 @@ class ParityModel(Structure):
         """Log P(s, l) from the states of largest mass, about ``states`` at each step.
 
         Without replicates the others are dropped, for a lower bound. With replicates they are
-        sampled (Fearnhead and Clifford 2003): P(s, l) is unbiased in each. O(errors x states) for a
-        shot and replicate, however many checks are open. Needs the compiled library. No gradients,
-        and marginals only of errors that are rows of ``observables``.
+        sampled (Fearnhead and Clifford 2003): P(s, l) is unbiased in each, and so are its gradients
+        (of P, not log P). O(errors x states) for a shot and replicate, however many checks are
+        open. Needs the compiled library. The gradient in `unary` of the log of P(s) is P(e | s)
+        among what is kept.
 
         Args:
             states: the number kept; up to half as many more are kept before any are left out.
@@ -240,13 +237,8 @@ class ParityModel(Structure):
         Raises:
             ModelError: numbers out of range.
             BudgetError: more than 512 checks and observables are open.
-            UnsupportedError: there is no compiled library, or gradients are recorded.
+            UnsupportedError: there is no compiled library.
         """
-        if self.unary.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedError(
-                "ParityModel.kept has no gradients: ask it under torch.no_grad(), or log_cosets() "
-                "where cost() fits."
-            )
         whole = is_whole(states, 1) and is_whole(replicates)
         if not whole or not is_real(event_cost) or not 0 < event_cost <= 1:
             raise ModelError(
@@ -256,7 +248,7 @@ class ParityModel(Structure):
         require_generator(generator)
         unary, syndrome = self._parts()
         seed = int(torch.randint(2**62, (), generator=generator)) if replicates else -1
-        logs = sweeps.kept_cosets(
+        logs = kept_cosets(
             self.checks, unary.cpu(), syndrome.cpu(), states, max(replicates, 1), seed, event_cost
         ).to(self.unary)
         logs = logs.reshape(len(logs), *self.batch_shape, logs.shape[-1])
@@ -365,11 +357,7 @@ class ParityModel(Structure):
         return FactorGraph([FactorBlock((sites,), Table(unary)), *factors])
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
-        """The model on some states of each error, with weights, as estimators solve it.
-
-        Raises:
-            ModelError: shapes that do not fit, or a state out of range.
-        """
+        """The model on some states of each error, with weights, as estimators solve it."""
         check_support("ParityModel", self.unary, states, log_weights)
         few = Support(states, log_weights).over(2)
         return replace(self, unary=self.unary + few.log_weights)

@@ -1,5 +1,6 @@
 """Sparse checks and observables of bits, and the orders in which a sweep closes the checks."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -113,13 +114,26 @@ class Parities:
         Greedy orders close next the check that leaves the fewest others open; they start at
         different checks and break ties differently. The order of the numbers is tried too.
         """
+        orders = [list(range(self.num_checks))]
+        ways = [(last, up) for last in (False, True) for up in (1, -1)]
+        orders += [_greedy(self._touch, last=last, up=up) for last, up in ways]
+        return tuple(min(orders, key=self._work))
+
+    @cached_property
+    def _touch(self) -> list[set[int]]:
+        """The checks that share an error with each."""
         touch: list[set[int]] = [{check} for check in range(self.num_checks)]
         for checks, _ in set(self.columns):
             for check in checks:
                 touch[check].update(checks)
-        orders = [list(range(self.num_checks))]
-        orders += [_greedy(touch, last=last, up=up) for last in (False, True) for up in (1, -1)]
-        return tuple(min(orders, key=self._work))
+        return touch
+
+    def narrow(self, limit: int) -> bool:
+        """Return whether an order is found with so many open checks at most; soon if not."""
+        if max((len(checks) for checks, _ in self.columns), default=0) > limit:
+            return False
+        order = _greedy(self._touch, last=False, up=1, limit=limit)
+        return len(order) == self.num_checks and self.open_checks <= limit
 
     def by_windows(self, windows: Sequence[int]) -> "Parities":
         """The same, with checks closed window after window."""
@@ -265,9 +279,12 @@ def _odd(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(left))
 
 
-def _greedy(touch: list[set[int]], *, last: bool, up: int) -> list[int]:
-    """Close next the check that opens the fewest, among these one whose neighbours closed first."""
-    count = len(touch)
+def _greedy(touch: list[set[int]], *, last: bool, up: int, limit: float = math.inf) -> list[int]:
+    """Close next the check that opens the fewest, among these one whose neighbours closed first.
+
+    Ends early where more than ``limit`` are open.
+    """
+    count, live = len(touch), 0
     new, age = [len(near) for near in touch], [count] * count
     pool, opened, closed = set[int](), [False] * count, [False] * count
     order: list[int] = []
@@ -279,6 +296,10 @@ def _greedy(touch: list[set[int]], *, last: bool, up: int) -> list[int]:
         while pool:
             best = min(pool, key=lambda check: (new[check], age[check], up * check))
             pool.remove(best)
+            live += new[best]
+            if live > limit:
+                return order
+            live -= 1
             closed[best] = True
             for near in touch[best]:
                 age[near] = min(age[near], len(order))

@@ -30,39 +30,6 @@ class ParityCost:
     undetectable: tuple[int, ...] = ()  # the errors that flip an observable and no check
 
 
-@dataclass(frozen=True, eq=False)
-class KeptCosets:
-    """Probabilities of cosets from some of a sweep's states: bounds, or unbiased estimates."""
-
-    # (*batch, 2^observables) nats. A lower bound on log P(s, l), or the logarithm of an unbiased
-    # estimate of P(s, l).
-    log_cosets: Tensor
-    bound: str  # ``"lower"`` if nothing is sampled; else empty
-    # (*batch, 2^observables) of P(s, l) relative to the estimate; None for less than two
-    # replicates.
-    standard_error: Tensor | None = None
-
-    @classmethod
-    def of(cls, logs: Tensor, *, sampled: bool) -> "KeptCosets":
-        """The mean of replicates (replicates, *batch, 2^observables)."""
-        mean = logs.logsumexp(0) - math.log(len(logs))
-        if len(logs) < 2:
-            return cls(mean, "" if sampled else "lower")
-        there = mean > -math.inf
-        ratios = torch.where(there, logs - torch.where(there, mean, 0.0), -math.inf).exp()
-        return cls(mean, "", ratios.std(0) / math.sqrt(len(logs)))
-
-    @property
-    def log_partition(self) -> Tensor:
-        """(*batch,) the bound or estimate of log P(s)."""
-        return self.log_cosets.logsumexp(-1)
-
-    @property
-    def probabilities(self) -> Tensor:
-        """(*batch, 2^observables) P(l | s), biased and no bound; uniform if no mass is left."""
-        return normalised(self.log_cosets)
-
-
 def normalised(logs: Tensor) -> Tensor:
     """Probabilities from log-masses; uniform where all are -inf."""
     peak = logs.detach().amax(-1, keepdim=True)
@@ -86,7 +53,6 @@ def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
 
 
 _RANGE = 600.0  # nats between two masses of one sweep in float64; beyond it logarithms are used
-_MOST_WORDS = 8  # of 64 bits each, of the open checks and observables of kept states
 _MOST_OPEN = 34  # open checks and observables that fit in memory
 _AT_ONCE = 2.0**28  # bytes of the tables before all steps, for items that are answered together
 
@@ -326,50 +292,3 @@ def k_best(parities: Parities, unary: Tensor, syndrome: Tensor, count: int) -> T
     drawn = torch.where((passed > -math.inf).unsqueeze(2), drawn, -1)
     missing = drawn.new_full((count - len(drawn), *drawn.shape[1:]), -1)
     return torch.cat([drawn, missing])
-
-
-def kept_cosets(
-    parities: Parities, unary: Tensor, syndrome: Tensor, states: int, replicates: int, seed: int,
-    cost: float, *, part: slice = slice(None), carried: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """(replicates, B, 2^observables) log-masses over kept states; compiled only.
-
-    Others are dropped if ``seed`` is below 0, else sampled. ``cost`` multiplies a state's mass for
-    each event still to be explained, when states are compared. A part of the steps goes on with the
-    states carried from that before it, `no_states` at first, and leaves its own there; later checks
-    are not known then.
-    """
-    slots = parities.slots
-    if slots.masks.shape[1] > _MOST_WORDS:
-        raise BudgetError(
-            f"{parities} has {parities.open_checks} checks open at once, and kept states hold "
-            f"{64 * _MOST_WORDS} with observables, however many are kept; flip fewer checks by an "
-            "error, or decode parts of the code apart."
-        )
-    library.require("ParityModel.kept")
-    weights, missing = linear(unary.detach(), slots.merges)
-    weights, syndrome, steps = weights.contiguous(), syndrome.contiguous(), slots.steps[part]
-    (batch, checks), columns = syndrome.shape, weights.shape[1]
-    seen = parities.num_observables
-    out = weights.new_empty(replicates, batch, 2**seen)
-    if carried is None:  # there are no more
-        states = min(states, 2 ** min(parities.open_checks + seen, 40))
-    threads = library.threads(replicates * batch * states * 8.0 * len(steps))
-    require_room(threads * states * (112.0 + 48.0 * slots.masks.shape[1]), f"{states} kept states")
-    library.parity_function("kept")(
-        *(part.data_ptr() for part in (steps, weights, syndrome, slots.masks, out)),
-        None if carried is None else carried.data_ptr(),
-        len(steps), 0 if len(weights) == 1 else 2 * columns, checks, columns, batch,
-        slots.masks.shape[1], states, seen, replicates, seed, cost, 0, threads,
-    )  # fmt: skip
-    later = slots.steps[part][:0] if part.stop is None else slots.steps[part.stop :]
-    later = weights[:, later[later[:, 0] == FLIP, 2]].sum(-1).log().sum(-1)
-    return out + (missing + later).unsqueeze(-1)
-
-
-def no_states(parities: Parities, states: int, batch: int) -> Tensor:
-    """Room for the states that a part of `kept_cosets` leaves; none is there yet."""
-    words = parities.slots.masks.shape[1]
-    room = 2 + words + (states + states // 2) * (words + 1)
-    require_room(8.0 * batch * room, f"{states} kept states of {batch} shots")
-    return torch.full((batch, room), -1, dtype=torch.long, device="cpu")

@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <array>
+
 #include "parity.h"
 
 namespace {

@@ -1,0 +1,131 @@
+"""Sweeps over the states of largest mass: bounds, or unbiased with a sampled tail."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rdpgraph.errors import BudgetError
+from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.plan.plan import require_room
+from rdpgraph.structures.parity.parities import FLIP, Parities
+from rdpgraph.structures.parity.sweeps import linear, normalised
+from rdpgraph.structures.recursion import library
+
+_MOST_WORDS = 8  # of 64 bits each, of the open checks and observables of kept states
+
+
+@dataclass(frozen=True, eq=False)
+class KeptCosets:
+    """Probabilities of cosets from some of a sweep's states: bounds, or unbiased estimates."""
+
+    # (*batch, 2^observables) nats. A lower bound on log P(s, l), or the logarithm of an unbiased
+    # estimate of P(s, l).
+    log_cosets: Tensor
+    bound: str  # ``"lower"`` if nothing is sampled; else empty
+    # (*batch, 2^observables) of P(s, l) relative to the estimate; None for less than two
+    # replicates.
+    standard_error: Tensor | None = None
+
+    @classmethod
+    def of(cls, logs: Tensor, *, sampled: bool) -> "KeptCosets":
+        """The mean of replicates (replicates, *batch, 2^observables)."""
+        mean = soft_sum(logs, 0) - math.log(len(logs))
+        if len(logs) < 2:
+            return cls(mean, "" if sampled else "lower")
+        there, middle = mean > -math.inf, mean.detach()
+        ratios = torch.where(
+            there, logs.detach() - torch.where(there, middle, 0.0), -math.inf
+        ).exp()
+        return cls(mean, "", ratios.std(0) / math.sqrt(len(logs)))
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) the bound or estimate of log P(s)."""
+        return soft_sum(self.log_cosets, -1)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(*batch, 2^observables) P(l | s), biased and no bound; uniform if no mass is left."""
+        return normalised(self.log_cosets)
+
+
+def kept_cosets(
+    parities: Parities, unary: Tensor, syndrome: Tensor, states: int, replicates: int, seed: int,
+    cost: float, *, part: slice = slice(None), carried: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(replicates, B, 2^observables) log-masses over kept states; compiled only.
+
+    Others are dropped if ``seed`` is below 0, else sampled. ``cost`` multiplies a state's mass for
+    each event still to be explained, when states are compared. A part of the steps goes on with the
+    states carried from that before it, `no_states` at first, and leaves its own there; later checks
+    are not known then. Gradients are those of the states kept; none where states are carried.
+    """
+    slots = parities.slots
+    if slots.masks.shape[1] > _MOST_WORDS:
+        raise BudgetError(
+            f"{parities} has {parities.open_checks} checks open at once, and kept states hold "
+            f"{64 * _MOST_WORDS} with observables, however many are kept; flip fewer checks by an "
+            "error, or decode parts of the code apart."
+        )
+    library.require("ParityModel.kept")
+    weights, missing = linear(unary, slots.merges)
+    if carried is None:  # there are no more
+        states = min(states, 2 ** min(parities.open_checks + parities.num_observables, 40))
+    steps = slots.steps[part]
+    threads = library.threads(replicates * len(syndrome) * states * 8.0 * len(steps))
+    require_room(threads * states * (112.0 + 48.0 * slots.masks.shape[1]), f"{states} kept states")
+    masses: Any = _Kept.apply(
+        weights, syndrome.contiguous(), steps, slots.masks,
+        (states, parities.num_observables, replicates, seed, cost, 0, threads), carried,
+    )  # fmt: skip
+    later = slots.steps[part][:0] if part.stop is None else slots.steps[part.stop :]
+    later = weights[:, later[later[:, 0] == FLIP, 2]].sum(-1).log().sum(-1)
+    return masses + (missing + later).unsqueeze(-1)
+
+
+class _Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Tensor, syndrome: Tensor, steps: Tensor, masks: Tensor,
+        numbers: tuple[Any, ...], carried: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.given = syndrome, steps, masks, numbers
+        ctx.save_for_backward(weights)
+        out = weights.new_empty(numbers[2], len(syndrome), 2 ** numbers[1])
+        _call_kept(weights, *ctx.given, out=out, carried=carried)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (weights,) = ctx.saved_tensors
+        grads = torch.zeros_like(weights).contiguous()
+        pull = gradients[0].double().contiguous()
+        _call_kept(weights, *ctx.given, out=pull, carried=None, grads=grads)
+        return grads, None, None, None, None, None
+
+
+def _call_kept(
+    weights: Tensor, syndrome: Tensor, steps: Tensor, masks: Tensor, numbers: tuple[Any, ...], *,
+    out: Tensor, carried: Tensor | None, grads: Tensor | None = None,
+) -> None:  # fmt: skip
+    weights, (batch, checks) = weights.contiguous(), syndrome.shape
+    columns = weights.shape[1]
+    tensors = steps, weights, syndrome, masks, out, carried, grads
+    library.parity_function("kept")(
+        *(None if part is None else part.data_ptr() for part in tensors),
+        len(steps), 0 if len(weights) == 1 else 2 * columns, checks, columns, batch,
+        masks.shape[1], *numbers,
+    )  # fmt: skip
+
+
+def no_states(parities: Parities, states: int, batch: int) -> Tensor:
+    """Room for the states that a part of `kept_cosets` leaves; none is there yet."""
+    words = parities.slots.masks.shape[1]
+    room = 2 + words + (states + states // 2) * (words + 1)
+    require_room(8.0 * batch * room, f"{states} kept states of {batch} shots")
+    return torch.full((batch, room), -1, dtype=torch.long, device="cpu")
