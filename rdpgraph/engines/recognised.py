@@ -168,6 +168,7 @@ def plan_of(structure: Structure) -> Plan:
         states=shape[-1],
         flops=structure.work(),
         element_bytes=structure.unary.element_size(),
+        width=structure.width(),
     )
 
 

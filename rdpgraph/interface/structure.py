@@ -273,6 +273,10 @@ class Structure(Opaque, ABC):
         """The multiply-adds of log Z, for the plan; 0.0 if unknown."""
         return 0.0
 
+    def width(self) -> float | None:
+        """The bits of its largest table, for the plan; None: that of two sites."""
+        return None
+
     def with_unary(self, unary: Tensor) -> Self:
         """The same structure with other unary potentials."""
         return replace(self, unary=unary)

@@ -29,6 +29,7 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
 from rdpgraph.interface.structure import REGISTRY
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter, counted
@@ -149,11 +150,9 @@ class Auto(Scheduler):
         return EXACT if self.seconds is None else self.seconds
 
     def plan(self, graph: FactorGraph) -> Planned:
-        match = None
-        if graph.observed is None or any(
-            isinstance(block.potential, StructurePotential) for block in graph.blocks
-        ):
-            match = REGISTRY.recognise(graph_held(graph))
+        kinds = StructurePotential, Automaton  # structures that are found with evidence
+        held = graph.observed is None or any(isinstance(b.potential, kinds) for b in graph.blocks)
+        match = REGISTRY.recognise(graph_held(graph)) if held else None
         if match is None:
             return planned_by_ranks(graph, self._without_structure)
         general = self._exactly(graph)

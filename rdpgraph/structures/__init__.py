@@ -6,9 +6,11 @@ from rdpgraph.structures.dependency.nonprojective import NonProjectiveDependenci
 from rdpgraph.structures.dependency.projective import ProjectiveDependencies
 from rdpgraph.structures.derivations.model import Derivations
 from rdpgraph.structures.grammar.model import Hypertree
+from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.semimarkov.model import SemiMarkov
 
 for _structure in (
     SemiMarkov, Chain, Hypertree, ProjectiveDependencies, NonProjectiveDependencies, Derivations,
+    ParityModel,
 ):  # fmt: skip
     REGISTRY.add(_structure)

@@ -279,6 +279,16 @@ def test_more_than_sixty_four_open_checks_are_kept():
     assert bound.log_cosets.argmax() == 0
 
 
+@pytest.mark.long
+def test_more_checks_are_open_than_numbers_hold():
+    rows = torch.cat([torch.eye(1100), torch.ones(1100, 1)], 1)
+    model = rg.ParityModel(rows, torch.full((1101,), -9.0))
+    assert model.cost().open_checks == 1100
+    assert math.isfinite(model.cost().memory)
+    assert rg.explain(model).width == 900
+    assert rg.ParityModel.recognise(model.condition(torch.zeros(1100).int()).factor_graph()) is None
+
+
 def test_ties_are_listed_one_by_one_and_scores_have_gradients():
     rates = torch.full((5,), 0.1, dtype=torch.float64, requires_grad=True)
     model = rg.ParityModel.from_rates(REPETITION, rates, syndrome=[[0, 1, 1, 0], [1, 0, 0, 0]])
@@ -300,6 +310,36 @@ def test_pickled_models_answer_alike():
     model = repetition(syndrome=[1, 0, 0, 1])
     again = pickle.loads(pickle.dumps(model))
     assert torch.equal(again.log_cosets(), model.log_cosets())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_graphs_of_parity_checks_are_recognised(seed):
+    """In any order, with constants, batches and evidence; answers are those of contraction."""
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    x = rg.VariableArray("x", (9,), 2)
+    unary = torch.randn(2, 9, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    values = torch.randn(2, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    factors = [rg.FactorBlock((x,), rg.Table(unary))]
+    for check in range(4):
+        scope = [x[int(at)] for at in rng.permutation(9)[: rng.integers(2, 5)]]
+        either = [[0.0, -math.inf], [-math.inf, 0.0], [0.0, 0.0]][rng.integers(3)]
+        accept = values[:, check, None] + torch.tensor(either, dtype=torch.float64)
+        parity = torch.tensor([[0, 1], [1, 0]])
+        factors.append(rg.Factor(scope, rg.Automaton(parity, accept, len(scope))))
+    graph = rg.FactorGraph(factors)
+    if seed % 2:
+        graph = graph.condition({x: [-1, 0, 1, -1, -1, -1, -1, -1, -1]})
+    assert rg.explain(graph).route == "structure"
+    found, wanted = (rg.infer(graph, scheduler=way) for way in (rg.Auto(), rg.Contraction()))
+    torch.testing.assert_close(found.log_partition, wanted.log_partition)
+    torch.testing.assert_close(found.marginal(x), wanted.marginal(x))
+    torch.testing.assert_close(found.entropy(), wanted.entropy())
+    assert torch.equal(found.mode()[x], wanted.mode()[x])
+    for one, other in zip(
+        *(torch.autograd.grad(post.log_partition.sum(), (unary, values))
+          for post in (found, wanted)), strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(one, other)
 
 
 BAD = {

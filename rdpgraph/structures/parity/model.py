@@ -13,7 +13,7 @@ from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
-from rdpgraph.interface.structure import Structure
+from rdpgraph.interface.structure import Match, Structure
 from rdpgraph.io.detectors import parse_detectors, read_detectors
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.logspace.logmatrix import safe_log
@@ -28,6 +28,7 @@ from rdpgraph.structures.draws import checked_best, checked_count, require_gener
 from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.kept import KeptCosets, kept_cosets
 from rdpgraph.structures.parity.parities import Parities
+from rdpgraph.structures.parity.recognition import recognised
 from rdpgraph.structures.parity.sweeps import ParityCost, checked_syndrome, normalised
 from rdpgraph.structures.recursion.recursion import KBestConfigurations
 
@@ -198,6 +199,9 @@ class ParityModel(Structure):
         program = self.checks.program(observables=False, merged=True)
         return math.prod(self.batch_shape) * program.work
 
+    def width(self) -> float:
+        return min(900.0, self.checks.program(observables=False, merged=True).width)
+
     def log_partition(self) -> Tensor:
         """(*batch,) log P(s) in nats; -inf where no errors explain the syndrome."""
         return self._cosets(observables=False)[..., 0]
@@ -355,6 +359,15 @@ class ParityModel(Structure):
             else:  # a check that no error flips
                 unary = unary + either[0].unsqueeze(-1)
         return FactorGraph([FactorBlock((sites,), Table(unary)), *factors])
+
+    @classmethod
+    def recognise(cls, graph: FactorGraph) -> Match | None:
+        """Binary variables, each with potentials of its own, under `Xor` of some; few open."""
+        found = recognised(graph)
+        if found is None:
+            return None
+        parities, unary, syndrome, numbers = found
+        return Match(cls(parities, unary=unary, syndrome=syndrome), numbers)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
         """The model on some states of each error, with weights, as estimators solve it."""
