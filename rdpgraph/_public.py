@@ -21,16 +21,10 @@ from rdpgraph.estimate.pruning.estimator import RandomizedPruning
 from rdpgraph.estimate.randomized import Randomized, controlled
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.infer import explain, infer
-from rdpgraph.io import (
-    from_networkx,
-    from_pgmpy,
-    from_pyagrum,
-    read,
-    to_networkx,
-    to_pgmpy,
-    to_pyagrum,
-    write,
-)
+from rdpgraph.io.files import read, write
+from rdpgraph.io.graphs import from_networkx, to_networkx
+from rdpgraph.io.pgmpy import from_pgmpy, to_pgmpy
+from rdpgraph.io.pyagrum import from_pyagrum, to_pyagrum
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.automaton import (

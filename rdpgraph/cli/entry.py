@@ -2,12 +2,11 @@
 
 import errno
 import os
-import signal
 import sys
-import threading
 from io import TextIOBase
 from typing import NoReturn
 
+from rdpgraph.cli.interrupts import recorded, was_interrupted
 from rdpgraph.errors import RdpgraphError, in_a_line
 
 
@@ -19,42 +18,15 @@ class _Closed(TextIOBase):
         raise OSError(errno.EBADF, "it is closed; use --output FILE", "standard output")
 
 
-_caught: list[bool] = []
-"""One entry for each Ctrl-C since the start, except those that `interruptible` answers."""
-
-
-def raise_swallowed() -> None:
-    """Raise the Ctrl-C that code beneath an import has swallowed, if there was one."""
-    if _caught:
-        raise KeyboardInterrupt
-
-
 def main() -> None:
     """Run the command line: exit code 0 answered, 1 a one-line error, 2 usage, 130 interrupted."""
-    _caught.clear()
-
-    def interrupted(*_: object) -> None:
-        _caught.append(True)
-        raise KeyboardInterrupt
-
-    ours = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, interrupted) if ours else None
-    try:
-        _answered()
-    except BaseException as error:
-        # An interrupted import may fail later with another error.
-        if _caught or _is_interrupt(error):
-            _fail("Stopped.", 130)
-        raise
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    """Return whether an error is Ctrl-C, or the exit that typer makes of it."""
-    before = error.__context__.__cause__ if error.__context__ else None
-    return isinstance(error, KeyboardInterrupt) or isinstance(before, KeyboardInterrupt)
+    with recorded():
+        try:
+            _answered()
+        except BaseException as error:
+            if was_interrupted(error):
+                _fail("Stopped.", 130)
+            raise
 
 
 def _answered() -> None:

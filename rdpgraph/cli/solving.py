@@ -12,7 +12,7 @@ from time import monotonic
 import torch
 import typer
 
-from rdpgraph.cli.entry import raise_swallowed
+from rdpgraph.cli.interrupts import raise_swallowed
 from rdpgraph.cli.options import EstimatorName, Method, ProposalName, Task
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.errors import BudgetError, ModelError, RdpgraphError, in_a_line

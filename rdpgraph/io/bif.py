@@ -21,15 +21,7 @@ from rdpgraph.io.tables import (
     find_cycle,
     values_of,
 )
-from rdpgraph.io.text import (
-    LIMIT,
-    WAIT,
-    Bytes,
-    PathLike,
-    fail,
-    read_bytes,
-    write_text_atomically,
-)
+from rdpgraph.io.text import Bytes, fail
 from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
@@ -52,32 +44,13 @@ _WRITTEN_PLAIN = re.compile(r"""(?!//|/\*)[^\s\x00-\x1f\x7f{}()\[\]|,;"]+""")
 _QUOTABLE = re.compile(r'[^"\x00-\x1f\x7f]*')
 
 
-def read_bif(
-    path: PathLike, *, dtype: torch.dtype = torch.float64, limit: int = LIMIT, wait: float = WAIT
-) -> FactorGraph:
-    """The network of a BIF file, plain or gzipped.
-
-    Every ``probability`` block becomes the factor P(X | parents) over (X, *parents); the
-    variables keep the file's order and the names of their states. The sum of a row may be off by
-    a file's rounding (0.1), and a row may be all zeros. Time is linear in the text, and memory at
-    most six times as much, beyond 1 MB.
-
-    Args:
-        path: the file.
-        dtype: of the log-values.
-        limit: the most bytes of text, unpacked.
-        wait: how long a pipe may be silent, in seconds.
-
-    Raises:
-        FileFormatError: with the line that does not fit.
-    """
-    return parse_bif(read_bytes(path, limit=limit, wait=wait), source=str(path), dtype=dtype)
-
-
 def parse_bif(
     text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
 ) -> FactorGraph:
-    """The network of a BIF file's text, as `read_bif` reads it; a bytearray is changed in place.
+    """The network of a BIF file's text, P(X | parents) over (X, *parents); a bytearray is changed.
+
+    The sum of a row may be off by a file's rounding (0.1), and a row may be all zeros. Time is
+    linear in the text, and memory at most six times as much, beyond 1 MB.
 
     Example:
         >>> graph = parse_bif('''
@@ -339,22 +312,13 @@ def _refuse_cycles(source: str, headers: Headers) -> None:
         fail(source, f"expected parents without a cycle; got {shown}.")
 
 
-def write_bif(graph: FactorGraph, path: PathLike) -> None:
-    """Write a Bayesian network in the BIF format; unnamed states are named "0", "1", ....
-
-    Args:
-        graph: an unbatched graph whose factors are P(x | parents), one per variable, x first in
-            every scope (as `read_bif` gives them) or last in every one.
-        path: the file, replaced in one step; gzipped if it ends in ``.gz``.
+def format_bif(graph: FactorGraph) -> str:
+    """The text of a Bayesian network in the BIF format; unnamed states are named "0", "1", ....
 
     Raises:
-        UnsupportedError: another kind of graph, or a name that holds a quote or a line's end.
+        UnsupportedError: a batch, factors that are not P(x | parents), one for each variable and x
+            first or last in all, or a name that holds a quote or a line's end.
     """
-    write_text_atomically(path, format_bif(graph))
-
-
-def format_bif(graph: FactorGraph) -> str:
-    """The text of a Bayesian network in the BIF format, which `write_bif` writes."""
     parts = ["network unknown {\n}"]
     for variable in all_variables(graph):
         states = ", ".join(_state_names(variable))

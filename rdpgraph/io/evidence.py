@@ -77,7 +77,7 @@ def read_evidence(
         wait: how long a pipe may be silent, in seconds.
 
     Returns:
-        At least one row, a mapping {variable: state} whose variables are named as `read_uai` names
+        At least one row, a mapping {variable: state} whose variables are named as `parse_uai` names
         them. Memory is at most six times the text.
 
     Raises:
@@ -113,7 +113,7 @@ def read_query(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> Seq
     """The query variables of a marginal MAP file (``n v1 ... vn``), by name.
 
     Returns:
-        Names as `read_uai` gives them, equal to a tuple. Memory is at most six times the text.
+        Names as `parse_uai` gives them, equal to a tuple. Memory is at most six times the text.
 
     Raises:
         FileFormatError: with the line and the token that do not fit.

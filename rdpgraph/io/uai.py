@@ -20,7 +20,7 @@ from rdpgraph.io.tables import (
     factor_tables,
     values_of,
 )
-from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
+from rdpgraph.io.text import Bytes, fail
 from rdpgraph.io.tokens import Numbers
 from rdpgraph.model.block import Block
 from rdpgraph.model.compact_variables import CompactVariables
@@ -37,32 +37,17 @@ _BYTES_PER_SHAPE = 700  # text per shape beyond that; a block takes 4 kB
 _ROWS = 1 << 14
 
 
-def read_uai(
-    path: PathLike, *, dtype: torch.dtype = torch.float64, limit: int = LIMIT, wait: float = WAIT
+def parse_uai(
+    text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
 ) -> FactorGraph:
-    """The model of a UAI file, plain or gzipped; its variables are named "0", "1", ....
+    """The model of a UAI file's text; its variables are named "0", "1", ....
 
     Factors of like shape become one block, constants one. Time is linear in the bytes; memory is
     at most six times the text, beyond 1 MB.
 
-    Args:
-        path: a file that begins with ``MARKOV`` or ``BAYES``; both hold tables of values >= 0,
-            the last variable of a scope the fastest.
-        dtype: of the log-values.
-        limit: the most bytes of text, unpacked.
-        wait: how long a pipe may be silent, in seconds.
-
     Raises:
         FileFormatError: with the line and the token that do not fit.
         BudgetError: factors of more than 16,384 shapes, in less than 700 bytes of text each.
-    """
-    return parse_uai(read_bytes(path, limit=limit, wait=wait), source=str(path), dtype=dtype)
-
-
-def parse_uai(
-    text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
-) -> FactorGraph:
-    """The model of a UAI file's text, as `read_uai` reads it.
 
     Example:
         >>> graph = parse_uai("MARKOV 2  2 3  1  2 0 1  6  1 2 3 4 5 6")
@@ -73,25 +58,15 @@ def parse_uai(
     return _graph(read_content(data, source, dtype), source, dtype)
 
 
-def write_uai(
-    graph: FactorGraph, path: PathLike, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV"
-) -> None:
-    """Write a model in the UAI format; variables are numbered in the graph's order.
+def format_uai(graph: FactorGraph, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV") -> str:
+    """The text of a model in the UAI format; variables are numbered in the graph's order.
 
-    Args:
-        graph: an unbatched graph.
-        path: the file, replaced in one step; gzipped if it ends in ``.gz``.
-        kind: ``BAYES`` writes each table with its child last.
+    ``BAYES`` writes each table with its child last.
 
     Raises:
         UnsupportedError: a batched graph, a log-value outside the range of a float64's
             logarithm, or for ``BAYES`` a graph whose factors are no conditional tables.
     """
-    write_text_atomically(path, format_uai(graph, kind=kind))
-
-
-def format_uai(graph: FactorGraph, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV") -> str:
-    """The text of a model in the UAI format, which `write_uai` writes."""
     variables = all_variables(graph)
     number = {variable.name: place for place, variable in enumerate(variables)}
     scopes: list[str] = []

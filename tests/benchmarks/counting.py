@@ -85,7 +85,7 @@ def answer(what: str, variables: int, ratio: float, seed: int, seconds: float) -
         log_z = math.log(counter.count())
     else:
         import rdpgraph as rg
-        from rdpgraph.io import parse_dimacs
+        from rdpgraph.io.dimacs import parse_dimacs
 
         graph = parse_dimacs(text_of(variables, clauses).encode(), source="random")
         begin = time.perf_counter()
@@ -121,7 +121,7 @@ def rows(count: int) -> None:
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.io import parse_dimacs
+    from rdpgraph.io.dimacs import parse_dimacs
 
     variables, ratio = SIZES[0]
     text = text_of(variables, clauses_of(variables, ratio, 0))

@@ -23,7 +23,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import RdpgraphError
-from rdpgraph.io import read_evidence, read_query
+from rdpgraph.io.evidence import read_evidence, read_query
 
 DATA = pathlib.Path(__file__).resolve().parents[2].parent / "shared" / "data"
 CONFIDENCE = 0.9

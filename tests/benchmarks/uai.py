@@ -32,7 +32,7 @@ def answer(
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.io import format_mar, format_pr, read_evidence
+    from rdpgraph.io.evidence import format_mar, format_pr, read_evidence
 
     torch.set_num_threads(1)
     start = time.perf_counter()

@@ -9,7 +9,7 @@ import pytest
 
 import rdpgraph as rg
 from rdpgraph.errors import FileFormatError, ModelError, RdpgraphError, UnknownVariableError
-from rdpgraph.io import parse_bif
+from rdpgraph.io.bif import parse_bif
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 MARKUP = ("[/x]", "[bold]", ":dog:", "[red]red[/red]", "[link=a]b", "\\[x]", "日本", "a$b_{")

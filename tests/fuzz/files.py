@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 import rdpgraph as rg
-from rdpgraph.io import parse_bif, parse_evidence, parse_uai
+from rdpgraph.io.bif import parse_bif
+from rdpgraph.io.evidence import parse_evidence
 from rdpgraph.io.toulbar import parse_cfn, parse_wcsp
+from rdpgraph.io.uai import parse_uai
 from rdpgraph.io.xdsl import parse_xdsl
 from rdpgraph.io.xmlbif import parse_xmlbif
 from tests.fuzz import readers

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from rdpgraph import Factor, FactorGraph, Table, Variable
+from rdpgraph import Factor, FactorGraph, Table, Variable, read, write
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.io.bif import format_bif, parse_bif, read_bif, write_bif
+from rdpgraph.io.bif import format_bif, parse_bif
 from tests.io.helpers import assignments, networks, refused, same_graph
 
 SMALL = """
@@ -84,8 +84,8 @@ def test_unnamed_states_and_children_last():
 @pytest.mark.parametrize("name", ["m.bif", "m.bif.gz"])
 def test_files(tmp_path, name):
     graph = parse_bif(SMALL)
-    write_bif(graph, tmp_path / name)
-    same_graph(read_bif(tmp_path / name), graph)
+    write(graph, tmp_path / name)
+    same_graph(read(tmp_path / name), graph)
 
 
 def test_names_with_spaces_and_no_quotes():
@@ -314,7 +314,7 @@ def example_models():
 
 def test_the_networks_of_pgmpy():
     for path in example_models():
-        graph = read_bif(path)
+        graph = read(path)
         text = gzip.decompress(path.read_bytes()).decode()
         declared = re.findall(r"^variable (\S+) \{\s+type discrete \[ (\d+) \]", text, re.MULTILINE)
         assert [(v.name, str(v.size)) for v in graph.variables] == declared
@@ -331,7 +331,7 @@ def test_tables_equal_those_that_pgmpy_reads(name):
     readwrite = pytest.importorskip("pgmpy.readwrite", reason="pgmpy is not whole here")
     text = gzip.decompress(paths[name].read_bytes()).decode()
     model = readwrite.BIFReader(string=text).get_model()
-    for factor in read_bif(paths[name]).factors():
+    for factor in read(paths[name]).factors():
         child, *parents = factor.variables
         cpd = model.get_cpds(child.name)
         assert list(cpd.variables) == [child.name, *(p.name for p in parents)]

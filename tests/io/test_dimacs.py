@@ -10,7 +10,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import FileFormatError, UnsupportedError
-from rdpgraph.io import format_dimacs, parse_dimacs
+from rdpgraph.io.dimacs import format_dimacs, parse_dimacs
 
 
 def of(text: str) -> rg.FactorGraph:

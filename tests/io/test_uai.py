@@ -8,9 +8,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from rdpgraph import Factor, FactorBlock, FactorGraph, Table, Variable, VariableArray
+from rdpgraph import (
+    Factor,
+    FactorBlock,
+    FactorGraph,
+    Table,
+    Variable,
+    VariableArray,
+    read,
+    write,
+)
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.io.uai import format_uai, parse_uai, read_uai, write_uai
+from rdpgraph.io.uai import format_uai, parse_uai
 from tests.io.helpers import assignments, graphs, networks, refused, same_graph
 
 SMALL = "MARKOV\n3\n2 3 2\n3\n1 2\n2 0 1\n2 2 1\n2 1 4\n6 1 2 3 4 5 6\n6 .5 1e-1 2E0 7 8. 0\n"
@@ -91,8 +100,8 @@ def test_bayes_puts_the_child_last(graph):
 @pytest.mark.parametrize("name", ["m.uai", "m.uai.gz"])
 def test_files(tmp_path, name):
     graph = parse_uai(SMALL)
-    write_uai(graph, tmp_path / name)
-    same_graph(read_uai(tmp_path / name), graph)
+    write(graph, tmp_path / name)
+    same_graph(read(tmp_path / name), graph)
     assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
 
 
@@ -214,7 +223,7 @@ def test_what_a_file_cannot_hold_is_not_written():
 def test_the_competition_models(shared_data):
     for path in sorted((shared_data / "uai2014").glob("*/*.uai.gz"))[::4]:
         text = gzip.decompress(path.read_bytes()).decode()
-        graph = read_uai(path)
+        graph = read(path)
         sizes, scopes, tables = reference(text)
         assert graph.domain.sizes.tolist() == sizes
         assert graph.num_factors == sum(map(bool, scopes)) + any(not scope for scope in scopes)
