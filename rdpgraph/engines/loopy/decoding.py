@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import first_best
-from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.orders import Order, orders, peeled
@@ -16,13 +15,13 @@ from rdpgraph.engines.loopy.schedules import Flooding, LogDamping, Sequential
 from rdpgraph.engines.loopy.traceback import ascended, better, costs, scores, traced
 from rdpgraph.plan import clock
 
-_ASCENT, _PASSES = 0.3, 10
-"""Largest part of the sweeps that coordinate ascent may take, and most passes."""
+_PASSES = 10
+"""Most passes of coordinate ascent."""
 _ALL, _SETTLING = 0.8, 0.6
 """Part of the sweeps that decoding may take in all, as scores and beliefs take time too; and the
 part of them in which oscillating messages may settle, damped."""
-_EACH, _DAMPED = 4, LogDamping(0.5)
-"""Sweeps after each fixing of variables, and their damping, which ends oscillations."""
+_DAMPED = LogDamping(0.5)
+"""Damping of messages that have not converged, which ends oscillations."""
 _OF_DAMPED = 1.2
 """Cost of a damped sweep, in sweeps."""
 _DEEP = 2
@@ -30,8 +29,6 @@ _DEEP = 2
 which every variable has many factors, where peeling promises nothing."""
 _ORDERING = 1e-5
 """Seconds to compute an order, per edge, rounded up."""
-_WIDE = 500
-"""Additional sweeps for models with factors so wide that there is nothing but sweeps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +47,8 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     """Decode the best state of every variable, with ties broken so that neighbours agree.
 
     Messages that have not converged go on, damped. Items with ties are traced back. If the result
-    is not among the best of every factor, one variable of every connected set of tied ones is fixed
-    again and again while the messages run on, and the best configuration so far is improved one
-    variable at a time. All of it takes no more sweeps than the messages took before.
+    is not among the best of every factor, it is improved one variable at a time. All of it takes no
+    more sweeps than the messages took before.
     """
     messages = outcome.messages
     beliefs = equations.beliefs(messages)
@@ -100,12 +96,11 @@ class _Search:
         self.consistent: Tensor | None = None  # (B,) where nothing was left to search for
         self.states = states.clone()
         self.scores = scores(equations, self.states)
-        hurried = end < math.inf and clock.now() + _ORDERING * equations.edges.count > end
-        self.orders = None if hurried else orders(equations.edges)
         self.left = _ALL * sweeps.double()
         self.settling = (_SETTLING * sweeps).long()
+        hurried = end < math.inf and clock.now() + _ORDERING * equations.edges.count > end
+        self.orders = None if hurried else orders(equations.edges)
         if self.orders is None:
-            self.left += _WIDE
             return
         self.costs = costs(equations, self.orders)
         self.left += self.costs.little
@@ -122,38 +117,22 @@ class _Search:
 
         ``read`` are the best states and ties of the beliefs, if they have been computed.
         """
-        every, equations = torch.arange(self.equations.batch, device="cpu"), self.equations
         converged = self._settle(converged)
-        # The traceback of a tree is exact, that of tables often best; others must leave some time.
-        exact = equations.forest or all(isinstance(k, TableKernel) for k in equations.kernels)
-        share = torch.where(converged, math.inf if exact else 0.5, 0.2)
-        self._trace(equations, self.messages, every, share, read)
-        done = consistent = _agreed(equations, self.messages, self.states, self.scores, converged)
-        rows = every[~done]
-        if not len(rows):
-            self.consistent = consistent
+        if self.orders is None or clock.now() > self.end:
             return
-        passes = torch.zeros(len(every), dtype=torch.long, device="cpu")
-        room, reserved, cost = self.left, passes, 1.0
-        if self.orders is not None:
-            room = self.left / self.costs.colours
-            passes = (_ASCENT * room).clamp(0, _PASSES).long()
-            reserved = self.costs.outwards + passes * self.costs.colours
-            cost = self.costs.fixing
-        sweeps = ((self.left - reserved) / cost).long()
-        rows = rows[sweeps[rows] >= _EACH]
-        if self.orders is not None:  # what is too little for messages is left to ascent
-            passes = torch.where(sweeps < _EACH, room.clamp(0, _PASSES).long(), passes)
-        if len(rows):
-            equations, messages = _some(self.equations, self.messages, rows)
-            equations, messages = _rounds(equations, messages, sweeps[rows], self.limits, self.end)
-            self._take(_states(equations, equations.beliefs(messages)), rows)
-            self._trace(equations, messages, rows, 1.0)
-        rows = every[~done & (passes > 0)]
-        if self.orders is not None and len(rows) and clock.now() < self.end:
-            equations = _some(self.equations, self.messages, rows)[0]
-            start, order = self.states[rows], self.orders[1]
-            self._take(ascended(equations, start, order, passes[rows], self.end), rows)
+        # The traceback of a tree is exact, that of tables often best; others must leave some time.
+        equations = self.equations
+        exact = equations.forest or all(isinstance(k, TableKernel) for k in equations.kernels)
+        self._trace(torch.where(converged, math.inf if exact else 0.5, 0.2), read)
+        done = _agreed(equations, self.messages, self.states, self.scores, converged)
+        if bool(done.all()):
+            self.consistent = done
+            return
+        passes = (self.left / self.costs.colours).clamp(0, _PASSES).long()
+        rows = (~done & (passes > 0)).nonzero().flatten()
+        if len(rows) and clock.now() < self.end:
+            some, start = _some(equations, self.messages, rows)[0], self.states[rows]
+            self._take(ascended(some, start, self.orders[1], passes[rows], self.end), rows)
 
     def _settle(self, converged: Tensor) -> Tensor:
         """Run unconverged messages on, damped; return (B,) which have converged then."""
@@ -170,25 +149,19 @@ class _Search:
             current[rows.to(current.device)] = new
         return converged.index_copy(0, rows, outcome.converged.cpu())
 
-    def _trace(
-        self, equations: Equations, messages: Messages, rows: Tensor, share: Tensor | float,
-        read: tuple[Tensor, ...] | None = None,
-    ) -> None:  # fmt: skip
+    def _trace(self, share: Tensor, read: tuple[Tensor, ...] | None) -> None:
         """Decide tied variables outwards, at most at a share of each item's remaining sweeps."""
-        if self.orders is None or clock.now() > self.end:
-            return
         for path in self.paths:
-            cheap = (path.cost <= share * self.left[rows]) & path.items[rows]
-            items, places = rows[cheap], cheap.nonzero().flatten()
+            items = ((path.cost <= share * self.left) & path.items).nonzero().flatten()
             if not len(items):
                 continue
-            subset, sent = _some(equations, messages, places)
+            some, sent = _some(self.equations, self.messages, items)
             if read is None:
-                beliefs = subset.beliefs(sent)
-                states, free = _states(subset, beliefs), _tied(subset, beliefs)
+                beliefs = some.beliefs(sent)
+                states, free = _states(some, beliefs), _tied(some, beliefs)
             else:
-                states, free = (part[places.to(part.device)] for part in read)
-            self._take(traced(subset, sent, states, free, path.order, self.end), items)
+                states, free = (part[items.to(part.device)] for part in read)
+            self._take(traced(some, sent, states, free, path.order, self.end), items)
             self.left[items] -= path.cost
 
     def _take(self, states: Tensor, rows: Tensor) -> None:
@@ -220,36 +193,6 @@ def _peels(equations: Equations) -> Tensor:
                 for slot in (1, 2):
                     fixing |= (possible.sum(slot) < 2).flatten(1).any(1).cpu()
     return hard & ~fixing
-
-
-def _rounds(
-    equations: Equations, messages: Messages, sweeps: Tensor, limits: Limits, end: float
-) -> tuple[Equations, Messages]:
-    """Equations with ties fixed round by round, and the messages of the last round."""
-    whole, unary = equations, [u.expand(equations.batch, -1, -1).clone() for u in equations.unary]
-    ended = tuple(message.clone() for message in messages)
-    items, settled = (
-        torch.arange(equations.batch, device="cpu"),
-        torch.ones(equations.batch, dtype=torch.bool, device="cpu"),
-    )
-    while True:
-        beliefs = equations.beliefs(messages)
-        tied = _tied(equations, beliefs)
-        keep = ((tied.any(1).cpu() | ~settled) & (sweeps >= _EACH)).nonzero().flatten()
-        if not len(keep) or clock.now() > end:
-            return whole.with_unary(tuple(unary)), ended
-        if len(keep) < len(items):
-            equations, messages = _some(equations, messages, keep)
-            items, sweeps, tied, settled = items[keep], sweeps[keep], tied[keep], settled[keep]
-            beliefs = tuple(belief[keep] for belief in beliefs)
-        equations = equations.with_unary(
-            _fixed(equations, beliefs, _first_of_each(equations.edges, tied))
-        )
-        outcome = propagate(equations, messages, _damped(limits, _EACH, end))
-        messages, sweeps = outcome.messages, sweeps - outcome.sweeps
-        settled = outcome.converged.cpu()
-        for place in range(len(unary)):
-            unary[place][items], ended[place][items] = equations.unary[place], messages[place]
 
 
 def _damped(limits: Limits, sweeps: int, end: float) -> Limits:
@@ -305,45 +248,6 @@ def _tied(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
         close = best - second <= _slack(belief) * best.abs().clamp(min=1.0)
         tied[:, c.variables] = close & (best > -math.inf)
     return tied
-
-
-def _first_of_each(edges: Edges, tied: Tensor) -> Tensor:
-    """(B, V) one variable of every set of tied ones that factors connect."""
-    factor = edges.remembered("factor", _factor_of_each_edge).to(tied.device)
-    variable = edges.variable.to(tied.device).expand(len(tied), -1)
-    factor, count = factor.expand(len(tied), -1), tied.shape[1]
-    numbers = torch.arange(count, device=tied.device)
-    labels = torch.where(tied, numbers, count)
-    none = labels.new_full((len(tied), sum(edges.factors)), count)
-    while True:
-        least = none.scatter_reduce(1, factor, labels.gather(1, variable), "amin")
-        reached = labels.scatter_reduce(1, variable, least.gather(1, factor), "amin")
-        reached = torch.where(tied, reached, count)
-        ends = torch.nn.functional.pad(reached, (0, 1), value=count)
-        reached = ends.gather(1, reached)
-        if torch.equal(reached, labels):
-            return tied & (labels == numbers)
-        labels = reached
-
-
-def _factor_of_each_edge(edges: Edges) -> Tensor:
-    """(E,) factor of each edge, numbered kernel by kernel."""
-    parts: list[Tensor] = []
-    for segment in edges.segments:
-        rows = edges.ports[segment.kernel][segment.port].rows
-        first, count = sum(edges.factors[: segment.kernel]), edges.factors[segment.kernel]
-        parts.append(first + (torch.arange(count, device="cpu") if rows is None else rows))
-    return torch.cat(parts)
-
-
-def _fixed(equations: Equations, beliefs: tuple[Tensor, ...], chosen: Tensor) -> tuple[Tensor, ...]:
-    """Unary log-potentials that fix chosen variables (B, V) at their first best state."""
-    result: list[Tensor] = []
-    for c, unary, belief in zip(equations.edges.classes, equations.unary, beliefs, strict=True):
-        others = torch.arange(c.size, device=unary.device).reshape(-1, 1)
-        barred = chosen[:, c.variables].unsqueeze(1) & (others != belief.argmax(1, keepdim=True))
-        result.append(torch.where(barred, -math.inf, unary))
-    return tuple(result)
 
 
 def _agreed(

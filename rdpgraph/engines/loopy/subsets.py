@@ -120,29 +120,6 @@ class EdgeSubsets:
         return subset
 
 
-def affected(edges: Edges, selected: EdgeSubset) -> Tensor:
-    """Edges whose message changes with the touched variables' beliefs."""
-    touched = torch.zeros(len(edges.home), dtype=torch.bool, device="cpu")
-    for c, numbers in zip(edges.classes, selected.locals, strict=True):
-        touched[c.variables[numbers]] = True
-    changing: list[Tensor] = []
-    for kernel, ports in enumerate(edges.ports):
-        counts = torch.zeros(edges.factors[kernel], dtype=torch.long, device="cpu")
-        hits: list[Tensor] = []
-        for port in ports:
-            hit = touched[port.variables].long()
-            hits.append(hit)
-            if port.rows is None:
-                counts += hit
-            else:
-                counts.index_add_(0, port.rows, hit)
-        for number, (port, hit) in enumerate(zip(ports, hits, strict=True)):
-            others = (counts if port.rows is None else counts[port.rows]) - hit
-            segment = edges.segments[edges.by_kernel[kernel][number]]
-            changing.append((others > 0).nonzero().flatten() + edges.first_edge(segment))
-    return torch.cat(changing)
-
-
 def candidates(
     equations: Equations, messages: Messages, sums: list[Sums], chosen: EdgeSubset
 ) -> list[Tensor]:

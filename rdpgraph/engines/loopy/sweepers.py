@@ -11,16 +11,14 @@ from torch import Tensor
 from rdpgraph.engines.loopy.arithmetic import neighbours, rescaled, take
 from rdpgraph.engines.loopy.clusters import ClusterKernel
 from rdpgraph.engines.loopy.edges import Edges
-from rdpgraph.engines.loopy.equations import Equations, Messages, Sums
+from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.log_odds import Flood, LogOdds, ParityMessages
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule, unasked
 from rdpgraph.engines.loopy.subsets import (
     Asked,
     EdgeSubset,
     EdgeSubsets,
-    affected,
     candidates,
-    edge_subset,
     refreshed,
     written,
 )
@@ -72,10 +70,8 @@ def sweeper_for(
     blind = not floods and not schedule.looks_at_residuals
     if blind and all(isinstance(kernel, ClusterKernel) for kernel in equations.kernels):
         return _Paired(equations, damping, known)
-    if floods or equations.unary_device.type != "cpu":
+    if not blind or equations.unary_device.type != "cpu":
         return _Masked(equations, damping, looks=schedule.looks_at_residuals)
-    if schedule.looks_at_residuals:
-        return _ByResidual(equations, damping)
     return _InTurn(equations, damping, known)
 
 
@@ -103,9 +99,10 @@ class _Held(Sweeper):
 
 
 class _Masked(Sweeper):
-    """Computes all messages and takes those of a set: for flooding, and on devices."""
+    """Computes all messages and takes those of a set: for flooding, by residuals, on devices."""
 
     _current: Messages
+    _updated: Messages | None
 
     def __init__(self, equations: Equations, damping: Damping, *, looks: bool) -> None:
         super().__init__(equations, damping)
@@ -113,12 +110,12 @@ class _Masked(Sweeper):
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
         equations, edges = self.equations, self.equations.edges
-        self._current = messages
+        self._current, self._updated = messages, None
         changes: list[Tensor] = []
         for chosen in sets:
             current = self._current
-            updated = equations.update(current)
-            pairs = list(zip(updated, current, strict=True))
+            pairs = list(zip(self._updates(), current, strict=True))
+            self._updated = None
             mixed = tuple(self._mixed(new, old) for new, old in pairs)
             if chosen is None:
                 deltas = [equations.change(new, old) for new, old in pairs]
@@ -148,9 +145,14 @@ class _Masked(Sweeper):
         return self._current, torch.stack(changes).amax(0)
 
     def residuals(self) -> Tensor:
-        equations, current = self.equations, self._current
-        pairs = zip(equations.update(current), current, strict=True)
-        return torch.cat([equations.change(new, old)[0] for new, old in pairs]).cpu()
+        pairs = zip(self._updates(), self._current, strict=True)
+        return torch.cat([self.equations.change(new, old)[0] for new, old in pairs]).cpu()
+
+    def _updates(self) -> Messages:
+        """All messages updated from the current ones, computed once for residuals and a set."""
+        if self._updated is None:
+            self._updated = self.equations.update(self._current)
+        return self._updated
 
 
 class _Paired(Sweeper):
@@ -256,63 +258,6 @@ class _InTurn(Sweeper):
                 self.cut = True
                 break
         return messages, torch.stack(largest).amax(0)
-
-
-class _ByResidual(Sweeper):
-    """Updates set by set, with the residuals of all messages kept up to date; one batch item."""
-
-    _residual: Tensor
-
-    def __init__(self, equations: Equations, damping: Damping) -> None:
-        super().__init__(equations, damping)
-        self._state: tuple[list[Sums], Messages] | None = None
-
-    def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
-        equations, edges = self.equations, self.equations.edges
-        if self._state is None:
-            messages = _copies(messages)
-            sums, ready = equations.sums(messages), _copies(equations.update(messages))
-            changes = zip(ready, messages, strict=True)
-            self._residual = torch.cat([equations.change(new, old)[0] for new, old in changes])
-        else:
-            sums, ready = self._state
-        for chosen in sets:
-            everything = torch.arange(edges.count, device="cpu") if chosen is None else chosen
-            selected = edge_subset(edges, everything)
-            mixed: list[Tensor] = []
-            for part in selected.parts:
-                place = edges.segments[part.segment].size_class
-                new = take(ready[place], part.places)
-                old = take(messages[place], part.places)
-                mixed.append(self._mixed(new, old))
-            messages = written(equations, messages, selected, mixed)
-            sums = refreshed(equations, messages, sums, selected)
-            self.updates += len(everything)
-            again = torch.zeros(edges.count, dtype=torch.bool, device="cpu")
-            again[affected(edges, selected)] = True
-            behind = edge_subset(edges, again.nonzero().flatten())
-            ready = written(equations, ready, behind, candidates(equations, messages, sums, behind))
-            again[everything] = True
-            self._residual = _renewed(equations, self._residual, again, ready, messages)
-            if clock.now() > self.deadline:
-                break  # the residuals are those of all messages, also of those not updated
-        self._state = sums, ready
-        return messages, self._residual.amax().reshape(1)
-
-    def residuals(self) -> Tensor:
-        return self._residual
-
-
-def _renewed(
-    equations: Equations, residual: Tensor, again: Tensor, ready: Messages, messages: Messages
-) -> Tensor:
-    """Residuals with those of some edges recomputed."""
-    residual = residual.clone()
-    for c, new, old in zip(equations.edges.classes, ready, messages, strict=True):
-        places = again[c.first : c.first + c.count].nonzero().flatten()
-        if len(places):
-            residual[places + c.first] = equations.change(take(new, places), take(old, places))[0]
-    return residual
 
 
 def _copies(messages: Messages) -> Messages:

@@ -166,27 +166,24 @@ class Costs:
 
     outwards: float  # a pass through the outward layers
     colours: float  # a pass through the colours
-    fixing: float  # a sweep after variables were fixed, with hard zeros and few items
     little: float  # negligible compared with the rest of an answer
 
 
 def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
     """Costs from the numbers multiplied and the overhead of each computation."""
-    work, begins, dense, starts = 0.0, 0.0, 0.0, list[float]()
+    work, begins, starts = 0.0, 0.0, list[float]()
     for kernel in equations.kernels:
         sizes = [float(port.size) for port in kernel.ports]
         wide = isinstance(kernel, HighOrderKernel)
         numbers = kernel.count * len(sizes) * (sum(sizes) if wide else math.prod(sizes))
-        begin = _BEGINS_WHOLE if wide else _BEGINS
-        work, begins = work + numbers, begins + begin
-        dense += 0.0 if wide else numbers + begin
+        work, begins = work + numbers, begins + (_BEGINS_WHOLE if wide else _BEGINS)
         starts.append(_BEGINS_WHOLE if wide else _BEGINS_LAYER)
     sweep = work + begins
     through = [
         work + sum(starts[part.kernel] for layer in order.layers for part in layer.arrivals)
         for order in orders
     ]
-    return Costs(through[0] / sweep, through[1] / sweep, 1.5 + 2 * dense / sweep, _LITTLE / sweep)
+    return Costs(through[0] / sweep, through[1] / sweep, _LITTLE / sweep)
 
 
 def scores(equations: Equations, states: Tensor) -> Tensor:
