@@ -52,8 +52,6 @@ class Boundary(ABC):
 
 T = TypeVar("T")
 
-_EXACT_DEGREES = 8
-
 
 @dataclass(frozen=True, eq=False)
 class Port:
@@ -77,27 +75,12 @@ class Segment:
 
 
 @dataclass(frozen=True, eq=False)
-class Bucket:
-    """Variables of equal (rounded) degree."""
-
-    start: int  # local number of the first variable
-    edges: Tensor  # (degree, n) edges at each variable, padded with the class's edge count
-
-    @property
-    def stop(self) -> int:
-        """Local number after the last variable."""
-        return self.start + self.edges.shape[1]
-
-
-@dataclass(frozen=True, eq=False)
 class SizeClass:
     """Variables with K states, and their edges."""
 
     size: int  # K
-    variables: Tensor  # (n,) active numbers, sorted by degree
+    variables: Tensor  # (n,) active numbers, ascending
     variable: Tensor  # (E,) local number of each edge's variable
-    buckets: tuple[Bucket, ...]  # edges at the variables, by degree
-    padded: bool  # a bucket has missing edges
     first: int  # number of the first edge among all edges
 
     @property
@@ -127,12 +110,7 @@ class Edges:
         if device.type == "cpu":
             return self
         classes = tuple(
-            replace(
-                c,
-                variables=c.variables.to(device),
-                variable=c.variable.to(device),
-                buckets=tuple(Bucket(b.start, b.edges.to(device)) for b in c.buckets),
-            )
+            replace(c, variables=c.variables.to(device), variable=c.variable.to(device))
             for c in self.classes
         )
         return replace(self, classes=classes, _memory={})
@@ -211,11 +189,10 @@ def edges_of(
             by_kernel[kernel][port] = len(segments)
             segments.append(Segment(kernel, port, number, start, start + len(part)))
             start += len(part)
-        made = _size_class(size, members, ends, first)
-        home[made.variables] = number
-        local[made.variables] = torch.arange(len(members), device="cpu")
-        classes.append(made)
-        first += made.count
+        home[members] = number
+        local[members] = torch.arange(len(members), device="cpu")
+        classes.append(SizeClass(size, members, local[ends], first))
+        first += len(ends)
     return Edges(
         classes=tuple(classes),
         segments=tuple(segments),
@@ -228,41 +205,6 @@ def edges_of(
         numbers=numbers,
         num_variables=num_variables,
     )
-
-
-def _size_class(size: int, members: Tensor, ends: Tensor, first: int) -> SizeClass:
-    place = torch.full((int(members.max()) + 1,), -1, dtype=torch.long, device="cpu")
-    place[members] = torch.arange(len(members), device="cpu")
-    at = place[ends]
-    degrees = torch.bincount(at, minlength=len(members))
-    widths = _rounded(degrees)
-    order = torch.argsort(widths, stable=True)
-    local = torch.empty_like(order)
-    local[order] = torch.arange(len(order), device="cpu")
-    variable = local[at]
-    by_variable = torch.argsort(variable, stable=True)
-    sorted_degrees = degrees[order]
-    begins = torch.cat([sorted_degrees.new_zeros(1), sorted_degrees.cumsum(0)])
-    by_variable = torch.cat([by_variable, by_variable.new_tensor([len(ends)])])
-    buckets: list[Bucket] = []
-    start, padded = 0, False
-    different, counts = torch.unique_consecutive(widths[order], return_counts=True)
-    for width, number in zip(different.tolist(), counts.tolist(), strict=True):
-        firsts = begins[start : start + number]
-        rank = torch.arange(width, device="cpu").unsqueeze(1)
-        real = rank < sorted_degrees[start : start + number]
-        places = torch.where(real, firsts + rank, len(ends))
-        buckets.append(Bucket(start, by_variable[places]))
-        padded = padded or not bool(real.all())
-        start += number
-    return SizeClass(size, members[order], variable, tuple(buckets), padded, first)
-
-
-def _rounded(degrees: Tensor) -> Tensor:
-    """Degrees rounded up to few different ones: exact when small, within a quarter when large."""
-    large = degrees.clamp(min=_EXACT_DEGREES)
-    step = 2.0 ** (large.double().log2().floor() - 2)
-    return torch.where(degrees <= _EXACT_DEGREES, degrees, ((large / step).ceil() * step).long())
 
 
 def components(left: Tensor, right: Tensor, count: int) -> Tensor:

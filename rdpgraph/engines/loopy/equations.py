@@ -320,18 +320,8 @@ def added_rows(total: Tensor, port: Port, values: Tensor) -> Tensor:
 
 def arriving(c: SizeClass, values: Tensor) -> Tensor:
     """(B, K, n) sums of edge values (B, K, E) at the variables."""
-    if c.padded:
-        values = torch.nn.functional.pad(values, (0, 1))
-    parts: list[Tensor] = []
-    lead = values.shape[:2]
-    for bucket in c.buckets:
-        degree, count = bucket.edges.shape
-        if not degree:  # zeros, by which a gradient goes back all the same: see `Boundary`
-            parts.append(values[..., :0].sum(2, keepdim=True).expand(*lead, count))
-            continue
-        here = take(values, bucket.edges.reshape(-1))
-        parts.append(here.reshape(*lead, degree, count).sum(2))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    zeros = values.new_zeros(*values.shape[:2], len(c.variables))
+    return zeros.index_add(2, c.variable, values)
 
 
 def _joined(sums: Sequence[Sums], boundary: Boundary) -> list[Sums]:

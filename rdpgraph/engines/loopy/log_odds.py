@@ -40,12 +40,9 @@ class LogOdds:
         (a, b), (x, y) = tables[:, 0].unbind(1), tables[:, 1].unbind(1)
         # The numerator and denominator of both directions, as a line in the other end's odds.
         self._lines = [torch.cat(pair, 1) for pair in ((x, b), (y, y), (a, a), (b, x))]
-        self._variable = c.variable[order].expand(equations.batch, -1)
-        # One more place stands for a missing edge.
-        places = torch.cat([self._place, self._place.new_tensor([len(self._place)])])
-        self._buckets = [(*b.edges.shape, places[b.edges.reshape(-1)]) for b in c.buckets]
-        self._padded = c.padded
-        self._unary = equations.unary[0][:, 1] - equations.unary[0][:, 0]
+        self._variable = c.variable[order]
+        unary = equations.unary[0][:, 1] - equations.unary[0][:, 0]
+        self._unary = unary.expand(equations.batch, -1)
         self._boundary = equations.boundary
         self.odds = (messages[0][:, 1] - messages[0][:, 0])[:, order]
         # Room for a sweep: allocated again, it would cost more than what is computed in it.
@@ -81,10 +78,10 @@ class LogOdds:
         the other: there it is up to twice as large.
         """
         odds, (cavity, other, new) = self.odds, self._room
-        belief = self._arriving(odds).add_(self._unary)
+        belief = self._unary.index_add(1, self._variable, odds)
         if self._boundary is not None:
             belief = self._boundary.joined([belief.unsqueeze(1)])[0].squeeze(1)
-        torch.gather(belief, 1, self._variable, out=cavity)
+        torch.index_select(belief, 1, self._variable, out=cavity)
         ends = cavity.sub_(odds).exp_().reshape(len(odds), 2, -1)
         half = ends.shape[2]
         other[:, :half], other[:, half:] = ends[:, 1], ends[:, 0]
@@ -98,16 +95,6 @@ class LogOdds:
             new.lerp_(odds, keep)
         self.odds, self._room = new, (cavity, other, odds)
         return largest
-
-    def _arriving(self, values: Tensor) -> Tensor:
-        """(B, n) sums of (B, E) at the variables."""
-        if self._padded:
-            values = torch.nn.functional.pad(values, (0, 1))
-        parts = [
-            values.index_select(1, edges).reshape(len(values), degree, count).sum(1)
-            for degree, count, edges in self._buckets
-        ]
-        return torch.cat(parts, 1)
 
 
 def _largest_odds(equations: Equations) -> float:

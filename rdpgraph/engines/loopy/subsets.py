@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
-from rdpgraph.engines.loopy.edges import Bucket, Edges
+from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages, Sums, sums_of
 
 
@@ -32,12 +32,12 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class EdgeSubset:
-    """Subset of the edges, by segment, and per class the variables at them by degree."""
+    """Subset of the edges, by segment, and per class the variables that they touch."""
 
     parts: tuple[SegmentEdges, ...]
     asked: tuple[Asked, ...]
-    touched: tuple[tuple[Bucket, ...], ...]
-    locals: tuple[Tensor, ...]
+    locals: tuple[Tensor, ...]  # (n,) numbers of the variables
+    arriving: tuple[tuple[Tensor, Tensor], ...]  # (m,) all edges at them, and places among them
 
 
 def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
@@ -55,25 +55,22 @@ def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
         members = members - edges.first_edge(segment)
         rows = members if port.rows is None else port.rows[members]
         parts.append(SegmentEdges(number, members + segment.start, rows))
-    touched: list[tuple[Bucket, ...]] = []
+    arriving: list[tuple[Tensor, Tensor]] = []
     variables: list[Tensor] = []
     by_class: dict[int, list[Tensor]] = {}
     for part in parts:
         by_class.setdefault(edges.segments[part.segment].size_class, []).append(part.places)
     for number, c in enumerate(edges.classes):
         if number not in by_class:
-            touched.append(())
+            arriving.append((chosen[:0], chosen[:0]))
             variables.append(chosen[:0])
             continue
         at = torch.zeros(len(c.variables), dtype=torch.bool, device=chosen.device)
         at[c.variable[torch.cat(by_class[number])]] = True
-        places = at.nonzero().flatten()
-        touched.append(tuple(
-            Bucket(b.start, b.edges[:, places[(places >= b.start) & (places < b.stop)] - b.start])
-            for b in c.buckets
-        ))  # fmt: skip
-        variables.append(places)
-    return EdgeSubset(tuple(parts), _asked(edges, parts), tuple(touched), tuple(variables))
+        near = at[c.variable].nonzero().flatten()
+        arriving.append((near, (at.cumsum(0) - 1)[c.variable[near]]))
+        variables.append(at.nonzero().flatten())
+    return EdgeSubset(tuple(parts), _asked(edges, parts), tuple(variables), tuple(arriving))
 
 
 def _starts(edges: Edges) -> Tensor:
@@ -175,36 +172,23 @@ def refreshed(
 ) -> list[Sums]:
     """Sums recomputed at the touched variables; in place unless gradients are recorded."""
     result = list(sums)
-    for number, c in enumerate(equations.edges.classes):
-        numbers = chosen.locals[number]
+    for number, numbers in enumerate(chosen.locals):
         if not len(numbers):
             continue
-        edges = torch.cat([bucket.edges.reshape(-1) for bucket in chosen.touched[number]])
-        values = messages[number]
-        weight = None if equations.weights is None else equations.weights[number]
-        if c.padded:
-            values = torch.nn.functional.pad(values, (0, 1))
-            weight = None if weight is None else torch.nn.functional.pad(weight, (0, 1))
-        here = take(values, edges)
-        here = here if weight is None else here * weight[edges]
-        arrive = partial(_arriving, chosen.touched[number])
-        unary = take(equations.unary[number], numbers)
+        edges, places = chosen.arriving[number]
+        here, unary = take(messages[number], edges), take(equations.unary[number], numbers)
+        if equations.weights is not None:
+            here = here * equations.weights[number][edges]
+        zeros = here.new_zeros(*here.shape[:2], len(numbers))
+        arrive = partial(zeros.index_add, 2, places)
         careful = equations.vanishing
         new = sums_of(unary, arrive, here) if careful else Sums(unary + arrive(here), None)
         old = result[number]
-        zeros = old.zeros
-        if zeros is not None and new.zeros is not None:
-            zeros = _put(zeros, numbers, new.zeros)
-        result[number] = Sums(_put(old.total, numbers, new.total), zeros)
+        dead = old.zeros
+        if dead is not None and new.zeros is not None:
+            dead = _put(dead, numbers, new.zeros)
+        result[number] = Sums(_put(old.total, numbers, new.total), dead)
     return result
-
-
-def _arriving(buckets: tuple[Bucket, ...], values: Tensor) -> Tensor:
-    """(B, K, n) sums at the variables of some buckets, of values (B, K, all their edges)."""
-    shapes = [bucket.edges.shape for bucket in buckets]
-    parts = values.split([degree * count for degree, count in shapes], 2)
-    pairs = zip(parts, shapes, strict=True)
-    return torch.cat([p.unflatten(2, shape).sum(2) for p, shape in pairs if shape[1]], 2)
 
 
 def _put(values: Tensor, places: Tensor, new: Tensor) -> Tensor:

@@ -220,10 +220,9 @@ def _partners(edges: Edges) -> list[Tensor]:
     """Per class (E,) the other edge at each edge's variable."""
     partners: list[Tensor] = []
     for c in edges.classes:
+        first, second = c.variable.argsort(stable=True).reshape(-1, 2).T
         other = torch.empty_like(c.variable)
-        for bucket in c.buckets:
-            first, second = bucket.edges
-            other[first], other[second] = second, first
+        other[first], other[second] = second, first
         partners.append(other)
     return partners
 
