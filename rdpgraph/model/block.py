@@ -136,8 +136,7 @@ def blocks_of(items: Sequence[Factor | FactorBlock], domain: Domain) -> tuple[Bl
         else:
             blocks.append(_declared_block(item, domain, declared))
             declared += item.count
-    numbers = _Numbers(domain)
-    blocks.extend(_grouped(group, numbers) for group in singles.values())
+    blocks.extend(_grouped(group, domain) for group in singles.values())
     for block in blocks:
         _refuse_repeats(block, domain)
     return tuple(block for block in blocks if block.count)
@@ -164,9 +163,9 @@ def _value_of(potential: Automaton) -> object:
     return steps, accept.dtype, tuple(accept.tolist())
 
 
-def _grouped(group: list[tuple[Factor, int]], numbers: "_Numbers") -> Block:
+def _grouped(group: list[tuple[Factor, int]], domain: Domain) -> Block:
     arity = len(group[0][0].variables)
-    scopes = [[numbers(v) for v in factor.variables] for factor, _ in group]
+    scopes = [[domain.number(v) for v in factor.variables] for factor, _ in group]
     places = torch.tensor([place for _, place in group], device="cpu")
     listed = torch.tensor(scopes, dtype=torch.long, device="cpu").reshape(len(group), arity)
     tensors: dict[int, int] = {}
@@ -202,8 +201,8 @@ def _counters(kept: list[Tensor]) -> tuple[tuple[Tensor, int], ...]:
 
 
 def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
-    numbers, dims = _Numbers(domain), block.shape
-    columns = [_slot_numbers(slot, domain, numbers).expand(dims) for slot in block.scopes]
+    dims = block.shape
+    columns = [_slot_numbers(slot, domain).expand(dims) for slot in block.scopes]
     scopes = torch.stack([column.reshape(-1) for column in columns], dim=1)
     places = torch.arange(declared, declared + block.count, device="cpu")
     lead = block.potential.lead(len(block.scopes))
@@ -214,26 +213,10 @@ def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
     return Block(scopes, block.potential, shape, None, places)
 
 
-def _slot_numbers(slot: Slot, domain: Domain, numbers: "_Numbers") -> Tensor:
+def _slot_numbers(slot: Slot, domain: Domain) -> Tensor:
     if isinstance(slot, Variable | VariableArray):
         return domain.numbers(slot)
-    return torch.tensor([numbers(variable) for variable in slot], dtype=torch.long, device="cpu")
-
-
-class _Numbers:
-    """Fast lookup of the numbers of single variables."""
-
-    def __init__(self, domain: Domain) -> None:
-        self._domain = domain
-        self._known = {
-            entry.name: start
-            for entry, start in zip(domain.entries, domain.starts, strict=False)
-            if isinstance(entry, Variable)
-        }
-
-    def __call__(self, variable: Variable) -> int:
-        known = self._known.get(variable.name)
-        return int(self._domain.numbers(variable)) if known is None else known
+    return torch.tensor([domain.number(v) for v in slot], dtype=torch.long, device="cpu")
 
 
 def _refuse_repeats(block: Block, domain: Domain) -> None:

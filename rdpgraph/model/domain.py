@@ -217,6 +217,8 @@ class Domain:
 
     def number(self, item: Named) -> int:
         """The number of a single variable, or the `ModelError` that it is none."""
+        if (single := self.single(item)) is not None:
+            return single[0]
         numbers = self.numbers(item)
         if numbers.ndim:
             name = item if isinstance(item, str) else item.name
