@@ -12,7 +12,7 @@ from rdpgraph.model.domain import Entry
 from rdpgraph.model.evidence import MISSING, observed_entries
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potentials.potential import Decomposition, Part, Potential
+from rdpgraph.model.potentials.potential import Decomposition, Part, Potential, Stored
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 
@@ -56,23 +56,16 @@ def _as_factor(graph: FactorGraph, entry: Entry, observed: Tensor) -> Factor | F
 
 
 @dataclass(frozen=True, eq=False)
-class Tempered(Potential):
+class Tempered(Stored):
     """The log-values of another potential, divided by a temperature above 0."""
 
     potential: Potential
     temperature: float
+    stored = "potential"
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.potential.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.potential.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.potential.device
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         return self.potential.evaluate(states) / self.temperature

@@ -46,7 +46,6 @@ def share(logs: Tensor, temperature: float) -> Tensor:
 FLOOR = 40.0
 """Nats below which log-messages count as equal in `change`: beyond the precision of float64, and
 hard constraints around loops may drive logs down forever."""
-_FEW = 16
 BOTTOM = 1e30
 """Such a limit for bounded logs: -inf alone lies below."""
 
@@ -60,18 +59,6 @@ def change(new: Tensor, old: Tensor, seen: float) -> Tensor:
     """
     new, old = new.clamp(min=-seen), old.clamp(min=-seen)
     return ((new - old).abs_() / new.abs_().clamp_(min=1.0)).amax(1)
-
-
-def first_best(logs: Tensor) -> Tensor:
-    """(B, n) first argmax over K of (B, K, n); `Tensor.argmax` is slow for small K."""
-    if logs.shape[1] > _FEW:
-        return logs.argmax(1)
-    best, states = logs[:, 0], torch.zeros_like(logs[:, 0], dtype=torch.long)
-    for state in range(1, logs.shape[1]):
-        values = logs[:, state]
-        states.masked_fill_(values > best, state)
-        best = torch.maximum(best, values)
-    return states
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ def _chosen(
             peak = total.amax(1, keepdim=True)
             near = total >= peak - _LEVEL * peak.abs().clamp(min=1.0)
             total = torch.where(near, luck[: c.size, variables.cpu()].to(total), -1.0)
-        best = torch.where(free[:, variables], total.argmax(1), states[:, variables])
+        best = torch.where(free[:, variables], total.max(1).indices, states[:, variables])
         states[:, variables] = best
         sent.append(_only(best, c.size, equations.unary[0]))
     return sent

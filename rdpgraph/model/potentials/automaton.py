@@ -15,7 +15,7 @@ from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
 from rdpgraph.model.potentials.potential import (
     Decomposition,
     Part,
-    Potential,
+    Stored,
     message_lead,
     select_lead,
 )
@@ -23,7 +23,7 @@ from rdpgraph.model.potentials.table import checked_log_values, settle
 
 
 @dataclass(frozen=True, eq=False)
-class Automaton(Potential):
+class Automaton(Stored):
     """A potential by a finite automaton: the log-value (nats) of the state in which it ends.
 
     It starts in state 0 and reads the slots in order, all of k states and with the same
@@ -49,6 +49,7 @@ class Automaton(Potential):
     transitions: Tensor
     log_accept: Tensor
     arity: int
+    stored = "log_accept"
 
     if TYPE_CHECKING:  # accepted types, converted to those of the fields
 
@@ -84,14 +85,6 @@ class Automaton(Potential):
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.log_accept.shape[:-1], *(self.transitions.shape[1],) * self.arity)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.log_accept.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.log_accept.device
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         """The log-values on a grid of states: a walk, O(grid) a slot and no larger in memory."""

@@ -13,12 +13,12 @@ from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_sum
-from rdpgraph.model.potentials.potential import Potential, message_lead, select_lead
+from rdpgraph.model.potentials.potential import Stored, message_lead, select_lead
 from rdpgraph.model.potentials.table import as_values, checked_log_values, settle
 
 
 @dataclass(frozen=True, eq=False)
-class Bilinear(Potential):
+class Bilinear(Stored):
     """A pairwise potential: the inner product of the embeddings of two states (nats).
 
     ``log value(i, j) = left[i] . right[j]``: Fu, Cunningham and Lapata 2022, eq. 31. On m states
@@ -41,6 +41,7 @@ class Bilinear(Potential):
 
     left: Tensor
     right: Tensor
+    stored = "left"
 
     if TYPE_CHECKING:  # accepted types, converted to those of the fields
 
@@ -60,28 +61,12 @@ class Bilinear(Potential):
                     f"Bilinear needs finite embeddings; {name} holds an infinity or NaN. Hard "
                     "zeros belong into a separate factor, such as a Sparse or a unary Table."
                 )
-        shapes = tuple(self.left.shape), tuple(self.right.shape)
-        if shapes[0][-1] != shapes[1][-1]:
-            raise ModelError(f"Bilinear needs embeddings of one length; got {shapes}.")
-        if self.left.dtype != self.right.dtype or self.left.device != self.right.device:
-            raise ModelError("Bilinear needs embeddings of one dtype, on one device.")
-        try:
-            broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
-        except RuntimeError:
-            raise ModelError(f"Bilinear needs leading dims that broadcast; got {shapes}.") from None
+        _require_pair("Bilinear", "embeddings of one length", self.left, self.right)
 
     @property
     def shape(self) -> tuple[int, ...]:
         lead = broadcast_shapes(self.left.shape[:-2], self.right.shape[:-2])
         return (*lead, self.left.shape[-2], self.right.shape[-2])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.left.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.left.device
 
     def table(self, arity: int) -> Tensor:
         return self.left @ self.right.mT
@@ -103,6 +88,20 @@ class Bilinear(Potential):
         return (self.left, self.right)[slot].detach().abs().sum(-1)
 
 
+def _require_pair(name: str, what: str, left: Tensor, right: Tensor, *, least: int = 0) -> None:
+    """Refuse (..., N, d) and (..., M, d) that do not fit each other."""
+    shapes = tuple(left.shape), tuple(right.shape)
+    if shapes[0][-1] != shapes[1][-1] or shapes[0][-1] < least:
+        raise ModelError(f"{name} needs {what}; got {shapes}.")
+    if (left.dtype, left.device) != (right.dtype, right.device):
+        kind = what.partition(" ")[0]
+        raise ModelError(f"{name} needs {kind} of one dtype, on one device.")
+    try:
+        broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+    except RuntimeError:
+        raise ModelError(f"{name} needs leading dims that broadcast; got {shapes}.") from None
+
+
 def rows_of(embeddings: Tensor, states: Tensor) -> Tensor:
     """(*lead, m, d) the embeddings of some states, the leads of both broadcast."""
     states = states.to(embeddings.device)
@@ -121,7 +120,7 @@ _MOST = 2**30  # entries of a dense table
 
 
 @dataclass(frozen=True, eq=False)
-class LowRank(Potential):
+class LowRank(Stored):
     """A pairwise potential: the inner product of non-negative factors of two states.
 
     ``value(i, j) = sum_k exp(log_left[i, k] + log_right[j, k])``. Sum-product messages cost
@@ -150,6 +149,7 @@ class LowRank(Potential):
 
     log_left: Tensor
     log_right: Tensor
+    stored = "log_left"
 
     if TYPE_CHECKING:  # accepted types, converted to those of the fields
 
@@ -163,17 +163,8 @@ class LowRank(Potential):
                 raise ModelError(
                     f"LowRank needs log-factors (..., states, r); {name} is {tuple(values.shape)}."
                 )
-        shapes = tuple(self.log_left.shape), tuple(self.log_right.shape)
-        if shapes[0][-1] != shapes[1][-1] or not shapes[0][-1]:
-            raise ModelError(f"LowRank needs log-factors of one rank, at least 1; got {shapes}.")
-        if self.log_left.dtype != self.log_right.dtype:
-            raise ModelError("LowRank needs log-factors of one dtype.")
-        if self.log_left.device != self.log_right.device:
-            raise ModelError("LowRank needs log-factors on one device.")
-        try:
-            broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
-        except RuntimeError:
-            raise ModelError(f"LowRank needs leading dims that broadcast; got {shapes}.") from None
+        what = "log-factors of one rank, at least 1"
+        _require_pair("LowRank", what, self.log_left, self.log_right, least=1)
 
     @classmethod
     def normalised(cls, log_left: Tensor, log_right: Tensor) -> "LowRank":
@@ -209,14 +200,6 @@ class LowRank(Potential):
     def shape(self) -> tuple[int, ...]:
         lead = broadcast_shapes(self.log_left.shape[:-2], self.log_right.shape[:-2])
         return (*lead, self.log_left.shape[-2], self.log_right.shape[-2])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.log_left.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.log_left.device
 
     def table(self, arity: int) -> Tensor:
         """The log-values (*lead, N, M), in O(N M r).

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -298,6 +298,21 @@ _FITTED: dict[str, Callable[..., object]] = {
     "evaluate": _evaluated, "table": _tabulated, "messages": _sent, "decompose": _split,
 }  # fmt: skip
 """Checks of the results of a potential's methods."""
+
+
+class Stored(Potential):
+    """A potential whose type and device are those of one of its fields."""
+
+    stored: ClassVar[str]
+    """The name of the field."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(self, self.stored).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return getattr(self, self.stored).device
 
 
 def checked_shape(potential: Potential) -> tuple[int, ...]:

@@ -12,13 +12,13 @@ from rdpgraph._core.cache import current_property
 from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.model.potentials.potential import Decomposition, Part, Potential, select_lead
+from rdpgraph.model.potentials.potential import Decomposition, Part, Stored, select_lead
 from rdpgraph.model.potentials.table import checked_log_values, settle
 from rdpgraph.model.variable import MOST
 
 
 @dataclass(frozen=True, eq=False)
-class Sparse(Potential):
+class Sparse(Stored):
     """Listed configurations with their log-values (nats); every other one is impossible.
 
     Memory is the list's: a parity check over 60 binary variables or a tuple constraint over
@@ -42,6 +42,7 @@ class Sparse(Potential):
     configurations: Tensor
     log_values: Tensor
     sizes: tuple[int, ...]
+    stored = "log_values"
 
     if TYPE_CHECKING:  # accepted types, converted to those of the fields
 
@@ -81,14 +82,6 @@ class Sparse(Potential):
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.log_values.shape[:-1], *self.sizes)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.log_values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.log_values.device
 
     @current_property("configurations")
     def _levels(self) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -15,6 +15,7 @@ from rdpgraph.model.potentials.potential import (
     FLOATING,
     WHOLE,
     Potential,
+    Stored,
     checked_log_values,
     refuse_hollow,
     select_lead,
@@ -150,7 +151,7 @@ _TOLERANCE = 1e-4  # of sums
 
 
 @dataclass(frozen=True, eq=False)
-class Table(Potential):
+class Table(Stored):
     """A dense table of log-values (nats); -inf is a hard zero.
 
     Values between 0 and 1 that sum to one over a dim, or in all, are warned of once, as they look
@@ -169,6 +170,7 @@ class Table(Potential):
     """
 
     log_values: Tensor
+    stored = "log_values"
 
     if TYPE_CHECKING:  # accepted types, converted to those of the fields
 
@@ -216,14 +218,6 @@ class Table(Potential):
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.log_values.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.log_values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.log_values.device
 
     def table(self, arity: int) -> Tensor:
         return self.log_values

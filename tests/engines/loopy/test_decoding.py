@@ -8,7 +8,6 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.loopy import decoding, traceback
-from rdpgraph.engines.loopy.arithmetic import first_best
 from rdpgraph.engines.loopy.orders import orders, peeled
 from rdpgraph.engines.loopy.propagation import propagate
 from rdpgraph.testing import brute_force
@@ -316,9 +315,13 @@ def test_checks_that_can_be_peeled_off_are_all_satisfied():
 
 def test_the_first_of_the_best_states_is_found():
     for size in (1, 2, 5, 30):
-        logs = randn(size, 2, size, 50).round()
-        logs[:, :, 0] = -torch.inf
-        assert torch.equal(first_best(logs), torch.from_numpy(logs.numpy().argmax(1)))
+        logs = randn(size, 50, size).round()
+        logs[0] = 0.0
+        graph = rg.FactorGraph(
+            [rg.FactorBlock((rg.VariableArray("x", (50,), size),), rg.Table.from_logs(logs))]
+        )
+        mode = rg.infer(graph, rg.Loopy()).mode()["x"]
+        assert torch.equal(mode, torch.from_numpy(logs.numpy().argmax(1)))
 
 
 def test_parity_checks_with_erasures_are_decoded():
