@@ -86,7 +86,7 @@ def log_sum(tape: Tape) -> Tensor:
         return goal(tape, up(tape))
     given = machine.inputs_of(tape, program)
     if not torch.is_grad_enabled():
-        return machine.run(program, given).goal.clone().reshape(tape.lead)
+        return machine.run(program, given, whole=False).goal.clone().reshape(tape.lead)
     return machine.log_sum(program, given, _by_torch(tape, program)).reshape(tape.lead)
 
 
@@ -108,8 +108,10 @@ def _read(tape: Tape, program: Program, done: machine.Run) -> Reader:
     for number, step in enumerate(tape.steps):
         reader.values.append(done.value(number))
         if number in program.unstored:
-            assert isinstance(step, Pairs)
-            reader.remade[number] = step
+            if isinstance(step, Pairs):
+                reader.remade[number] = step
+            else:
+                reader.values[number] = step.up(reader, reader.temperature)
     return reader
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from rdpgraph._core.cache import cached_property
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.links import Table
@@ -34,13 +35,15 @@ class Run:
     inputs: Inputs  # their tensors
     values: Tensor  # (B * size,) of all steps
     room: Tensor  # the tables, prepared for products
+    levels: Tensor | None  # in float64, what is taken off rows of values; None: nothing
+    rows: tuple[Tensor, ...]  # of links before and after products, for gradients
     tables: "array[int]"  # addresses and strides of the inputs
     best: bool  # whether values are maxima
 
     def value(self, number: int) -> Tensor:
         """(B, P, K) of a step."""
         batch = self.inputs.unary.shape[0]
-        before, places, labels = self.program.ranges[number]
+        before, places, labels, _ = self.program.ranges[number]
         if number in self.program.unstored:
             places = 0
         sizes, steps = (batch, places, labels), (places * labels, labels, 1)
@@ -58,17 +61,15 @@ class Run:
         below = torch.zeros_like(values)
         start = batch * program.ranges[-1][0]
         below[start : start + batch] = gradient
-        sizes = program.row_sizes
-        befores, afters = (values.new_empty(batch * size) for size in sizes)
-        sites = torch.zeros_like(unary)
+        sites, after = torch.zeros_like(unary), torch.empty_like(self.rows[1])
         extras = [
             values.new_zeros(own.numel() if use and slot + 1 in program.rows else 0)
             for slot, (use, own) in enumerate(zip(wanted[1:], self.inputs.given, strict=True))
         ]
         places = array("q", [0, *(part.data_ptr() for part in extras)])
         library.function("down", dtype)(
-            *self.addresses, below.data_ptr(), befores.data_ptr(), afters.data_ptr(),
-            places.buffer_info()[0], sites.data_ptr(), len(program.ranges), batch,
+            self.addresses, below.data_ptr(), after.data_ptr(), places.buffer_info()[0],
+            sites.data_ptr(), len(program.ranges), batch,
             len(self.inputs.given) + 1, library.threads(program.work * batch, batch),
         )  # fmt: skip
         results: list[Tensor | None] = [sites if wanted[0] else None]
@@ -78,10 +79,10 @@ class Run:
             if not use:
                 results.append(None)
             elif slot in program.rows:
-                rows = befores, afters
-                results.append(extra.view(own.shape) + self._of_table(slot, own, *rows))
+                products = self._of_table(slot, own, self.rows[0], after)
+                results.append(extra.view(own.shape) + products)
             else:
-                before, places, labels = program.ranges[program.leaves[slot]]
+                before, places, labels, _ = program.ranges[program.leaves[slot]]
                 at = batch * before
                 part = below[at : at + batch * places * labels].view(batch, places, labels)
                 results.append(part.sum_to_size(own.shape).clone())
@@ -101,7 +102,7 @@ class Run:
         above[start : start + batch] = self.goal
         sites = torch.full_like(unary, -math.inf)
         library.function("most", unary.dtype)(
-            *self.addresses, above.data_ptr(), sites.data_ptr(), len(program.ranges), batch,
+            self.addresses, above.data_ptr(), sites.data_ptr(), len(program.ranges), batch,
             len(self.inputs.given) + 1, library.threads(program.work * batch, batch),
         )  # fmt: skip
         return sites
@@ -119,7 +120,7 @@ class Run:
             seed = int(numbers.random_(generator=generator))
         held = array("q", (0, 0))
         library.function("descend", dtype)(
-            *self.addresses, held.buffer_info()[0], len(self.program.ranges), batch, count, seed,
+            self.addresses, held.buffer_info()[0], len(self.program.ranges), batch, count, seed,
             self.best, library.threads(self.program.work * (batch * count), batch * count),
         )  # fmt: skip
         return self._used(held)
@@ -132,7 +133,7 @@ class Run:
         batch, held = self.inputs.unary.shape[0], array("q", (0, 0))
         there = torch.empty(batch, dtype=torch.int64, device="cpu")
         library.function("lists", self.inputs.unary.dtype)(
-            *self.addresses, held.buffer_info()[0], there.data_ptr(), len(self.program.ranges),
+            self.addresses, held.buffer_info()[0], there.data_ptr(), len(self.program.ranges),
             batch, count, library.threads(self.program.work * batch, batch),
         )  # fmt: skip
         return self._used(held), torch.arange(count, device="cpu").unsqueeze(1) < there
@@ -166,14 +167,18 @@ class Run:
         return weights.mul_(total)
 
     @property
-    def addresses(self) -> tuple[int, ...]:
-        """Addresses of all arrays of a run."""
+    def addresses(self) -> int:
+        """The address of the addresses of all arrays of a run."""
+        return self._addresses.buffer_info()[0]
+
+    @cached_property
+    def _addresses(self) -> "array[int]":
         program = self.program
-        fixed = program.values, program.steps, program.index
-        return (
-            *(part.data_ptr() for part in fixed), self.tables.buffer_info()[0],
-            self.values.data_ptr(), self.room.data_ptr(),
-        )  # fmt: skip
+        fixed = [part.data_ptr() for part in (program.values, program.steps, program.index)]
+        levels = 0 if self.levels is None else self.levels.data_ptr()
+        rows = [part.data_ptr() for part in self.rows or ()] or [0, 0]
+        own = self.tables.buffer_info()[0], self.values.data_ptr(), self.room.data_ptr(), levels
+        return array("q", [*fixed, *own, *rows])
 
 
 def program_of(tape: Tape) -> Program | None:
@@ -204,15 +209,29 @@ def serves(unary: Tensor, dtype: torch.dtype) -> bool:
     return unary.device.type == "cpu" and not is_transformed() and library.available(dtype)
 
 
-def run(program: Program, inputs: Inputs, *, best: bool = False) -> Run:
-    """Compute the values of all steps, log-sums or maxima."""
+def run(
+    program: Program, inputs: Inputs, *, best: bool = False, whole: bool = True, rows: bool = False
+) -> Run:
+    """Compute the values of all steps, log-sums or maxima.
+
+    Args:
+        program: the steps.
+        inputs: their tensors.
+        best: whether maxima.
+        whole: whether values are read one by one; else those in float32 have levels taken off.
+        rows: whether to keep rows of links for `Run.gradients`.
+    """
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype
     tables, size = _tables(program, inputs)
     values = unary.new_empty(batch * program.size)
-    done = Run(program, inputs, values, unary.new_empty(size), tables, best)
+    levels = None
+    if dtype == torch.float32 and not whole:
+        levels = unary.new_empty(batch * program.levels, dtype=torch.float64)
+    kept = [unary.new_empty(batch * size) for size in program.row_sizes if rows]
+    done = Run(program, inputs, values, unary.new_empty(size), levels, tuple(kept), tables, best)
     library.function("up", dtype)(
-        *done.addresses, len(program.ranges), batch, len(inputs.given) + 1, best,
+        done.addresses, len(program.ranges), batch, len(inputs.given) + 1, best,
         library.threads(program.work * batch, batch),
     )  # fmt: skip
     return done
@@ -235,9 +254,11 @@ class _LogSum(Function):
     def forward(
         ctx: Any, program: Program, again: Callable[..., Tensor], unary: Tensor, *given: Tensor
     ) -> Tensor:
-        done = run(program, Inputs(unary, given))
+        rows = any(ctx.needs_input_grad)
+        done = run(program, Inputs(unary, given), whole=False, rows=rows)
         ctx.save_for_backward(unary, *given)
-        ctx.done, ctx.again = (done.values, done.room, done.tables, program), again
+        ctx.done, ctx.again = (done.values, done.room, done.levels, done.rows, done.tables), again
+        ctx.program = program
         return done.goal.clone()
 
     @staticmethod
@@ -245,8 +266,7 @@ class _LogSum(Function):
         unary, *given = ctx.saved_tensors
         if torch.is_grad_enabled():
             return None, None, *regradient(ctx.again, (unary, *given), gradients[0])
-        values, room, tables, program = ctx.done
-        done = Run(program, Inputs(unary, given), values, room, tables, best=False)
+        done = Run(ctx.program, Inputs(unary, given), *ctx.done, best=False)
         return None, None, *done.gradients(gradients[0], ctx.needs_input_grad[2:])
 
 

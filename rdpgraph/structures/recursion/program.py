@@ -28,11 +28,13 @@ from rdpgraph.structures.recursion.steps import (
 )
 from rdpgraph.structures.recursion.values import View
 
-# As in machine.h.
-_SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PAIRS, _RULES, _BESIDE, _PICKED, _APART, _NONE = range(
-    11
-)
+# As in tables.h.
+(
+    _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PAIRS, _RULES, _BESIDE, _PICKED, _APART, _NONE,
+    _PRODUCT,
+) = range(12)  # fmt: skip
 _FIELDS = 12
+_LEVELLED = {_TOTAL, _LINKED, _RULES, _BESIDE, _PICKED}  # kinds whose rows have a level in float32
 _FEW = 64  # places below which they are lowered in Python
 
 
@@ -48,11 +50,13 @@ class NotLoweredError(Exception):
 class Program:
     """The steps of a tape as numbers."""
 
-    # (n, 3) for each step: its offset among the numbers of an item, its places, and its labels.
+    # (n, 4) for each step: its offset among the numbers of an item, its places, its labels, and its
+    # offset among the rows of an item that have levels; -1: none.
     values: Tensor
     steps: Tensor  # (n, fields) for each: its kind, its number, and arguments of the kind
     index: Tensor  # the lists that steps point to: ways, places of values, labels
     size: int  # the numbers of an item
+    levels: int  # its rows that have levels
     # Leaves, links and views whose tensors are given, numbered from 1; 0 is the potentials of the
     # sites.
     slots: Sequence[Slot]
@@ -64,9 +68,9 @@ class Program:
     work: float  # multiply-adds of one item
 
     @cached_property
-    def ranges(self) -> list[tuple[int, int, int]]:
+    def ranges(self) -> list[tuple[int, int, int, int]]:
         """`values` as a list."""
-        return [(before, places, labels) for before, places, labels in self.values.tolist()]
+        return [tuple(own) for own in self.values.tolist()]
 
     @cached_property
     def row_sizes(self) -> tuple[int, int]:
@@ -132,7 +136,7 @@ def with_tensors(
 
 @dataclass(eq=False)
 class _Lowering:
-    values: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    values: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
     steps: list[list[int]] = field(default_factory=list[list[int]])
     index: "array[int]" = field(default_factory=lambda: array("i"))
     slots: list[Slot] = field(default_factory=list[Slot])
@@ -140,6 +144,7 @@ class _Lowering:
     links: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
     leaves: dict[int, int] = field(default_factory=dict[int, int])
     size: int = 0
+    levels: int = 0
 
     def slot(self, owner: Slot) -> int:
         """The number of a source: one for all links of a table, or views of the same places."""
@@ -170,7 +175,9 @@ class _Lowering:
 
     def add(self, places: int, labels: int, *numbers: int, stored: bool = True) -> None:
         """Append a step."""
-        self.values.append((self.size, places, labels))
+        levelled = stored and labels > 1 and numbers[0] in _LEVELLED
+        self.values.append((self.size, places, labels, self.levels if levelled else -1))
+        self.levels += places * levelled
         own = [numbers[0], len(self.steps), *numbers[1:]]
         self.steps.append(own + [0] * (_FIELDS - len(own)))
         self.size += places * labels if stored else 0
@@ -211,22 +218,35 @@ def lowered(steps: Sequence[Step], states: int) -> Program:
         and isinstance(steps[step.x.number], Pairs)
         and readers[step.x.number] == 1
     }
+    apart = {
+        value.number
+        for step in steps
+        if not isinstance(step, Linked) or not isinstance(step.link, Table | None)
+        for view in step.reads
+        for value in view.pool
+    }
+    products = {
+        number
+        for number, step in enumerate(steps)
+        if isinstance(step, Total) and readers[number] and number not in apart and _is_product(step)
+    }
     for number, step in enumerate(steps):
-        _lower(made, number, step, states, fused)
+        _lower(made, number, step, states, fused, products)
     rows = _rows(made)
     for number in fused:  # by the links that read them
         made.steps[number][0] = _NONE
     steps_made = torch.tensor(made.steps, dtype=torch.int64, device="cpu").reshape(-1, _FIELDS)
     return Program(
-        torch.tensor(made.values, dtype=torch.int64, device="cpu").reshape(-1, 3),
+        torch.tensor(made.values, dtype=torch.int64, device="cpu").reshape(-1, 4),
         steps_made,
         torch.frombuffer(made.index or array("i", [0]), dtype=torch.int32),
         made.size,
+        made.levels,
         made.slots,
         rows,
         {slot: [places for _, places, *_ in links] for slot, links in made.links.items()},
         made.leaves,
-        frozenset(fused),
+        frozenset(fused | products),
         sum(step.work for step in steps),
     )
 
@@ -244,7 +264,15 @@ def _rows(made: _Lowering) -> dict[int, tuple[int, int, int, int]]:
     return rows
 
 
-def _lower(made: _Lowering, number: int, step: Step, states: int, fused: set[int]) -> None:
+def _is_product(step: Total) -> bool:
+    """Return whether a sum is one product over labels."""
+    (way, *others) = step.ways
+    return not others and step.alternatives == 1 and max(view.width for view in way) > 1
+
+
+def _lower(
+    made: _Lowering, number: int, step: Step, states: int, fused: set[int], products: set[int]
+) -> None:
     match step:
         case Leaf(logs=None):
             assert step.sites is not None
@@ -264,7 +292,9 @@ def _lower(made: _Lowering, number: int, step: Step, states: int, fused: set[int
                 )
             )  # fmt: skip
             sizes = max(view.places for view in views), max(view.width for view in views)
-            made.add(*sizes, _TOTAL, start, len(step.ways), step.alternatives)
+            kind = _PRODUCT if number in products else _TOTAL
+            ways = len(step.ways), step.alternatives
+            made.add(*sizes, kind, start, *ways, stored=kind == _TOTAL)
         case Linked(link=None):
             made.add(step.places, 1, _SUMMED, step.x.number)
         case Linked(link=Table()):

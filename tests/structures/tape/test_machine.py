@@ -358,6 +358,26 @@ def compared(narrow, wide):
         assert_close(part.double(), other, rtol=1e-3, atol=1e-4 + min(1.0, errors))
 
 
+@pytest.mark.parametrize("kind", ["tags", "segments", "semi-Markov"])
+def test_single_precision_holds_where_values_grow(kind):
+    """Marginals have their digits however large log Z is: here some 2,000 nats."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    model = {
+        "tags": lambda: Tags(drawn(200, 3), drawn(3, 3)),
+        "segments": lambda: Segments(drawn(200, 2, 3), drawn(3, 3)),
+        "semi-Markov": lambda: rg.SemiMarkov(drawn(200, 2, 3), drawn(3, 3)),
+    }[kind]()
+    model = model.with_unary(model.unary + 8.0)
+    _, *found = gradients(model)
+    _, *expected = gradients(rebuilt(model, [part.double() for part in leaves(model)]))
+    for part, other in zip(found, expected, strict=True):
+        assert_close(part.double(), other, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("low", [-1e2, -1e3, -1e5])
 @pytest.mark.parametrize("kind", ["tags", "items", "segments", "spans", "words apart", "pairs"])
 def test_faint_entries_are_exact(kind, low):

@@ -1,20 +1,24 @@
 // Entry points of the library, for chains and tapes in each floating type.
 
 #include "circuit.h"
-#include "paths.h"
-#include "sums.h"
-
-// Equally fast, in half the build time.
-#pragma GCC push_options
-#pragma GCC optimize("O2")
 #include "descend.h"
 #include "machine.h"
-#pragma GCC pop_options
+#include "paths.h"
 #include "rows.h"
+#include "sums.h"
 #ifndef CHAIN_FLOAT
 #include "decode.h"
 #include "kept.h"
 #endif
+
+// A program and its inputs, from their addresses.
+template <typename Real>
+Machine<Real> machine_of(const int64_t* parts, int64_t count, int64_t batch, int best) {
+  const auto ints = [&](int k) { return reinterpret_cast<const int64_t*>(parts[k]); };
+  const auto reals = [&](int k) { return reinterpret_cast<Real*>(parts[k]); };
+  return {ints(0), ints(1), reinterpret_cast<const int32_t*>(parts[2]), ints(3), reals(4), reals(5),
+          reinterpret_cast<double*>(parts[6]), reals(7), reals(8), count, batch, best != 0};
+}
 
 extern "C" {
 
@@ -63,43 +67,36 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
                          int threads) {                                                           \
     best_sequences<Real>(messages, turned, lengths, found, batch, steps, count, k, threads);             \
   }                                                                                               \
-  void chain_up_##name(const int64_t* values, const int64_t* steps, const int32_t* index,         \
-                       const int64_t* tables, Real* arena, Real* room, int64_t count,             \
-                       int64_t batch, int64_t slots, int best, int threads) {                     \
-    const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, best != 0};    \
+  void chain_up_##name(const int64_t* parts, int64_t count, int64_t batch, int64_t slots,         \
+                       int best, int threads) {                                                   \
+    const Machine<Real> m = machine_of<Real>(parts, count, batch, best);                          \
     std::vector<uint8_t> bad = prepare_all(m, slots, false);                                      \
     by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });          \
   }                                                                                               \
-  void chain_down_##name(const int64_t* values, const int64_t* steps, const int32_t* index,       \
-                         const int64_t* tables, Real* arena, Real* room, Real* grads,             \
-                         Real* befores, Real* afters, Real* const* extras, Real* sites,           \
-                         int64_t count, int64_t batch, int64_t slots, int threads) {              \
-    const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, false};        \
+  void chain_down_##name(const int64_t* parts, Real* grads, Real* shares, Real* const* extras,    \
+                         Real* sites, int64_t count, int64_t batch, int64_t slots, int threads) { \
+    const Machine<Real> m = machine_of<Real>(parts, count, batch, 0);                             \
     prepare_all(m, slots, true);                                                                  \
     by_items<Real>(batch, threads, [&](int64_t a, int64_t b) {                                    \
-      run_down(m, a, b, grads, befores, afters, extras, sites);                                   \
+      run_down(m, a, b, grads, shares, extras, sites);                                            \
     });                                                                                           \
   }                                                                                               \
-  void chain_most_##name(const int64_t* values, const int64_t* steps, const int32_t* index,       \
-                         const int64_t* tables, Real* arena, Real* room, Real* above,             \
-                         Real* sites, int64_t count, int64_t batch, int64_t slots, int threads) { \
-    const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, true};         \
+  void chain_most_##name(const int64_t* parts, Real* above, Real* sites, int64_t count, int64_t batch, \
+                         int64_t slots, int threads) {                                            \
+    const Machine<Real> m = machine_of<Real>(parts, count, batch, 1);                             \
     prepare_all(m, slots, true);                                                                  \
     by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_best(m, a, b, above, sites); }); \
   }                                                                                               \
-  void chain_descend_##name(const int64_t* values, const int64_t* steps, const int32_t* index,    \
-                            const int64_t* tables, Real* arena, Real* room, int64_t* found,       \
-                            int64_t count, int64_t batch, int64_t draws, int64_t seed, int best,  \
-                            int threads) {                                                        \
-    const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, best != 0};    \
+  void chain_descend_##name(const int64_t* parts, int64_t* found, int64_t count, int64_t batch,   \
+                            int64_t draws, int64_t seed, int best, int threads) {                 \
+    const Machine<Real> m = machine_of<Real>(parts, count, batch, best);                          \
     std::vector<Used>* all = descend(m, draws, uint64_t(seed), threads);                          \
     found[0] = reinterpret_cast<int64_t>(all);                                                    \
     found[1] = all->size();                                                                       \
   }                                                                                               \
-  void chain_lists_##name(const int64_t* values, const int64_t* steps, const int32_t* index,      \
-                          const int64_t* tables, Real* arena, Real* room, int64_t* found,         \
-                          int64_t* there, int64_t count, int64_t batch, int64_t k, int threads) { \
-    const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, true};         \
+  void chain_lists_##name(const int64_t* parts, int64_t* found, int64_t* there, int64_t count,    \
+                          int64_t batch, int64_t k, int threads) {                                \
+    const Machine<Real> m = machine_of<Real>(parts, count, batch, 1);                             \
     std::vector<Used>* all = k_best(m, k, there, threads);                                        \
     found[0] = reinterpret_cast<int64_t>(all);                                                    \
     found[1] = all->size();                                                                       \

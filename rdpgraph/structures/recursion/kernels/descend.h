@@ -50,6 +50,7 @@ template <typename Real> struct Nodes {
       case kSites:
       case kGiven: return;
       case kTotal:
+      case kProduct:
         each_way(step, [&](const int32_t* part, int64_t factors, int64_t way) {
           Real sum = 0;
           for (int64_t f = 0; f < factors && sum > kNever<Real>; ++f, part += kPart) {
@@ -64,7 +65,7 @@ template <typename Real> struct Nodes {
       case kLinked:
       case kRules: {
         const Link<Real> link(m, step);
-        if (n != row_step || place != row_place) row = link.in_logs(item, place, room);
+        if (n != row_step || place != row_place) row = link.in_logs(item, place, 0, room);
         row_step = n, row_place = place;
         terms.assign(row, row + link.depth);
         if (step[0] == kSummed) return;
@@ -113,6 +114,7 @@ template <typename Real> struct Nodes {
     };
     switch (step[0]) {
       case kTotal:
+      case kProduct:
         each_way(step, [&](const int32_t* part, int64_t factors, int64_t way) {
           if (chosen--) return false;
           for (int64_t f = 0; f < factors; ++f, part += kPart) part_of(part, way, label);
@@ -157,20 +159,34 @@ template <typename Real> struct Descent {
   std::vector<Node> waiting, here;
   std::vector<Real> terms;
   bool summed = false;
+  int64_t first = 0;  // the number of the first draw
 
   Descent(const Machine<Real>& m, int64_t item, std::vector<Used>& used)
       : nodes(m, item), used(used), heads(m.count, -1) {}
 
-  void wait(int64_t step, int64_t place, int64_t label, int64_t tree) {
-    waiting.push_back({place, label, tree, heads[step]});
-    heads[step] = waiting.size() - 1;
+  // Uses a site, takes the parts of a product, or waits until other nodes of the step are known.
+  void take(int64_t n, int64_t place, int64_t label, int64_t tree) {
+    const int64_t* step = nodes.step(n);
+    if (step[0] == kSites) {
+      const int64_t draw = (first + tree) * nodes.m.batch + nodes.item;
+      used.push_back({draw, nodes.m.index[step[2] + place], label});
+    } else if (step[0] == kProduct) {
+      nodes.parts(n, place, label, 0,
+                  [&](int64_t inner, int64_t p, int64_t l) { take(inner, p, l, tree); });
+    } else {
+      waiting.push_back({place, label, tree, heads[n]});
+      heads[n] = waiting.size() - 1;
+    }
   }
 
   // An index of `terms`: the first maximum, or a draw in proportion to the exponentials.
   int64_t chosen(Stream& stream) {
     const int64_t count = terms.size();
     if (count < 2) return 0;
-    if (nodes.m.best) return std::max_element(terms.begin(), terms.end()) - terms.begin();
+    if (nodes.m.best) {
+      const Real top = largest(terms.data(), count);
+      return std::find(terms.begin(), terms.end() - 1, top) - terms.begin();
+    }
     if (!summed) {
       exps(terms.data(), terms.data(), finite(largest(terms.data(), count)), count);
       for (int64_t k = 1; k < count; ++k) terms[k] += terms[k - 1];
@@ -183,12 +199,13 @@ template <typename Real> struct Descent {
   }
 
   // A range of draws, each with its own stream.
-  void run(uint64_t seed, int64_t first, int64_t last) {
+  void run(uint64_t seed, int64_t from, int64_t last) {
     const Machine<Real>& m = nodes.m;
+    first = from;
     for (int64_t draw = first; draw < last; ++draw) {
       const uint64_t tree = draw * m.batch + nodes.item;
       streams.push_back({seed ^ Stream{tree}.next()});
-      wait(m.count - 1, 0, 0, draw - first);
+      take(m.count - 1, 0, 0, draw - first);
     }
     for (int64_t n = m.count - 1; n >= 0; --n) {
       here.clear();
@@ -197,20 +214,14 @@ template <typename Real> struct Descent {
       std::sort(here.begin(), here.end(), [](const Node& one, const Node& other) {
         return std::tie(one.place, one.label, one.tree) < std::tie(other.place, other.label, other.tree);
       });
-      const int64_t* step = nodes.step(n);
       for (size_t k = 0; k < here.size(); ++k) {
         const Node node = here[k];
-        if (step[0] == kSites) {
-          const int64_t tree = (first + node.tree) * m.batch + nodes.item;
-          used.push_back({tree, m.index[step[2] + node.place], node.label});
-          continue;
-        }
         if (!k || node.place != here[k - 1].place || node.label != here[k - 1].label) {
           nodes.expand(n, node.place, node.label, terms);
           summed = false;
         }
         nodes.parts(n, node.place, node.label, chosen(streams[node.tree]),
-                    [&](int64_t inner, int64_t p, int64_t l) { wait(inner, p, l, node.tree); });
+                    [&](int64_t inner, int64_t p, int64_t l) { take(inner, p, l, node.tree); });
       }
     }
   }
@@ -283,8 +294,11 @@ NOINLINE void link_best(const Machine<Real>& m, const int64_t* step, int64_t fir
         rest = back.data();
       }
       if (!link.rules) {
-        const int64_t from = link.source(item, place);
-        for (int64_t i = 0; i < depth; ++i) raise(above[from + i], m.arena[from + i] + rest[i]);
+        const Real* row = link.in_logs(item, place, 0, room);
+        link.each_factor(item, place, [&](int64_t from, int64_t labels) {
+          for (int64_t i = 0; i < depth; ++i)
+            raise(above[from + (labels > 1 ? i : 0)], row[i] + rest[i]);
+        });
         continue;
       }
       for (int64_t s = 0; s < link.splits; ++s) {
@@ -310,7 +324,7 @@ NOINLINE void total_best(const Machine<Real>& m, const int64_t* step, int64_t fi
       const int64_t here = m.at(step[1], item, place);
       if (!(largest(above + here, labels) > kNever<Real>)) continue;
       Real* terms = room.terms.data();
-      alternatives(m, step, item, place, labels, room.terms);
+      alternatives(m, step, item, place, labels, 0, room.terms);
       const int32_t* way = m.index + step[2];
       for (int64_t w = 0; w < step[3]; ++w, way += 2 + kPart * way[1])
         for (int64_t a = 0; a < way[0]; ++a, terms += labels) {
@@ -343,7 +357,8 @@ void run_best(const Machine<Real>& m, int64_t first, int64_t last, Real* above, 
           }
         break;
       case kGiven:
-      case kNone: break;
+      case kNone:
+      case kProduct: break;
       case kTotal: total_best(m, step, first, last, above, room); break;
       case kSummed:
       case kLinked:
@@ -351,7 +366,7 @@ void run_best(const Machine<Real>& m, int64_t first, int64_t last, Real* above, 
       case kPairs: link_best(m, step, first, last, above, room); break;
       default:
         for (int64_t item = first; item < last; ++item)
-          moved(m, step, item, [&](int64_t to, int64_t from) {
+          moved(m, step, item, [&](int64_t to, int64_t from, Real) {
             if (from >= 0) raise(above[from], above[to]);
           });
     }

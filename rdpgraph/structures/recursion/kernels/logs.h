@@ -30,10 +30,6 @@ template <> struct Format<double> {
       1.479819860511658591e-01};
 };
 
-template <typename Real> using Lane = typename Vector<Real>::type;
-
-template <typename Real> Lane<Real> all(Real value) { return Lane<Real>{} + value; }
-
 // exp(x); 0 below the smallest normal number.
 template <typename Real> inline Lane<Real> exp_of(Lane<Real> x) {
   typedef Format<Real> F;

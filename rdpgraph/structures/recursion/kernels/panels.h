@@ -36,13 +36,19 @@ template <typename Real> constexpr int64_t width() { return 2 * lanes<Real>(); }
 
 template <typename Real> constexpr Real kNever = -std::numeric_limits<Real>::infinity();
 
-// The largest of some numbers; 0 where all are -inf.
-template <typename Real> Real peak_of(const Real* __restrict values, int64_t count) {
-  Real peak = kNever<Real>;
-#pragma omp simd reduction(max : peak)
-  for (int64_t k = 0; k < count; ++k) peak = values[k] > peak ? values[k] : peak;
-  return peak > kNever<Real> ? peak : 0;
+template <typename Real> using Lane = typename Vector<Real>::type;
+
+template <typename Real> Lane<Real> all(Real value) { return Lane<Real>{} + value; }
+
+template <typename Real> Real largest(const Real* __restrict values, int64_t count) {
+  Real top = kNever<Real>;
+#pragma omp simd reduction(max : top)
+  for (int64_t k = 0; k < count; ++k) top = values[k] > top ? values[k] : top;
+  return top;
 }
+
+// A number, or 0 for -inf.
+template <typename Real> Real finite(Real value) { return value > kNever<Real> ? value : 0; }
 
 int64_t panels_of(int64_t states, int64_t wide) { return (states + wide - 1) / wide; }
 
@@ -86,32 +92,39 @@ template <typename Step> void by_rows(int64_t rows, Step step) {
   }
 }
 
-// Rows (`stride` apart) times one panel of some depth; (rows, width) into `result`.
-template <typename Real, int rows>
+// Rows (`stride` apart) times one panel of some depth; (rows, width) into `result`. Sums of products,
+// or maxima of sums.
+template <typename Real, int rows, bool best>
 __attribute__((noinline)) void multiply(const Real* left, int64_t stride,
                                         const Real* __restrict panel, int64_t depth,
                                         Real* __restrict result) {
-  typedef typename Vector<Real>::type Lane;
-  Lane sums[rows][2] = {};
+  Lane<Real> sums[rows][2];
+  for (int row = 0; row < rows; ++row) sums[row][0] = sums[row][1] = all(best ? kNever<Real> : Real(0));
   for (int64_t k = 0; k < depth; ++k) {
-    Lane low, high;
-    std::memcpy(&low, panel + k * width<Real>(), sizeof(Lane));
-    std::memcpy(&high, panel + k * width<Real>() + lanes<Real>(), sizeof(Lane));
+    Lane<Real> low, high;
+    std::memcpy(&low, panel + k * width<Real>(), sizeof(low));
+    std::memcpy(&high, panel + k * width<Real>() + lanes<Real>(), sizeof(high));
 #pragma GCC unroll 8
     for (int row = 0; row < rows; ++row) {
       const Real value = left[row * stride + k];
-      sums[row][0] += value * low;
-      sums[row][1] += value * high;
+      if constexpr (best) {
+        const Lane<Real> one = low + value, two = high + value;
+        sums[row][0] = one > sums[row][0] ? one : sums[row][0];
+        sums[row][1] = two > sums[row][1] ? two : sums[row][1];
+      } else {
+        sums[row][0] += value * low;
+        sums[row][1] += value * high;
+      }
     }
   }
   std::memcpy(result, sums, sizeof(sums));
 }
 
-template <typename Real>
-void multiply(int64_t rows, const Real* left, int64_t stride, const Real* panel, int64_t states,
+template <typename Real, bool best = false>
+void multiply(int64_t rows, const Real* left, int64_t stride, const Real* panel, int64_t depth,
               Real* result) {
   by_rows(rows, [&](auto count) {
-    multiply<Real, decltype(count)::value>(left, stride, panel, states, result);
+    multiply<Real, decltype(count)::value, best>(left, stride, panel, depth, result);
   });
 }
 

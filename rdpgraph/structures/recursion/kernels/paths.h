@@ -8,37 +8,6 @@
 
 namespace {
 
-// `multiply` with maxima for sums and sums for products.
-template <typename Real, int rows>
-__attribute__((noinline)) void reach(const Real* left, int64_t stride,
-                                     const Real* __restrict panel, int64_t depth,
-                                     Real* __restrict result) {
-  typedef typename Vector<Real>::type Lane;
-  Lane most[rows][2];
-  for (int row = 0; row < rows; ++row) most[row][0] = most[row][1] = kNever<Real> - Lane{};
-  for (int64_t k = 0; k < depth; ++k) {
-    Lane low, high;
-    std::memcpy(&low, panel + k * width<Real>(), sizeof(Lane));
-    std::memcpy(&high, panel + k * width<Real>() + lanes<Real>(), sizeof(Lane));
-#pragma GCC unroll 8
-    for (int row = 0; row < rows; ++row) {
-      const Real value = left[row * stride + k];
-      const Lane one = value + low, other = value + high;
-      most[row][0] = one > most[row][0] ? one : most[row][0];
-      most[row][1] = other > most[row][1] ? other : most[row][1];
-    }
-  }
-  std::memcpy(result, most, sizeof(most));
-}
-
-template <typename Real>
-void reach(int64_t rows, const Real* left, int64_t stride, const Real* panel, int64_t states,
-           Real* result) {
-  by_rows(rows, [&](auto count) {
-    reach<Real, decltype(count)::value>(left, stride, panel, states, result);
-  });
-}
-
 // p_t(j) = u_t(j) + max_i(p_{t-1}(i) + A_ij), either term less its peak over j; 0 beyond a length.
 template <typename Real>
 void prefixes(const Real* __restrict unary, const Real* transition,
@@ -66,7 +35,7 @@ void prefixes(const Real* __restrict unary, const Real* transition,
         const int64_t first = p * wide, count = std::min(wide, states - first);
         for (int64_t from = share.first_row; from < share.last_row; from += kRows) {
           const int64_t rows = std::min(kRows, share.last_row - from);
-          reach(rows, result + from * row_size + (t - 1) * states, row_size,
+          multiply<Real, true>(rows, result + from * row_size + (t - 1) * states, row_size,
                 packed + p * wide * states, states, block);
           for (int64_t r = 0; r < rows; ++r) {
             Real* __restrict target = result + (from + r) * row_size + t * states + first;
@@ -89,7 +58,7 @@ void prefixes(const Real* __restrict unary, const Real* transition,
           for (int64_t k = first_column; k < last_column; ++k) target[k] = 0;
           continue;
         }
-        const Real level = peak_of(given, states);
+        const Real level = finite(largest(given, states));
         if (!t) {
           for (int64_t k = first_column; k < last_column; ++k) target[k] = given[k] - level;
           continue;

@@ -26,11 +26,11 @@ template <typename Real>
 void level(const Real* __restrict unary, const Real* __restrict transition,
            Real* __restrict emission, Real* __restrict matrix, Real* __restrict offset, int64_t batch, int64_t steps,
            int64_t states) {
-  const Real top = peak_of(transition, states * states);
+  const Real top = finite(largest(transition, states * states));
   for (int64_t k = 0; k < states * states; ++k) matrix[k] = transition[k] - top;
   for (int64_t row = 0; row < batch * steps; ++row) {
     const Real* __restrict given = unary + row * states;
-    const Real peak = peak_of(given, states);
+    const Real peak = finite(largest(given, states));
     for (int64_t k = 0; k < states; ++k) emission[row * states + k] = given[k] - peak;
     offset[row] = row % steps ? peak + top : peak;
   }

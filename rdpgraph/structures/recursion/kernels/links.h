@@ -1,0 +1,364 @@
+// Links of a tape: log-sums or maxima upwards, and the gradient of the sums downwards.
+
+#pragma once
+
+#include "tables.h"
+
+namespace {
+
+// A step that links a value, or the pairs of labels of two parts, by a table.
+template <typename Real> struct Link {
+  const Machine<Real>& m;
+  const int64_t* step;
+  bool rules;
+  int64_t out, inner, splits = 1, firsts, seconds, depth, places;
+  const int32_t *left, *right;
+  const int32_t* product = nullptr;  // the factors of a row that is not stored
+  int64_t factors = 0;
+
+  Link(const Machine<Real>& machine, const int64_t* step) : m(machine), step(step) {
+    rules = step[0] == kRules || step[0] == kPairs;
+    out = step[1];
+    inner = step[2];
+    places = m.places(out);
+    if (rules) {
+      left = m.index + step[4];
+      right = m.index + step[5];
+      splits = std::max(left[2], right[2]);
+      firsts = step[6];
+      seconds = step[7];
+      depth = firsts * seconds;
+    } else {
+      depth = m.labels(inner);
+      const int64_t* own = m.steps + kFields * inner;
+      if (own[0] == kProduct) {
+        product = m.index + own[2] + 2;
+        factors = product[-1];
+      }
+    }
+  }
+
+  // The places of a sum over a few labels of products that are worked on together.
+  int64_t run() const {
+    return product && depth <= lanes<Real>() && places >= lanes<Real>() / 2 ? kBlock : 1;
+  }
+
+  int64_t source(int64_t place) const { return m.places(inner) > 1 ? place : 0; }
+
+  // Visits the rows that a row is the product of, and their labels; none if a part is missing.
+  template <typename Visit> void each_factor(int64_t item, int64_t place, Visit visit) const {
+    const int64_t own = source(place);
+    if (!product) return visit(m.at(inner, item, own), depth);
+    for (int64_t f = 0; f < factors; ++f)
+      if (m.entry(product + f * kPart, 0, item, own) < 0) return;
+    for (int64_t f = 0; f < factors; ++f) {
+      const int32_t* part = product + f * kPart;
+      visit(m.entry(part, 0, item, own), part[4]);
+    }
+  }
+
+  // What is taken off a row in logs.
+  double base(int64_t item, int64_t place) const {
+    if (!m.levels) return 0;
+    if (!rules && !product) return m.level(inner, item, source(place));
+    double sum = 0;
+    if (product) {
+      for (int64_t f = 0; f < factors; ++f)
+        sum += m.level_of(product + f * kPart, 0, item, source(place));
+      return sum;
+    }
+    bool some = false;
+    for (int64_t s = 0; s < splits; ++s) {
+      if (m.entry(left, s, item, place) < 0 || m.entry(right, s, item, place) < 0) continue;
+      const double own = m.level_of(left, s, item, place) + m.level_of(right, s, item, place);
+      sum = some ? std::max(sum, own) : own;
+      some = true;
+    }
+    return sum;
+  }
+
+  // exp(row - top) and top; for pairs the sums over splits, relative to the largest of all.
+  NOINLINE double scaled(int64_t item, int64_t place, Real* row, Room<Real>& room) const {
+    if (!rules) {
+      const Real* x = in_logs(item, place, 0, row, room);
+      const Real top = finite(largest(x, depth));
+      exps(row, x, top, depth);
+      return base(item, place) + top;
+    }
+    const double top = scaled_parts(item, place, room);
+    std::fill(row, row + depth, Real(0));
+    for (int64_t s = 0; s < splits; ++s) {
+      if (!(room.tops[s] > kNever<double>)) continue;
+      const Real *one = room.left.data() + s * firsts, *two = room.right.data() + s * seconds;
+      for (int64_t c = 0; c < firsts; ++c) {
+        const Real value = one[c];
+        Real* to = row + c * seconds;
+        for (int64_t e = 0; e < seconds; ++e) to[e] += value * two[e];
+      }
+    }
+    return top;
+  }
+
+  // exp(left - ...), exp(right - ...) of every split, whose weight is in its left part.
+  NOINLINE double scaled_parts(int64_t item, int64_t place, Room<Real>& room) const {
+    room.left.resize(splits * firsts);
+    room.right.resize(splits * seconds);
+    room.tops.resize(splits);
+    double top = kNever<double>;
+    for (int64_t s = 0; s < splits; ++s) {
+      const int64_t l = m.entry(left, s, item, place), r = m.entry(right, s, item, place);
+      room.tops[s] = kNever<double>;
+      if (l < 0 || r < 0) continue;
+      const Real a = largest(m.arena + l, firsts), b = largest(m.arena + r, seconds);
+      if (!(a + b > kNever<Real>)) continue;
+      room.tops[s] = m.level_of(left, s, item, place) + m.level_of(right, s, item, place) + a + b;
+      top = std::max(top, room.tops[s]);
+      exps(room.right.data() + s * seconds, m.arena + r, b, seconds);
+    }
+    top = finite(top);
+    for (int64_t s = 0; s < splits; ++s) {
+      if (!(room.tops[s] > kNever<double>)) continue;
+      const Real* from = m.arena + m.entry(left, s, item, place);
+      Real* one = room.left.data() + s * firsts;
+      const Real a = largest(from, firsts), share = Real(std::exp(room.tops[s] - top));
+      exps(one, from, a, firsts);
+      for (int64_t c = 0; c < firsts; ++c) one[c] *= share;
+    }
+    return top;
+  }
+
+  template <typename Visit>
+  void each_split(int64_t item, int64_t place, double off, Visit visit) const {
+    for (int64_t s = 0; s < splits; ++s) {
+      const int64_t l = m.entry(left, s, item, place), r = m.entry(right, s, item, place);
+      if (l < 0 || r < 0) continue;
+      const double levels = m.level_of(left, s, item, place) + m.level_of(right, s, item, place);
+      visit(m.arena + l, m.arena + r, Real(levels - off));
+    }
+  }
+
+  // The row in logs, less its base, in room for it or where it lies; for pairs, less a number, the
+  // exact log-sums, or maxima, over splits.
+  NOINLINE const Real* in_logs(int64_t item, int64_t place, double off, Real* to,
+                               Room<Real>& room) const {
+    if (!rules) {
+      const int64_t own = source(place);
+      if (!product) return m.arena + m.at(inner, item, own);
+      const int64_t one = m.entry(product, 0, item, own);
+      if (factors == 2 && product[4] > 1 && product[kPart + 4] > 1) {
+        const int64_t two = m.entry(product + kPart, 0, item, own);
+        const Real *x = m.arena + one, *y = m.arena + two;
+        if (one >= 0 && two >= 0) {
+          for (int64_t i = 0; i < depth; ++i) to[i] = x[i] + y[i];
+          return to;
+        }
+      }
+      std::fill(to, to + depth, one < 0 ? kNever<Real> : Real(0));
+      for (int64_t f = 0; f < factors; ++f) {
+        const int64_t from = m.entry(product + f * kPart, 0, item, own);
+        const bool wide = product[f * kPart + 4] > 1;
+        for (int64_t i = 0; i < depth; ++i) to[i] += from < 0 ? kNever<Real> : m.arena[from + i * wide];
+      }
+      return to;
+    }
+    std::fill(to, to + depth, kNever<Real>);
+    Real* tops = to;
+    each_split(item, place, off, [&](const Real* one, const Real* two, Real more) {
+      for (int64_t c = 0; c < firsts; ++c) {
+        Real* to = tops + c * seconds;
+        for (int64_t e = 0; e < seconds; ++e) to[e] = std::max(to[e], one[c] + two[e] + more);
+      }
+    });
+    if (m.best || splits == 1) return tops;
+    room.terms.assign(depth, Real(0));
+    room.peaks.resize(seconds);
+    each_split(item, place, off, [&](const Real* one, const Real* two, Real more) {
+      for (int64_t c = 0; c < firsts; ++c) {
+        Real *to = room.terms.data() + c * seconds, *shares = room.peaks.data();
+        for (int64_t e = 0; e < seconds; ++e)
+          shares[e] = one[c] + two[e] + more - finite(tops[c * seconds + e]);
+        exps(shares, shares, Real(0), seconds);
+        for (int64_t e = 0; e < seconds; ++e) to[e] += shares[e];
+      }
+    });
+    for (int64_t i = 0; i < depth; ++i)
+      if (tops[i] > kNever<Real>) tops[i] += std::log(room.terms[i]);
+    return tops;
+  }
+
+  const Real* in_logs(int64_t item, int64_t place, double off, Room<Real>& room) const {
+    room.logs.resize(depth);
+    return in_logs(item, place, off, room.logs.data(), room);
+  }
+};
+
+template <typename Real>
+Real exact_entry(const Prepared<Real>& t, const Real* row, int64_t column, std::vector<Real>& terms) {
+  terms.resize(t.rows);
+  for (int64_t i = 0; i < t.rows; ++i) terms[i] = row[i] + t.logs[i * t.row + column * t.column];
+  return log_sum(terms.data(), t.rows);
+}
+
+template <typename Real>
+NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
+             Room<Real>& room) {
+  const Link<Real> link(m, step);
+  const int64_t *table = m.table(step[3]), columns = table[5], labels = m.labels(link.out);
+  const int64_t stride = panels_of(columns, width<Real>()) * width<Real>(), depth = link.depth;
+  const Real low = faint<Real>(depth * std::max<int64_t>(1, link.splits));
+  const bool shared = table[1] == 1;
+  const int64_t group = shared ? (last - first) * link.places : link.places;
+  room.rows.resize(m.befores ? 0 : kBlock * depth);
+  room.sums.resize(kBlock * stride);
+  double tops[kBlock];
+  for (int64_t start = first * link.places; start < last * link.places; start += group) {
+    const Prepared<Real> t = prepared(m, step[3], start / std::max<int64_t>(1, link.places));
+    for (int64_t q = start; q < start + group; q += kBlock) {
+      const int64_t some = std::min(kBlock, start + group - q);
+      Real* rows = m.befores ? m.befores + m.batch * step[8] + q * depth : room.rows.data();
+      for (int64_t r = 0; r < some; ++r) {
+        const int64_t item = (q + r) / link.places, place = (q + r) % link.places;
+        Real* row = rows + r * depth;
+        if (!m.best) {
+          tops[r] = link.scaled(item, place, row, room);
+          continue;
+        }
+        const Real* from = link.in_logs(item, place, 0, row, room);
+        if (from != row) std::memcpy(row, from, depth * sizeof(Real));
+      }
+      by_panels(rows, some, depth, t.ahead, columns, room.sums.data(), m.best);
+      for (int64_t r = 0; r < some; ++r) {
+        const int64_t item = (q + r) / link.places, place = (q + r) % link.places;
+        Real* out = m.arena + m.at(link.out, item, place);
+        const Real* sums = room.sums.data() + r * stride;
+        std::fill(out + columns, out + labels, kNever<Real>);
+        if (m.best) {
+          std::memcpy(out, sums, columns * sizeof(Real));
+          continue;
+        }
+        double* level = m.level_at(link.out, item, place);
+        if (level) *level = tops[r];
+        logs(out, sums, t.peaks, level ? Real(0) : Real(tops[r]), columns);
+        if (m.afters)
+          std::memcpy(m.afters + m.batch * step[9] + (q + r) * columns, sums, columns * sizeof(Real));
+        bool lost = false;
+        for (int64_t j = 0; j < columns; ++j) lost |= sums[j] < low;
+        if (!lost) continue;
+        const double base = link.base(item, place);
+        const Real* row = link.in_logs(item, place, base, room);
+        const Real more = Real(base - (level ? *level : 0));
+        for (int64_t j = 0; j < columns; ++j)
+          if (sums[j] < low) out[j] = exact_entry(t, row, j, room.terms) + more;
+      }
+    }
+  }
+}
+
+// Passes the gradient of a row's entries on to their parts.
+template <typename Real>
+NOINLINE void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t item, int64_t place,
+                const Real* shares, const Real* row, double base, Real* grads) {
+  if (!link.rules) {
+    link.each_factor(item, place, [&](int64_t at, int64_t labels) {
+      for (int64_t i = 0; i < link.depth; ++i) grads[at + (labels > 1 ? i : 0)] += shares[i];
+    });
+    return;
+  }
+  link.each_split(item, place, base, [&](const Real* one, const Real* two, Real more) {
+    for (int64_t c = 0; c < link.firsts; ++c)
+      for (int64_t e = 0; e < link.seconds; ++e) {
+        const int64_t i = c * link.seconds + e;
+        if (!(row[i] > kNever<Real>) || shares[i] == 0) continue;
+        const Real part = shares[i] * std::exp(one[c] + two[e] + more - row[i]);
+        grads[one - m.arena + c] += part;
+        grads[two - m.arena + e] += part;
+      }
+  });
+}
+
+// The gradient of links, and the rows whose products are the table's gradient.
+template <typename Real>
+NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
+               Real* grads, Real* shares, Real* const* extras, Room<Real>& room) {
+  const Link<Real> link(m, step);
+  const int64_t *table = m.table(step[3]), columns = table[5], depth = link.depth;
+  const int64_t wide = panels_of(depth, width<Real>()) * width<Real>();
+  const Real low = faint<Real>(depth * std::max<int64_t>(1, link.splits));
+  room.sums.resize(kBlock * wide);
+  const int64_t total = last * link.places;
+  for (int64_t q = first * link.places; q < total;) {
+    const int64_t which = q / link.places;
+    const Prepared<Real> t = prepared(m, step[3], which);
+    const int64_t until = table[1] == 1 ? total : (which + 1) * link.places;
+    const int64_t some = std::min(kBlock, until - q);
+    const Real* before = m.befores + m.batch * step[8] + q * depth;
+    const Real* sums = m.afters + m.batch * step[9] + q * columns;
+    Real* after = shares + m.batch * step[9] + q * columns;
+    for (int64_t r = 0; r < some; ++r) {
+      const int64_t item = (q + r) / link.places, place = (q + r) % link.places;
+      const int64_t here = m.at(link.out, item, place);
+      const Real *out = m.arena + here, *grad = grads + here;
+      const Real* sum = sums + r * columns;
+      Real* h = after + r * columns;
+      bool lost = false;
+      for (int64_t j = 0; j < columns; ++j)
+        lost |= sum[j] < low && grad[j] != 0 && out[j] > kNever<Real>;
+      if (lost) {
+        const double base = link.base(item, place);
+        const Real* row = link.in_logs(item, place, base, room);
+        const Real more = Real(base - m.level(link.out, item, place));
+        std::vector<Real> own(depth);
+        for (int64_t j = 0; j < columns; ++j) {
+          if (!(sum[j] < low && grad[j] != 0 && out[j] > kNever<Real>)) continue;
+          for (int64_t i = 0; i < depth; ++i)
+            own[i] = grad[j] * std::exp(row[i] + t.logs[i * t.row + j * t.column] + more - out[j]);
+          exact_down(m, link, item, place, own.data(), row, base, grads);
+#pragma omp critical(rdpgraph_extra)
+          if (Real* extra = extras[step[3]]) {
+            extra += (table[1] > 1 ? item : 0) * depth * columns;
+            for (int64_t i = 0; i < depth; ++i) extra[i * columns + j] += own[i];
+          }
+        }
+      }
+      // Sums below the limit are passed on above, or are of nothing.
+      for (int64_t j = 0; j < columns; ++j) h[j] = sum[j] < low ? 0 : grad[j] / sum[j];
+    }
+    by_panels(after, some, columns, t.back, depth, room.sums.data(), false);
+    for (int64_t r = 0; r < some; ++r) {
+      const int64_t item = (q + r) / link.places, place = (q + r) % link.places;
+      const Real* back = room.sums.data() + r * wide;
+      if (!link.rules) {
+        const Real* e = before + r * depth;
+        link.each_factor(item, place, [&](int64_t at, int64_t labels) {
+          Real* to = grads + at;
+          if (labels > 1) for (int64_t i = 0; i < depth; ++i) to[i] += e[i] * back[i];
+          else for (int64_t i = 0; i < depth; ++i) to[0] += e[i] * back[i];
+        });
+        continue;
+      }
+      link.scaled_parts(item, place, room);
+      for (int64_t s = 0; s < link.splits; ++s) {
+        if (!(room.tops[s] > kNever<double>)) continue;
+        Real* l = grads + m.entry(link.left, s, item, place);
+        Real* r2 = grads + m.entry(link.right, s, item, place);
+        const Real *one = room.left.data() + s * link.firsts;
+        const Real *two = room.right.data() + s * link.seconds;
+        for (int64_t c = 0; c < link.firsts; ++c) {
+          const Real* g = back + c * link.seconds;
+          const Real value = one[c];
+          Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+          for (int64_t e = 0; e < link.seconds; ++e) {
+            const Real part = g[e] * two[e];
+            sum += part;
+            r2[e] += value * part;
+          }
+          l[c] += value * sum;
+        }
+      }
+    }
+    q += some;
+  }
+}
+
+}  // namespace

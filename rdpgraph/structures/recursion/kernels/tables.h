@@ -1,0 +1,209 @@
+// A program with its inputs, and its tables prepared for products.
+
+#pragma once
+
+#include "logs.h"
+
+namespace {
+
+enum Kind : int64_t {
+  kSites, kGiven, kTotal, kLinked, kSummed, kPairs, kRules, kBeside, kPicked, kApart, kNone, kProduct
+};
+
+// Large functions are not inlined, which would double the build time.
+#define NOINLINE __attribute__((noinline))
+
+constexpr int64_t kFields = 12;   // numbers of one step
+constexpr int64_t kValue = 4;     // numbers of one value
+constexpr int64_t kPart = 6;      // numbers of one factor of a product
+constexpr int64_t kTable = 8;     // numbers of one tensor
+constexpr int64_t kBlock = 64;    // rows of a link that are worked on together
+
+// A program and its inputs.
+template <typename Real> struct Machine {
+  const int64_t* values;      // (n, kValue): numbers of one item before it, places, labels, rows with
+                              // levels before it; below 0: it has none
+  const int64_t* steps;       // (n, kFields)
+  const int32_t* index;       // lists that steps point to
+  const int64_t* tables;      // (slots, kTable): address, items, their stride, rows, their stride,
+                              // columns, their stride, room of one item
+  Real* arena;                // all values
+  Real* room;                 // prepared tables
+  double* levels;             // what is taken off rows of links and sums, so that long recursions
+                              // keep their digits; null: nothing. Only for sums and their gradient.
+  Real *befores, *afters;     // rows of links before and after products, or null
+  int64_t count, batch;
+  bool best;
+
+  int64_t places(int64_t n) const { return values[kValue * n + 1]; }
+  int64_t labels(int64_t n) const { return values[kValue * n + 2]; }
+  int64_t at(int64_t n, int64_t item, int64_t place) const {
+    const int64_t* v = values + kValue * n;
+    return batch * v[0] + (item * v[1] + place) * v[2];
+  }
+  // Where the level of a row is; null: it is 0.
+  double* level_at(int64_t n, int64_t item, int64_t place) const {
+    const int64_t* v = values + kValue * n;
+    return levels && v[3] >= 0 ? levels + batch * v[3] + item * v[1] + place : nullptr;
+  }
+  double level(int64_t n, int64_t item, int64_t place) const {
+    const double* own = level_at(n, item, place);
+    return own ? *own : 0;
+  }
+  const int64_t* table(int64_t slot) const { return tables + kTable * slot; }
+  template <typename T> const T* tensor(int64_t slot) const {
+    return reinterpret_cast<const T*>(table(slot)[0]);
+  }
+
+  // The step and place of a factor's entry; null: none.
+  const int32_t* found(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
+    const int64_t many = part[2], wide = part[3];
+    int64_t number = (many > 1 ? way : 0) * wide + (wide > 1 ? place : 0);
+    if (part[5] >= 0) {  // places in a pool, given at run time
+      const int64_t* given = table(part[5]);
+      const int64_t* places = reinterpret_cast<const int64_t*>(given[0]);
+      number = places[(given[1] > 1 ? item * given[2] : 0) + number];
+      if (number >= part[0]) return nullptr;
+    }
+    const int32_t* own = index + part[1] + 2 * number;
+    return own[0] < 0 ? nullptr : own;
+  }
+
+  // The offset of a factor's entry in the arena; below 0: none.
+  int64_t entry(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
+    const int32_t* own = found(part, way, item, place);
+    return own ? at(own[0], item, own[1]) : -1;
+  }
+
+  // Visits the entries of a factor at some places in turn, with their levels; below 0: none.
+  template <typename Visit>
+  void each_place(const int32_t* part, int64_t way, int64_t item, int64_t first, int64_t count,
+                  Visit visit) const {
+    const int64_t hop = part[3] > 1, start = (part[2] > 1 ? way : 0) * part[3] + hop * first;
+    const int64_t* given = part[5] < 0 ? nullptr : table(part[5]);
+    const int64_t* numbers = given ? reinterpret_cast<const int64_t*>(given[0]) : nullptr;
+    if (given && given[1] > 1) numbers += item * given[2];
+    for (int64_t p = 0; p < count; ++p) {
+      const int64_t number = numbers ? numbers[start + hop * p] : start + hop * p;
+      const int32_t* own = index + part[1] + 2 * number;
+      const bool none = (numbers && number >= part[0]) || own[0] < 0;
+      if (none) visit(p, -1, 0.0);
+      else visit(p, at(own[0], item, own[1]), level(own[0], item, own[1]));
+    }
+  }
+
+  // The level of a factor's entry; 0: none.
+  double level_of(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
+    if (!levels) return 0;
+    const int32_t* own = found(part, way, item, place);
+    return own ? level(own[0], item, own[1]) : 0;
+  }
+};
+
+template <typename Real> struct Room {
+  std::vector<Real> rows, sums, left, right, terms, logs, peaks;
+  std::vector<double> tops;
+};
+
+// The limit below which a scaled sum of so many terms is summed again, in logs.
+template <typename Real> Real faint(int64_t terms) {
+  typedef std::numeric_limits<Real> Limits;
+  return Limits::min() / Limits::epsilon() * Real(terms);
+}
+
+// The log-sum of terms, which are overwritten by their exponentials relative to the largest.
+template <typename Real> Real log_sum(Real* terms, int64_t count) {
+  const Real top = largest(terms, count);
+  if (!(top > kNever<Real>)) return kNever<Real>;
+  exps(terms, terms, top, count);
+  Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t k = 0; k < count; ++k) sum += terms[k];
+  return top + std::log(sum);
+}
+
+// One item's table: the columns' peaks, and the scaled table in panels, forwards and (for gradients)
+// backwards.
+template <typename Real> struct Prepared {
+  Real *peaks, *ahead, *back;
+  const Real* logs;
+  int64_t rows, columns, row, column;
+};
+
+template <typename Real>
+Prepared<Real> prepared(const Machine<Real>& machine, int64_t slot, int64_t item) {
+  const int64_t* table = machine.table(slot);
+  const int64_t rows = table[3], columns = table[5], wide = width<Real>();
+  const int64_t which = table[1] > 1 ? item : 0;
+  const int64_t ahead = panels_of(columns, wide) * wide * rows;
+  const int64_t size = columns + ahead + panels_of(rows, wide) * wide * columns;
+  Real* room = machine.room + table[7] + which * size;
+  const Real* logs = reinterpret_cast<const Real*>(table[0]) + which * table[2];
+  return {room, room + columns, room + columns + ahead, logs, rows, columns, table[4], table[6]};
+}
+
+// Whether there is a NaN among log-values.
+template <typename Real> bool unsound(const Real* values, int64_t count) {
+  int bad = 0;
+#pragma omp simd reduction(| : bad)
+  for (int64_t k = 0; k < count; ++k) bad |= values[k] != values[k];
+  return bad;
+}
+
+// Prepares a table; returns whether it has a NaN.
+template <typename Real> bool prepare(const Prepared<Real>& t, bool best, bool back) {
+  const int64_t wide = width<Real>();
+  if (!back) {
+    bool bad = false;
+    for (int64_t j = 0; j < t.columns; ++j) t.peaks[j] = kNever<Real>;
+    for (int64_t i = 0; i < t.rows; ++i)
+      for (int64_t j = 0; j < t.columns; ++j) {
+        const Real value = t.logs[i * t.row + j * t.column];
+        bad |= value != value;
+        t.peaks[j] = std::max(t.peaks[j], value);
+      }
+    for (int64_t j = 0; j < t.columns; ++j) t.peaks[j] = finite(t.peaks[j]);
+    const Real none = best ? kNever<Real> : Real(0);
+    Real one[width<Real>()];
+    for (int64_t p = 0; p < panels_of(t.columns, wide); ++p)
+      for (int64_t i = 0; i < t.rows; ++i) {
+        const int64_t first = p * wide, count = std::min(wide, t.columns - first);
+        Real* target = t.ahead + (p * t.rows + i) * wide;
+        const Real* source = t.logs + i * t.row + first * t.column;
+        for (int64_t k = 0; k < count; ++k) one[k] = source[k * t.column] - t.peaks[first + k];
+        if (best) for (int64_t k = 0; k < count; ++k) target[k] = source[k * t.column];
+        else exps(target, one, Real(0), count);
+        for (int64_t k = count; k < wide; ++k) target[k] = none;
+      }
+    return bad;
+  }
+  // The transpose of the prepared table.
+  for (int64_t p = 0; p < panels_of(t.rows, wide); ++p)
+    for (int64_t j = 0; j < t.columns; ++j) {
+      const int64_t first = p * wide, count = std::min(wide, t.rows - first);
+      Real* target = t.back + (p * t.columns + j) * wide;
+      const Real* source = t.ahead + (j / wide * t.rows + first) * wide + j % wide;
+      for (int64_t k = 0; k < count; ++k) target[k] = source[k * wide];
+      for (int64_t k = count; k < wide; ++k) target[k] = best ? kNever<Real> : Real(0);
+    }
+  return false;
+}
+
+// (rows, panels * width): rows (rows, depth) by all panels.
+template <typename Real>
+void by_panels(const Real* left, int64_t rows, int64_t depth, const Real* panels, int64_t columns,
+               Real* result, bool best) {
+  const int64_t wide = width<Real>(), many = panels_of(columns, wide), stride = many * wide;
+  Real block[8 * width<Real>()];
+  for (int64_t p = 0; p < many; ++p)
+    for (int64_t r = 0; r < rows; r += kRows) {
+      const int64_t some = std::min(kRows, rows - r);
+      const Real *from = left + r * depth, *panel = panels + p * wide * depth;
+      if (best) multiply<Real, true>(some, from, depth, panel, depth, block);
+      else multiply(some, from, depth, panel, depth, block);
+      for (int64_t k = 0; k < some; ++k)
+        std::memcpy(result + (r + k) * stride + p * wide, block + k * wide, wide * sizeof(Real));
+    }
+}
+
+}  // namespace
