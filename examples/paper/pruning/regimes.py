@@ -13,6 +13,8 @@ likely questions are the best partners by the word scores of the model itself, w
 Operations are bispans and ways to join two, summed over all sweeps; a merit is one. They are in
 proportion to time where charts are large, and leave out what a small chart costs beside. Errors are
 squared distances of expected alignments from the exact ones, at the most operations within a share.
+Above 30 words, where exact ones take much memory, one mask at 50 nats by the merits of the model's
+own tables is in their place; how far it is from that at 40 nats is printed.
 Prints a line for each model and a table, and draws ``regimes.png``. What has been found is kept in
 the output folder, and a run goes on from there.
 """
@@ -21,9 +23,11 @@ import argparse
 import json
 import random
 from collections.abc import Callable, Iterator
-from itertools import product
+from functools import partial
+from itertools import islice, product
 from math import comb
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -35,11 +39,14 @@ from tictactoe import allowed, merits
 from torch import Tensor
 
 import rdpgraph as rg
-from rdpgraph.pruning import Given, masks_of, sweeps_of
+from rdpgraph.pruning import Given, Masked, masks_of, sweeps_of
 
 THRESHOLDS = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 12.0, 15.0, 20.0, 30.0, 50.0)
 STOPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 BUDGETS = (0.01, 0.03, 0.1, 0.3)
+EXACT = 30  # words, up to which the full recursion is run
+NEARLY = (40.0, 50.0)  # nats, of masks that stand for it above
+CHAINS = 8  # of masks by links of its own, whose first four sweeps are told apart
 MOST = 6e6  # operations of one mask, for memory's sake
 MOST_SECONDS = 10.0  # of one chain of masks
 WAYS = {"tic-tac-toe": "o-", "masks, links told": "s-", "masks, links of its own": "^-"}
@@ -53,30 +60,50 @@ def full(p: int, q: int) -> int:
     return 2 * comb(p + 3, 3) * comb(q + 3, 3)
 
 
+def within(model: rg.Bitext, merit: Tensor, threshold: float) -> Masked:
+    """The model without bispans whose merit is further than that below the best."""
+    narrow = rg.Bitext(
+        model.unary, model.straight, model.inverted, leaves=model.leaves,
+        allowed=allowed(merit, threshold),
+    )  # fmt: skip
+    none = torch.zeros(1, *(size - 1 for size in merit.shape[::2]), dtype=torch.bool)
+    return masks_of(narrow, rg.infer).masked(none, none)
+
+
+def exact_of(model: rg.Bitext, tables: list[Tensor], size: int) -> Tensor:
+    """Expected alignments; of long sentences by one mask, which leaves next to nothing out."""
+    if size <= EXACT:
+        return model.pair_marginals()
+    merit = merits(*tables)
+    less, more = (within(model, merit, nats).expected().answers[0] for nats in NEARLY)
+    print(
+        f"masks at {NEARLY[0]:g} and {NEARLY[1]:g} nats: {(more - less).square().sum():.1g} apart"
+    )
+    return more
+
+
 def by_merits(model: rg.Bitext, tables: tuple[Tensor, Tensor], exact: Tensor) -> Iterator[Point]:
-    """One mask for each threshold, as long as it is small."""
-    (p, q), merit = exact.shape, merits(*tables)
+    """One mask for each threshold, as long as it is small; its merits are in all seconds."""
+    merit, first = timed(lambda: merits(*tables))
+    p, q = exact.shape
     spans = comb(p + 1, 2) * comb(q + 1, 2)
     for threshold in THRESHOLDS:
-        narrow = rg.Bitext(
-            model.unary, model.straight, model.inverted, leaves=model.leaves,
-            allowed=allowed(merit, threshold),
-        )  # fmt: skip
-        none = torch.zeros(1, p, q, dtype=torch.bool)
-        masked = masks_of(narrow, rg.infer).masked(none, none)
+        masked, made = timed(partial(within, model, merit, threshold))
         if masked.work > MOST:
             return
         found, seconds = timed(lambda own=masked: own.expected().answers[0])
         error = float((found - exact).square().sum())
-        yield [(spans + masked.work) / full(p, q), error, seconds]
+        yield [(spans + masked.work) / full(p, q), error, first + made + seconds]
 
 
-def at_random(model: rg.Bitext, likely: Tensor, exact: Tensor, most: float) -> Iterator[Point]:
+def at_random(
+    model: rg.Bitext, likely: Tensor, exact: Tensor, most: float, seed: int = 0
+) -> Iterator[Point]:
     """One chain, until a share of the full recursion's operations, 10 s or 512 sweeps."""
     if not bool(likely.any()):
         yield [1.0, 0.0, 0.0]  # without a mask a sweep is the full recursion
         return
-    generator, posterior, done, spent = torch.Generator().manual_seed(0), None, 0, 0.0
+    generator, posterior, done, spent = torch.Generator().manual_seed(seed), None, 0, 0.0
     for stop in STOPS:
         estimator = rg.RandomizedPruning(
             stop - done, warm_up=0, likely=Given(likely), resume=posterior
@@ -105,18 +132,23 @@ def correlation(one: Tensor, other: Tensor) -> float:
 def record(
     pair: Pair,
     scores: tuple[Tensor, Tensor, Tensor],
+    tables: list[Tensor],
     told: dict[str, tuple[Lexicon, Pair]],
     most: float,
 ) -> dict[str, Any]:
     """All that is found of one model."""
     model = model_with(scores, mixed=False)
     assert isinstance(model, rg.Bitext)
-    exact, seconds = timed(model.pair_marginals)
+    exact, seconds = timed(lambda: exact_of(model, tables, len(pair[0])))
     linked = exact.clamp(1e-12, 1 - 1e-12)
     entropy = -(linked * linked.log() + (1 - linked) * (1 - linked).log()).sum() / len(pair[0])
     found: dict[str, Any] = {"entropy": float(entropy), "seconds": seconds, "told": {}}
     masks = masks_of(model, rg.infer)
-    own = list(at_random(model, masks.guess(masks.open()), exact, most))
+    likely = masks.guess(masks.open())
+    own = list(at_random(model, likely, exact, most))
+    found["chains"] = [
+        list(islice(at_random(model, likely, exact, most, seed), 3)) for seed in range(CHAINS)
+    ]
     for name, (lexicon, seen) in told.items():
         found["told"][name] = {
             "correlation": correlation(lexicon.posteriors(seen), exact),
@@ -144,6 +176,12 @@ def report(found: dict[str, dict[str, Any]], sizes: list[int], picture: Path) ->
     ]  # fmt: skip
     heads = ["words", "tau", "entropy", "told", "corr", *(f"at {share:.0%}" for share in BUDGETS)]
     show(f"squared error at a share of the operations: {', '.join(WAYS)}", heads, rows)
+    for name, one in found.items():
+        for sweeps, points in zip(STOPS, zip(*one["chains"], strict=False), strict=False):
+            shares, errors, _ = zip(*points, strict=True)
+            print(f"{name}: {len(points)} chains, links of its own, {sweeps} sweeps, "
+                  f"{median(shares):.2%}: {median(errors):.2g}, {min(errors):.2g} to "
+                  f"{max(errors):.2g}")  # fmt: skip
     chosen = [(n, one) for n, one in found.items() if n.split()[0] == str(sizes[-1])]
     names = list(chosen[0][1]["told"])
     figure, grid = plt.subplots(
@@ -210,10 +248,10 @@ def main() -> None:
             told["shuffled"] = lexicon, (source, mixed)
         both, one, other = lexicon.scores(pair)
         scores = both / temperature, one / temperature, other / temperature
+        tables = [table ** (1 / temperature) for table in lexicon.tables(pair)]
         name = f"{size} {temperature:g}"
-        found[name], spent = timed(
-            lambda p=pair, s=scores, t=told, n=name: kept(store, n, lambda: record(p, s, t, 0.3))
-        )
+        make = partial(record, pair, scores, tables, told, 0.3)
+        found[name], spent = timed(partial(kept, store, name, make))
         print(f"{size} x {size} words, temperature {temperature:g}: {spent:.0f} s", flush=True)
     report(found, given.sizes, given.output / "regimes.png")
 
