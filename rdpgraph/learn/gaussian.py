@@ -125,7 +125,7 @@ class Gaussian(Emission):
                 near = means - self._shift
                 level = level + near.square() * precision
                 natural = torch.cat([level, -2 * near * precision, precision], 1)
-                return self._features(observed) @ natural.mul_(-0.5).mT
+                return (natural.mul_(-0.5) @ self._features(observed)).mT.contiguous()
             for part in _parts(observed, means):
                 terms = (observed[part].unsqueeze(1) - means).square() * precision + level
                 result[part] = terms.nansum(2) * -0.5
@@ -134,8 +134,10 @@ class Gaussian(Emission):
             inverse, near = torch.linalg.inv(self._table), (means - self._shift).unsqueeze(2)
             level = torch.linalg.slogdet(2 * math.pi * self._table).logabsdet.unsqueeze(1)
             level = level + (near.mT @ inverse @ near).squeeze(2)
-            natural = torch.cat([level, -2 * (inverse @ near).squeeze(2), inverse.flatten(1)], 1)
-            result = self._features(observed) @ natural.mul_(-0.5).mT
+            one, other = torch.triu_indices(*inverse.shape[1:], device=inverse.device)
+            squares = inverse[:, one, other] * (2 - (one == other).to(inverse))
+            natural = torch.cat([level, -2 * (inverse @ near).squeeze(2), squares], 1)
+            result = (natural.mul_(-0.5) @ self._features(observed)).mT.contiguous()
         for rows, seen in _patterns(observed, whole=not self._close):
             factor = torch.linalg.cholesky(self._table[:, seen][:, :, seen])
             unit = torch.eye(factor.shape[1]).to(factor).expand_as(factor)
@@ -157,7 +159,7 @@ class Gaussian(Emission):
         means = table_of(self.means)
         if self._diagonal and self._close:
             near = means - self._shift
-            mass, first, second = (weights.mT @ self._features(observed)).chunk(3, 1)
+            mass, first, second = (weights.mT @ self._features(observed).mT).chunk(3, 1)
             return mass, first - near * mass, second - near * (2 * first - near * mass)
         if self._diagonal:
             sums = means.new_zeros(3, *means.shape)
@@ -171,9 +173,11 @@ class Gaussian(Emission):
         second = means.new_zeros(states, columns, columns)
         if self._close:
             near = means - self._shift
-            sums = weights.mT @ self._features(observed)
-            mass, first, second = sums.split([1, columns, columns**2], 1)
-            second = second.unflatten(1, (columns, columns)) - _outer(first, near)
+            one, other = torch.triu_indices(columns, columns, device=means.device)
+            sums = weights.mT @ self._features(observed).mT
+            mass, first, squares = sums.split([1, columns, len(one)], 1)
+            second[:, one, other] = second[:, other, one] = squares
+            second = second - _outer(first, near)
             mass, first = mass.squeeze(1), first - near * mass
             second = second - _outer(near, first)
         for places, seen in _patterns(observed, whole=not self._close):
@@ -296,16 +300,18 @@ class Gaussian(Emission):
         return near.shape[1] <= _FEW and bool((size * inverse <= _APART).all())
 
     def _features(self, observed: Tensor) -> Tensor:
-        """(rows, k): indicators of seen entries, values and squares about the common mean.
+        """(k, rows): indicators of seen entries, values and squares about the common mean.
 
         Zero for missing entries where covariances are diagonal; else for rows with one, and squares
-        are products of all pairs.
+        are the products of pairs of columns.
         """
-        apart = observed - self._shift
-        seen = ~(apart if self._diagonal else apart.sum(1, keepdim=True)).isnan()
+        apart = observed.mT.contiguous() - self._shift.unsqueeze(1)
+        seen = ~(apart if self._diagonal else apart.sum(0, keepdim=True)).isnan()
         apart = torch.where(seen, apart, 0.0)
-        squares = apart.square() if self._diagonal else _outer(apart, apart).flatten(1)
-        return torch.cat([seen.to(apart), apart, squares], 1)
+        squares = [apart.square()]
+        if not self._diagonal:
+            squares = [apart[place:] * own for place, own in enumerate(apart)]
+        return torch.cat([seen.to(apart), apart, *squares])
 
 
 def _outer(one: Tensor, other: Tensor) -> Tensor:

@@ -104,8 +104,10 @@ def as_rows(
     """A padded batch of sequences (steps, columns), with the place of each first step among all."""
     lengths = [len(each) for each in sequences]
     device = sequences[0].device
+    padded = pad_sequence(list(sequences), batch_first=True, padding_value=math.nan)
     return {
-        "observed": pad_sequence(list(sequences), batch_first=True, padding_value=math.nan),
+        # One column after the other in memory, as emissions sum over steps.
+        "observed": padded.movedim(2, 0).contiguous().movedim(0, 2),
         "lengths": torch.tensor(lengths, device=device),
         "places": torch.tensor([(at, total or sum(lengths)) for at in places], device=device),
     }
