@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, biject_to
+from torch.distributions import Distribution, biject_to, transform_to
 
 from rdpgraph._core.numbers import is_whole
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.learn.emissions import Emission, check_mass
 from rdpgraph.learn.parameters import Parameter
 from rdpgraph.learn.sequences import PaddedBatch
@@ -66,7 +66,11 @@ class Density(Emission):
 
     @property
     def size(self) -> int:
-        return sum(t.numel() for name, t in self.parameters.items() if name not in self.fixed)
+        own = zip(self._maps.values(), self.free(), strict=True)
+        # Other maps than bijections are of triangles, and ignore what is above these.
+        return sum(
+            p.numel() if to.bijective else int(p.new_ones(p.shape).tril().sum()) for to, p in own
+        )
 
     @property
     def _vectors(self) -> bool:
@@ -137,7 +141,18 @@ class Density(Emission):
     @property
     def _maps(self) -> dict[str, Any]:
         limits: Any = self.family(**self.parameters).arg_constraints
-        return {n: biject_to(limits[n]) for n in self.parameters if n not in self.fixed}
+        return {n: self._map(n, limits[n]) for n in self.parameters if n not in self.fixed}
+
+    def _map(self, name: str, limit: Any) -> Any:
+        for maps in (biject_to, transform_to):  # the second one has triangles of matrices
+            try:
+                return maps(limit)
+            except NotImplementedError:
+                pass
+        raise UnsupportedError(
+            f"Density cannot fit {name} of {self.family.__name__}: torch maps no free numbers to "
+            f"its values. Leave it as it is: fixed=[{name!r}]."
+        )
 
     def free(self) -> tuple[Tensor, ...]:
         """Unconstrained forms of the parameters that are not fixed, in their order."""

@@ -382,6 +382,6 @@ def check_mass(emission: Emission, weights: Tensor, remedy: str) -> None:
     lost = (weights <= 0).nonzero().flatten()
     if len(lost):
         raise ModelError(
-            f"{type(emission).__name__} has lost all mass in state {int(lost[0])}: no step is in "
-            f"it. Set {remedy}, or take fewer states."
+            f"{type(emission).__name__} has lost all mass in state {int(lost[0])}: no step, or "
+            f"no value of a column, is in it. Set {remedy}, or take fewer states."
         )

@@ -319,7 +319,7 @@ class BayesianNetwork(Arguments):
         """
         import networkx
 
-        graph = self.to_networkx()
+        graph = self._holding([cause, effect])
         known = set(getattr(self, "feature_names_in_", graph)) - {cause, effect}
         known -= networkx.descendants(graph, cause)
         graph.remove_edges_from(list(graph.out_edges(cause)))
@@ -341,6 +341,13 @@ class BayesianNetwork(Arguments):
         result.add_edges_from(edges)
         return result
 
+    def _holding(self, names: Iterable[str]) -> Any:
+        """The network for networkx; refuses names that it does not hold."""
+        graph = self.to_networkx()
+        if unknown := set(names) - set(graph):
+            raise ModelError(f"{min(unknown)!r} is no variable of {', '.join(graph)}.")
+        return graph
+
     def d_separated(self, one: Any, other: Any, given: Iterable[str] = ()) -> bool:
         """Return whether the edges say that variables are independent given others.
 
@@ -354,11 +361,15 @@ class BayesianNetwork(Arguments):
         first, second = (
             {names} if isinstance(names, str) else set(names) for names in (one, other)
         )
-        return bool(networkx.is_d_separator(self.to_networkx(), first, second, set(given)))
+        given = {*given}
+        if shared := first & second | (first | second) & given:
+            raise ModelError(f"d_separated takes a variable once; got {min(shared)!r} twice.")
+        graph = self._holding(first | second | given)
+        return bool(networkx.is_d_separator(graph, first, second, given))
 
     def markov_blanket(self, name: str) -> set[str]:
         """The parents, children and co-parents of a variable, which separate it from all others."""
-        graph = self.to_networkx()
+        graph = self._holding([name])
         near = {*graph.predecessors(name), *graph.successors(name)}
         return near.union(*map(graph.predecessors, graph.successors(name))) - {name}
 

@@ -126,7 +126,7 @@ def states_in(name: str, column: Any) -> States:
     else:
         values = list(dict.fromkeys(np.asarray(column, object).tolist()))
     states: list[Any] = [value for value in values if not is_gap(value)]
-    states = [int(v) if isinstance(v, float | np.floating) and v == int(v) else v for v in states]
+    states = [int(v) if isinstance(v, float | np.floating) and v % 1 == 0 else v for v in states]
     states = [value for value in states if isinstance(value, str) or value != MISSING]
     if not states:
         raise EvidenceError(f"Column {name!r} has no states; give them: states={{{name!r}: 2}}.")

@@ -174,7 +174,8 @@ def main() -> None:
             if options.only and name not in options.only:
                 continue
             plain = pathlib.Path(scratch) / f"{name}.bif"
-            plain.write_bytes(gzip.decompress(packed.read_bytes()))
+            text = gzip.decompress(packed.read_bytes())
+            plain.write_bytes(text.replace(b"Asy/Patch", b"Asy_Patch"))  # a name pyAgrum refuses
             if options.rows:
                 of_rows(name, str(plain), options.rows, options.limit)
                 continue

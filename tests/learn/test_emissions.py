@@ -312,6 +312,19 @@ def test_a_family_of_vectors() -> None:
         density.log_prob(observed)
 
 
+@pytest.mark.parametrize("form", ["scale_tril", "covariance_matrix", "precision_matrix"])
+def test_matrices_of_a_family_are_maximised(form: str) -> None:
+    own, observed, counts = gaussian("full"), reals(60, COLUMNS), weights(60)
+    family = learn.Density(MultivariateNormal, {"loc": torch.zeros(COLUMNS), form: torch.eye(3)})
+    family = family.blank(STATES, own.means)
+    found = family.maximised(statistics(family, observed, counts))
+    expected = own.maximised(statistics(own, observed, counts))
+    normal = MultivariateNormal(**found.parameters)
+    torch.testing.assert_close(normal.loc, expected.means, atol=1e-3, rtol=0.0)
+    torch.testing.assert_close(normal.covariance_matrix, expected.covariances, atol=1e-3, rtol=0.0)
+    assert found.size == expected.size
+
+
 def test_durations_by_a_family_are_maximised() -> None:
     """The rate of a geometric family that is hardly cut off is one over the mean."""
     rates = torch.tensor([[0.3], [0.5]])

@@ -1,6 +1,7 @@
 """Bayesian networks fitted to tables: counting, gaps, hidden variables, manners of scikit-learn."""
 
 import itertools
+import math
 import pickle
 
 import networkx
@@ -246,6 +247,20 @@ def test_paths_are_asked_of_networkx():
     assert network.markov_blanket("a") == {"b", "c"}
 
 
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda network: network.d_separated("a", "x"), "'x' is no variable of a, b"),
+        (lambda network: network.d_separated("a", "b", ["a"]), "takes a variable once; got 'a'"),
+        (lambda network: network.adjustment_set("x", "b"), "'x' is no variable of a, b"),
+        (lambda network: network.markov_blanket("x"), "'x' is no variable of a, b"),
+    ],
+)
+def test_paths_between_names_that_there_are(ask, message):
+    with pytest.raises(rg.errors.ModelError, match=message):
+        ask(BayesianNetwork([("a", "b")]))
+
+
 def test_numbers_and_categories_are_states():
     table = pandas.DataFrame({
         "n": [3.0, 5.0, np.nan, 3.0],
@@ -288,6 +303,7 @@ def test_manners_of_scikit_learn():
         ({"fixed": {"rain": [0.5, 0.4, 0.1]}}, {}, r"shape \(2,\)"),
         ({"fixed": {"rain": [1.0, 0.0]}}, {}, "explains row 3 of the data"),
         ({}, {"rain": [0.5] * 60}, "holds 0.5"),
+        ({}, {"rain": [math.inf] * 60}, "holds inf"),
         ({"fixed": ("snow",)}, {}, "name 'snow', which is no variable"),
         ({"prior": {"snow": 1.0}}, {}, "name 'snow', which is no variable"),
         ({"noisy": ("snow",)}, {}, "name 'snow', which is no variable"),
