@@ -179,6 +179,31 @@ def test_sequences_of_one_step(transition):
     crf.entropy(unary).sum().backward()
 
 
+EMPTY = {
+    "chain": lambda: rg.Chain(torch.zeros(0, 4, 3), torch.zeros(3, 3)),
+    "segments": lambda: rg.SemiMarkov(torch.zeros(0, 4, 2, 3), torch.zeros(3, 3)),
+    "tree": lambda: rg.Hypertree(torch.zeros(0, 3, 3, 2)),
+    "projective": lambda: rg.ProjectiveDependencies(torch.zeros(0, 3, 4)),
+    "non-projective": lambda: rg.NonProjectiveDependencies(torch.zeros(0, 3, 4)),
+    "alignment": lambda: rg.Alignment(torch.zeros(0, 2, 3, 3)),
+    "bitext": lambda: rg.Bitext(torch.zeros(0, 3, 3, 3, 3, 1)),
+    "parities": lambda: rg.ParityModel([[1, 1]], torch.zeros(0, 2)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_no_items_have_no_answers(name):
+    model = EMPTY[name]()
+    assert model.log_partition().shape == model.entropy().shape == (0,)
+    assert model.marginals().shape[0] == 0
+    assert model.k_best(2).scores.shape == (2, 0)
+    for drawn in (model.mode(), model.sample(2)):
+        assert model.site_states(drawn).numel() == 0
+    if name != "non-projective":
+        few = rg.Randomized.default(keep=2)
+        assert rg.infer(model, estimator=few).log_partition.shape == (0,)
+
+
 @pytest.mark.parametrize("transition", [torch.zeros(3, 3), torch.zeros(3, 3, 3), "low rank"])
 def test_nothing_to_do(transition):
     """No items, and no draws."""

@@ -190,7 +190,7 @@ def by_logs(
             flipped = logs[:, torch.arange(logs.shape[1], device=logs.device) ^ bit]
             logs = total(logs + even, flipped + odd)
         else:
-            halves = logs.reshape(len(logs), -1, 2, 1 << bit)
+            halves = logs.unflatten(1, (-1, 2, 1 << bit))
             seen = syndrome[:, number].reshape(-1, 1, 1)
             zero = torch.where(seen != 1, halves[:, :, 0], -math.inf)
             one = torch.where(seen != 0, halves[:, :, 1], -math.inf)

@@ -230,7 +230,8 @@ def mixed_states(views: Sequence[View]) -> Tensor:
         assert states is not None
         if view.places > 1:
             states = states.unflatten(1, (view.ways, -1)).transpose(1, 2)
-        parts.append(states.reshape(states.shape[0], view.places, -1))
+        labels = math.prod(states.shape[1:]) // view.places
+        parts.append(states.reshape(states.shape[0], view.places, labels))
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
 
 
