@@ -19,7 +19,7 @@ from rdpgraph.plan.clock import Allowance
 
 _log = logging.getLogger(__name__)
 
-_CHEAPLY = 0.1
+_PLAINLY = 0.4
 """Part of the remaining time in which plain messages are decoded without hard zeros."""
 
 _MODES = 0.8
@@ -31,8 +31,9 @@ _MARGINAL = 0.9
 _BOUNDING = 0.05
 """Part of the time for a bound on their scores."""
 
-_STARTED = 0.4
-"""Part of that after which messages end, and the search begins from them."""
+_STARTED, _BRIEFLY = 0.4, 0.05
+"""Parts of that after which messages end, and the search begins from them: with hard zeros, and
+without, where plain ones are the better start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     # gives messages as `Loopy` by default, from the remaining seconds or without a limit; with hard
     # zeros their mode is compared at the end
     plainly: Callable[[float | None], Solution] | None = field(default=None, repr=False)
-    first: float = 0.0  # part of the time for these before others, for sums
+    first: float = 0.0  # part of the time for these before others
     remedy: str = ""  # advice that gives better answers than all of them
 
     @property
@@ -122,9 +123,18 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _messages(self) -> Solution:
-        """Messages for modes and max-marginals."""
+        """Messages for modes."""
+        soft = self.plainly is not None and self._decoding is None
+        return self._modal(_BRIEFLY if soft else _STARTED)
+
+    @cached_property
+    def _maxima(self) -> Solution:
+        """Messages for max-marginals."""
+        return self._messages if self._decoding is not None else self._modal(_STARTED)
+
+    def _modal(self, part: float) -> Solution:
         with self.allowance.spending(), torch.no_grad():
-            solution = self.modal(_STARTED * self.allowance.left(_MODES))
+            solution = self.modal(part * self.allowance.left(_MODES))
             solution.mode()
         return solution
 
@@ -144,7 +154,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
             best = best_of(network, every)
             if plain is not None and bool(best.found.all()):
                 return best.states
-            part = _CHEAPLY if self._decoding is None else 1.0
+            part = max(_PLAINLY if self._decoding is None else 1.0, self.first)
             other = self.plainly(self.allowance.left(part)).mode()
             return best_of(network, [best.states, other]).states
 
@@ -195,7 +205,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         return self._messages.status().method if "_best" in self.__dict__ else ""
 
     def max_marginals(self) -> Tensor:
-        return self._messages.max_marginals()
+        return self._maxima.max_marginals()
 
     def mode(self) -> Tensor:
         return self._best[0]

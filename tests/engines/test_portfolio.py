@@ -154,6 +154,32 @@ def test_modes_are_no_worse_than_those_that_messages_decode():
     assert scores[0] >= scores[1] - 1e-9 or counts[0] < counts[1]
 
 
+def image(side: int) -> rg.FactorGraph:
+    """Noisy squares in four levels, and neighbours that like to be near."""
+    level = torch.linspace(0.0, 1.2, 4, dtype=DOUBLE)
+    row = torch.arange(side) // 12
+    noise = torch.randn(side, side, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    seen = (row.unsqueeze(1) + row) % 2 + 0.8 * noise
+    near = rg.Table(-0.9 * (3.0 * (level.unsqueeze(1) - level).abs()).clamp(max=1.0))
+    x = rg.VariableArray("x", (side, side), 4)
+    return rg.FactorGraph([
+        rg.FactorBlock((x,), rg.Table(-((seen.unsqueeze(-1) - level) ** 2) / 1.3)),
+        rg.FactorBlock((x[1:], x[:-1]), near),
+        rg.FactorBlock((x[:, 1:], x[:, :-1]), near),
+    ])  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [0.6, 0.9])
+def test_modes_of_images_are_no_worse_than_those_of_messages_in_half_the_time(seconds):
+    graph = image(48)
+    with clock.counted(clock.Counter()):
+        ours = rg.infer(graph, scheduler=rg.Auto(memory=1e6, seconds=seconds)).mode()
+    with clock.counted(clock.Counter()):
+        theirs = rg.infer(graph, scheduler=rg.Loopy(seconds=seconds / 2)).mode()
+    assert float(graph.score({**ours})) >= float(graph.score({**theirs})) - 1e-9
+
+
 @pytest.mark.long
 def test_progress_is_told_of_sweeps_and_moves():
     seen: list[Sweep | Move] = []
