@@ -5,14 +5,17 @@ import math
 import os
 import random
 import subprocess
+from typing import NoReturn
 
 import pytest
 import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.counting.encoding import encoded
-from rdpgraph.engines.counting.solution import log_count
+from rdpgraph.engines.counting.solution import CountedFirst, CountedSolution, log_count
+from rdpgraph.plan.clock import Allowance
 from rdpgraph.schedulers.scheduler import reduced
+from rdpgraph.structures.recursion.library import function
 
 pytest.importorskip("pyganak")
 
@@ -255,3 +258,22 @@ def test_circuits_that_do_not_fit_are_refused_in_time() -> None:
     posterior = rg.infer(hard_clauses(300), scheduler=rg.Counting(seconds=0.3, memory=1e8))
     with pytest.raises(rg.errors.BudgetError, match="No circuit of 300 literals and 540 clauses"):
         posterior.marginals()
+
+
+def test_a_circuit_answers_first_where_it_is_compiled() -> None:
+    graph = random_graph(3)
+    exact = rg.infer(graph, scheduler=rg.Contraction())
+    network = reduced(graph, 1.0)
+    count = CountedSolution(network, 1e9, Allowance(5.0), function("compile", torch.float64))
+
+    def never(_: float) -> NoReturn:
+        raise AssertionError
+
+    posterior = CountedFirst(count, never)
+    torch.testing.assert_close(
+        posterior.variable_marginals(), exact.solution.variable_marginals(), check_dtype=False
+    )
+    assert posterior.status().method == "counting"
+    assert float(graph.score_states(posterior.mode())) == pytest.approx(
+        float(graph.score_states(exact.solution.mode()))
+    )

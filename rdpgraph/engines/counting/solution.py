@@ -157,6 +157,13 @@ _SUMS = (
     "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval", "possible",
 )  # fmt: skip
 
+_BY_CIRCUIT = (
+    "variable_marginals", "check_factor_marginals", "factor_marginals", "expected_score", "entropy",
+    "sample",
+)  # fmt: skip
+"""Questions that a circuit is compiled for, and others that one answers if it is there."""
+_IF_COMPILED = ("max_marginals", "mode", "possible_mode", "mode_exists", "mode_is_optimal")
+
 
 @dataclass(frozen=True, eq=False)
 class CountedSolution(Solution):
@@ -347,9 +354,9 @@ class CountedSolution(Solution):
 
 @dataclass(frozen=True, eq=False)
 class CountedFirst(Delegate):
-    """Log Z by a count if that ends in time; all else, and log Z if not, by another solution."""
+    """Log Z by a count if that ends in time, and marginals by a circuit; else another solution."""
 
-    count: Solution = field(repr=False)  # gives log Z, or raises `BudgetError`
+    count: CountedSolution = field(repr=False)  # answers, or raises `BudgetError`
     # gives the other solution, from the seconds that the count took
     otherwise: Callable[[float], Solution] = field(repr=False)
     # these seconds
@@ -368,16 +375,29 @@ class CountedFirst(Delegate):
     def _other(self) -> Solution:
         return self.otherwise(self.taken.spent)
 
+    @cached_property
+    def _circuit(self) -> Solution | None:
+        """The count, if a circuit answers for it; compiled unless a count did that in vain."""
+        if "circuit" not in vars(self.count) and "_counted" not in vars(self):
+            with suppress(BudgetError, UnsupportedError), self.taken.spending():
+                _ = self.count.circuit
+        return self.count if "circuit" in vars(self.count) else None
+
     def _ask(self, question: Question[Value]) -> Value:
+        ready = "circuit" in vars(self.count) and question.name in _IF_COMPILED
+        if ready or (question.name in _BY_CIRCUIT and self._circuit is not None):
+            return question(self.count)
         if question.name in _SUMS and self._counted is not None:
-            return question(self._counted)
+            return question(self.count)
         return question(self._other)
 
     def status(self) -> Status:
         """Status of log Z if that alone was asked for, else of the other answers."""
-        if self.__dict__.get("_counted") is None:
-            return self._other.status()
-        if "_other" not in self.__dict__:
+        if "_other" not in vars(self) and (
+            vars(self).get("_counted") or vars(self).get("_circuit")
+        ):
             return self.count.status()
         status = self._other.status()
+        if vars(self).get("_counted") is None:
+            return status
         return replace(status, method=f"log Z by counting; others by {status.method}")
