@@ -25,8 +25,8 @@ _PLAINLY = 0.4
 _MODES = 0.8
 """Part of the time for modes, if sums have not begun."""
 
-_MARGINAL = 0.9
-"""Part of the time for marginal modes."""
+_MARGINAL, _LIKELY = 0.9, 0.1
+"""Part of the time for marginal modes, and for the messages that they begin with."""
 
 _BOUNDING = 0.05
 """Part of the time for a bound on their scores."""
@@ -253,7 +253,11 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     def _search(self, numbers: Tensor) -> Searched:
         with self.allowance.spending(), torch.no_grad():
-            best = self.seeker.sought(numbers, None, self.allowance.left(_MARGINAL))
+            start = None
+            if self.plainly is not None:
+                plain = self.plainly(self.allowance.left(_LIKELY))
+                start = likeliest(plain, self.seeker.network.graph)
+            best = self.seeker.sought(numbers, start, self.allowance.left(_MARGINAL))
         return best.required(self.seeker.network.graph, "marginal mode")
 
 

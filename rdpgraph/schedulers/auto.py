@@ -49,6 +49,7 @@ from rdpgraph.schedulers.scheduler import (
     require_function,
     within,
 )
+from rdpgraph.schedulers.search import compiled_moves
 from rdpgraph.structures.potential import StructurePotential
 
 MOST_PLANNED = 50_000
@@ -109,13 +110,13 @@ class Auto(Scheduler):
     states that violate the fewest factors. Over 50,000 factors with cycles go to `Loopy` alone.
 
     Log Z is exact where that alone fits. With seconds, that of models whose factors are mostly
-    constraints is counted, as by `Counting`, in two fifths of what is left at most. Else
-    it is the estimate of `MiniBuckets`, unless its error is above half a nat and messages say what
-    contradicts neither bounds nor estimate; it has no gradients then. Marginals are those of
-    messages, and of `MiniBuckets` where its estimates are precise and contradict messages by three
-    standard errors: this takes the seconds that are left, unless a tenth of them shows that
-    estimates will not be precise. Messages answer for models with tables that are trained, of more
-    than 8,000 factors, and of more than eight batch items.
+    constraints is counted, as by `Counting`, in two fifths of what is left at most; marginals are
+    exact where a circuit is compiled in that time. Else it is the estimate of `MiniBuckets`, unless
+    its error is above half a nat and messages say what contradicts neither bounds nor estimate; it
+    has no gradients then. Marginals are those of messages, and of `MiniBuckets` where its estimates
+    are precise and contradict messages by three standard errors: this takes the seconds that are
+    left, unless a tenth of them shows that estimates will not be precise. Messages answer for
+    trained tables, more than 8,000 factors, and more than eight batch items.
 
     Without seconds answers come soon, and are the same on every machine, as operations are counted
     and no clock is looked at: exact ones where 2.4e9 multiply-adds give all marginals, which is
@@ -266,10 +267,11 @@ class _Approximate:
             return CountedFirst(self.counting[1](part), others)
         network, hard = self.network, self.network.possible is not None
         allowance = replace(self.allowance, spent=self.allowance.spent + spent)
-        loopy = tuple(partial(self._attempt, settings) for settings in (_HARD if hard else _SOFT))
+        loopy = tuple(partial(self._attempt, each) for each in (_HARD if hard else _SOFT))
         joined = () if self.clusters is None else (partial(_at_once, self.clusters[1]),)
         bounding = _joint(network) <= max(MOST_JOINED, _BOUNDED * allowance.seconds)
-        seeker = Seeker(network, self.memory_bytes, _PATIENCE, bounding, self.progress)
+        options = bounding, self.progress, compiled_moves()
+        seeker = Seeker(network, self.memory_bytes, _PATIENCE, *options)
         messages = FirstConverged(
             (*joined, *loopy),
             loopy[0],
@@ -279,9 +281,8 @@ class _Approximate:
             self._plain_part(allowance),
             self.remedy,
         )
-        if not _is_estimated(network):
-            return messages
-        return BestKnown(messages, self._drawn, self.forward, allowance)
+        known = BestKnown(messages, self._drawn, self.forward, allowance)
+        return known if _is_estimated(network) else messages
 
     def _plain_part(self, allowance: Allowance) -> float:
         """Part of the time for plain messages before others; most end in less."""

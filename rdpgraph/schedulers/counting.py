@@ -27,7 +27,7 @@ from rdpgraph.schedulers.scheduler import (
 )
 from rdpgraph.structures.recursion.library import available, function
 
-CountOf: TypeAlias = Callable[[float], Solution]
+CountOf: TypeAlias = Callable[[float], CountedSolution]
 
 _HARD = 0.75
 """Part of the factors that are constraints alone from which `Auto` counts."""

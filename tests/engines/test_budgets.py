@@ -143,7 +143,9 @@ def test_sums_of_a_search_fit_the_memory_or_are_not_made():
 def test_a_search_counts_what_it_makes_ready(ticking):
     times = ticking(0.0)
     graph = pairs(40, 80)
-    posterior = rg.infer(graph, scheduler=rg.Search(seconds=20.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rdpgraph.schedulers.search.compiled_moves", lambda: None)
+        posterior = rg.infer(graph, scheduler=rg.Search(seconds=20.0))
     assert posterior.plan.route == "search"
     begun = cutset.conditioned_order
 
@@ -154,6 +156,6 @@ def test_a_search_counts_what_it_makes_ready(ticking):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rdpgraph.engines.search.neighbourhoods._CELLS", 4)
         patch.setattr("rdpgraph.engines.search.neighbourhoods._MOST_CELLS", 4)
-        patch.setattr("rdpgraph.engines.search.neighbourhoods.conditioned_order", slow)
+        patch.setattr("rdpgraph.engines.search.moves.conditioned_order", slow)
         posterior.mode()
     assert times[0] <= 25.0

@@ -156,7 +156,6 @@ _AT_ONCE = 0.2
 _SUMS = (
     "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval", "possible",
 )  # fmt: skip
-
 _BY_CIRCUIT = (
     "variable_marginals", "check_factor_marginals", "factor_marginals", "expected_score", "entropy",
     "sample",
@@ -359,35 +358,33 @@ class CountedFirst(Delegate):
     count: CountedSolution = field(repr=False)  # answers, or raises `BudgetError`
     # gives the other solution, from the seconds that the count took
     otherwise: Callable[[float], Solution] = field(repr=False)
-    # these seconds
     taken: Allowance = field(default_factory=partial(Allowance, math.inf), repr=False)
 
     @cached_property
-    def _counted(self) -> Solution | None:
+    def _counted(self) -> bool:
         try:
             with self.taken.spending(), torch.no_grad():
                 self.count.log_partition()
         except BudgetError:
-            return None
-        return self.count
+            return False
+        return True
 
     @cached_property
     def _other(self) -> Solution:
         return self.otherwise(self.taken.spent)
 
     @cached_property
-    def _circuit(self) -> Solution | None:
-        """The count, if a circuit answers for it; compiled unless a count did that in vain."""
+    def _circuit(self) -> bool:
+        """True if there is a circuit; it is compiled unless a count did that in vain."""
         if "circuit" not in vars(self.count) and "_counted" not in vars(self):
             with suppress(BudgetError, UnsupportedError), self.taken.spending():
                 _ = self.count.circuit
-        return self.count if "circuit" in vars(self.count) else None
+        return "circuit" in vars(self.count)
 
     def _ask(self, question: Question[Value]) -> Value:
-        ready = "circuit" in vars(self.count) and question.name in _IF_COMPILED
-        if ready or (question.name in _BY_CIRCUIT and self._circuit is not None):
-            return question(self.count)
-        if question.name in _SUMS and self._counted is not None:
+        name, ready = question.name, "circuit" in vars(self.count)
+        by_circuit = (ready and name in _IF_COMPILED) or (name in _BY_CIRCUIT and self._circuit)
+        if by_circuit or (name in _SUMS and self._counted):
             return question(self.count)
         return question(self._other)
 

@@ -76,6 +76,29 @@ class Tables:
         stacks = (Stack(stack.scopes, np.maximum(stack.values, low)) for stack in self.stacks)
         return Tables(self.sizes, tuple(stacks), self.span)
 
+    def without(self, variables: Set[int]) -> "Tables":
+        """Tables that hold none of these variables."""
+        gone = np.zeros(len(self.sizes), np.bool_)
+        gone[list(variables)] = True
+        rows = [~gone[stack.scopes].any(1) for stack in self.stacks]
+        pairs = zip(self.stacks, rows, strict=True)
+        stacks = (Stack(stack.scopes[row], stack.values[row]) for stack, row in pairs if row.any())
+        return Tables(self.sizes, tuple(stacks), self.span)
+
+    def between(self, one: Integers, other: Integers) -> "Tables":
+        """Tables over two states of each variable: those of two configurations."""
+        pairs = np.stack([one, other], 1)
+        stacks: list[Stack] = []
+        for scopes, values in ((stack.scopes, stack.values) for stack in self.stacks):
+            arity = scopes.shape[1]
+            index = [
+                pairs[scopes[:, slot]].reshape(-1, *(2 if d == slot else 1 for d in range(arity)))
+                for slot in range(arity)
+            ]
+            rows = np.arange(len(scopes)).reshape(-1, *[1] * arity)
+            stacks.append(Stack(scopes, values[(rows, *index)]))
+        return Tables((2,) * len(self.sizes), tuple(stacks), self.span)
+
     def is_possible(self, score: float) -> bool:
         """Return whether a configuration with this score violates no factor."""
         return score >= -self.span - 0.5 * _SURE

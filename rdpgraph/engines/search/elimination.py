@@ -20,14 +20,17 @@ from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
 _Bucket: TypeAlias = list[tuple[tuple[int, ...], Floats]]
 
 _BYTE = 256
-_STEP, _CELL = 1e4, 2.0
+STEP, CELL = 1e4, 2.0
 """Operations of a variable, and of each entry of its table."""
 
 
 def eliminate(
-    tables: Tables, order: ConditionedOrder, states: Integers, *, summed: Set[int] = frozenset()
-) -> tuple[Integers, float]:
+    tables: Tables, order: ConditionedOrder, states: Integers, *, summed: Set[int] = frozenset(),
+    whole: bool = True,
+) -> tuple[Integers, float]:  # fmt: skip
     """Best configuration given the variables fixed by an order, and its log-value (nats).
+
+    Unless ``whole``, the log-value of those factors alone that hold an eliminated variable.
 
     Bucket elimination (Dechter 1999). Variables in ``summed`` go first in the order, are summed
     over, and keep their states; those of other eliminated variables are not read.
@@ -41,7 +44,7 @@ def eliminate(
         kind = np.uint8 if tables.sizes[step[0]] <= _BYTE else np.int32
         return joint.max(0), joint.argmax(0).astype(kind)
 
-    traces, total = _eliminated(tables, order, states, reduced)
+    traces, total = _eliminated(tables, order, states, reduced, whole=whole)
     chosen = states.tolist()
     for step, best in reversed(traces):
         chosen[step[0]] = int(best[tuple([chosen[u] for u in step[1:]])])
@@ -71,13 +74,16 @@ def _eliminated(
     order: ConditionedOrder,
     states: Integers,
     reduced: Callable[[tuple[int, ...], Floats], tuple[Floats, npt.NDArray[Any] | None]],
+    *,
+    whole: bool = True,
 ) -> tuple[list[tuple[tuple[int, ...], npt.NDArray[Any]]], float]:
     """Traces of the steps for a traceback, and the final value.
 
     ``reduced`` gives the message of a step, without its first dim, and its trace, or None.
     """
-    clock.count(_STEP * (len(order.steps) + len(order.fixed)) + _CELL * order.cells)
+    clock.count(STEP * (len(order.steps) + len(order.fixed)) + CELL * order.cells)
     buckets, total = _filled(tables, order, states)
+    total = total if whole else 0.0
     rank = {step[0]: place for place, step in enumerate(order.steps)}
     traces: list[tuple[tuple[int, ...], npt.NDArray[Any]]] = []
     for place, step in enumerate(order.steps):

@@ -2,24 +2,27 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
+
+import numpy as np
 
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.reduction.tables import Integers, Tables
-from rdpgraph.engines.search.elimination import eliminate
+from rdpgraph.engines.search.moves import Kernel, Moves, Part, Sum, components, narrowest
 from rdpgraph.plan import clock
-from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
-from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
 
-_CELLS = 2048
-"""Entries of the largest table of a move to begin with, or a few states squared."""
+_CELLS, _COMPILED = 2048, 16
+"""Entries of the largest table of a move to begin with, or a few states squared; so many times that
+in compiled code, where finding an order takes longer."""
 _MOST_CELLS = 1 << 22
 _BYTES = 4.0
 """Bytes held for each entry of the tables of a move, messages included."""
-_TABLE, _SUMMED = 28.0, 2e7
-"""Bytes for each entry of the largest table of a sum, and entries that are summed in a second."""
+_TABLE, _SUMMED = 28.0, (2e7, 1e8)
+"""Bytes for each entry of the largest table of a sum, and entries that are summed in a second, in
+NumPy and in compiled code."""
 _ONCE = 0.1
 """Part of the time that one sum takes at most, as predicted."""
 _PART = 8000
@@ -28,6 +31,9 @@ _STALE = 8
 """Moves without a gain after which tables grow, or some fixed variables are changed."""
 _LONG = 0.03
 """Part of the time that a move may take: tables grow up to there."""
+_SHORT, _TIRED, _TRIED = 0.1, 24, 0.6
+"""Part of the time of a search from one start, and moves without a gain after which it ends; part
+of the time in which there are other starts, before the best one goes on."""
 _KEPT, _AGAIN = 16, 0.8
 """Orders in the cache, and how often one is reused: finding one takes as long as carrying it out,
 and its fixed variables have other states by then."""
@@ -37,8 +43,6 @@ _GREEDY = 0.5
 """Probability to eliminate summed variables in a greedy order, and not in the narrowest."""
 _LOCAL, _NEAR = 0.7, (10, 30, 100)
 """Probability that a move with sums is around one variable, and numbers of variables around it."""
-_ORDERS = 5
-"""Orders of the summed variables of which the narrowest is taken."""
 _ROUNDING = 1e-11
 """Relative gain of a score that counts as rounding."""
 
@@ -90,6 +94,7 @@ class Search:
         summed: frozenset[int] = frozenset(),
         deadline: float = math.inf,
         seconds: float = math.inf,
+        kernel: Kernel | None = None,
     ) -> None:
         """Prepare a search with at most ``memory`` bytes and ``most`` entries of a table per move.
 
@@ -100,29 +105,104 @@ class Search:
         largest = max(tables.sizes, default=1)
         self.most = max(min(most, memory / (8 * _BYTES)), largest)
         self.memory = memory
-        self.sums: ConditionedOrder | None = None
-        self.together = _components(tables.graph, summed)
+        self.moves = Moves(tables, summed, kernel)
+        self.together = components(tables.graph, summed)
         self.asked = [v for v in range(len(tables.sizes)) if v not in summed]
         self.sequence: list[int] = []
         needed = 0.0
         if summed:
-            self.sequence, needed = _narrowest(tables.graph, summed, rng, deadline)
+            self.sequence, needed = narrowest(tables.graph, summed, rng, deadline)
         # With all that is maximised fixed, sums take so much, and a few free variables more.
-        self.most = max(self.most, min(4 * needed, memory / _TABLE, _ONCE * _SUMMED * seconds))
-        self.cells = float(min(max(_CELLS, 4 * largest**2, 4 * needed), self.most))
+        wider, speed = max(4, largest) * needed, _SUMMED[kernel is not None]
+        self.most = max(self.most, min(wider, memory / _TABLE, _ONCE * speed * seconds))
+        few = _CELLS if kernel is None else _COMPILED * _CELLS
+        self.cells = float(min(max(few, 4 * largest**2, 4 * needed), self.most))
         self.small = self.cells
-        self.kept: deque[ConditionedOrder] = deque(maxlen=_KEPT)
+        self.kept: deque[Part] = deque(maxlen=_KEPT)
         self.whole = len(tables.sizes) <= _PART or bool(summed)
+        parts = {id(part): part for part in self.together.values()}
+        self.sums = [Sum(self.moves, part, self._sum) for part in parts.values()]
+        self.rest = tables.without(summed)
+        # Of all runs: moves, the best score, the start, and whether progress ended them.
+        self.done, self.peak, self.begin, self.ended = 0, -math.inf, clock.now(), False
 
     def value(self, states: Integers, *, deadline: float = math.inf) -> float | None:
         """Log-value of a configuration; None if its sum has tables that are too large."""
         if not self.summed:
             return self.tables.score(states)
-        if self.sums is None:
-            self.sums = self._order(self.summed, self.most, deadline)
-        if self.sums is None:
-            return None
-        return eliminate(self.tables, self.sums, states, summed=self.summed)[1]
+        total = self.rest.score(states)
+        for each in self.sums:
+            value = each.value(states, deadline)
+            if value is None:
+                return None
+            total += value
+        return total
+
+    def _sum(self, members: Sequence[int], deadline: float) -> Part | None:
+        """Order of summed variables given all others."""
+        return self._order(members, self.most, deadline)
+
+    def compete(
+        self,
+        starts: Iterable[Integers],
+        *,
+        seconds: float,
+        patience: float = math.inf,
+        progress: Callable[[Move], None] | None = None,
+        constant: float = 0.0,
+    ) -> Outcome | None:
+        """Search briefly from each start, join what comes with the best so far, and go on there.
+
+        There may be more starts than time.
+        """
+        begin = clock.now()
+        best: Outcome | None = None
+        settings: dict[str, Any] = {"progress": progress, "constant": constant}
+        for states in starts:
+            since = clock.now() - begin
+            if best is not None and since > _TRIED * seconds:
+                break
+            part = _SHORT * seconds
+            other = self.run(states, seconds=part, patience=part, stale=_TIRED, **settings)
+            best = self._better(best, other, since)
+            if best is None or best.optimal or self.ended:
+                return best
+        assert best is not None
+        since = clock.now() - begin
+        left = max(seconds - since, 0.0)
+        other = self.run(best.states, seconds=left, patience=min(patience, left), **settings)
+        return self._better(best, other, since)
+
+    def _better(self, best: Outcome | None, other: Outcome | None, since: float) -> Outcome | None:
+        """The best of two outcomes and what joins them; None if the second is."""
+        if other is None or best is None or other.optimal:
+            return other
+        other = replace(other, seconds=since + other.seconds)
+        one, two = sorted((best, other), key=lambda each: each.score)
+        return self.joined(two, one.states)
+
+    def joined(self, best: Outcome, other: Integers) -> Outcome:
+        """The best of all mixtures of two configurations, if tables allow, and no worse than one.
+
+        What they have in common stays: components of the rest choose apart from each other.
+        """
+        apart = [v for v in self.asked if best.states[v] != other[v]]
+        if not apart:
+            return best
+        if self.summed:
+            order = self._order(self._with_sums(set(apart)), self.most, math.inf)
+            if order is None:
+                return best
+            states = self.moves.solved(order, best.states)[0]
+        else:
+            two = Moves(self.tables.between(best.states, other), self.summed, self.moves.kernel)
+            order = two.part(apart, rng=self.rng, cells=self.most)
+            assert order is not None
+            chosen = two.solved(order, np.zeros(len(other), np.int64))[0]
+            states = np.where(chosen, other, best.states)
+        value = self.value(states)
+        assert value is not None
+        return replace(best, states=states, score=value) if value > best.score else best
 
     def run(
         self,
@@ -130,22 +210,27 @@ class Search:
         *,
         seconds: float,
         patience: float = math.inf,
+        stale: float = math.inf,
         any_possible: bool = False,
         progress: Callable[[Move], None] | None = None,
         constant: float = 0.0,
     ) -> Outcome | None:
         """Search for some seconds; None if a sum over the summed variables has too large tables.
 
-        It ends after ``patience`` seconds without an improvement, or once no hard zero is met
-        (``any_possible``). Progress is told scores plus a constant.
+        It ends after ``patience`` seconds or ``stale`` moves without an improvement, or once no
+        hard zero is met (``any_possible``). Progress is told scores plus a constant.
         """
         begin = gained = clock.now()
         end = begin + seconds
         value = self.value(states, deadline=end)
         if value is None:
             return None
+        self.cells = min(self.small, self.most)
+        self.kept.clear()
         walk, took, moves = _Walk(states, value, self.rng), 0.0, 0
         while (start := clock.now()) + took <= end and start - gained <= patience:
+            if walk.stale > stale:
+                break
             if any_possible and self.tables.is_possible(walk.best_value):
                 break
             order = self._next(deadline=end, widely=walk.stuck or bool(walk.away))
@@ -153,22 +238,27 @@ class Search:
                 if self.summed and clock.now() < end and self._grow():
                     continue
                 break
+            solves = order.count + len(order.fixed)
+            if self.summed and order.count == len(self.summed) < solves and self._grow():
+                continue  # nothing was free
             if walk.stuck and order.fixed:
                 walk.leave(self._changed(walk.home, order))
-            states, value = eliminate(self.tables, order, walk.here, summed=self.summed)
+            states, value = self.moves.solved(order, walk.here)
             moves += 1
-            if len(order.steps) + len(order.fixed) < len(states):  # sums elsewhere are not in it
+            if self.summed and order.count < len(states):  # sums elsewhere are not in it
                 value = self.value(states)
                 assert value is not None
             took = clock.now() - start
-            if len(order.steps) == len(states):
+            if order.count == len(states):
                 return Outcome(
                     states, value, optimal=True, moves=moves, seconds=clock.now() - begin
                 )
             if walk.arrive(states, value):
                 gained = clock.now()
-            move = Move(moves, walk.best_value + constant, clock.now() - begin)
+            self.done, self.peak = self.done + 1, max(self.peak, walk.best_value)
+            move = Move(self.done, self.peak + constant, clock.now() - self.begin)
             if not goes_on(progress, move):
+                self.ended = True
                 break
             if walk.stale % _STALE == _STALE - 1 and 2 * took < _LONG * seconds:
                 self._grow()
@@ -183,7 +273,7 @@ class Search:
         self.kept.clear()
         return True
 
-    def _next(self, deadline: float, *, widely: bool) -> ConditionedOrder | None:
+    def _next(self, deadline: float, *, widely: bool) -> Part | None:
         """A part, as large as tables of the present size allow; some are reused.
 
         Unless ``widely``, it may be a small part around one variable.
@@ -202,7 +292,7 @@ class Search:
             self.kept.append(order)
         return order
 
-    def _planned(self, deadline: float) -> ConditionedOrder | None:
+    def _planned(self, deadline: float) -> Part | None:
         while True:
             part = range(len(self.tables.sizes)) if self.whole else self._near(_PART)
             order = self._order(part, self.cells, deadline)
@@ -210,20 +300,16 @@ class Search:
                 return order
             self.most = self.cells = self.cells / 2
 
-    def _order(
-        self,
-        part: Sequence[int] | Set[int],
-        cells: float,
-        deadline: float,
-    ) -> ConditionedOrder | None:
+    def _order(self, part: Sequence[int] | Set[int], cells: float, deadline: float) -> Part | None:
         degree = float(self.rng.choice((0, 1, 2)))
-        summed, sequences = self.summed.intersection(part), [self.sequence]
+        sequences = [self.sequence]
         if self.summed and self.rng.random() < _GREEDY:  # more of the others stay free
             sequences.insert(0, [])
+        held = set(part) if self.summed else part
         for sequence in sequences:
-            order = conditioned_order(
-                self.tables.graph, part, rng=self.rng, cells=cells, summed=summed,
-                sequence=[v for v in sequence if v in summed], degree=degree, deadline=deadline,
+            order = self.moves.part(
+                part, rng=self.rng, cells=cells, sequence=[v for v in sequence if v in held],
+                degree=degree, deadline=deadline,
             )  # fmt: skip
             if order is not None:
                 return order
@@ -239,70 +325,21 @@ class Search:
                 if u not in part:
                     part.add(u)
                     queue.append(u)
-        for v in [v for v in part if v not in self.summed]:
-            for u in adjacency[v]:
-                part.update(self.together.get(u, ()))
-        part.update(*[self.together[v] for v in part if v in self.together])
-        return sorted(part)
+        return self._with_sums(part)
 
-    def _changed(self, states: Integers, order: ConditionedOrder) -> Integers:
+    def _with_sums(self, part: set[int]) -> list[int]:
+        """Variables, with all that are summed together with them or beside them."""
+        near = [part, *(self.tables.graph.adjacency[v] for v in part if v not in self.summed)]
+        sums = {u for each in near for u in each if u in self.together}
+        return sorted(part.union(*[self.together[u] for u in sums]))
+
+    def _changed(self, states: Integers, order: Part) -> Integers:
         """States with random ones for a few of the fixed variables."""
         count = min(self.rng.choice((1, 1, 2, 3, 5, 8)), len(order.fixed))
         changed = states.copy()
         for v in self.rng.sample(order.fixed, count):
             changed[v] = self.rng.randrange(self.tables.sizes[v])
         return changed
-
-
-def _components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
-    """Per summed variable the connected component of summed ones that holds it."""
-    components: dict[int, Set[int]] = {}
-    for v in summed:
-        if v in components:
-            continue
-        component, queue = {v}, [v]
-        while queue:
-            for u in graph.adjacency[queue.pop()]:
-                if u in summed and u not in component:
-                    component.add(u)
-                    queue.append(u)
-        components.update(dict.fromkeys(component, component))
-    return components
-
-
-def _narrowest(
-    graph: PrimalGraph, summed: Set[int], rng: Random, deadline: float
-) -> tuple[list[int], float]:
-    """Order of the summed variables given all others, and the entries of its largest table.
-
-    The size is infinite if no order was found by the deadline.
-    """
-    names = sorted(summed)
-    rank = {v: place for place, v in enumerate(names)}
-    near = tuple({rank[u] for u in graph.adjacency[v] if u in rank} for v in names)
-    part = PrimalGraph(near, tuple(graph.sizes[v] for v in names))
-    best, least = list(range(len(names))), math.inf
-    for turn in range(_ORDERS):
-        rule = min_weight if turn == 0 else min_fill
-        order = rule(part, rng=rng, deadline=deadline)
-        cells = math.inf if order is None else _largest(part, order, deadline)
-        if order is not None and cells < least:
-            best, least = order, cells
-    return [names[v] for v in best], least
-
-
-def _largest(graph: PrimalGraph, order: Sequence[int], deadline: float) -> float:
-    """Entries of the largest table of an order; infinite if not counted in time."""
-    adjacency = [set(near) for near in graph.adjacency]
-    logs = [math.log(size) for size in graph.sizes]
-    weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]
-    largest = 0.0
-    for v in order:
-        if clock.now() > deadline:
-            return math.inf
-        largest = max(largest, weights[v])
-        deque(joined(v, adjacency, weights, logs), maxlen=0)
-    return math.exp(min(largest, 700.0))
 
 
 class _Walk:

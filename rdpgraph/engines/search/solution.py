@@ -15,6 +15,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.upper_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import full_states, tables_of
+from rdpgraph.engines.search.moves import Kernel
 from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.search.starts import (
     Limits,
@@ -23,7 +24,7 @@ from rdpgraph.engines.search.starts import (
     best_estimated,
     completed,
     scored,
-    start_of_sums,
+    starts_of_sums,
 )
 from rdpgraph.engines.solution import Solution, Status, meets
 from rdpgraph.errors import BudgetError, UnsupportedError
@@ -34,6 +35,8 @@ _BOUNDING = 0.1
 """Part of the seconds that bounds on a mode take."""
 _STARTING = 0.4
 """Part of the seconds in which messages give the start of a search for a mode."""
+_LIKELY = 0.1
+"""Part of them in which messages give the start of one for a marginal mode."""
 _ROOM = 1e9
 """Bytes for bounds, at most."""
 
@@ -70,23 +73,28 @@ def search(
         until = clock.now() + share
         run = Search(
             tables, Random(limits.seed), memory=limits.memory, summed=summed,
-            deadline=clock.now() + clock.PLANNING * share, seconds=share,
+            deadline=clock.now() + clock.PLANNING * share, seconds=share, kernel=limits.kernel,
         )  # fmt: skip
         first, fits = states[item].numpy(), True
+        starts = [first]
         if summed:
             fits = run.value(first, deadline=until) is not None
             share = max(until - clock.now(), 0.02 * share)
         if summed and fits:
-            first = start_of_sums(network, item, run, first, replace(limits, seconds=share))
+            starts = starts_of_sums(network, item, run, first, replace(limits, seconds=share))
         elif active > len(network.numbers):
-            first = completed(tables, len(network.numbers), first)
+            starts = [completed(tables, len(network.numbers), first)]
         share = max(until - clock.now(), 0.02 * share)
         patience = limits.patience * share
-        result = None
-        if fits:
+        result, told = None, float(constant[item])
+        if fits and summed:
+            result = run.compete(
+                starts, seconds=share, patience=patience, progress=limits.progress, constant=told
+            )
+        elif fits:
             result = run.run(
-                first, seconds=share, patience=patience, any_possible=limits.any_possible,
-                progress=limits.progress, constant=float(constant[item]),
+                starts[0], seconds=share, patience=patience, any_possible=limits.any_possible,
+                progress=limits.progress, constant=told,
             )  # fmt: skip
         if result is None:
             limited = replace(limits, seconds=share)
@@ -139,10 +147,13 @@ class Seeker:
     bounding: bool  # there are few enough factors for bounds
     # called after every move
     progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
+    kernel: Kernel | None = None  # of the compiled library, if there is one
 
     def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
         """Best configurations of some variables or of all, within some seconds."""
-        limits = Limits(seconds, self.memory, self.patience, progress=self.progress)
+        limits = Limits(
+            seconds, self.memory, self.patience, progress=self.progress, kernel=self.kernel
+        )
         return search(self.network, limits, numbers=numbers, start=start)
 
     def scored(self, states: Tensor) -> Searched:
@@ -276,7 +287,10 @@ class SearchSolution(SearchedMarginalModes):
         return proved(self.best, partial(self._above, None))
 
     def _search(self, numbers: Tensor) -> Searched:
-        best = search(self.network, self.limits, numbers=numbers)
+        begin, limits = clock.now(), self.limits
+        start = self.start(_LIKELY * limits.seconds)
+        left = max(limits.seconds - (clock.now() - begin), 0.1 * limits.seconds)
+        best = search(self.network, replace(limits, seconds=left), numbers=numbers, start=start)
         return best.required(self.network.graph, "marginal mode")
 
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:

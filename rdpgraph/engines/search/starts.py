@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, count, product
 from random import Random
 
 import numpy as np
@@ -19,6 +19,7 @@ from rdpgraph.engines.minibuckets.upper_bounds import tight_order
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats, Integers, Stack, Tables, tables_of
 from rdpgraph.engines.search.elimination import eliminate
+from rdpgraph.engines.search.moves import Kernel
 from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
@@ -28,10 +29,12 @@ from rdpgraph.model.soundness import items_named, require_possible
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
 
-_JOINT = 0.15
-"""Part of the time of a marginal mode in which a mode is sought first."""
+_JOINT, _DRAWN = 0.35, 0.15
+"""Part of the time of a marginal mode in which a mode is sought first, and draws are made."""
 _BOUNDED = 0.15
 """Part of it in which bounds give initial states."""
+_STARTS = 3
+"""Starts of a search."""
 _FEW = 10
 """Configurations of each kind whose sums are estimated."""
 _GRACE = 0.1
@@ -51,41 +54,48 @@ class Limits:
     patience: float = 1.0  # part of the seconds without a gain after which a search ends
     seed: int = 0  # of the randomness
     any_possible: bool = False  # stop at the first mode that is possible
+    kernel: Kernel | None = None  # of the compiled library, if there is one
     # called after every move
     progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
 
 
-def start_of_sums(
+def starts_of_sums(
     network: Network, item: int, run: Search, states: Integers, limits: Limits
-) -> Integers:
-    """Initial states of a search for a marginal mode.
+) -> list[Integers]:
+    """Initial states of searches for a marginal mode, those of the largest sums first.
 
-    The best of a mode of all variables, if its part of those asked for has a sum above zero, and of
-    the configurations whose sums have the highest bounds.
+    They are those given, modes of all variables from several starts, draws, and configurations
+    whose sums have the highest bounds.
     """
     end = clock.now() + limits.seconds
     joint, tables = tables_of(network, item), tables_of(network, item, zeros=True)
     drawn = _drawn(tables, run.summed, limits)
-    if len(drawn) and not joint.is_possible(joint.score(states)):
-        states = drawn[0]
-    seconds = _JOINT * (end - clock.now())
-    modes = Search(joint, Random(limits.seed), memory=limits.memory)
-    better = modes.run(states, seconds=seconds, patience=0.5 * seconds)
-    best = states if better is None else better.states
-    value = run.value(best, deadline=end)
     kept = sorted(set(range(len(tables.sizes))).difference(run.summed))
-    seen = set[bytes]()
+    seen: dict[bytes, tuple[float, Integers]] = {}
+
+    def enter(states: Integers) -> None:
+        key = states[kept].tobytes()
+        value = None if key in seen else run.value(states, deadline=end)
+        if value is not None:
+            seen[key] = value, states
+
+    firsts: Iterable[Integers] = [states, *drawn[:1]]
+    if not any((stack.values == -math.inf).any() for stack in tables.stacks):
+        rng = np.random.default_rng(limits.seed)
+        firsts = chain([states], (rng.integers(0, tables.sizes) for _ in count()))
+    seconds = _JOINT * (end - clock.now())
+    search = Search(joint, Random(limits.seed), memory=limits.memory, kernel=limits.kernel)
+    mode = search.compete(firsts, seconds=seconds, patience=0.5 * seconds)
+    for other in (states, *([] if mode is None else [mode.states])):
+        enter(other)
     for candidates in (drawn, _by_bounds(tables, run.summed, limits)):
         until = clock.now() + 0.5 * _BOUNDED * limits.seconds
-        for states in candidates:
-            if value is None or clock.now() > until:
+        for other in candidates:
+            if clock.now() > until:
                 break
-            key = states[kept].tobytes()
-            other = None if key in seen else run.value(states, deadline=end)
-            seen.add(key)
-            if other is not None and other > value:
-                best, value = states, other
-    return best
+            enter(other)
+    best = sorted(seen.values(), key=lambda pair: -pair[0])
+    return [states for _, states in best[:_STARTS]]
 
 
 def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
@@ -96,10 +106,10 @@ def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
     possible configuration, it follows those of sums over all.
     """
     everything = frozenset(range(len(tables.sizes)))
-    end = clock.now() + 0.5 * _JOINT * limits.seconds
+    end = clock.now() + 0.5 * _DRAWN * limits.seconds
     order = tight_order(tables, cells=_CELLS, seconds=0.0, rng=Random(limits.seed), deadline=end)
     cells = max(min(_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
-    rng, late = np.random.default_rng(limits.seed), end + _JOINT * limits.seconds
+    rng, late = np.random.default_rng(limits.seed), end + _DRAWN * limits.seconds
     kinds = (everything.difference(summed), frozenset[int]())
     passes: dict[frozenset[int], Elimination] = {}
     for members, maximised in product((_BEAM, 10 * _BEAM), kinds):
@@ -147,7 +157,7 @@ def best_estimated(
     slow = _FACTOR * sum(len(group.scopes) for group in network.groups)
     if 2.0 * slow > limits.seconds:
         joint = tables_of(network, item)
-        modes = Search(joint, Random(limits.seed), memory=limits.memory)
+        modes = Search(joint, Random(limits.seed), memory=limits.memory, kernel=limits.kernel)
         mode = modes.run(start, seconds=max(end - clock.now(), 0.0))
         possible = mode is not None and joint.is_possible(mode.score)
         return (mode.states, mode.score) if mode is not None and possible else None

@@ -51,6 +51,7 @@ _OF_PARITIES = {
     "messages": (11, 5, 1, 3),
     "flood": (6, 3, 3, 2),
 }
+_OF_SEARCHES = {"order": (11, 4, 3, 0), "solve": (12, 3, 0, 1)}
 """Arguments of functions for float64 alone."""
 _UNUSABLE = ".unusable"  # suffix of a marker for a library that does not load where it was built
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -113,6 +114,12 @@ def function(name: str, dtype: torch.dtype) -> Any:
 def parity_function(name: str) -> Any:
     """One of the library's functions for parity models, in float64."""
     return _typed(f"parity_{name}", *_OF_PARITIES[name])
+
+
+@functools.cache
+def search_function(name: str) -> Any:
+    """One of the library's functions for searches, in float64."""
+    return _typed(f"search_{name}", *_OF_SEARCHES[name])
 
 
 def _typed(symbol: str, pointers: int, sizes: int, reals: int, flags: int) -> Any:
@@ -217,6 +224,8 @@ def _opened(file: Path) -> ctypes.CDLL:
             getattr(library, f"chain_{name}_{kind}")
     for name in _OF_PARITIES:
         getattr(library, f"parity_{name}")
+    for name in _OF_SEARCHES:
+        getattr(library, f"search_{name}")
     library.chain_panel_width.argtypes = [ctypes.c_int64]
     return library
 

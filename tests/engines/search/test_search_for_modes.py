@@ -17,15 +17,17 @@ from rdpgraph.engines.reduction.tables import tables_of
 from rdpgraph.engines.search import neighbourhoods, starts
 from rdpgraph.engines.search import solution as search_solution
 from rdpgraph.engines.search.elimination import eliminate
-from rdpgraph.engines.search.neighbourhoods import Search
+from rdpgraph.engines.search.neighbourhoods import Outcome, Search
 from rdpgraph.engines.search.starts import Limits, best_estimated
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
+from rdpgraph.schedulers.search import compiled_moves
 from rdpgraph.testing import brute_force
 
 DOUBLE = torch.float64
 SIZES = (2, 3, 2, 4, 2, 3)
+KERNELS = [None, compiled_moves()]
 
 
 def random_graph(seed: int, *, zeros: float = 0.0, batch: tuple[int, ...] = ()) -> rg.FactorGraph:
@@ -145,32 +147,55 @@ def test_marginal_modes(seed):
     assert mass(found) == pytest.approx(mass(exact))
 
 
+def drawn(rng: Random, sizes) -> np.ndarray:
+    return np.array([rng.randrange(size) for size in sizes])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("seed", range(6))
-def test_marginal_modes_given_what_is_fixed(seed):
+def test_moves_are_the_best_given_what_is_fixed(seed, kernel):
     network = reduce_graph(random_graph(seed, zeros=0.2 * (seed % 2)))
     rng, count = Random(seed), len(network.sizes)
-    summed = frozenset(rng.sample(range(count), 2))
-    tables = tables_of(network, 0, summed)
-    search = Search(tables, rng, summed=summed)
-    for cells in (4, 6, 12, 24, 48):
-        order = conditioned_order(
-            tables.graph, range(count), rng=rng, cells=cells, summed=summed, degree=1.0
-        )
-        if order is None:
-            continue
-        solved = [step[0] for step in order.steps]
-        assert set(solved[: len(summed)]) == summed
-        assert sorted([*solved, *order.fixed]) == list(range(count))
-        start = np.array([rng.randrange(size) for size in network.sizes])
-        states, value = eliminate(tables, order, start, summed=summed)
-        free = [a for a in solved if a not in summed]
-        rivals = []
-        for chosen in itertools.product(*(range(network.sizes[a]) for a in free)):
-            rival = start.copy()
-            rival[free] = chosen
-            rivals.append(search.value(rival))
-        assert value == pytest.approx(max(rivals), rel=1e-9)
-        assert search.value(states) == pytest.approx(value, rel=1e-9)
+    for summed in (frozenset(), frozenset(rng.sample(range(count), 2))):
+        tables = tables_of(network, 0, summed)
+        search = Search(tables, rng, summed=summed, kernel=kernel)
+        for cells in (4, 6, 12, 24, 48):
+            order = search.moves.part(range(count), rng=rng, cells=cells)
+            if order is None:
+                assert summed
+                continue
+            start = drawn(rng, network.sizes)
+            states, value = search.moves.solved(order, start)
+            assert summed.isdisjoint(order.fixed)
+            assert order.count + len(order.fixed) == count
+            assert (states[list(order.fixed)] == start[list(order.fixed)]).all()
+            free = [a for a in range(count) if a not in summed and a not in order.fixed]
+            rivals = []
+            for chosen in itertools.product(*(range(network.sizes[a]) for a in free)):
+                rival = start.copy()
+                rival[free] = chosen
+                rivals.append(search.value(rival))
+            assert value == pytest.approx(max(rivals), rel=1e-9)
+            assert search.value(states) == pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("seed", range(6))
+def test_joined_configurations_are_the_best_mixtures(seed, kernel):
+    network = reduce_graph(random_graph(seed, zeros=0.2 * (seed % 2)))
+    rng, count = Random(seed), len(network.sizes)
+    for summed in (frozenset(), frozenset(rng.sample(range(count), 2))):
+        tables = tables_of(network, 0, summed)
+        search = Search(tables, rng, summed=summed, kernel=kernel)
+        one, other = drawn(rng, network.sizes), drawn(rng, network.sizes)
+        value = search.value(one)
+        joined = search.joined(Outcome(one, value, False, 1, 0.0), other)
+        mixtures = [
+            search.value(np.where(chosen, one, other))
+            for chosen in itertools.product((False, True), repeat=count)
+        ]
+        assert joined.score == pytest.approx(search.value(joined.states), rel=1e-9)
+        assert joined.score >= max(mixtures) - 1e-9 * abs(value)
 
 
 @pytest.mark.long

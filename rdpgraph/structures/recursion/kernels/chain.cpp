@@ -9,6 +9,7 @@
 #ifndef CHAIN_FLOAT
 #include "decode.h"
 #include "kept.h"
+#include "search.h"
 #endif
 
 // A program and its inputs, from their addresses.
@@ -177,6 +178,29 @@ void parity_flood(const int64_t* starts, const int64_t* bits, const double* prio
                     product != 0};
   const int64_t groups = (batch + kShots - 1) / kShots;
   by_items<double>(groups, threads, [&](int64_t a, int64_t b) { flood.run(a, b); });
+}
+
+void search_order(const int64_t* starts, const int32_t* near, const double* logs,
+                  const int8_t* summed, const int32_t* part, const int32_t* places, int32_t* steps,
+                  int64_t* step_starts, int32_t* fixed, int64_t* found, double* cells,
+                  int64_t variables, int64_t members, int64_t capacity, int64_t seed, double most,
+                  double degree, double seconds) {
+  Ordering ordering{starts, near, logs, part, summed, places, steps, fixed, step_starts, variables,
+                    members, capacity, uint64_t(seed), most, degree, seconds};
+  found[0] = ordering.run();
+  found[1] = ordering.fixed_count;
+  cells[0] = ordering.cells;
+}
+
+void search_solve(const int32_t* sizes, const int64_t* scope_starts, const int32_t* scopes,
+                  const int64_t* value_starts, const double* values, const int64_t* holding_starts,
+                  const int32_t* holding, const int8_t* summed, const int32_t* steps,
+                  const int64_t* step_starts, int64_t* states, double* value, int64_t variables,
+                  int64_t factors, int64_t count, int whole) {
+  Eliminating eliminating{sizes, scope_starts, scopes, value_starts, values, holding_starts,
+                          holding, summed, steps, step_starts, states, variables, factors, count,
+                          whole != 0};
+  value[0] = eliminating.run();
 }
 
 #endif

@@ -1,0 +1,208 @@
+"""Moves of a search: an order that fixes what makes tables large, and what is left solved."""
+
+import ctypes
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
+from rdpgraph.engines.search.elimination import CELL, STEP, eliminate
+from rdpgraph.plan import clock
+from rdpgraph.plan.cutset import conditioned_order
+from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
+
+_LEAST = 0.5
+"""Seconds that an order may take whatever the deadline: those of most models take milliseconds."""
+
+_ORDERS = 5
+"""Orders of the summed variables of which the narrowest is taken."""
+
+_REMEMBERED = 4096
+"""Sums of a component that are kept."""
+
+
+class Kernel(NamedTuple):
+    """Functions of the compiled library, for float64."""
+
+    order: Callable[..., None]
+    solve: Callable[..., None]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Variables that are solved together, while all others keep their states."""
+
+    fixed: Sequence[int]  # variables that were to be solved, but keep their states
+    count: int  # variables that are solved
+    cells: float  # entries of all tables
+    steps: Any  # a `ConditionedOrder`, or arrays for the compiled library
+
+
+class Moves:
+    """Orders and eliminations of one item's tables, compiled where there is a library."""
+
+    def __init__(self, tables: Tables, summed: frozenset[int], kernel: Kernel | None) -> None:
+        self.tables, self.summed, self.kernel = tables, summed, kernel
+        if kernel is None:
+            return
+        graph, count = tables.graph, len(tables.sizes)
+        near = [sorted(each) for each in graph.adjacency]
+        self._starts = np.cumsum([0, *map(len, near)], dtype=np.int64)
+        self._near = np.array([u for each in near for u in each], np.int32)
+        self._logs = np.log(np.array(tables.sizes, np.float64))
+        self._sizes = np.array(tables.sizes, np.int32)
+        self._summed = np.zeros(count, np.int8)
+        self._summed[list(summed)] = 1
+        stacks = tables.stacks
+        arities = np.repeat(
+            [stack.scopes.shape[1] for stack in stacks], [len(stack.scopes) for stack in stacks]
+        ).astype(np.int64)
+        lengths = np.repeat(
+            [stack.values[:1].size for stack in stacks], [len(stack.scopes) for stack in stacks]
+        ).astype(np.int64)
+        self._scope_starts = np.concatenate([[0], arities.cumsum()]).astype(np.int64)
+        self._scopes = np.concatenate([s.scopes.ravel() for s in stacks] or [[]]).astype(np.int32)
+        self._value_starts = (lengths.cumsum() - lengths).astype(np.int64)
+        self._values = np.concatenate([s.values.ravel() for s in stacks] or [[]]).astype(float)
+        self._holding = np.repeat(np.arange(len(arities)), arities)[
+            self._scopes.argsort(kind="stable")
+        ].astype(np.int32)
+        counts = np.bincount(self._scopes, minlength=count)
+        self._holding_starts = np.concatenate([[0], counts.cumsum()]).astype(np.int64)
+
+    def part(
+        self, members: Collection[int], *, rng: Random, cells: float, sequence: Sequence[int] = (),
+        degree: float = 1.0, deadline: float = math.inf,
+    ) -> Part | None:  # fmt: skip
+        """A part of members whose tables have at most so many cells; as `conditioned_order`."""
+        if self.kernel is None:
+            order = conditioned_order(
+                self.tables.graph, members, rng=rng, cells=cells,
+                summed=self.summed.intersection(members), sequence=sequence, degree=degree,
+                deadline=deadline,
+            )  # fmt: skip
+            return order and Part(order.fixed, len(order.steps), order.cells, order)
+        part = np.fromiter(members, np.int32, len(members))
+        places = np.full(len(self._sizes), -1, np.int32)
+        places[list(sequence)] = np.arange(len(sequence))
+        smallest = max(min(self.tables.sizes, default=2), 2)
+        capacity = int(len(part) * (math.log(cells) / math.log(smallest) + 3))
+        steps, starts = np.empty(capacity, np.int32), np.zeros(len(part) + 1, np.int64)
+        fixed, counts, total = np.empty(len(part), np.int32), np.zeros(2, np.int64), np.zeros(1)
+        left = min(max(deadline - clock.now(), _LEAST), 1e9)
+        arrays = self._starts, self._near, self._logs, self._summed, part, places, steps, starts
+        self.kernel.order(
+            *_pointers(*arrays, fixed, counts, total), len(self._sizes), len(part), capacity,
+            rng.getrandbits(62), math.log(cells), degree, left,
+        )  # fmt: skip
+        count, outside = counts.tolist()
+        clock.count(STEP * len(part))
+        if count < 0:
+            return None
+        used = steps[: starts[count]].copy(), starts[: count + 1]
+        return Part(sorted(fixed[:outside].tolist()), count, float(total[0]), used)
+
+    def solved(self, part: Part, states: Integers, *, whole: bool = True) -> tuple[Integers, float]:
+        """Best states given those outside the part, and the log-value of all factors.
+
+        Unless ``whole``, of those alone that hold a variable of the part.
+        """
+        if self.kernel is None:
+            return eliminate(self.tables, part.steps, states, summed=self.summed, whole=whole)
+        clock.count(STEP * (part.count + len(part.fixed)) + CELL * part.cells)
+        states, value = states.copy(), np.zeros(1)
+        arrays = self._sizes, self._scope_starts, self._scopes, self._value_starts, self._values
+        self.kernel.solve(
+            *_pointers(*arrays, self._holding_starts, self._holding, self._summed, *part.steps,
+                       states, value),
+            len(self._sizes), len(self._value_starts), part.count, int(whole),
+        )  # fmt: skip
+        return states, float(value[0])
+
+
+def _pointers(*arrays: Integers | Floats | Any) -> list[ctypes.c_void_p]:
+    return [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+
+
+class Sum:
+    """Log-sums over a connected component of summed variables, kept by the states around it."""
+
+    def __init__(
+        self, moves: Moves, members: Set[int], plan: Callable[[Sequence[int], float], Part | None]
+    ) -> None:
+        """Sum over members; ``plan`` gives their order from them and a deadline."""
+        self.moves, self.members, self.plan = moves, sorted(members), plan
+        adjacency = moves.tables.graph.adjacency
+        self.around = sorted({u for v in members for u in adjacency[v]}.difference(members))
+        self.part: Part | None = None
+        self.known: dict[bytes, float] = {}
+
+    def value(self, states: Integers, deadline: float) -> float | None:
+        """Log-sum given the states of all others; None if its tables are too large."""
+        key = states[self.around].tobytes()
+        if key in self.known:
+            return self.known[key]
+        if self.part is None:
+            self.part = self.plan(self.members, deadline)
+        if self.part is None:
+            return None
+        if len(self.known) >= _REMEMBERED:
+            self.known.clear()
+        value = self.known[key] = self.moves.solved(self.part, states, whole=False)[1]
+        return value
+
+
+def components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
+    """Per summed variable the connected component of summed ones that holds it."""
+    components: dict[int, Set[int]] = {}
+    for v in summed:
+        if v in components:
+            continue
+        component, queue = {v}, [v]
+        while queue:
+            for u in graph.adjacency[queue.pop()]:
+                if u in summed and u not in component:
+                    component.add(u)
+                    queue.append(u)
+        components.update(dict.fromkeys(component, component))
+    return components
+
+
+def narrowest(
+    graph: PrimalGraph, summed: Set[int], rng: Random, deadline: float
+) -> tuple[list[int], float]:
+    """Order of the summed variables given all others, and the entries of its largest table.
+
+    The size is infinite if no order was found by the deadline.
+    """
+    names = sorted(summed)
+    rank = {v: place for place, v in enumerate(names)}
+    near = tuple({rank[u] for u in graph.adjacency[v] if u in rank} for v in names)
+    part = PrimalGraph(near, tuple(graph.sizes[v] for v in names))
+    best, least = list(range(len(names))), math.inf
+    for turn in range(_ORDERS):
+        rule = min_weight if turn == 0 else min_fill
+        order = rule(part, rng=rng, deadline=deadline)
+        cells = math.inf if order is None else _largest(part, order, deadline)
+        if order is not None and cells < least:
+            best, least = order, cells
+    return [names[v] for v in best], least
+
+
+def _largest(graph: PrimalGraph, order: Sequence[int], deadline: float) -> float:
+    """Entries of the largest table of an order; infinite if not counted in time."""
+    adjacency = [set(near) for near in graph.adjacency]
+    logs = [math.log(size) for size in graph.sizes]
+    weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]
+    largest = 0.0
+    for v in order:
+        if clock.now() > deadline:
+            return math.inf
+        largest = max(largest, weights[v])
+        deque(joined(v, adjacency, weights, logs), maxlen=0)
+    return math.exp(min(largest, 700.0))
