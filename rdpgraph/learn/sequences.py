@@ -64,8 +64,8 @@ def _matrix(given: Any) -> Tensor:
             matrix = torch.from_numpy(np.array(given, dtype=np.float64))  # None becomes NaN
     except (TypeError, ValueError, RuntimeError) as error:
         raise EvidenceError(
-            "Sequences are of numbers, (steps, columns), NaN or None where missing, and several are "
-            f"a list of arrays, or come with lengths: {error}."
+            "Sequences are of numbers, (steps, columns), NaN or None where missing; several are a "
+            f"list of arrays, or come with lengths: {error}."
         ) from None
     matrix = matrix.unsqueeze(1) if matrix.ndim == 1 else matrix
     if matrix.ndim != 2 or not matrix.shape[1]:
