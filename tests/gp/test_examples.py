@@ -38,3 +38,4 @@ def test_scripts_run_in_small_and_go_on_where_they_ended(monkeypatch, capsys, tm
     assert "bound" in run("tuning", "chunking", "--divisions", "1", "--rows", "0", "8")
     assert "confidence" in run("plots", "--output", path)
     assert (tmp_path / "gp.png").exists()
+    assert "nats a label" in run("plots", "--large", "--output", path)

@@ -1,9 +1,10 @@
 """Plots of the page on structured Gaussian processes: error against time, and calibration.
 
-    python examples/paper/gp/plots.py [--task segmentation] [--output build/gp] [--small]
+    python examples/paper/gp/plots.py [--task segmentation] [--large] [--output build/gp] [--small]
 
 Calibration is read from the file that `table1.py` writes; error against time is measured here, on
-the first fold, in CPU seconds of training without those of looking.
+the first fold, in CPU seconds of training without those of looking. With --large, figure 1 of the
+paper instead: test likelihood and error against time of the larger base NP, on two divisions.
 """
 
 import argparse
@@ -15,8 +16,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
-from table1 import BINS, DATA, results, tagger
-from tasks import TASKS, Sequences, folds
+from table1 import BINS, DATA, measured, results, tagger
+from tasks import TASKS, Sequences, folds, large
 
 from rdpgraph.answers import Progress
 from rdpgraph.gp import StructuredGP
@@ -44,17 +45,19 @@ def calibration(lines: list[dict[str, Any]], axes: plt.Axes) -> None:
     axes.legend()
 
 
-def watched(made: StructuredGP, train: Sequences, test: Sequences) -> list[tuple[float, float]]:
-    """Seconds of training, and the error in per cent after them."""
+def watched(
+    made: StructuredGP, train: Sequences, test: Sequences, *, every: int = 5
+) -> list[tuple[float, float, float]]:
+    """Seconds of training, and the error in per cent and the log loss of a label after them."""
     looking, points = 0.0, []
     begun = time.process_time()
 
     def watch(step: Progress) -> None:
         nonlocal looking
         now = time.process_time()
-        if step.number % 5 == 0 or step.number == 1:
-            error = 100 * (1 - made.score(test.features, test.labels))
-            points.append((now - begun - looking, error))
+        if step.number % every == 0 or step.number == 1:
+            found = measured(made.predict_marginals(test.features), test.labels)
+            points.append((now - begun - looking, found["error"], found["log_loss"]))
         looking += time.process_time() - now
 
     made.training = replace(made.training, progress=watch)
@@ -70,7 +73,8 @@ def against_time(task: str, axes: plt.Axes, *, small: bool) -> None:
     for column in ("reparameterised", "batch", "stochastic"):
         made = tagger(column, TASKS[task].labels, points=20 if small else 500, small=small)
         points = watched(made, train, test)
-        axes.plot(*zip(*points, strict=True), label=column)
+        seconds, errors, _ = zip(*points, strict=True)
+        axes.plot(seconds, errors, label=column)
         print(f"{column:24} {points[-1][1]:.2f}% after {points[-1][0]:.0f} s")
     axes.set(xlabel="seconds of CPU", ylabel="error, per cent", xscale="log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -79,14 +83,38 @@ def against_time(task: str, axes: plt.Axes, *, small: bool) -> None:
     axes.legend()
 
 
+def figure1(likelihood: plt.Axes, error: plt.Axes, *, small: bool) -> None:
+    """Test likelihood and error of the larger base NP while training goes on in small steps."""
+    for fold, (train, test) in enumerate(large(DATA)[: 1 if small else 2]):
+        if small:
+            train, test = train[:4], test[:4]
+        for column, style in (("stochastic", "-"), ("piecewise", "--")):
+            made = tagger(column, TASKS["basenp"].labels, points=20 if small else 500, small=small)
+            seconds, errors, losses = zip(*watched(made, train, test, every=15), strict=True)
+            for axes, values in ((likelihood, losses), (error, errors)):
+                axes.plot(seconds, values, style, color=f"C{fold}", label=f"{column}, {fold + 1}")
+            print(f"{column:12} {fold + 1}: {errors[-1]:.2f}%, {losses[-1]:.4f} nats a label, "
+                  f"{seconds[-1]:.0f} s", flush=True)  # fmt: skip
+    for axes, what in ((likelihood, "-log p of a test label, nats"), (error, "error, per cent")):
+        axes.set(xlabel="seconds of CPU, with choosing points", ylabel=what, yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    error.legend()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="segmentation", choices=list(TASKS))
+    parser.add_argument("--large", action="store_true", help="figure 1 of the paper")
     parser.add_argument("--output", type=Path, default=Path("build/gp"))
     parser.add_argument("--small", action="store_true")
     chosen = parser.parse_args()
     chosen.output.mkdir(parents=True, exist_ok=True)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    against_time(chosen.task, left, small=chosen.small)
-    calibration(results(chosen.output / "table1.jsonl"), right)
-    figure.savefig(chosen.output / "gp.png", dpi=110)
+    if chosen.large:
+        figure1(left, right, small=chosen.small)
+    else:
+        against_time(chosen.task, left, small=chosen.small)
+        calibration(results(chosen.output / "table1.jsonl"), right)
+    figure.savefig(chosen.output / ("gp_large.png" if chosen.large else "gp.png"), dpi=110)

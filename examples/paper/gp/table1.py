@@ -5,8 +5,9 @@
 Columns: `crf`, a linear CRF whose penalty is chosen by cross-validation; `batch`, `stochastic` and
 `piecewise`, Gaussian processes by the score function with its control variate, which see all
 sequences in a step, a group of them, and a group by the piecewise pseudo-likelihood;
-`reparameterised`, all sequences; `saga`, as `stochastic` by SAGA, and `uncontrolled`, as `batch`
-without the control variate, if they are asked for. How far functions spread at first is chosen for
+`reparameterised`, all sequences; and if they are asked for `saga`, as `stochastic` by SAGA,
+`learned`, as `batch` with hyperparameters that move in one of ten steps, and `uncontrolled`, as
+`batch` without the control variate. How far functions spread at first is chosen for
 each fold by cross-validation in its training sequences (`spread`), as the CRF's penalty is, and is
 the same for all columns. Each fold that ends is a line of the file of results, and is not
 run again; no fold is begun after --seconds. With `--large`, base NP with 500 sequences of training.
@@ -37,10 +38,12 @@ from rdpgraph.gp import (
 )
 
 Marginals = Callable[[list[Tensor]], list[Tensor]]
-COLUMNS = ("crf", "reparameterised", "batch", "stochastic", "piecewise", "saga", "uncontrolled")
+COLUMNS = (
+    "crf", "reparameterised", "batch", "stochastic", "piecewise", "saga", "learned", "uncontrolled",
+)  # fmt: skip
 USUAL = COLUMNS[:5]
 SPREADS = (1.0, 3.0, 10.0)
-PRINTED = {"crf": 1, "batch": 3, "stochastic": 4, "piecewise": 5}
+PRINTED = {"crf": 1, "batch": 3, "learned": 3, "stochastic": 4, "saga": 4, "piecewise": 5}
 BINS = 10
 
 
@@ -66,6 +69,7 @@ def tagger(
         steps=3 if small else steps,
         optimiser=optimiser,
         sequences=10 if column in ("stochastic", "piecewise", "saga") else None,
+        kernel_every=10 if column == "learned" else 0,
     )
     control = 0.0 if column == "uncontrolled" else 0.2
     scores = ScoreFunction(samples=20 if small else 200, control=control)
