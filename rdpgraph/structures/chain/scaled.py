@@ -39,8 +39,6 @@ from rdpgraph.structures.chain.sweeps import Forward, swept
 
 _LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
 """The smallest mass of a rank for which underflow elsewhere is negligible; see `doubtful`."""
-_PANEL = 1024
-_MOST_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +83,13 @@ class ThinFactors(StepFactors):
 
     def ahead(self, step: int, state: Tensor, out: Tensor) -> None:
         """Two products; the masses of the ranks between them are stored."""
-        self.masses[step] = to_ranks(state, self._lefts[step])
-        to_states(self.masses[step], self._rights[step], out)
+        self.masses[step] = product(state, self._lefts[step])
+        out.copy_(product(self.masses[step], self._rights[step].mT))
 
     def back(self, step: int, state: Tensor, out: Tensor) -> None:
         """Two products; the masses between them are stored."""
-        self._backs[step] = to_ranks(state, self._rights[step])
-        to_states(self._backs[step], self._lefts[step], out)
+        self._backs[step] = product(state, self._rights[step])
+        out.copy_(product(self._backs[step], self._lefts[step].mT))
 
     def edges(self, states: Tensor, ahead: Tensor) -> tuple[Tensor, ...]:
         # Impossible items have no mass.
@@ -137,37 +135,6 @@ class ThinFactors(StepFactors):
     @cached_property
     def _backs(self) -> Tensor:
         return torch.zeros_like(self.masses)
-
-
-def to_ranks(state: Tensor, factor: Tensor) -> Tensor:
-    """(B, N) times (N, r) or (1 or B, N, r): (B, r); in panels that fit a cache."""
-    count = _panels(state, factor)
-    if not count:
-        return product(state, factor)
-    main = count * _PANEL
-    rows = state[:, :main].unflatten(1, (count, _PANEL)).transpose(0, 1)
-    total = (rows @ factor[:main].unflatten(0, (count, _PANEL))).sum(0)
-    return total if main == len(factor) else total + state[:, main:] @ factor[main:]
-
-
-def to_states(rank: Tensor, factor: Tensor, out: Tensor) -> None:
-    """(B, r) times the transpose of (N, r) or (1 or B, N, r), to (B, N)."""
-    count = _panels(rank, factor)
-    if not count:
-        out.copy_(product(rank, factor.mT))
-        return
-    main = count * _PANEL
-    panels = factor[:main].unflatten(0, (count, _PANEL))
-    parts = rank.expand(count, *rank.shape) @ panels.mT
-    out[:, :main].unflatten(1, (count, _PANEL)).copy_(parts.transpose(0, 1))
-    if main < len(factor):
-        out[:, main:] = rank @ factor[main:].mT
-
-
-def _panels(rows: Tensor, factor: Tensor) -> int:
-    """The number of panels; 0 where one product is as fast."""
-    tall = factor.ndim == 2 and rows.device.type == "cpu" and len(rows) <= _MOST_ROWS
-    return len(factor) // _PANEL if tall and len(factor) >= 8 * _PANEL else 0
 
 
 FLOOR = 1e-140  # of states in float64, between which the bounds are squeezed

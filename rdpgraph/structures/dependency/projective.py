@@ -40,10 +40,10 @@ class ProjectiveDependencies(  # pyright: ignore[reportIncompatibleMethodOverrid
         arcs = tape.states_as_places(tape.sites[:], count)
         complete, opened = [tape.leaf(tape.unary.new_zeros(1, 2 * count, 1))], list[Value]()
         for before, after, twice, arc, part, rest in _rows(words, device):
-            sides = (View(tuple(complete), places, full=True) for places in (before, after))
+            sides = (View(tuple(complete), places) for places in (before, after))
             inner = View((tape.total(tuple(sides)),), twice)
             opened.append(tape.total((inner, View((arcs,), arc))))
-            parts = View(tuple(opened), part, full=True), View(tuple(complete), rest, full=True)
+            parts = View(tuple(opened), part), View(tuple(complete), rest)
             complete.append(tape.total(parts))
         lengths = tape.lengths(self.lengths, words).reshape(-1, 1, 1)
         first, top = lengths * 0, torch.arange(1, count, device=device).unsqueeze(1)

@@ -99,7 +99,7 @@ class Hypergraph:
         values = [tape.one, tape.nothing]
         for view, row in zip(weights, rows, strict=True):
             pool = tuple(values)
-            tails = [View(pool, places, full=True) for places in row.tails]
+            tails = [View(pool, places) for places in row.tails]
             values.append(tape.total((view, *tails)))
         return tape.total(View(tuple(values), self._numbers([self._places[self.nodes - 1 :][:1]])))
 

@@ -68,7 +68,7 @@ class SeparateJoins:
             for side, known in zip(self.sides, self.ranked, strict=True):
                 known.append(tape.link(rows[-1], side[len(rows) > 1]))
             parts = [
-                View(tuple(values), at, full=True)
+                View(tuple(values), at)
                 for values, at in zip(self.ranked, (left, right), strict=True)
             ]
             return tape.link(tape.total(tuple(parts)), self.top)
@@ -88,7 +88,7 @@ class SeparateJoins:
     def _pairs(
         self, one: Sequence[Value], left: Tensor, two: Sequence[Value], right: Tensor, table: Tensor
     ) -> Value:
-        views = View(tuple(one), left, full=True), View(tuple(two), right, full=True)
+        views = View(tuple(one), left), View(tuple(two), right)
         return self.tape.link(self.tape.pairs(*views), table)
 
 
@@ -145,7 +145,7 @@ class HypertreeFields(Recursion):
                 if rows:
                     row = tape.total((row, joins.joined(rows, left, right)))
             elif rows:
-                one, two = (View(tuple(rows), at, full=True) for at in (left, right))
+                one, two = (View(tuple(rows), at) for at in (left, right))
                 row = tape.total((row, tape.join(one, two, self.rules, to=row)))
             rows.append(row)
         empty = tape.allowed(lengths == 0)

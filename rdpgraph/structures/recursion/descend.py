@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -165,10 +165,6 @@ def _ends(pool: Pool, known: dict[int, tuple[Pool, list[int]]]) -> list[int]:
     return ends
 
 
-_LARGE = 2**14  # terms of a step whose release would leave a gap in memory
-_ROOM = 2**17  # size of the blocks that small results are copied to
-
-
 @torch.no_grad()
 def best(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
     """The k best derivations, k * B in turn, and (k, *lead) whether they exist.
@@ -192,7 +188,7 @@ def best(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
 def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
     """The k best from lists of all entries, merged step by step."""
     given, ended, reader = leaves(tape), last_read(tape), Reader(most=k)
-    lists, room = reader.values, _Room()
+    lists = reader.values
     # For each step, by rank and entry, a number for the alternative and the ranks of its parts.
     chosen, many, ranks = list[Tensor](), list[int](), list[list[Tensor | None]]()
     for number, step in enumerate(tape.steps):
@@ -207,8 +203,6 @@ def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
         order = (1, 3, 4, 2, 0) if step.dim == -3 else (1, 2, 4, 3, 0)
         flat = terms.permute(order).flatten(-2)
         values, which = flat.topk(min(k, flat.shape[-1]))
-        if terms.numel() > _LARGE:
-            values, which = room.kept(values), room.kept(which)
         lists.append(values.movedim(-1, 0))
         chosen.append(which)
         for way in step.products:
@@ -238,24 +232,3 @@ def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
     there = goals > -math.inf
     trees = there.flatten().nonzero().squeeze(1)
     return followed(tape, (trees, trees * 0, trees * 0, trees // tape.batch), below), there
-
-
-@dataclass(eq=False)
-class _Room:
-    """Blocks for small tensors that outlive large ones, which would fragment memory."""
-
-    # By dtype the block being filled, and its used size.
-    blocks: dict[torch.dtype, tuple[Tensor, int]] = field(
-        default_factory=dict[torch.dtype, tuple[Tensor, int]]
-    )
-
-    def kept(self, numbers: Tensor) -> Tensor:
-        """A copy of small tensors within a block; large tensors as they are."""
-        count = numbers.numel()
-        if count > _ROOM // 8:
-            return numbers
-        block, used = self.blocks.get(numbers.dtype, (numbers, 0))
-        if used + count > block.shape[0] or not used:
-            block, used = numbers.new_empty(_ROOM), 0
-        self.blocks[numbers.dtype] = block, used + count
-        return block[used : used + count].view(numbers.shape).copy_(numbers)

@@ -5,7 +5,7 @@ The compiled machine runs programs on the CPU; torch all else, second derivative
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -192,17 +192,10 @@ class _Given:
     """Scores passed down to the entries of values that come later."""
 
     parts: list[list[Tensor]]  # for each value, (B, P, K) each
-    # Scores of a whole pool, by its first value.
-    pools: dict[int, tuple[tuple[Value, ...], Tensor]] = field(
-        default_factory=dict[int, tuple[tuple[Value, ...], Tensor]]
-    )
-    # For each value its part of these.
-    slices: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
 
     def all_of(self, number: int) -> Tensor | None:
         """(B, P, K) of one value; None: nothing."""
-        parts = [*self.parts[number], *self.slices.get(number, ())]
-        self.parts[number] = []
+        parts, self.parts[number] = self.parts[number], []
         return _together(parts) if parts else None
 
     def give(self, view: View, part: Tensor) -> None:
@@ -229,22 +222,9 @@ class _Given:
             groups = (item + view.index.flatten(1)).flatten()
             sums = soft_scatter(flat.flatten(0, 1), groups, len(flat) * count, 0.0)
             sums = sums.unflatten(0, (len(flat), count))
-        self._add_to_pool(view.pool, sums[:, :-1])
-
-    def _add_to_pool(self, pool: tuple[Value, ...], sums: Tensor) -> None:
-        """Add to a pool that shrinks by one value at a time; to others value by value."""
-        known, total = self.pools.get(pool[0].number, ((), None))
-        if total is not None and known[: len(pool)] == pool:
-            own = total[:, : sums.shape[1]]
-            torch.maximum(own, sums, out=own)
-            return
-        for value, part in zip(pool, sums.split([v.places for v in pool], 1), strict=True):
-            if total is None:
-                self.slices.setdefault(value.number, []).append(part)
-            else:
-                self._add(value, part)
-        if total is None:
-            self.pools[pool[0].number] = pool, sums
+        places = [value.places for value in view.pool]
+        for value, own in zip(view.pool, sums[:, :-1].split(places, 1), strict=True):
+            self._add(value, own)
 
     def _add(self, value: Value, part: Tensor) -> None:
         parts = self.parts[value.number]

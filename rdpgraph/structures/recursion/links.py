@@ -21,7 +21,6 @@ from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, R
 from rdpgraph.structures.recursion.step import in_blocks, soft
 
 _SMALL = 256  # entries of a table that is summed in logs rather than multiplied
-_FEW = 2**15  # looked-up values that are cached
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +76,6 @@ class LookupLink:
     source: Tensor | Potential
     before: Tensor | None  # (B, P, I) states; None: all
     after: Tensor | None  # (B, P, J) states; None: all
-    _few: list[Tensor] = field(default_factory=list[Tensor], init=False)
 
     @property
     def width(self) -> int:
@@ -89,15 +87,8 @@ class LookupLink:
         return tuple(self.source.shape[-2:])
 
     def logs(self) -> Tensor:
-        """(B, P, I, J); small ones are cached for the pass down."""
-        if torch.is_grad_enabled():
-            return self._evaluate(self._states(0), self._states(1))
-        if not self._few:
-            logs = self._evaluate(self._states(0), self._states(1))
-            if logs.numel() > _FEW:
-                return logs
-            self._few.append(logs)
-        return self._few[0]
+        """(B, P, I, J)."""
+        return self._evaluate(self._states(0), self._states(1))
 
     def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, I) from all labels to a label at each of some places."""

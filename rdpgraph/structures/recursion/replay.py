@@ -340,8 +340,11 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, View):
-        flags = (one.as_alternatives, one.full) == (other.as_alternatives, other.full)
-        return flags and _same(one.pool, other.pool) and _same(one.index, other.index)
+        return (
+            one.as_alternatives == other.as_alternatives
+            and _same(one.pool, other.pool)
+            and _same(one.index, other.index)
+        )
     if isinstance(one, Value):
         same = (one.number, one.places, one.width) == (other.number, other.places, other.width)
         return same and one.labels is other.labels

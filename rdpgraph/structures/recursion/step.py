@@ -62,39 +62,24 @@ class Reader:
         return rows(self.values[value.number], item, place)
 
     def pooled(self, view: View) -> Tensor:
-        """(B or 1, places of the pool, K); with an index one more place, of -inf.
-
-        A full view may get a longer pool that starts with its own.
-        """
+        """(B or 1, places of the pool, K); with an index one more place, of -inf."""
         if view.index is None:
-            return self.values[view.pool[0].number] if view.whole else self._pooled(view, None)
+            return self.values[view.pool[0].number] if view.whole else self._pooled(view)
         key = view.numbers
-        if view.full and key not in self._latest:
-            key = self._longer(key) or key
         pool = self._latest.pop(key, None)
         if pool is None:
-            # On the way up pools grow by one value at a time.
-            pool = self._pooled(view, self._latest.pop(key[:-1], None))
+            pool = self._pooled(view)
             if len(self._latest) >= self.pools:
                 del self._latest[next(iter(self._latest))]
         self._latest[key] = pool
         return pool
 
-    def _pooled(self, view: View, before: Tensor | None) -> Tensor:
-        """A pool, given that of all its values but the last."""
-        first = [] if before is None else [before[..., :-1, :]]
-        parts = [*first, *(self.values[value.number] for value in view.pool[-1 if first else 0 :])]
+    def _pooled(self, view: View) -> Tensor:
+        parts = [self.values[value.number] for value in view.pool]
         if view.index is not None:
             none = torch.full((), -math.inf, dtype=parts[0].dtype, device=parts[0].device)
             parts.append(none.expand(*parts[-1].shape[:-2], 1, view.width))
         return side_by_side(parts, -2)
-
-    def _longer(self, key: tuple[int, ...]) -> tuple[int, ...] | None:
-        """A cached pool that starts with another: on the way down pools shrink."""
-        for known in self._latest:
-            if len(known) > len(key) and known[: len(key)] == key:
-                return known
-        return None
 
     def read(self, view: View) -> Tensor:
         """(B or 1, M, P or 1, K)."""
@@ -142,15 +127,9 @@ class Reader:
             return pool[0].mT[label] if pool.shape[0] == 1 else pool[item, :, label]
         item, place = item.unsqueeze(1), place.unsqueeze(1)
         number = view.number(torch.arange(view.ways, device=item.device), item, place)
-        longer = None if view.index is None or view.full else self._longer(view.numbers)
-        pool = self.pooled(view) if longer is None else self._latest[longer]
+        pool = self.pooled(view)
         places = (number,) if label is None else (number, label.unsqueeze(1))
-        read = pool[0][places] if pool.shape[0] == 1 else pool[(item, *places)]
-        if longer is None:
-            return read
-        # Places beyond the shorter pool are absent.
-        known = number < view.size
-        return torch.where(known if label is not None else known.unsqueeze(2), read, -math.inf)
+        return pool[0][places] if pool.shape[0] == 1 else pool[(item, *places)]
 
 
 def rows(values: Tensor, item: Tensor, place: Tensor) -> Tensor:

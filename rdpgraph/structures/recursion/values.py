@@ -49,13 +49,11 @@ class View:
         index: (M, P) or (B, M, P) places in the pool, the M alternatives of each place; the
             size of the pool stands for none, -inf. None: all places of the pool, in order.
         as_alternatives: whether, without an index, all places are the alternatives of one.
-        full: whether it is known that no index stands for none.
     """
 
     pool: tuple[Value, ...]
     index: Tensor | None = None
     as_alternatives: bool = field(default=False, kw_only=True)
-    full: bool = field(default=False, kw_only=True)
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
@@ -91,7 +89,7 @@ class View:
         """The alternatives of all places as M P places."""
         if self.index is None:
             return View(self.pool)
-        return View(self.pool, self.index.flatten(-2).unsqueeze(-2), full=self.full)
+        return View(self.pool, self.index.flatten(-2).unsqueeze(-2))
 
     @property
     def whole(self) -> bool:
@@ -204,7 +202,7 @@ def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
         if most >= size:
             raise ModelError(f"Tape.view of {size} places has no place {most}.")
         if least >= 0:
-            return View(values, index, full=True)
+            return View(values, index)
     return View(values, torch.where(index < 0, size, index))
 
 

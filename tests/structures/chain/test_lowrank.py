@@ -10,7 +10,6 @@ import rdpgraph as rg
 from rdpgraph._core import tuning
 from rdpgraph.structures.chain import decode, logs, model, rank_chains, recursion
 from rdpgraph.structures.chain import scaled as routes
-from rdpgraph.structures.chain.scaled import to_ranks, to_states
 from rdpgraph.structures.chain.steps import Parts, RankSteps
 from rdpgraph.testing import brute_force, check_structure
 
@@ -234,20 +233,6 @@ def test_what_is_kept_by_restriction_stays_of_low_rank():
     assert isinstance(dense.transition, torch.Tensor)
     assert torch.allclose(few.log_partition(), dense.log_partition())
     assert torch.allclose(few.marginals(), dense.marginals())
-
-
-@pytest.mark.parametrize("states", [8192, 9000])
-def test_panels_multiply_as_whole_matrices_do(states):
-    generator = torch.Generator().manual_seed(0)
-    rows, factor = (
-        torch.randn(count, width, generator=generator, dtype=WIDE)
-        for count, width in ((3, states), (states, 5))
-    )
-    ranks = torch.randn(3, 5, generator=generator, dtype=WIDE)
-    assert torch.allclose(to_ranks(rows, factor), rows @ factor)
-    found = torch.empty(3, states, dtype=WIDE)
-    to_states(ranks, factor, found)
-    assert torch.allclose(found, ranks @ factor.mT)
 
 
 @pytest.mark.parametrize("total", [1, 2, 3, 7])
