@@ -19,6 +19,7 @@ from rdpgraph.learn.emissions import (
     settle,
     table_of,
 )
+from rdpgraph.learn.parameters import Probabilities
 from rdpgraph.learn.sequences import PaddedBatch, clusters
 
 
@@ -216,8 +217,7 @@ class Mixture(Emission):
         return replace(self, emission=emission, log_weights=(counts / totals).log())
 
     def log_prior(self) -> Tensor:
-        weights = table_of(self.log_weights)
-        own = torch.where(weights > -math.inf, self.prior * weights, 0.0).sum()
+        own = Probabilities(table_of(self.log_weights), prior=self.prior).log_prior()
         return own.cpu() + self.emission.log_prior().cpu()
 
     def free(self) -> tuple[Tensor, ...]:

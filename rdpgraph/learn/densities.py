@@ -226,7 +226,6 @@ class Durations(Parameter):
 
     @property
     def size(self) -> int:
-        """The number of free parameters."""
         return self.density.size
 
     def spread(self, states: int, like: Tensor) -> "Durations":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.learn.parameters import Parameter
+from rdpgraph.learn.parameters import Parameter, Probabilities
 from rdpgraph.learn.sequences import PaddedBatch, as_rows, clusters
 
 Map = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
@@ -62,7 +62,6 @@ class Emission(Parameter):
 
     @property
     def size(self) -> int:
-        """The number of free parameters, which `aic` and `bic` count."""
         return sum(table_of(getattr(self, name)).numel() for name in self.tables)
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
@@ -85,7 +84,8 @@ class Emission(Parameter):
                     f"and columns; got {tuple(given.shape)}."
                 )
             tables[name] = given.to(observed)
-        return _replaced(self, tables)
+        own: Any = self
+        return replace(own, **tables)
 
     def started(self, states: int, observed: Tensor, generator: torch.Generator) -> Self:
         """The same with tables for so many states, drawn from rows unless they are given.
@@ -106,7 +106,7 @@ class Emission(Parameter):
         del generator
         drawn = blank.maximised(blank.statistics(as_rows([observed]), weights.unsqueeze(0)))
         kept = [name for name in self.tables if getattr(self, name) is not None]
-        return _replaced(drawn, {name: getattr(blank, name) for name in kept})
+        return replace(drawn, **{name: getattr(blank, name) for name in kept})
 
     def free(self) -> tuple[Tensor, ...]:
         """Numbers (n,) that map to the entries of each table; bounds such as a rate of 0 stay."""
@@ -122,7 +122,8 @@ class Emission(Parameter):
             table = to(flat.masked_scatter(moves, part))
             # The gradient of the logarithm of a bound would be NaN.
             tables[name] = torch.where(moves, table, table.detach())
-        return _replaced(self, tables)
+        own: Any = self
+        return replace(own, **tables)
 
     def estimates(self) -> tuple[Tensor, ...]:
         """The tables, in the order of `tables`; probabilities instead of their logarithms."""
@@ -197,7 +198,7 @@ class Categorical(Emission):
 
     @property
     def size(self) -> int:
-        return int((table_of(self.log_values) > -math.inf).sum(1).sub(1).sum())
+        return Probabilities(table_of(self.log_values)).size
 
     def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         check_columns(self, observed, 1)
@@ -230,9 +231,7 @@ class Categorical(Emission):
         return replace(self, log_values=(counts / totals).log())
 
     def log_prior(self) -> Tensor:
-        table = table_of(self.log_values)
-        prior = torch.as_tensor(self.prior).to(table)
-        return torch.where((table > -math.inf) & (prior > 0), prior * table, 0.0).sum()
+        return Probabilities(table_of(self.log_values), prior=self.prior).log_prior()
 
     def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
         shares = table_of(self.log_values).exp()[states]
@@ -344,11 +343,6 @@ def table_of(table: Tensor | None) -> Tensor:
     if table is None:
         raise ModelError("This emission has no tables yet: fit it, or ask its started(...).")
     return table
-
-
-def _replaced(emission: Any, tables: dict[str, Tensor]) -> Any:
-    """An emission with other tables."""
-    return replace(emission, **tables)
 
 
 def settle(emission: Emission, *names: str) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from rdpgraph._core.arguments import Arguments
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
-from rdpgraph.learn.densities import Durations
 from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.emissions import Emission
 from rdpgraph.learn.gradient import standard_errors
@@ -196,19 +195,17 @@ class HiddenStates(Arguments, ABC):
 
     def aic(self, X: Any, lengths: Any = None) -> float:
         """Akaike's criterion, 2 k - 2 log-likelihood; smaller is better."""
-        return 2 * self._size() - 2 * self.score(X, lengths)
+        return 2 * self._size - 2 * self.score(X, lengths)
 
     def bic(self, X: Any, lengths: Any = None) -> float:
         """Bayes' criterion, k log(steps) - 2 log-likelihood; smaller is better."""
         steps = sum(len(each) for each in sequences_of(X, lengths))
-        return self._size() * math.log(steps) - 2 * self.score(X, lengths)
+        return self._size * math.log(steps) - 2 * self.score(X, lengths)
 
+    @property
     def _size(self) -> int:
         """The number of free parameters."""
-        return sum(
-            own.size if isinstance(own, Emission | Durations) else _free(own)
-            for own in self._fitted().values()
-        )
+        return sum(own.size for own in self._fitted().values())
 
     def _fitted(self) -> dict[str, Parameter]:
         """The fitted parameters, or those given, if all are."""
@@ -318,10 +315,3 @@ def held_out(
             total += own.score([sequences[number] for number in sorted(out)])
         result[count] = total / sum(map(len, sequences))
     return result
-
-
-def _free(parameter: Parameter) -> int:
-    """The number of free entries of a table."""
-    assert isinstance(parameter, Probabilities)
-    possible = (parameter.log_values > -math.inf).sum(parameter.over)
-    return int((possible - 1).clamp(min=0).sum())

@@ -28,7 +28,7 @@ class HMM(HiddenStates):
         emission: of what is observed in a state, such as `Gaussian`.
         start: (states,) log-probabilities of the first state to start from; None: uniform.
         transition: (states, states) those of a state after another, [from, to]. Entries of -inf
-            stay in both, as those of `left_to_right`.
+            stay in both, as those of `left_to_right`. `LowRank`: a fit of a rank goes on.
         start_prior: pseudo-counts of first states.
         transition_prior: pseudo-counts of transitions, one number or a table.
         sticky: more pseudo-counts, of staying in a state.
@@ -67,28 +67,33 @@ class HMM(HiddenStates):
         return self.transition is not None
 
     def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
-        states, rank = self.states, self.rank
+        states, rank, given = self.states, self.rank, self.transition
         tables: dict[str, Parameter] = {
             "start": self._start_table("start", (states,), like, self.start_prior, generator)
         }
-        if rank is None:
+        if rank is None and not isinstance(given, LowRank):
             prior = torch.as_tensor(self.transition_prior, dtype=torch.float64)
             prior = prior + self.sticky * torch.eye(states, dtype=torch.float64)
             tables["transition"] = self._start_table(
                 "transition", (states, states), like, prior, generator
             )
             return tables
-        if not is_whole(rank, 1) or self.transition is not None or self.sticky:
+        begun: list[Tensor] = []
+        if isinstance(given, LowRank) and given.shape == (states, states) and rank is None:
+            begun = [given.log_left, given.log_right.mT]
+        if self.sticky or not (begun or (is_whole(rank, 1) and given is None)):
             raise ModelError(
-                "HMM of a rank, at least 1, draws its transitions, and takes no transition and no "
-                f"sticky prior; got rank {rank!r:.80}."
+                f"HMM of low rank needs a rank, at least 1, or a LowRank transition, "
+                f"and no sticky prior; got rank {rank!r:.80}."
             )
-        # Equal ranks would stay equal.
-        draws = generator or torch.Generator()
-        for name, shape in (("into", (states, rank)), ("out", (rank, states))):
-            table = torch.full(shape, -math.log(shape[1]), dtype=torch.float64, device=like.device)
-            prior = self.transition_prior
-            tables[name] = Probabilities(table, prior=prior).drawn(draws)
+        if rank is not None:  # equal ranks would stay equal
+            generator = generator or torch.Generator()
+            begun = [
+                torch.full(shape, -math.log(shape[1])) for shape in ((states, rank), (rank, states))
+            ]
+        for name, table in zip(("into", "out"), begun, strict=True):
+            own = Probabilities(table.to(like.device).double(), prior=self.transition_prior)
+            tables[name] = own if generator is None else own.drawn(generator)
         return tables
 
     def _model(self, values: Values, rows: PaddedBatch) -> Chain:

@@ -133,8 +133,7 @@ class BayesianNetwork(Arguments):
             raise
         tables = {name: own.value(None) for name, own in self.fit_.parameters.items()}
         self.graph_: FactorGraph = families.graph(tables)
-        free = [(own.moves.sum(-1) - 1).clamp(min=0).sum() for own in parameters.values()]
-        self.free_parameters_: int = int(sum(free))
+        self.free_parameters_: int = sum(own.size for own in parameters.values())
         self.feature_names_in_ = np.array(list(columns(data)), object)
         self.n_features_in_ = len(self.feature_names_in_)
         return self

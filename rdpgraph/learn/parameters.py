@@ -44,6 +44,11 @@ class Parameter(ABC):
             ModelError: there is none, as where a table or a state has lost all mass.
         """
 
+    @property
+    def size(self) -> int:
+        """The number of free parameters, which `aic` and `bic` count; default: all of `free`."""
+        return sum(own.numel() for own in self.free())
+
     def log_prior(self) -> Tensor:
         """() the log-density of the prior here, up to a constant (nats); differentiable."""
         return torch.zeros((), dtype=torch.float64)
@@ -147,6 +152,11 @@ class Probabilities(Parameter):
         values = self.log_values.detach()
         fixed = torch.as_tensor(self.fixed, device=values.device)
         return (values > -torch.inf) & ~fixed.expand(values.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of free parameters."""
+        return int((self.moves.sum(self._dims) - 1).clamp(min=0).sum())
 
     def _pseudo(self, moves: Tensor) -> Tensor:
         return torch.where(moves, torch.as_tensor(self.prior).to(self.log_values), 0.0)

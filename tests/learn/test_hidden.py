@@ -403,6 +403,10 @@ def test_low_rank_is_a_chain_of_low_rank() -> None:
     free = 4 + (5 * 1 + 2 * 4) + 5 * 3
     aic = 2 * free - 2 * model.score(data, lengths)
     assert model.aic(data, lengths) == pytest.approx(aic)
+    given = {"start": model.start_, "transition": model.transition_, "limit": 0}
+    again = learn.HMM(5, model.emission_, **given)
+    assert again.score(data, lengths) == pytest.approx(model.score(data, lengths))
+    assert again.fit(data, lengths).bic(data, lengths) == pytest.approx(model.bic(data, lengths))
 
 
 def test_the_number_of_states_is_chosen_by_what_is_left_out() -> None:
@@ -456,6 +460,9 @@ def test_fitted_models_are_copied(copied) -> None:
     assert copied(model).score(data, lengths) == model.score(data, lengths)
 
 
+LOW = rg.LowRank(torch.zeros(3, 1), torch.full((3, 1), 1 / 3).log())  # of three states, not two
+
+
 @pytest.mark.parametrize(
     ("ask", "kind", "match"),
     [
@@ -466,6 +473,7 @@ def test_fitted_models_are_copied(copied) -> None:
         (lambda m, x: m.set_params(transition=rows(3, 3)).fit(x), ModelError, r"got \(3, 3\)"),
         (lambda m, x: m.set_params(rank=0).fit(x), ModelError, "rank, at least 1"),
         (lambda m, x: m.set_params(rank=2, sticky=1.0).fit(x), ModelError, "no sticky prior"),
+        (lambda m, x: m.set_params(transition=LOW).fit(x), ModelError, "LowRank transition"),
         (lambda m, x: m.fit(x, [3, 3]), EvidenceError, "add up to the 5 steps"),
         (lambda m, x: m.fit([[1j], [2]]), EvidenceError, "Complex data not supported"),
         (lambda m, x: m.fit(x, 4), EvidenceError, "add up to the 5 steps"),
