@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import rdpgraph as rg
+from rdpgraph.plan import clock
 from rdpgraph.pruning import masks_of, sweeps_of
 from tests.fuzz.compare import Mismatch, Skipped
 
@@ -20,9 +21,10 @@ ROUNDING = 1e-6
 
 def case(rng: np.random.Generator) -> int:
     """One model and one estimate of it."""
-    model = MODELS[str(rng.choice(list(MODELS)))](rng)
+    kind = str(rng.choice(list(MODELS)))
+    model = MODELS[kind](rng)
     few = isinstance(model, rg.FactorGraph) or (isinstance(model, rg.Chain) and rng.random() < 0.5)
-    estimate = weighed if few else pruned
+    estimate = grown if kind == "dense" else weighed if few else pruned
     for again in (False, True):
         sure, error, told, name = estimate(model, rng)
         wrong = error.abs() > BEYOND * told + ROUNDING
@@ -59,6 +61,21 @@ def weighed(model: Model, rng: np.random.Generator) -> tuple[bool, torch.Tensor,
         raise Skipped("all states kept")
     told = posterior.status.standard_error
     return posterior.status.converged, error, torch.tensor(told), str(estimator)
+
+
+def grown(model: Model, rng: np.random.Generator) -> tuple[bool, torch.Tensor, torch.Tensor, str]:
+    """log Z by populations on mini-buckets: whether it is sure, its error, its standard error."""
+    memory = float(10 ** rng.uniform(4, 5))
+    scheduler = rg.MiniBuckets(seconds=2.0, memory=memory, generator=_seeded(rng))
+    assert isinstance(model, rg.FactorGraph)
+    with clock.counted(clock.Counter()):  # seconds of work, so that a case depends on its number
+        posterior = rg.infer(model, scheduler=scheduler)
+        log_z = posterior.log_partition
+    error = log_z - rg.infer(model, rg.Contraction()).log_partition
+    if posterior.status.exact:
+        raise Skipped("all configurations kept")
+    told = posterior.status.standard_error
+    return posterior.status.converged, error, torch.tensor(told), f"memory of {memory:.0f} bytes"
 
 
 def _seeded(rng: np.random.Generator) -> torch.Generator:
@@ -98,8 +115,19 @@ def ring(rng: np.random.Generator) -> rg.FactorGraph:
     )
 
 
+def dense(rng: np.random.Generator) -> rg.FactorGraph:
+    """Random triples, twice as many as variables, and scores that differ by much."""
+    count, scale = int(rng.integers(9, 14)), float(np.exp(rng.uniform(np.log(2), np.log(100))))
+    x = [rg.Variable(f"x{number}", 3) for number in range(count)]
+    triples = [rng.choice(count, 3, replace=False) for _ in range(2 * count)]
+    return rg.FactorGraph(
+        [rg.Factor([x[v] for v in scope], rg.Table(_normal(rng, scale, 3, 3, 3)))
+         for scope in triples]
+    )  # fmt: skip
+
+
 MODELS: dict[str, Callable[[np.random.Generator], Model]] = {
-    "sticky": sticky, "crossed": crossed, "ring": ring,
+    "sticky": sticky, "crossed": crossed, "ring": ring, "dense": dense,
 }  # fmt: skip
 ESTIMATORS: list[Callable[[int, int], rg.Randomized]] = [
     lambda keep, count: rg.Randomized.default(keep=keep, replicates=count),
