@@ -38,6 +38,7 @@ from rdpgraph.model.potentials.automaton import (
 )
 from rdpgraph.model.potentials.features import RandomFeatures
 from rdpgraph.model.potentials.lowrank import Bilinear, LowRank
+from rdpgraph.model.potentials.operators import Banded, Monarch
 from rdpgraph.model.potentials.sparse import Sparse
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
@@ -74,6 +75,7 @@ __all__ = [
     "AtMostOne",
     "Auto",
     "Automaton",
+    "Banded",
     "Bilinear",
     "Bitext",
     "Cardinality",
@@ -94,6 +96,7 @@ __all__ = [
     "LowRankHMM",
     "MiniBuckets",
     "MixedBitext",
+    "Monarch",
     "NonProjectiveDependencies",
     "Or",
     "ParityModel",

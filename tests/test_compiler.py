@@ -103,6 +103,18 @@ def test_a_transform_of_torch_func_is_refused_in_a_line(asked, transform):
     assert "\n" not in str(caught.value)
 
 
+def test_transforms_of_a_language_model_are_refused_in_a_line():
+    model = rg.nn.HMM(states=8, vocabulary=10, rank=4)
+
+    def loss(parameters):
+        tokens = torch.tensor([[1, 2, 3, 1, 2]])
+        return torch.func.functional_call(model, parameters, (tokens,)).sum()
+
+    with pytest.raises(rg.errors.UnsupportedError, match=r"torch\.func") as caught:
+        torch.func.grad(loss)(dict(model.named_parameters()))
+    assert "\n" not in str(caught.value)
+
+
 def test_transforms_pass_through_an_unrolled_layer():
     unrolled, emissions = CRF.exportable(), numbers(2, 4, 3)
     mask = torch.arange(4) < torch.tensor([[4], [2]])

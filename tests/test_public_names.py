@@ -9,7 +9,7 @@ import pytest
 
 import rdpgraph as rg
 
-AT_MOST = 70
+AT_MOST = 72
 MODULES = sorted(name for name in rg.__all__ if isinstance(getattr(rg, name), ModuleType))
 
 

@@ -16,6 +16,12 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
+_UNTRANSFORMED = (
+    "does not run in torch.func's transforms: compiled code answers it. Use torch.autograd.grad, "
+    "and batch dims in place of vmap."
+)
+
+
 def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Make a function that `torch.compile` calls between the parts that it traces.
 
@@ -41,13 +47,12 @@ def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
                 alone = made
             return alone(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
         except (RuntimeError, NotImplementedError) as error:
-            if isinstance(error, RdpgraphError) or not in_transform():
+            ours = isinstance(error, RdpgraphError) and _UNTRANSFORMED not in str(error)
+            if ours or not in_transform():
                 raise
+            # The outermost call, which users know, is named.
             name = function.__qualname__.removesuffix(".__post_init__")
-            raise UnsupportedError(
-                f"{name} does not run in torch.func's transforms: compiled code answers it. "
-                "Use torch.autograd.grad, and batch dims in place of vmap."
-            ) from error
+            raise UnsupportedError(f"{name} {_UNTRANSFORMED}") from error
 
     return called
 

@@ -10,6 +10,7 @@ from rdpgraph._core.shapes import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import log_products
 from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import FLOATING, as_whole, checked_log_values, taken
 from rdpgraph.model.soundness import require_possible
@@ -111,11 +112,13 @@ def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def checked_rows(what: str, log_probabilities: Tensor | LowRank) -> None:
+def checked_rows(what: str, log_probabilities: Tensor | LowRank | PairOperator) -> None:
     """Check log-probabilities whose last dim sums to one."""
     if isinstance(log_probabilities, LowRank):
         columns = log_probabilities.log_right.logsumexp(-2).unsqueeze(-2)
         totals = (log_probabilities.log_left + columns).logsumexp(-1)
+    elif isinstance(log_probabilities, PairOperator):
+        totals = log_probabilities.row_totals()
     else:
         checked_log_values(what, log_probabilities)
         totals = log_probabilities.logsumexp(-1)
@@ -158,7 +161,7 @@ MISSING = -1
 
 
 def hmm_unary(
-    start: Tensor, transition: Tensor | LowRank, emission: Tensor | LowRank,
+    start: Tensor, transition: Tensor | LowRank | PairOperator, emission: Tensor | LowRank,
     observations: Tensor | None, lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """(*batch, T, N) from log-probabilities, checked except beyond the lengths."""

@@ -193,11 +193,13 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
 
     with torch.no_grad():
         for own, number in zip(values[:-1], numbers, strict=True):
-            sums = _sums(parts[-1] + own, steps, number)
-            if watched:
+            known = steps.best((parts[-1] + own).unsqueeze(2))
+            sums = () if known else _sums(parts[-1] + own, steps, number)
+            if known or watched:
                 pairs = [block.max(0) for block in sums]
-                best = _concatenated([values for values, _ in pairs])
-                chosen.append(_concatenated([sources for _, sources in pairs]))
+                best = known[0].squeeze(2) if known else _concatenated([each for each, _ in pairs])
+                sources = known[1].squeeze(2) if known else _concatenated([at for _, at in pairs])
+                chosen += [sources] if watched else []
             else:
                 best = _concatenated([block.amax(0) for block in sums])
             parts.append(levelled(best, number))
@@ -253,6 +255,8 @@ def _best_lists(unary: Unary, steps: Steps, lengths: Lengths, k: int) -> Tensor:
 def _extended(best: Tensor, steps: Steps, step: int) -> tuple[Tensor, Tensor]:
     """The k best ways into each state, (B, N, k), and the entry of ``best`` each extends."""
     batch, states, k = best.shape
+    if known := steps.best(best):
+        return known
     width = min(k, states)
     items = torch.arange(batch, device=best.device).reshape(-1, 1, 1)
     columns = tuning.per_block(batch * max(states, width * k), tuning.CACHE_BLOCK)

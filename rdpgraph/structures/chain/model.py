@@ -18,6 +18,7 @@ from rdpgraph.interface.structure import Match, Structure
 from rdpgraph.logspace.gradients import by_autograd, possible_alone
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import as_states, settle
 from rdpgraph.structures.chain import decode, logs, masks, moments, paths, rank_chains, recursion
@@ -59,7 +60,7 @@ class Chain(Structure):
             out where the recursion needs a table; `restrict` and `score` evaluate it on the
             states they are given. With a `LowRank` of rank r, log Z and its gradient, marginals,
             filtered states and samples cost O(T N r) without a table; entropy and maxima form the
-            N^2 values, in blocks.
+            N^2 values, in blocks. `Banded` and `Monarch` transitions need no table for any of them.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Raises:
@@ -96,7 +97,7 @@ class Chain(Structure):
     def hmm(
         cls,
         start: Tensor,
-        transition: Tensor | LowRank,
+        transition: Tensor | LowRank | PairOperator,
         emission: Tensor | LowRank,
         observations: Tensor | None = None,
         *,
@@ -109,7 +110,8 @@ class Chain(Structure):
 
         Args:
             start: (N,) log-probabilities of the first state.
-            transition: (N, N) log-probabilities, [from, to]; or `LowRank.normalised` ones.
+            transition: (N, N) log-probabilities, [from, to]; or `LowRank.normalised` ones, or
+                those of `Banded` or `Monarch`.
             emission: (N, symbols) log-probabilities of the symbols in each state, likewise; or,
                 without observations, (*batch, T, N) log-likelihoods under any density.
                 `LowRankHMM` is a model of the symbols, for many sequences.
@@ -227,6 +229,10 @@ class Chain(Structure):
         """
         if not isinstance(other, Chain):
             raise ModelError(f"A chain is compared with a chain; got {type(other).__name__}.")
+        given, compared = self._given(), other._given()
+        if moments.alike(given, compared):
+            require_alike((self.unary, given.lengths), (other.unary, compared.lengths))
+            return self._shaped(moments.by_counts(given, compared))
         own, theirs = self._parts(), other._parts()
         require_alike((self.unary, own.lengths), (other.unary, theirs.lengths))
         unary, transition = theirs.unary.to(own.unary), theirs.transition.to(own.unary)
@@ -355,6 +361,7 @@ class Chain(Structure):
         """The multiply-adds of log Z: N^2 for each step, or 2 N r with a transition of rank r."""
         states, low = self.unary.shape[-1], self.transition
         width = 2 * low.rank if isinstance(low, LowRank) else states
+        width = low.work if isinstance(low, PairOperator) else width
         return float((self._flat_lengths() - 1).clamp(min=0).sum()) * states * width
 
     def _parts(self) -> ChainTensors:
@@ -363,6 +370,8 @@ class Chain(Structure):
     def _given(self, *, most: int = 0) -> ChainTensors | RankTensors:
         """The tensors, with low rank kept as ranks if a table has over ``most`` entries."""
         low = self.transition
+        if isinstance(low, PairOperator):
+            return Parts.of_operator(self.unary, low, self._flat_lengths())
         if isinstance(low, LowRank) and math.prod(low.shape) > most:
             return Parts.of_ranks(self.unary, low, self._flat_lengths())
         return self._parts()

@@ -11,9 +11,16 @@ from rdpgraph._core import tuning
 from rdpgraph.logspace.gradients import ONCE, expectations, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
 from rdpgraph.structures.chain import logs, recursion, scaled
-from rdpgraph.structures.chain.factors import inside, peak, product
+from rdpgraph.structures.chain.factors import inside, masked, peak, product
 from rdpgraph.structures.chain.recursion import Messages
-from rdpgraph.structures.chain.steps import ChainTensors, RankSteps, RankTensors, as_steps, of_items
+from rdpgraph.structures.chain.steps import (
+    ChainTensors,
+    OperatorSteps,
+    RankSteps,
+    RankTensors,
+    as_steps,
+    of_items,
+)
 
 
 def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -> Tensor:
@@ -22,6 +29,8 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
     The `cross_entropy` with itself; the expectation of ``log_base`` (*batch, T, N), without
     gradient, is added. Ranks cost O(T N^2) products too, and O(N^2 r) for the values, in blocks.
     """
+    if alike(parts, parts):
+        return by_counts(parts, parts, log_base)
     sent, scored = _messages(parts), parts.unary.detach()
     if log_base is not None:
         scored = scored - finite(log_base).reshape(scored.shape)
@@ -42,6 +51,51 @@ def cross_entropy(parts: ChainTensors, other: ChainTensors) -> Tensor:
     values = _nats(parts, sent, ratios, other.unary, other.transition)
     forbidden = _forbidden(parts, other, sent) & _possible(parts, sent)
     return torch.where(forbidden, math.inf, values)
+
+
+def alike(parts: ChainTensors | RankTensors, other: ChainTensors | RankTensors) -> bool:
+    """Return whether the scores of both are sums of the same parameters."""
+    one, two = (
+        each.transition.potential if isinstance(each.transition, OperatorSteps) else None
+        for each in (parts, other)
+    )
+    return one is not None and two is not None and one.additive and one.comparable(two)
+
+
+def by_counts(
+    parts: ChainTensors | RankTensors, other: ChainTensors | RankTensors,
+    log_base: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`cross_entropy` of chains whose scores are sums of parameters, item by item.
+
+    By the gradient of log Z, the expected count of each parameter; in float64.
+    """
+    if not isinstance(parts.transition, OperatorSteps) or not isinstance(
+        other.transition, OperatorSteps
+    ):
+        raise TypeError("counts are of operators")
+    kind, theirs = parts.transition.potential, other.transition.potential
+    base = 0.0 if log_base is None else finite(log_base).reshape(parts.unary.shape)
+    scored = masked(other.unary - base, other.lengths).double()
+    each = list[Tensor]()
+    for row in torch.arange(len(parts.unary), device=parts.unary.device).split(1):
+
+        def log_z(unary: Tensor, *tensors: Tensor, length: Tensor = parts.lengths[row]) -> Tensor:
+            steps = OperatorSteps(kind.replaced(tensors))
+            return logs.log_partition(unary, steps, length)
+
+        own = [part.double() for part in (parts.unary[row], *kind.tensors)]
+        total, counts = expectations(log_z, own, tracked=True)
+        scores = [scored[row], *(part.double() for part in theirs.tensors)]
+        if other is not parts:
+            again = masked(other.unary, other.lengths)[row].double()
+            total = torch.where(total > -math.inf, log_z(again, *scores[1:]), -math.inf)
+        means = [(n * finite(score)).sum() for n, score in zip(counts, scores, strict=True)]
+        value = torch.where(total > -math.inf, total - torch.stack(means).sum(), 0.0)
+        lost = [((n > 0) & (s == -math.inf)).any() for n, s in zip(counts, scores, strict=True)]
+        each.append(torch.where(torch.stack(lost).any(), math.inf, value))
+    values = torch.cat(each) if each else scored.sum((1, 2))
+    return once(values.to(parts.unary.dtype), ONCE)
 
 
 def _nats(
@@ -71,7 +125,7 @@ def _nats(
 def _messages(parts: ChainTensors | RankTensors) -> Messages:
     """Messages by the fastest route, or in logs for gradients and ranks."""
     unary, link, lengths = parts
-    sides = link.sides if isinstance(link, RankSteps) else (link,)
+    sides = (link,) if isinstance(link, Tensor) else link.sides
     watched = torch.is_grad_enabled() and any(part.requires_grad for part in (unary, *sides))
     if isinstance(link, Tensor) and not watched:
         return recursion.messages(unary, link, lengths)
@@ -148,6 +202,8 @@ def _pair_means(
         sums = link.between(before)
         each = max(math.prod(side.shape[:-2]) for side in link.sides)
         width = tuning.per_block(states * each, tuning.LARGE_BLOCK)
+    elif isinstance(link, OperatorSteps):
+        width = tuning.per_block(states, tuning.LARGE_BLOCK)
 
     def means(here: slice) -> Tensor:
         own = _into(link, here)
@@ -170,8 +226,11 @@ def _pair_means(
     return total
 
 
-def _into(link: Tensor | RankSteps, here: slice) -> Tensor:
+def _into(link: Tensor | RankSteps | OperatorSteps, here: slice) -> Tensor:
     """(n, N), or (1 or B, T - 1, n, N): the log-values into some states from all."""
+    if isinstance(link, OperatorSteps):
+        every = torch.arange(link.potential.shape[0], device=link.potential.device)
+        return link.turned().potential.evaluate([every[here], every])
     if isinstance(link, RankSteps):
         return log_products(link.right[..., here, :], link.left)
     return link.mT[..., here, :]

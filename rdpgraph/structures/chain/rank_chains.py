@@ -23,7 +23,7 @@ def worthwhile(parts: ChainTensors | RankTensors) -> bool:
     It takes r / 2 times the arithmetic, in one call for all steps, and a scan instead of a
     recursion: for few states, few ranks and many steps.
     """
-    if isinstance(parts.transition, Tensor):
+    if not isinstance(parts.transition, RankSteps):
         return False
     batch, total, states = parts.unary.shape
     rank = parts.transition.left.shape[-1]

@@ -11,6 +11,7 @@ from rdpgraph.model.block import Block
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
@@ -26,9 +27,9 @@ class Recognised:
     """A graph as chains."""
 
     unary: Tensor  # (*batch, T, N), or (*batch, C, T, N) for C chains
-    # (N, N), or per step with leading dims that broadcast; of low rank if all neighbours share one
-    # `LowRank` of few ranks.
-    transition: Tensor | LowRank
+    # (N, N), or per step with leading dims that broadcast; a potential if all neighbours share one
+    # `PairOperator`, or a `LowRank` of few ranks.
+    transition: Tensor | LowRank | PairOperator
     numbers: Tensor  # (T,) or (C, T): the graph's number of the variable at each site; -1: none
     lengths: Tensor | None  # (*batch, C), or None where all are T
 
@@ -102,13 +103,13 @@ def unary_sum(graph: FactorGraph, place: Tensor, count: int) -> Tensor:
 
 def _transition(
     graph: FactorGraph, pairs: list[Block], place: Tensor, numbers: Tensor
-) -> Tensor | LowRank | None:
+) -> Tensor | LowRank | PairOperator | None:
     """(N, N), or (*batch, C, T - 1, N, N); None where that is much larger than the tables."""
     chains, total = numbers.shape
     edges, states = chains * (total - 1), int(graph.domain.sizes[0])
     joined = graph.num_variables - chains
     placed = [_Placed.of(block, place, total, edges, joined) for block in pairs]
-    low = placed[0].low_rank(graph.dtype) if len(placed) == 1 else None
+    low = placed[0].without_table(graph.dtype) if len(placed) == 1 else None
     if low is not None:
         return low
     held = [math.prod(block.potential.shape) for block in pairs]
@@ -166,9 +167,11 @@ class _Placed:
         """Return whether one table is on every edge."""
         return self.block.shared and self.once and self.one_way
 
-    def low_rank(self, dtype: torch.dtype) -> LowRank | None:
-        """The one potential of all edges, [earlier, later], if its ranks are few."""
+    def without_table(self, dtype: torch.dtype) -> LowRank | PairOperator | None:
+        """The one potential of all edges, [earlier, later], an operator or of few ranks."""
         low = self.block.select()
+        if isinstance(low, PairOperator) and self.alike:
+            return low if bool(self.forwards[0]) else low.turned()
         if not isinstance(low, LowRank) or not self.alike or math.prod(low.lead(2)) != 1:
             return None
         if 2 * low.rank > low.shape[-1]:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._core.compiler import opaque
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.chain import logs, native, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, peak, product
-from rdpgraph.structures.chain.steps import RankSteps, Steps, of_items, stepping
+from rdpgraph.structures.chain.steps import OperatorSteps, RankSteps, Steps, of_items, stepping
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,10 @@ class Messages:
     log_backward: Tensor
 
 
-def log_partition(unary: Unary, transition: Transition | RankSteps, lengths: Lengths) -> LogZ:
+@opaque
+def log_partition(
+    unary: Unary, transition: Transition | RankSteps | OperatorSteps, lengths: Lengths
+) -> LogZ:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
     O(T N^2) per item, as scaled products of matrices, or O(T N r) by way of ranks; O(T N), or
@@ -34,7 +38,7 @@ def log_partition(unary: Unary, transition: Transition | RankSteps, lengths: Len
 
     Args:
         unary: (B, T, N) in nats; -inf allowed; anything beyond the lengths.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `RankSteps`.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or steps.
         lengths: (B,) int64, 0 to T.
 
     Source: Rabiner (1989), section V.A, for the scaling; Chiu, Deng and Rush 2021
@@ -42,6 +46,8 @@ def log_partition(unary: Unary, transition: Transition | RankSteps, lengths: Len
     """
     if unary.shape[1] == 0:
         return unary.sum((1, 2))
+    if isinstance(transition, OperatorSteps):
+        return logs.log_partition(unary, transition, lengths)
     low = isinstance(transition, RankSteps)
     sides = torch.broadcast_tensors(*transition.sides) if low else (transition,)
     dtype = torch.promote_types(unary.dtype, sides[0].dtype)

@@ -14,6 +14,7 @@ from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.errors import BudgetError
 from rdpgraph.logspace.logmatrix import LogMatrix, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.chain.factors import step_of
 
@@ -50,6 +51,10 @@ class Steps(ABC):
     @abstractmethod
     def column(self, step: int, after: Tensor) -> Tensor:
         """(count, B, N) `columns` of one step, without gradient; zero where the state is N."""
+
+    def best(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """`PairOperator.best` of rows (B, N, k); None where the values are to be compared."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +184,45 @@ class RankSteps(Steps):
 
 
 @dataclass(frozen=True, eq=False)
+class OperatorSteps(Steps):
+    """One potential for all steps, which is applied without a table."""
+
+    potential: PairOperator
+
+    @property
+    def sides(self) -> tuple[Tensor, ...]:
+        """The parameters."""
+        return self.potential.tensors
+
+    def turned(self) -> "OperatorSteps":
+        return OperatorSteps(self.potential.turned())
+
+    def advance(self, step: int, state: Tensor) -> Tensor:
+        return self.potential.sums(state)
+
+    def blocks(self, step: int, width: int) -> Iterable[Tensor]:
+        for some in self._states.split(width):
+            yield self.potential.evaluate([self._states, some])
+
+    def values(self, before: Tensor, after: Tensor) -> Tensor:
+        return self.potential.evaluate([before.unsqueeze(-1), after.unsqueeze(-1)])[..., 0, 0]
+
+    def columns(self, after: Tensor, *, first: int) -> Tensor:
+        return self.potential.evaluate([self._states, after.unsqueeze(-1)])[..., 0]
+
+    def column(self, step: int, after: Tensor) -> Tensor:
+        within = (after < len(self._states)).unsqueeze(-1)
+        return torch.where(within, self.columns(after.clamp(max=len(self._states) - 1), first=0), 0)
+
+    def best(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        return self.potential.best(rows) if self.potential.additive else None
+
+    @cached_property
+    def _states(self) -> Tensor:
+        return torch.arange(self.potential.shape[0], device=self.potential.device)
+
+
+@dataclass(frozen=True, eq=False)
 class _Factors:
     """One side's log-matrices; a shared one is prepared once."""
 
@@ -233,14 +277,14 @@ def _rows(side: Tensor, states: Tensor, first: int = 0) -> Tensor:
     return side[states] if side.ndim == 2 else side[*_places(side, states, first), states]
 
 
-Link = TypeVar("Link", bound=Tensor | RankSteps)
+Link = TypeVar("Link", bound=Tensor | RankSteps | OperatorSteps)
 
 
 class Parts(NamedTuple, Generic[Link]):
     """Chains as tensors, batch dims flattened."""
 
     unary: Tensor  # (B, T, N) log-potentials in nats; -inf allowed
-    transition: Link  # (N, N), or (1 or B, T - 1, N, N) per step; [from, to]; or ranks
+    transition: Link  # (N, N), or (1 or B, T - 1, N, N) per step; [from, to]; or steps
     lengths: Tensor  # (B,) int64, 0 to T
 
     @staticmethod
@@ -254,7 +298,15 @@ class Parts(NamedTuple, Generic[Link]):
         return Parts(unary.to(dtype), transition.to(dtype), lengths)
 
     @staticmethod
-    def of_ranks(unary: Tensor, low: LowRank, lengths: Tensor) -> "RankTensors":
+    def of_operator(unary: Tensor, given: PairOperator, lengths: Tensor) -> "Parts[OperatorSteps]":
+        """Flatten (*batch, T, N), and take parameters and potentials to one type."""
+        dtype = torch.promote_types(unary.dtype, given.dtype)
+        flat = unary.reshape([math.prod(unary.shape[:-2]), *unary.shape[-2:]]).to(dtype)
+        steps = OperatorSteps(given.replaced([part.to(dtype) for part in given.tensors]))
+        return Parts(flat, steps, lengths)
+
+    @staticmethod
+    def of_ranks(unary: Tensor, low: LowRank, lengths: Tensor) -> "Parts[RankSteps]":
         """Flatten (*batch, T, N), factors of leads that broadcast to (*batch, T - 1), and (B,)."""
         *batch, total, states = unary.shape
         dtype = torch.promote_types(unary.dtype, low.dtype)
@@ -271,7 +323,7 @@ class Parts(NamedTuple, Generic[Link]):
 
 
 ChainTensors: TypeAlias = Parts[Tensor]
-RankTensors: TypeAlias = Parts[RankSteps]
+RankTensors: TypeAlias = Parts[RankSteps] | Parts[OperatorSteps]
 
 
 def flattened(transition: Tensor, batch: Sequence[int]) -> Tensor:

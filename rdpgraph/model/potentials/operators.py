@@ -1,0 +1,335 @@
+"""Pairwise potentials that are applied to vectors of states without a table: bands and blocks."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import differentiable_property
+from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import ModelError
+from rdpgraph.logspace.logmatrix import LogMatrix, soft_sum
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import checked_log_values, settle
+
+
+class PairOperator(Potential):
+    """A potential of two variables of N states each, applied to vectors without its N^2 values."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The parameters."""
+
+    @abstractmethod
+    def replaced(self, tensors: Sequence[Tensor]) -> Self:
+        """The same with other parameters."""
+
+    @abstractmethod
+    def turned(self) -> Self:
+        """The same with both slots exchanged."""
+
+    @abstractmethod
+    def sums(self, rows: Tensor) -> Tensor:
+        """``logsumexp_i(rows_i + value_ij)``, (B, N) as (B, N); exact and differentiable."""
+
+    @abstractmethod
+    def best(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The k largest of ``rows_il + value_ij`` over i and l, and ``i k + l``; both (B, N, k).
+
+        Given rows (B, N, k). Asked only if `additive`.
+        """
+
+    @property
+    @abstractmethod
+    def additive(self) -> bool:
+        """True if every log-value is a sum of parameters, and a maximum has the cost of a sum."""
+
+    @property
+    @abstractmethod
+    def work(self) -> int:
+        """The multiply-adds of `sums` for each state."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        states = self.tensors[0].shape[:-1].numel()
+        return states, states
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensors[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device
+
+    def comparable(self, other: "PairOperator") -> bool:
+        """Return whether the other one has the same values but for its parameters."""
+        shapes = ([part.shape for part in each.tensors] for each in (self, other))
+        return type(other) is type(self) and next(shapes) == next(shapes)
+
+    def row_totals(self) -> Tensor:
+        """(N,) log-sums over the second state."""
+        return self.turned().sums(self.tensors[0].new_zeros(1, self.shape[0])).squeeze(0)
+
+    def _possible_totals(self) -> Tensor:
+        totals = self.row_totals()
+        if not bool((totals.detach() > -math.inf).all()):
+            raise ModelError(
+                f"{type(self).__name__}.normalised needs a possible second state for every first."
+            )
+        return totals
+
+
+@dataclass(frozen=True, eq=False)
+class Banded(PairOperator):
+    """A pairwise potential of values at some offsets, and none or low rank elsewhere.
+
+    ``value(i, i + o_d) = exp(log_values[i, d])``, plus that of ``rest`` for every pair. As a
+    transition of a `Chain` it costs O(T N (D + r)). The offsets ``(-1, 0, 1)`` are a band; the
+    offset 0 and a rest of low rank are a diagonal plus low rank, as of models that copy.
+
+    Args:
+        log_values: (N, D) nats, of the first state and the offset; those that lead beyond the
+            states are not read. Gradients flow to them.
+        offsets: D different whole numbers between -N and N, at least one.
+        rest: (N, N) without leading dims. Maxima then have no shortcut, and form the N^2 values.
+
+    Raises:
+        ModelError: shapes or offsets that do not fit, NaN or +inf.
+
+    Example:
+        >>> steps = Banded.normalised(torch.zeros(4, 3), (-1, 0, 1))
+        >>> steps.table(2).exp()
+        tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+                [0.3333, 0.3333, 0.3333, 0.0000],
+                [0.0000, 0.3333, 0.3333, 0.3333],
+                [0.0000, 0.0000, 0.5000, 0.5000]])
+    """
+
+    log_values: Tensor
+    offsets: tuple[int, ...]
+    rest: LowRank | None = field(default=None)
+
+    if TYPE_CHECKING:  # accepted types, converted to those of the fields
+
+        def __init__(
+            self, log_values: ArrayLike, offsets: Sequence[int], rest: LowRank | None = None
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "log_values")
+        checked_log_values("Banded's log_values", self.log_values)
+        shape, offsets = tuple(self.log_values.shape), tuple(self.offsets)
+        fits = len(shape) == 2 and 0 < shape[1] == len(offsets) == len({*offsets})
+        if not fits or not all(is_whole(abs(o)) and abs(o) < shape[0] for o in offsets):
+            raise ModelError(
+                "Banded needs log_values (N, D) and D different offsets between -N and N; got "
+                f"{shape} and {offsets}."
+            )
+        object.__setattr__(self, "offsets", offsets)
+        rest = self.rest
+        if rest is not None and (rest.shape != self.shape or rest.dtype != self.dtype):
+            raise ModelError(
+                f"Banded of {shape[0]} states needs a rest of shape {self.shape} and "
+                f"{self.dtype}; got {rest.shape} and {rest.dtype}."
+            )
+
+    @classmethod
+    def normalised(
+        cls, log_values: Tensor, offsets: Sequence[int], rest: LowRank | None = None
+    ) -> "Banded":
+        """The log-probabilities of the second state given the first: each row sums to one.
+
+        Raises:
+            ModelError: as for the class, or a row without a possible state.
+        """
+        plain = cls(log_values, offsets, rest)
+        totals = plain._possible_totals().unsqueeze(1)
+        values, *sides = plain.tensors
+        return plain.replaced([values - totals, *(s - totals for s in sides[:1]), *sides[1:]])
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        sides = () if self.rest is None else (self.rest.log_left, self.rest.log_right)
+        return self.log_values, *sides
+
+    def replaced(self, tensors: Sequence[Tensor]) -> "Banded":
+        values, *sides = tensors
+        return replace(self, log_values=values, rest=LowRank(*sides) if sides else None)
+
+    def turned(self) -> "Banded":
+        rest = None if self.rest is None else LowRank(self.rest.log_right, self.rest.log_left)
+        return Banded(self._into, tuple(-offset for offset in self.offsets), rest)
+
+    def comparable(self, other: PairOperator) -> bool:
+        same = isinstance(other, Banded) and other.offsets == self.offsets
+        return same and super().comparable(other)
+
+    @property
+    def additive(self) -> bool:
+        return self.rest is None
+
+    @property
+    def work(self) -> int:
+        return len(self.offsets) + (0 if self.rest is None else 2 * self.rest.rank)
+
+    def sums(self, rows: Tensor) -> Tensor:
+        ways = [
+            rows.roll(offset, 1) + values
+            for offset, values in zip(self.offsets, self._into.unbind(1), strict=True)
+        ]
+        if self._ranks is not None:
+            onto, out = self._ranks
+            ways.append(out.times(onto.times(rows)))
+        return soft_sum(torch.stack(ways), 0)
+
+    def best(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        states, k = rows.shape[1:]
+        pairs = zip(self.offsets, self._into.unbind(1), strict=True)
+        ways = [rows.roll(offset, 1) + values.unsqueeze(1) for offset, values in pairs]
+        values, place = torch.stack(ways, 2).flatten(2).topk(k)
+        moved = torch.tensor(self.offsets, device=rows.device)[place // k]
+        source = (torch.arange(states, device=rows.device).unsqueeze(1) - moved) % states
+        return values, source * k + place % k
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states, in O(grid (D + r))."""
+        first, second = states[0].unsqueeze(-1), states[1].unsqueeze(-2)
+        gap, missing = second - first, torch.full((), -math.inf).to(self.log_values)
+        values = missing if self.rest is None else self.rest.evaluate(states)
+        values = values.expand(torch.broadcast_shapes(values.shape, gap.shape))
+        for offset, column in zip(self.offsets, self.log_values.unbind(1), strict=True):
+            here = torch.where(gap == offset, column[first], missing)
+            values = here.where(gap == offset, values) if self.rest is None else soft_sum(
+                torch.stack([values, here]), 0
+            )  # fmt: skip
+        return values
+
+    @differentiable_property
+    def _into(self) -> Tensor:
+        """(N, D) log-values by the second state; -inf where there is no first one."""
+        place = torch.arange(len(self.log_values), device=self.device)
+        columns = [
+            torch.where((place >= o) & (place - o < len(place)), column.roll(o), -math.inf)
+            for o, column in zip(self.offsets, self.log_values.unbind(1), strict=True)
+        ]
+        return torch.stack(columns, 1)
+
+    @differentiable_property
+    def _ranks(self) -> tuple[LogMatrix, LogMatrix] | None:
+        rest = self.rest
+        return rest and (LogMatrix.of(rest.log_left.mT), LogMatrix.of(rest.log_right))
+
+
+@dataclass(frozen=True, eq=False)
+class Monarch(PairOperator):
+    """A pairwise potential that is a product of two block-diagonal matrices with a permutation.
+
+    A state is a block and a place in it, i = (a, b) and j = (k, c), and
+    ``log value(i, j) = log_left[a, b, k] + log_right[k, a, c]``: normalised, the block of the next
+    state given the state, and the place in it given both blocks. With blocks of sqrt(N) states a
+    `Chain` costs O(T N sqrt(N)), maxima too, and has 2 N sqrt(N) parameters.
+
+    Args:
+        log_left: (A, B, K) nats, of N = A B states and K blocks of the second ones.
+        log_right: (K, A, C), of N = K C second states.
+
+    Raises:
+        ModelError: shapes that do not fit, NaN or +inf.
+
+    Source: Dao et al. 2022, "Monarch: expressive structured matrices for efficient and accurate
+    training" (arXiv:2204.00595).
+
+    Example:
+        >>> left, right = torch.zeros(2, 3, 2), torch.zeros(2, 2, 3)
+        >>> Monarch.normalised(left, right).row_totals().exp()
+        tensor([1., 1., 1., 1., 1., 1.])
+    """
+
+    log_left: Tensor
+    log_right: Tensor
+
+    if TYPE_CHECKING:  # accepted types, converted to those of the fields
+
+        def __init__(self, log_left: ArrayLike, log_right: ArrayLike) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "log_left", "log_right")
+        checked_log_values("Monarch's log_left", self.log_left)
+        checked_log_values("Monarch's log_right", self.log_right)
+        left, right = tuple(self.log_left.shape), tuple(self.log_right.shape)
+        fits = len(left) == len(right) == 3 and right[:2] == (left[2], left[0])
+        if not fits or left[0] * left[1] != right[0] * right[2] or 0 in left:
+            raise ModelError(
+                "Monarch needs log_left (A, B, K) and log_right (K, A, C), A B = K C; got "
+                f"{left} and {right}."
+            )
+        if self.log_left.dtype != self.log_right.dtype:
+            raise ModelError("Monarch needs log-values of one dtype.")
+
+    @classmethod
+    def normalised(cls, log_left: Tensor, log_right: Tensor) -> "Monarch":
+        """The log-probabilities of the second state given the first: each row sums to one.
+
+        Raises:
+            ModelError: as for the class, or a row without a possible state.
+        """
+        plain = cls(log_left, log_right)
+        totals = plain._possible_totals().reshape(*plain.log_left.shape[:2], 1)
+        return cls(plain.log_left - totals, plain.log_right)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.log_left, self.log_right
+
+    def replaced(self, tensors: Sequence[Tensor]) -> "Monarch":
+        return Monarch(*tensors)
+
+    def turned(self) -> "Monarch":
+        return Monarch(self.log_right.transpose(1, 2), self.log_left.transpose(1, 2))
+
+    @property
+    def additive(self) -> bool:
+        return True
+
+    @property
+    def work(self) -> int:
+        return self.log_left.shape[2] + self.log_right.shape[1]
+
+    def sums(self, rows: Tensor) -> Tensor:
+        first, second = self._blocks
+        ways = first.times(rows.unflatten(1, self.log_left.shape[:2]).transpose(0, 1))
+        return second.times(ways.permute(2, 1, 0)).transpose(0, 1).flatten(1)
+
+    def best(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        width = self.log_left.shape[1]
+        states, k = rows.unflatten(1, self.log_left.shape[:2]), rows.shape[2]
+        values, sources = list[Tensor](), list[Tensor]()
+        for left, right in zip(self.log_left.unbind(2), self.log_right.unbind(0), strict=True):
+            # Of each block, then over the blocks for each state that follows.
+            most, within = (states + left.unsqueeze(2)).flatten(2).topk(min(k, k * width))
+            ways = (most.unsqueeze(3) + right.unsqueeze(1)).flatten(1, 2)
+            top, place = ways.topk(k, 1)
+            source = within.flatten(1).gather(1, place.flatten(1)).reshape(place.shape)
+            values.append(top.mT)
+            sources.append((source + place // k * (width * k)).mT)
+        return torch.cat(values, 1), torch.cat(sources, 1)
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states, in O(grid)."""
+        (_, wide, _), (_, _, next_wide) = self.log_left.shape, self.log_right.shape
+        first, second = states[0].unsqueeze(-1), states[1].unsqueeze(-2)
+        block, after = first // wide, second // next_wide
+        left = self.log_left[block, first % wide, after]
+        return left + self.log_right[after, block, second % next_wide]
+
+    @differentiable_property
+    def _blocks(self) -> tuple[LogMatrix, LogMatrix]:
+        return LogMatrix.of(self.log_left.mT), LogMatrix.of(self.log_right.mT)
