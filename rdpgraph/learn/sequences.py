@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -84,16 +85,16 @@ def batches_of(
     A step takes ``width`` log-likelihoods; a batch on a CPU aims at ``aim`` of them. Its shortest
     sequence has half the steps of its longest or more, or all of it takes ``aim`` at most.
     """
-    begins = [0]
-    for each in sequences:
-        begins.append(begins[-1] + len(each))
-    order = sorted(range(len(sequences)), key=lambda number: -len(sequences[number]))
+    sizes = [len(each) for each in sequences]
+    begins = [0, *accumulate(sizes)]
+    order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
     aim = aim if sequences[0].device.type == "cpu" else _MOST
     while order:
-        cells = max(1, len(sequences[order[0]]) * width)
+        longest = sizes[order[0]]
+        cells = max(1, longest * width)
         count = max(1, min(max(_LEAST, aim // cells), _MOST // cells))
-        least = len(sequences[order[0]]) / 2 if count * cells > aim else 0
-        count = sum(len(sequences[number]) >= least for number in order[:count])
+        least = longest / 2 if count * cells > aim else 0
+        count = sum(sizes[number] >= least for number in order[:count])
         chosen, order = order[:count], order[count:]
         places = [begins[number] for number in chosen]
         yield as_rows([sequences[n] for n in chosen], places, max(1, begins[-1])), chosen
