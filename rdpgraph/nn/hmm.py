@@ -1,5 +1,6 @@
 """A hidden Markov model of text as a module."""
 
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -177,7 +178,8 @@ class HMM(nn.Module):
         """The model of a folder that `save_pretrained` wrote; or that of another program.
 
         Args:
-            folder: one that is here, as ``huggingface_hub.snapshot_download(...)`` leaves one.
+            folder: one that is here; or, where huggingface_hub is installed, the name of a
+                repository, ``"owner/name"``, that it downloads or has kept.
             names: of the start, the transition and the emission in another program's
                 ``model.safetensors``: what `from_probabilities` is given.
 
@@ -185,6 +187,12 @@ class HMM(nn.Module):
             FileFormatError: not such files.
             UnsupportedError: safetensors is not installed.
         """
+        if not Path(folder).exists() and importlib.util.find_spec("huggingface_hub"):
+            try:
+                folder = importlib.import_module("huggingface_hub").snapshot_download(str(folder))
+            except (OSError, ValueError) as error:
+                why = " ".join(str(error).split())
+                raise FileFormatError(f"{folder}: no folder, nor on the hub: {why:.200}") from None
         path = Path(folder, "model.safetensors")
         known, _ = read_tensors(path, "the tensors of an HMM")
         if names is not None:

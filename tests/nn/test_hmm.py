@@ -255,6 +255,22 @@ def test_a_saved_model_is_the_same(tmp_path, rank, dimension):
     assert again.dropout == 0.25
 
 
+def test_a_name_that_is_no_folder_is_asked_of_the_hub(tmp_path, monkeypatch):
+    pytest.importorskip("safetensors")
+    hub = pytest.importorskip("huggingface_hub")
+    made = model(4)
+    made.save_pretrained(tmp_path)
+    monkeypatch.setattr(hub, "snapshot_download", {"us/words": str(tmp_path)}.__getitem__)
+    assert torch.equal(HMM.from_pretrained("us/words")(*text()), made(*text()))
+
+    def absent(name):
+        raise OSError(f"no {name}:\ntwo lines")
+
+    monkeypatch.setattr(hub, "snapshot_download", absent)
+    with pytest.raises(rg.errors.FileFormatError, match="nor on the hub: no us/else: two lines"):
+        HMM.from_pretrained("us/else")
+
+
 def test_models_of_other_programs_are_read_by_name(tmp_path):
     library = pytest.importorskip("safetensors.torch")
     start, transition, emission = (part.detach() for part in model(None).matrices())
