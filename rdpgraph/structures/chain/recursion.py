@@ -54,7 +54,7 @@ def log_partition(
     # Certified bounds are for tables, and need float64, which MPS lacks.
     certified = () if low or unary.device.type == "mps" else (scaled.certified,)
     attempts = stages(dtype, unary.device, scaled.log_partition, *certified, _in_logs)
-    if not low and scan.worthwhile(unary, compiled=native.applies(unary, transition)):
+    if not low and not native.applies(unary, transition) and scan.worthwhile(unary):
         attempts = [(attempts[0][0], scan.log_partition), *attempts]
     return first_safe(attempts, unary, *sides, lengths).to(dtype)
 

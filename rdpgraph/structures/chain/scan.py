@@ -12,23 +12,22 @@ from torch import Tensor
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.structures.chain.factors import inside, masked, peak
 
-# Seconds on a CPU: a level of the tree, each of its matrices; a step in torch, a compiled one.
-_LEVEL, _MATRIX = 165e-6, 1.2e-6
-_STEP, _COMPILED = 11e-6, 1e-6
+# Seconds on a CPU: a level of the tree, each of its matrices, and a step of the recursion.
+_LEVEL, _MATRIX, _STEP = 165e-6, 1.2e-6, 11e-6
 # Seconds of a launch on a GPU, and launches of a step and of a level.
 _LAUNCH, _STEP_LAUNCHES, _LEVEL_LAUNCHES = 5e-6, 7, 22
 _MEMORY = 2**28  # bytes of matrices
 
 
-def worthwhile(unary: Tensor, *, compiled: bool) -> bool:
-    """Return whether a scan is expected to be faster than the recursion, compiled or in torch."""
+def worthwhile(unary: Tensor) -> bool:
+    """Return whether a scan is expected to be faster than the recursion in torch."""
     batch, steps, states = unary.shape
     if steps < 8 or 4 * batch * steps * states**2 * unary.element_size() > _MEMORY:
         return False
     levels = math.ceil(math.log2(steps))
     if unary.device.type == "cpu":
         work = 6 * batch * steps * states**2 / 2e10
-        recursion = steps * (_COMPILED if compiled else _STEP)
+        recursion = steps * _STEP
         scan = levels * _LEVEL + batch * steps * _MATRIX
     else:
         work = 6 * batch * steps * states**2 / 1e12

@@ -60,7 +60,7 @@ def test_right_or_in_doubt(spread, dtype):
 
 def test_the_price_decides():
     def worthwhile(*shape):
-        return scan.worthwhile(torch.empty(shape, device="meta"), compiled=False)
+        return scan.worthwhile(torch.empty(shape, device="meta"))
 
     assert worthwhile(1, 4096, 4)
     assert not worthwhile(1, 4, 4)  # nothing to save
