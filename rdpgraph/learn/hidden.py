@@ -18,6 +18,7 @@ from rdpgraph.learn.emissions import Emission
 from rdpgraph.learn.gradient import standard_errors
 from rdpgraph.learn.parameters import Parameter, Probabilities
 from rdpgraph.learn.sequences import PaddedBatch, as_rows, batches_of, sequences_of
+from rdpgraph.model.potentials.lowrank import LowRank
 
 Values = dict[str, Tensor]
 
@@ -37,6 +38,7 @@ class HiddenStates(Arguments, ABC):
     transition: Any = None
     start_prior: Any = 0.0
     transition_prior: Any = 0.0
+    rank: int | None = None
     starts: int = 1
     limit: int = 100
     tolerance: float = 1e-4
@@ -132,6 +134,12 @@ class HiddenStates(Arguments, ABC):
     def start_(self) -> Tensor:
         """(states,) log-probabilities of the first state."""
         return self._fitted()["start"].value(None)
+
+    @property
+    def transition_(self) -> Any:
+        """(states, states) log-probabilities, [from, to], or `LowRank`."""
+        values = {n: p.value(None) for n, p in self._fitted().items() if n != "emission"}
+        return transition_of(values)
 
     def standard_errors(self, X: Any, lengths: Any = None) -> dict[str, tuple[Tensor, ...]]:
         """Standard errors of each parameter's `estimates`, by the observed information of the data.
@@ -258,6 +266,37 @@ class HiddenStates(Arguments, ABC):
                     "zero at the start: check its values and the entries of -inf, or give a prior."
                 )
 
+    @property
+    def _of_rank(self) -> bool:
+        return self.rank is not None or isinstance(self.transition, LowRank)
+
+    def _start_tables(
+        self, like: Tensor, prior: Any, generator: torch.Generator | None
+    ) -> dict[str, Parameter]:
+        """Tables of the first state and of transitions, which are two where they have a rank."""
+        states, rank, given = self.states, self.rank, self.transition
+        first = self._start_table("start", (states,), like, self.start_prior, generator)
+        tables: dict[str, Parameter] = {"start": first}
+        if not self._of_rank:
+            square = (states, states)
+            table = self._start_table("transition", square, like, prior, generator)
+            return {**tables, "transition": table}
+        if isinstance(given, LowRank) and given.shape == (states, states) and rank is None:
+            begun = [given.log_left, given.log_right.mT]
+        elif rank is not None and is_whole(rank, 1) and given is None:
+            generator = generator or torch.Generator()  # equal ranks would stay equal
+            shapes = (states, rank), (rank, states)
+            begun = [torch.full(shape, -math.log(shape[1])) for shape in shapes]
+        else:
+            raise ModelError(
+                f"{type(self).__name__} of low rank needs a rank, at least 1, or a LowRank "
+                f"transition over its states; got rank {rank!r:.80}."
+            )
+        for name, table in zip(("into", "out"), begun, strict=True):
+            own = Probabilities(table.to(like.device).double(), prior=prior)
+            tables[name] = own if generator is None else own.drawn(generator)
+        return tables
+
     def _start_table(
         self, name: str, shape: tuple[int, ...], like: Tensor, prior: Any,
         generator: torch.Generator | None, over: int = -1,
@@ -275,6 +314,11 @@ class HiddenStates(Arguments, ABC):
         prior = prior.to(table) if isinstance(prior, Tensor) else prior
         own = Probabilities(table, over=over, prior=prior)
         return own if generator is None else own.drawn(generator)
+
+
+def transition_of(values: Values) -> Tensor | LowRank:
+    """The transition of parameters' values, a table or of low rank."""
+    return LowRank(values["into"], values["out"].mT) if "into" in values else values["transition"]
 
 
 def held_out(

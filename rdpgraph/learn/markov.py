@@ -10,10 +10,9 @@ from torch import Tensor
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.densities import Durations
-from rdpgraph.learn.hidden import HiddenStates, Values
+from rdpgraph.learn.hidden import HiddenStates, Values, transition_of
 from rdpgraph.learn.parameters import Parameter, Probabilities
 from rdpgraph.learn.sequences import PaddedBatch
-from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain.constructors import with_ends
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.semimarkov import SemiMarkov
@@ -54,51 +53,22 @@ class HMM(HiddenStates):
     """
 
     sticky: float = 0.0
-    rank: int | None = None
-
-    @property
-    def transition_(self) -> Any:
-        """(states, states) log-probabilities, [from, to], or `LowRank`."""
-        values = {n: p.value(None) for n, p in self._fitted().items() if n != "emission"}
-        return _transition(values)
 
     @property
     def _complete(self) -> bool:
         return self.transition is not None
 
     def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
-        states, rank, given = self.states, self.rank, self.transition
-        tables: dict[str, Parameter] = {
-            "start": self._start_table("start", (states,), like, self.start_prior, generator)
-        }
-        if rank is None and not isinstance(given, LowRank):
-            prior = torch.as_tensor(self.transition_prior, dtype=torch.float64)
-            prior = prior + self.sticky * torch.eye(states, dtype=torch.float64)
-            tables["transition"] = self._start_table(
-                "transition", (states, states), like, prior, generator
-            )
-            return tables
-        begun: list[Tensor] = []
-        if isinstance(given, LowRank) and given.shape == (states, states) and rank is None:
-            begun = [given.log_left, given.log_right.mT]
-        if self.sticky or not (begun or (is_whole(rank, 1) and given is None)):
-            raise ModelError(
-                f"HMM of low rank needs a rank, at least 1, or a LowRank transition, "
-                f"and no sticky prior; got rank {rank!r:.80}."
-            )
-        if rank is not None:  # equal ranks would stay equal
-            generator = generator or torch.Generator()
-            begun = [
-                torch.full(shape, -math.log(shape[1])) for shape in ((states, rank), (rank, states))
-            ]
-        for name, table in zip(("into", "out"), begun, strict=True):
-            own = Probabilities(table.to(like.device).double(), prior=self.transition_prior)
-            tables[name] = own if generator is None else own.drawn(generator)
-        return tables
+        if self.sticky and self._of_rank:
+            raise ModelError("HMM of low rank takes no sticky prior: it has no table to put it on.")
+        prior = torch.as_tensor(self.transition_prior, dtype=torch.float64)
+        if self.sticky:
+            prior = prior + self.sticky * torch.eye(self.states, dtype=torch.float64)
+        return self._start_tables(like, prior, generator)
 
     def _model(self, values: Values, rows: PaddedBatch) -> Chain:
         unary = with_ends(values["emission"], values["start"], None, None)
-        return Chain(unary, _transition(values), lengths=rows["lengths"])
+        return Chain(unary, transition_of(values), lengths=rows["lengths"])
 
     def _path(self, structure: Chain) -> tuple[Tensor, Tensor]:
         path = structure.mode()
@@ -122,7 +92,8 @@ class HSMM(HiddenStates):
         durations: the longest duration D; or (D, states) log-probabilities of 1 to D steps to start
             from, of which -inf stays; or `Durations`, of a family.
         start: as for `HMM`; so are start_prior and transition_prior.
-        transition: as for `HMM`, between segments; None: no state follows itself.
+        transition: as for `HMM`, between segments; None: no state follows itself, but with a rank.
+        rank: as for `HMM`, between segments.
         duration_prior: pseudo-counts of durations.
         censored: as said above.
         starts: as for `HMM`; so are limit, tolerance, hard and progress.
@@ -135,11 +106,6 @@ class HSMM(HiddenStates):
     durations: Any = field(kw_only=False)
     duration_prior: Any = 0.0
     censored: bool = True
-
-    @property
-    def transition_(self) -> Tensor:
-        """(states, states) log-probabilities, [from, to]."""
-        return self._fitted()["transition"].value(None)
 
     @property
     def duration_(self) -> Tensor:
@@ -169,24 +135,23 @@ class HSMM(HiddenStates):
         return self.states * self._longest
 
     def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
-        states, square = self.states, (self.states, self.states)
-        prior = self.transition_prior
-        follows = self._start_table("transition", square, like, prior, generator)
-        if self.transition is None and states > 1:
-            table = torch.full(square, -math.log(states - 1), dtype=torch.float64).to(like.device)
-            follows = Probabilities(table.fill_diagonal_(-math.inf), prior=prior)
-            follows = follows if generator is None else follows.drawn(generator)
+        states, prior = self.states, self.transition_prior
+        tables = self._start_tables(like, prior, generator)
+        if self.transition is None and states > 1 and not self._of_rank:
+            table = torch.full((states, states), -math.log(states - 1), dtype=torch.float64)
+            table = table.to(like.device).fill_diagonal_(-math.inf)
+            follows = Probabilities(table, prior=prior)
+            tables["transition"] = follows if generator is None else follows.drawn(generator)
         if isinstance(self.durations, Durations):
-            lasts: Parameter = self.durations.spread(states, like)
-        else:
-            shape = (self._longest, states)
-            lasts = self._start_table("durations", shape, like, self.duration_prior, generator, 0)
-        start = self._start_table("start", (states,), like, self.start_prior, generator)
-        return {"start": start, "transition": follows, "duration": lasts}
+            return {**tables, "duration": self.durations.spread(states, like)}
+        shape = (self._longest, states)
+        lasts = self._start_table("durations", shape, like, self.duration_prior, generator, 0)
+        return {**tables, "duration": lasts}
 
     def _model(self, values: Values, rows: PaddedBatch) -> SemiMarkov:
         emission, duration, lengths = values["emission"], values["duration"], rows["lengths"]
-        sums = SemiMarkov.from_unary(emission, values["transition"], torch.zeros_like(duration))
+        transition = transition_of(values)
+        sums = SemiMarkov.from_unary(emission, transition, torch.zeros_like(duration))
         steps, longest = sums.unary.shape[1:3]
         place = torch.arange(steps, device=emission.device)
         lasts = duration.expand(steps, *duration.shape)
@@ -198,7 +163,7 @@ class HSMM(HiddenStates):
         age = torch.arange(longest, device=emission.device)
         first = (place.unsqueeze(1) == age).unsqueeze(2)
         segments = sums.unary + lasts + torch.where(first, values["start"], 0.0)
-        return SemiMarkov(segments, values["transition"], lengths=lengths)
+        return SemiMarkov(segments, transition, lengths=lengths)
 
     def _path(self, structure: SemiMarkov) -> tuple[Tensor, Tensor]:
         cut = structure.mode()
@@ -214,9 +179,3 @@ def left_to_right(states: int, skip: int = 1) -> Tensor:
     ahead = place - place.unsqueeze(1)
     allowed = ((ahead >= 0) & (ahead <= skip)).to(torch.float64)
     return (allowed / allowed.sum(1, keepdim=True)).log()
-
-
-def _transition(values: Values) -> Tensor | LowRank:
-    if "into" in values:
-        return LowRank(values["into"], values["out"].mT)
-    return values["transition"]

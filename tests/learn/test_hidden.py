@@ -391,22 +391,32 @@ def test_more_starts_are_no_worse() -> None:
     assert other.fit_.history != one.fit_.history
 
 
-def test_low_rank_is_a_chain_of_low_rank() -> None:
+@pytest.mark.parametrize("kind", ["hmm", "hsmm"])
+def test_low_rank_is_that_of_its_product(kind: str) -> None:
     data, lengths = observed("categorical")
-    model = learn.HMM(5, learn.Categorical(4), rank=2, limit=10).fit(data, lengths)
-    assert isinstance(model.transition_, rg.LowRank)
-    table = model.transition_.table(2)
+
+    def model(emission, durations, **options):
+        if kind == "hmm":
+            return learn.HMM(5, emission, **options)
+        return learn.HSMM(5, emission, durations, **options)
+
+    fitted = model(learn.Categorical(4), 3, rank=2, limit=10).fit(data, lengths)
+    history = fitted.fit_.history
+    assert all(after >= before - 1e-9 for before, after in itertools.pairwise(history))
+    durations = None if kind == "hmm" else fitted.duration_
+    assert isinstance(fitted.transition_, rg.LowRank)
+    table = fitted.transition_.table(2)
     close(table.exp().sum(1), torch.ones(5))
-    dense = learn.HMM(5, model.emission_, start=model.start_, transition=table)
-    assert dense.score(data, lengths) == pytest.approx(model.score(data, lengths))
-    assert torch.equal(dense.predict(data, lengths), model.predict(data, lengths))
-    free = 4 + (5 * 1 + 2 * 4) + 5 * 3
-    aic = 2 * free - 2 * model.score(data, lengths)
-    assert model.aic(data, lengths) == pytest.approx(aic)
-    given = {"start": model.start_, "transition": model.transition_, "limit": 0}
-    again = learn.HMM(5, model.emission_, **given)
-    assert again.score(data, lengths) == pytest.approx(model.score(data, lengths))
-    assert again.fit(data, lengths).bic(data, lengths) == pytest.approx(model.bic(data, lengths))
+    dense = model(fitted.emission_, durations, start=fitted.start_, transition=table)
+    assert dense.score(data, lengths) == pytest.approx(fitted.score(data, lengths))
+    assert torch.equal(dense.predict(data, lengths), fitted.predict(data, lengths))
+    free = 4 + (5 * 1 + 2 * 4) + 5 * 3 + (0 if durations is None else 5 * 2)
+    aic = 2 * free - 2 * fitted.score(data, lengths)
+    assert fitted.aic(data, lengths) == pytest.approx(aic)
+    given = {"start": fitted.start_, "transition": fitted.transition_, "limit": 0}
+    again = model(fitted.emission_, durations, **given)
+    assert again.score(data, lengths) == pytest.approx(fitted.score(data, lengths))
+    assert again.fit(data, lengths).bic(data, lengths) == pytest.approx(fitted.bic(data, lengths))
 
 
 def test_the_number_of_states_is_chosen_by_what_is_left_out() -> None:
