@@ -26,7 +26,7 @@ from torch import Tensor
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.errors import GroupError, ModelError, RdpgraphError
 from rdpgraph.logspace.gradients import refused
-from rdpgraph.logspace.logmatrix import finite
+from rdpgraph.logspace.logmatrix import finite, safe_log
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -106,7 +106,7 @@ class Peers:
         """The logs of the exponentials' sums over the ranks, the same on all."""
         peak = finite(self.largest(logs.detach()))
         total = self.summed((logs - peak).exp())
-        return torch.where(total > 0, torch.where(total > 0, total, 1.0).log() + peak, -math.inf)
+        return safe_log(total) + peak
 
     def stacked(self, local: Tensor) -> Tensor:
         """(R, ...) tensors of one shape of all ranks."""

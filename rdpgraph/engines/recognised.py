@@ -120,15 +120,13 @@ class LeftSolution(Supplemented):
         return (self.inner.log_partition() + self.network.constant).expand(self.network.batch)
 
     def variable_marginals(self) -> Tensor:
-        flat = self._flat(self.inner.variable_marginals(), 0.0, 1.0)
-        return torch.where((self.log_partition().detach() > -math.inf).unsqueeze(1), flat, 0.0)
+        return self._of_possible(self._flat(self.inner.variable_marginals(), 0.0, 1.0))
 
     def entropy(self) -> Tensor:
-        return torch.where(self._alive, self.inner.entropy(), 0.0)
+        return self._of_possible(self.inner.entropy())
 
     def expected_score(self) -> Tensor:
-        constant = torch.where(self._alive, self.network.constant, 0.0)
-        return torch.where(self._alive, self.inner.expected_score() + constant, 0.0)
+        return self._of_possible(self.inner.expected_score() + self.network.constant)
 
     def max_marginals(self) -> Tensor:
         best = self.inner.max_marginals() + self.network.constant.unsqueeze(1)
@@ -144,10 +142,6 @@ class LeftSolution(Supplemented):
             return self._states(self.inner.sample(count, generator))
         drawn = self.inner.sample(count * batch, generator)
         return self._states(drawn.reshape(count, batch, -1))
-
-    @property
-    def _alive(self) -> Tensor:
-        return self.log_partition().detach() > -math.inf
 
     def _states(self, states: Tensor) -> Tensor:
         return full_states(self.network, states.expand(-1, self.network.batch, -1))

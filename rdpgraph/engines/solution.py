@@ -110,6 +110,11 @@ class Solution(ABC):
         """(B,) whether any configuration is possible, by log Z."""
         return self.log_partition().detach() > -math.inf
 
+    def _of_possible(self, values: Tensor) -> Tensor:
+        """Values (B, ...), but zeros for items without a possible configuration."""
+        possible = self.possible().reshape(-1, *(1,) * (values.ndim - 1))
+        return torch.where(possible, values, 0.0)
+
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], "Solution"]) -> Tensor | None:
         """(B, *sizes) joint of variables that no one factor holds; None: conditioning gives it.
 

@@ -30,7 +30,7 @@ def soft_sum(logs: Tensor, dim: int | Sequence[int], temperature: float | Tensor
     if _is_zero(temperature):
         return _alive(logs.amax(dims))
     peak = logs.detach().amax(dims, keepdim=True)
-    terms = _terms(logs, _shift(peak), temperature)
+    terms = _terms(logs, finite(peak), temperature)
     return _log(terms.sum(dims, keepdim=True), peak, temperature).squeeze(tuple(dims))
 
 
@@ -50,7 +50,7 @@ def soft_scatter(
     if _is_zero(temperature):
         return _alive(highest(logs))
     peak = highest(logs.detach())
-    terms = _terms(logs, _shift(peak).index_select(0, groups), temperature)
+    terms = _terms(logs, finite(peak).index_select(0, groups), temperature)
     total = terms.new_zeros((count, *terms.shape[1:])).index_add(0, groups, terms)
     return _log(total, peak, temperature)
 
@@ -64,10 +64,6 @@ def _alive(peak: Tensor) -> Tensor:
     return torch.where(peak > -math.inf, peak, -math.inf) if peak.requires_grad else peak
 
 
-def _shift(peak: Tensor) -> Tensor:
-    return torch.where(peak > -math.inf, peak, 0.0)
-
-
 def _terms(logs: Tensor, shift: Tensor, temperature: float | Tensor) -> Tensor:
     if not isinstance(temperature, Tensor):
         return ((logs - shift) / temperature).exp()
@@ -79,7 +75,7 @@ def _terms(logs: Tensor, shift: Tensor, temperature: float | Tensor) -> Tensor:
 
 def _log(total: Tensor, peak: Tensor, temperature: float | Tensor) -> Tensor:
     alive = peak > -math.inf
-    logs = temperature * torch.where(alive, total, 1.0).log() + _shift(peak)
+    logs = temperature * torch.where(alive, total, 1.0).log() + finite(peak)
     return torch.where(alive, logs, -math.inf)
 
 
@@ -227,5 +223,4 @@ def log_products(first: Tensor, second: Tensor) -> Tensor:
 def _peak(logs: Tensor) -> Tensor:
     if not logs.shape[-1]:
         return logs.new_zeros(*logs.shape[:-1], 1)
-    highest = logs.detach().amax(-1, keepdim=True)
-    return torch.where(highest > -math.inf, highest, 0.0)
+    return finite(logs.detach().amax(-1, keepdim=True))

@@ -3,13 +3,13 @@
 Made from the clique tree of an elimination order, level by level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from math import exp, log
 
 import numpy as np
 
-from rdpgraph.plan.orders import PrimalGraph, min_weight, peel
+from rdpgraph.plan.orders import min_weight, peel, primal_graph
 from rdpgraph.plan.topology import Integers
 
 
@@ -32,17 +32,12 @@ def clique_tree(
     residual of exactly one. Each tree is rooted in its middle, so that it has few levels; on a
     level, cliques with most children come first.
     """
-    adjacency: list[set[int]] = [set() for _ in sizes]
-    for scope in scopes:
-        for v in scope:
-            adjacency[v].update(scope)
-    for v, near in enumerate(adjacency):
-        near.discard(v)
-    prefix, core, names = peel(PrimalGraph(tuple(adjacency), tuple(sizes)))
+    graph = primal_graph(scopes, sizes)
+    prefix, core, names = peel(graph)
     rest = min_weight(core, limit=cells)
     if rest is None:
         return None
-    members, links = _maximal(adjacency, prefix + [names[v] for v in rest])
+    members, links = _maximal(graph.adjacency, prefix + [names[v] for v in rest])
     logs = [log(size) for size in sizes]
     weights = [sum([logs[v] for v in clique]) for clique in members]
     if max(weights, default=0.0) > 50 or sum(map(exp, weights)) > cells:
@@ -51,7 +46,7 @@ def clique_tree(
 
 
 def _maximal(
-    adjacency: Sequence[set[int]], order: Sequence[int]
+    adjacency: Sequence[Set[int]], order: Sequence[int]
 ) -> tuple[list[set[int]], list[list[int]]]:
     """Maximal cliques of an elimination order, and the neighbours of each in their tree."""
     filled = [set(near) for near in adjacency]

@@ -190,7 +190,7 @@ def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
     key = topology.key()
     if (known := _easy.get(key)) is not None:
         return known
-    core = peel(primal_graph(topology), deadline=deadline)[1]
+    core = peel(primal_graph(topology.scopes, topology.sizes), deadline=deadline)[1]
     easy = min_weight(core, limit=_EASY, deadline=deadline) is not None
     return easy if clock.now() > deadline else _easy.put(key, easy)
 

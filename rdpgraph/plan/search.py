@@ -165,12 +165,13 @@ class _Part:
         self.bench = Workbench(topology, eager=not last)
         if topology.num_variables <= FEW_VARIABLES:
             deadline = inf
-        prefix, _, _ = peel(primal_graph(topology), last=last, deadline=deadline)
+        graph = primal_graph(topology.scopes, topology.sizes)
+        prefix, _, _ = peel(graph, last=last, deadline=deadline)
         for variable in prefix:
             self.bench.eliminate(variable)
         self.core, self.live, self.names = self.bench.residual()
         self.last = frozenset(i for i, name in enumerate(self.names) if name in last)
-        self.graph = primal_graph(self.core)
+        self.graph = primal_graph(self.core.scopes, self.core.sizes)
         self.levels = 1 + max(self.bench.levels, default=0)
         self.best: ContractionTree | None = None
         self.cost: Cost | None = None

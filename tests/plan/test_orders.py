@@ -43,7 +43,7 @@ def fill_edges(adjacency: list[set[int]], v: int, sizes: tuple[int, ...]) -> int
     topologies(max_variables=9, max_tensors=16), st.booleans(), st.randoms(use_true_random=False)
 )
 def test_min_fill_takes_a_least_fill_variable_every_time(topology, weighted, random):
-    graph = primal_graph(topology)
+    graph = primal_graph(topology.scopes, topology.sizes)
     sizes = topology.sizes if weighted else (1,) * topology.num_variables
     order = (weighted_min_fill if weighted else min_fill)(graph, rng=Random(random.randint(0, 9)))
     adjacency = [set(near) for near in graph.adjacency]
@@ -58,7 +58,8 @@ def test_min_fill_takes_a_least_fill_variable_every_time(topology, weighted, ran
 
 
 def test_rules_give_up_at_their_limits():
-    graph = primal_graph(grid(6, 6))
+    topology = grid(6, 6)
+    graph = primal_graph(topology.scopes, topology.sizes)
     for rule in RULES:
         assert rule(graph, limit=10.0) is None
         assert rule(graph, deadline=0.0) is None

@@ -15,7 +15,6 @@ from rdpgraph.engines.counting.encoding import Clause, Encoding
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import min_weight, primal_graph
-from rdpgraph.plan.topology import Topology
 
 _WIDE = 1e8
 """Cells of all tables of an elimination order beyond which branches do not follow it."""
@@ -127,7 +126,7 @@ def compiled(
     end = clock.now() + seconds
     scopes = tuple(tuple({abs(x) - 1 for x in clause}) for clause in clauses)
     elimination = min_weight(
-        primal_graph(Topology(scopes, (2,) * count)),
+        primal_graph(scopes, (2,) * count),
         limit=_WIDE,
         deadline=clock.now() + _ORDERING * seconds,
     )

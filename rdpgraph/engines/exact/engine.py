@@ -91,9 +91,7 @@ class ExactSolution(Solution):
             (owner.variables, self._of_owner(owner, self._beliefs[owner.group], torch.sum))
             for owner in owners
         ]
-        flat = variable_table(self.network, parts, 0.0, 1.0)
-        alive = (self.log_partition().detach() > -math.inf).unsqueeze(1)
-        return torch.where(alive, flat, 0.0)
+        return self._of_possible(variable_table(self.network, parts, 0.0, 1.0))
 
     def _of_owner(
         self, owner: Owner, beliefs: Tensor, fold: Callable[[Tensor, list[int]], Tensor]
@@ -104,9 +102,8 @@ class ExactSolution(Solution):
         return fold(rows, others) if others else rows
 
     def factor_marginals(self, block: int) -> Tensor:
-        values = factor_tables(self.network, block, lambda group: self._beliefs[group])
-        alive = self.log_partition().detach() > -math.inf
-        return torch.where(alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+        beliefs = self._beliefs
+        return self._of_possible(factor_tables(self.network, block, beliefs.__getitem__))
 
     def expected_score(self) -> Tensor:
         network = self.network
@@ -116,8 +113,7 @@ class ExactSolution(Solution):
         for group, belief in zip(network.groups, self._beliefs, strict=True):
             logs = torch.where(belief > 0, group.each(), 0.0)
             total = total + (belief * logs).flatten(1).sum(1)
-        alive = self.log_partition().detach() > -math.inf
-        return torch.where(alive, total, 0.0)
+        return self._of_possible(total)
 
     def max_marginals(self) -> Tensor:
         """(B, S) largest score with each state, by one pass up and one down in logs."""

@@ -240,8 +240,7 @@ def _streamed_sum(
     for start, stop in _chunks(left, right, terms):
         logs = _slice(left, start, stop) + _slice(right, start, stop)
         total = total + (logs - shift).exp().sum(0)
-    alive = total > 0
-    return torch.where(alive, torch.where(alive, total, 1.0).log() + shift, -math.inf)
+    return safe_log(total) + shift
 
 
 def _aligned(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph.logspace.logmatrix import finite
+from rdpgraph.logspace.logmatrix import finite, safe_log
 
 
 def floored(logs: Tensor, lowest: float) -> Tensor:
@@ -102,8 +102,7 @@ def log_sum(table: Tensor, vector: Tensor) -> Tensor:
     for start, stop in _chunks(table, vector):
         logs = table[:, :, start:stop] + vector[:, None, start:stop]
         total = total + (logs - shift.unsqueeze(2)).exp().sum(2)
-    alive = total > 0
-    return torch.where(alive, torch.where(alive, total, 1.0).log() + shift, -math.inf)
+    return safe_log(total) + shift
 
 
 class _Product(torch.autograd.Function):

@@ -15,7 +15,7 @@ from rdpgraph.engines.loopy.propagation import Limits, Outcome, Sweep, propagate
 from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, variable_table
-from rdpgraph.engines.solution import Approximation, Solution, Status
+from rdpgraph.engines.solution import Solution, Status, Supplemented
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph
@@ -29,7 +29,7 @@ _HOPELESS = 0.05  # a residual above this at full damping is not waited for
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedSolution(Approximation):
+class JoinedSolution(Supplemented):
     """Iterative join-graph propagation (Mateescu, Kask, Gogate, Dechter 2010): approximate.
 
     Computes in float64. Log Z is the join graph's free energy.
@@ -43,7 +43,7 @@ class JoinedSolution(Approximation):
     damping: Damping  # from the second sweep on; its share is raised where the residual stalls
     schedule: Schedule | None  # order of updates; None: up and down the order of the clusters
     gradient: Implicit  # how gradients reach the potentials through the messages
-    loopy: Callable[[], Solution] = field(repr=False)  # solves for modes and max-marginals
+    general: Callable[[], Solution] = field(repr=False)  # solves for modes and max-marginals
     # called after every sweep
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
 
@@ -168,10 +168,6 @@ class JoinedSolution(Approximation):
                         of_variables[variable] = _marginal(belief, scope, (variable,))
         return of_variables, of_tensors
 
-    @cached_property
-    def _alive(self) -> Tensor:
-        return self.log_partition().detach() > -math.inf
-
     def variable_marginals(self) -> Tensor:
         if self.network.impossible:
             return variable_table(self.network, [], 0.0, 0.0)
@@ -181,8 +177,7 @@ class JoinedSolution(Approximation):
             members = (sizes == size).nonzero().flatten()
             values = [beliefs[v].expand(self.network.batch, -1) for v in members.tolist()]
             parts.append((members, torch.stack(values, 1)))
-        flat = variable_table(self.network, parts, 0.0, 1.0)
-        return torch.where(self._alive.unsqueeze(1), flat, 0.0)
+        return self._of_possible(variable_table(self.network, parts, 0.0, 1.0))
 
     def _of_group(self, group: int) -> Tensor:
         first = sum(len(earlier.scopes) for earlier in self.network.groups[:group])
@@ -191,8 +186,7 @@ class JoinedSolution(Approximation):
         return torch.stack([belief.expand(batch, *belief.shape[1:]) for belief in beliefs], 1)
 
     def factor_marginals(self, block: int) -> Tensor:
-        values = factor_tables(self.network, block, self._of_group)
-        return torch.where(self._alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+        return self._of_possible(factor_tables(self.network, block, self._of_group))
 
     def expected_score(self) -> Tensor:
         network = self.network
@@ -203,29 +197,19 @@ class JoinedSolution(Approximation):
             belief = self._of_group(number)
             logs = torch.where(belief > 0, group.each().double(), 0.0)
             total = total + (belief * logs).flatten(1).sum(1)
-        return torch.where(self._alive, total, 0.0).to(network.constant)
-
-    @differentiable_property
-    def _other(self) -> Solution:
-        return self.loopy()
-
-    def max_marginals(self) -> Tensor:
-        return self._other.max_marginals()
-
-    def mode(self) -> Tensor:
-        return self._other.mode()
+        return self._of_possible(total).to(network.constant)
 
     def possible_mode(self) -> Tensor:
-        return self._other.possible_mode()
+        return self._general.possible_mode()
 
     def mode_exists(self) -> Tensor | None:
-        return self._other.mode_exists()
+        return self._general.mode_exists()
 
     def mode_is_consistent(self) -> Tensor:
-        return self._other.mode_is_consistent()
+        return self._general.mode_is_consistent()
 
     def mode_is_optimal(self) -> Tensor:
-        return self._other.mode_is_optimal()
+        return self._general.mode_is_optimal()
 
 
 def _marginal(joint: Tensor, scope: Sequence[int], kept: Sequence[int]) -> Tensor:

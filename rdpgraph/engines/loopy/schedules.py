@@ -12,7 +12,7 @@ from torch import Tensor
 from rdpgraph._core.numbers import is_real
 from rdpgraph.engines.loopy.edges import Edges, components
 from rdpgraph.errors import ModelError
-from rdpgraph.logspace.logmatrix import finite
+from rdpgraph.logspace.logmatrix import finite, safe_log
 
 Sets: TypeAlias = Iterator[Tensor | None]
 """Numbers of edges (n,) int64 to update at once, or None for all; one set after the other."""
@@ -293,5 +293,4 @@ class ProbabilityDamping(_Mean):
         pair = torch.stack([new + math.log1p(-self.share), old + math.log(self.share)])
         shift = finite(pair.detach().amax(0))
         total = (pair - shift).exp().sum(0)
-        alive = (total > 0) & (new > -math.inf)
-        return torch.where(alive, torch.where(alive, total, 1.0).log() + shift, -math.inf)
+        return torch.where(new > -math.inf, safe_log(total) + shift, -math.inf)

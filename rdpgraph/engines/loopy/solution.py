@@ -178,10 +178,6 @@ class LoopySolution(Approximation):
         topology = Topology(tuple(filter(None, self.edges.listed_scopes())), sizes)
         return forest_order(topology) is not None
 
-    @cached_property
-    def _alive(self) -> Tensor:
-        return self.log_partition().detach() > -math.inf
-
     def log_partition(self) -> Tensor:
         """(B,) Bethe, or reweighted, approximation of log Z (at temperature t of t log Z)."""
         return self._log_partition
@@ -204,10 +200,8 @@ class LoopySolution(Approximation):
     def variable_marginals(self) -> Tensor:
         if self.network.impossible:
             return variable_table(self.network, [], 0.0, 0.0)
-        flat = self._of_variables(
-            self.equations.normalised_beliefs(self.outcome.messages), 0.0, 1.0
-        )
-        return torch.where(self._alive.unsqueeze(1), flat, 0.0)
+        beliefs = self.equations.normalised_beliefs(self.outcome.messages)
+        return self._of_possible(self._of_variables(beliefs, 0.0, 1.0))
 
     def _of_variables(
         self, values: tuple[Tensor, ...], empty: float, settled: Tensor | float
@@ -242,7 +236,7 @@ class LoopySolution(Approximation):
             values = self.equations.factor_beliefs(number, self.outcome.messages)
         else:
             values = factor_tables(self.network, block, beliefs)
-        return torch.where(self._alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+        return self._of_possible(values)
 
     def expected_score(self) -> Tensor:
         return ordinarily(self._expected_score)  # some kernels' are gradients
@@ -260,7 +254,7 @@ class LoopySolution(Approximation):
             total = total + (belief * logs).flatten(1).sum(1).double()
         for number in range(len(equations.kernels)):
             total = total + equations.expected_log_value(number, messages).double()
-        return torch.where(self._alive, total, 0.0).to(network.constant)
+        return self._of_possible(total).to(network.constant)
 
     def entropy(self) -> Tensor:
         """(B,) of the tempered distribution.

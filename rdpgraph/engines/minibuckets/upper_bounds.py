@@ -23,7 +23,7 @@ from rdpgraph.engines.reduction.tables import Floats, Tables, tables_of
 from rdpgraph.engines.solution import meets
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
-from rdpgraph.plan.orders import PrimalGraph, min_fill, min_weight
+from rdpgraph.plan.orders import PrimalGraph, min_fill, min_weight, primal_graph
 
 _TRIED_CELLS = 2.0**14
 """Entries of the tables by which orders are compared."""
@@ -130,13 +130,7 @@ def _leaves(tables: Tables, maximised: Set[int], deadline: float) -> tuple[list[
         if rest:
             enter(rest, message)
         waiting.extend(scope[1:])
-    adjacency: list[set[int]] = [set() for _ in tables.sizes]
-    for scope, _ in factors.values():
-        for u in scope:
-            adjacency[u].update(scope)
-    for u, near in enumerate(adjacency):
-        near.discard(u)
-    return order, PrimalGraph(tuple(adjacency), tables.sizes)
+    return order, primal_graph((scope for scope, _ in factors.values()), tables.sizes)
 
 
 _CELLS, _GROWTH = 2.0**12, 8.0

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
-from itertools import permutations
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +14,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.restriction import distinct_rows
-from rdpgraph.plan.orders import PrimalGraph
+from rdpgraph.plan.orders import PrimalGraph, primal_graph
 
 _SURE = 40.0
 """Nats by which a violated factor outweighs all else together."""
@@ -54,16 +53,8 @@ class Tables:
     @cached_property
     def graph(self) -> PrimalGraph:
         """Primal graph: variables that share a factor."""
-        adjacency: list[set[int]] = [set() for _ in self.sizes]
-        for stack in self.stacks:
-            for one, other in permutations(stack.scopes.T, 2):
-                order = np.argsort(one, kind="stable")
-                places, starts = np.unique(one[order], return_index=True)
-                ends = [*starts[1:].tolist(), len(order)]
-                near = other[order].tolist()
-                for v, start, end in zip(places.tolist(), starts.tolist(), ends, strict=True):
-                    adjacency[v].update(near[start:end])
-        return PrimalGraph(tuple(adjacency), self.sizes)
+        scopes = (scope for stack in self.stacks for scope in stack.scopes.tolist())
+        return primal_graph(scopes, self.sizes)
 
     @cached_property
     def starts(self) -> Integers:
