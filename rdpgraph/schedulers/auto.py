@@ -270,7 +270,7 @@ class _Approximate:
         loopy = tuple(partial(self._attempt, each) for each in (_HARD if hard else _SOFT))
         joined = () if self.clusters is None else (partial(_at_once, self.clusters[1]),)
         bounding = _joint(network) <= max(MOST_JOINED, _BOUNDED * allowance.seconds)
-        options = bounding, self.progress, compiled_moves()
+        options = bounding, self.progress, compiled_moves
         seeker = Seeker(network, self.memory_bytes, _PATIENCE, *options)
         messages = FirstConverged(
             (*joined, *loopy),

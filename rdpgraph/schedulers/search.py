@@ -102,7 +102,7 @@ class Search(Scheduler):
         seed = seed_of(self.generator)
         limits = Limits(
             self.seconds, budget.memory_bytes, self.patience, seed, progress=self.progress,
-            kernel=compiled_moves(),
+            compiled=compiled_moves,
         )  # fmt: skip
         plan = asked_plan("search", "modes only, as asked for", network, budget)
         start = partial(_by_messages, ForMessages(network, None), self.progress)

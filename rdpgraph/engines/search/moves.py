@@ -33,6 +33,10 @@ class Kernel(NamedTuple):
     solve: Callable[..., None]
 
 
+def uncompiled() -> None:
+    """Return no kernel: moves in NumPy."""
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """Variables that are solved together, while all others keep their states."""

@@ -15,7 +15,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.upper_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import full_states, tables_of
-from rdpgraph.engines.search.moves import Kernel
+from rdpgraph.engines.search.moves import Kernel, uncompiled
 from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.search.starts import (
     Limits,
@@ -73,7 +73,7 @@ def search(
         until = clock.now() + share
         run = Search(
             tables, Random(limits.seed), memory=limits.memory, summed=summed,
-            deadline=clock.now() + clock.PLANNING * share, seconds=share, kernel=limits.kernel,
+            deadline=clock.now() + clock.PLANNING * share, seconds=share, kernel=limits.compiled(),
         )  # fmt: skip
         first, fits = states[item].numpy(), True
         starts = [first]
@@ -147,12 +147,12 @@ class Seeker:
     bounding: bool  # there are few enough factors for bounds
     # called after every move
     progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
-    kernel: Kernel | None = None  # of the compiled library, if there is one
+    compiled: Callable[[], Kernel | None] = uncompiled  # a function, as kernels cannot be pickled
 
     def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
         """Best configurations of some variables or of all, within some seconds."""
         limits = Limits(
-            seconds, self.memory, self.patience, progress=self.progress, kernel=self.kernel
+            seconds, self.memory, self.patience, progress=self.progress, compiled=self.compiled
         )
         return search(self.network, limits, numbers=numbers, start=start)
 

@@ -19,7 +19,7 @@ from rdpgraph.engines.minibuckets.upper_bounds import tight_order
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats, Integers, Stack, Tables, tables_of
 from rdpgraph.engines.search.elimination import eliminate
-from rdpgraph.engines.search.moves import Kernel
+from rdpgraph.engines.search.moves import Kernel, uncompiled
 from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
@@ -54,7 +54,7 @@ class Limits:
     patience: float = 1.0  # part of the seconds without a gain after which a search ends
     seed: int = 0  # of the randomness
     any_possible: bool = False  # stop at the first mode that is possible
-    kernel: Kernel | None = None  # of the compiled library, if there is one
+    compiled: Callable[[], Kernel | None] = uncompiled  # a function, as kernels cannot be pickled
     # called after every move
     progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
 
@@ -84,7 +84,7 @@ def starts_of_sums(
         rng = np.random.default_rng(limits.seed)
         firsts = chain([states], (rng.integers(0, tables.sizes) for _ in count()))
     seconds = _JOINT * (end - clock.now())
-    search = Search(joint, Random(limits.seed), memory=limits.memory, kernel=limits.kernel)
+    search = Search(joint, Random(limits.seed), memory=limits.memory, kernel=limits.compiled())
     mode = search.compete(firsts, seconds=seconds, patience=0.5 * seconds)
     for other in (states, *([] if mode is None else [mode.states])):
         enter(other)
@@ -157,7 +157,7 @@ def best_estimated(
     slow = _FACTOR * sum(len(group.scopes) for group in network.groups)
     if 2.0 * slow > limits.seconds:
         joint = tables_of(network, item)
-        modes = Search(joint, Random(limits.seed), memory=limits.memory, kernel=limits.kernel)
+        modes = Search(joint, Random(limits.seed), memory=limits.memory, kernel=limits.compiled())
         mode = modes.run(start, seconds=max(end - clock.now(), 0.0))
         possible = mode is not None and joint.is_possible(mode.score)
         return (mode.states, mode.score) if mode is not None and possible else None
