@@ -314,7 +314,7 @@ def test_pickled_models_answer_alike():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_graphs_of_parity_checks_are_recognised(seed):
-    """In any order, with constants, batches and evidence; answers are those of contraction."""
+    """Compare any order, constants, batches and evidence with contraction."""
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     x = rg.VariableArray("x", (9,), 2)
     unary = torch.randn(2, 9, 2, generator=generator, dtype=torch.float64, requires_grad=True)

@@ -25,7 +25,7 @@ class PairOperator(Potential):
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """The parameters."""
+        """Parameters that gradients flow to; the first has a row for each first state, in order."""
 
     @abstractmethod
     def replaced(self, tensors: Sequence[Tensor]) -> Self:
@@ -70,7 +70,7 @@ class PairOperator(Potential):
         return self.tensors[0].device
 
     def comparable(self, other: "PairOperator") -> bool:
-        """Return whether the other one has the same values but for its parameters."""
+        """Return whether both are of one kind, with parameters of the same shapes."""
         shapes = ([part.shape for part in each.tensors] for each in (self, other))
         return type(other) is type(self) and next(shapes) == next(shapes)
 

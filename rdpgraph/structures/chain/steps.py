@@ -191,7 +191,7 @@ class OperatorSteps(Steps):
 
     @property
     def sides(self) -> tuple[Tensor, ...]:
-        """The parameters."""
+        """Parameters of the potential."""
         return self.potential.tensors
 
     def turned(self) -> "OperatorSteps":

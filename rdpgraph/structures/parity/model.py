@@ -363,10 +363,9 @@ class ParityModel(Structure):
     @classmethod
     def recognise(cls, graph: FactorGraph) -> Match | None:
         """Binary variables, each with potentials of its own, under `Xor` of some; few open."""
-        found = recognised(graph)
-        if found is None:
+        if (parts := recognised(graph)) is None:
             return None
-        parities, unary, syndrome, numbers = found
+        parities, unary, syndrome, numbers = parts
         return Match(cls(parities, unary=unary, syndrome=syndrome), numbers)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
