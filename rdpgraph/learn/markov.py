@@ -13,6 +13,7 @@ from rdpgraph.learn.densities import Durations
 from rdpgraph.learn.hidden import HiddenStates, Values, transition_of
 from rdpgraph.learn.parameters import Parameter, Probabilities
 from rdpgraph.learn.sequences import PaddedBatch
+from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.structures.chain.constructors import with_ends
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.semimarkov import SemiMarkov
@@ -156,8 +157,7 @@ class HSMM(HiddenStates):
         place = torch.arange(steps, device=emission.device)
         lasts = duration.expand(steps, *duration.shape)
         if self.censored:
-            tails = duration.exp().flip(0).cumsum(0).flip(0)
-            tails = torch.where(tails > 0, torch.where(tails > 0, tails, 1.0).log(), -math.inf)
+            tails = safe_log(duration.exp().flip(0).cumsum(0).flip(0))
             last = (place == lengths.unsqueeze(1) - 1)[:, :, None, None]
             lasts = torch.where(last, tails, duration)
         age = torch.arange(longest, device=emission.device)

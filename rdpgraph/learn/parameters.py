@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.logspace.logmatrix import safe_log
 
 _TOLERANCE = 1e-3
 """Tolerance of the sums of given probabilities."""
@@ -256,8 +257,7 @@ class NoisyMax(Probabilities):
             own = torch.cat([torch.eye(1, own.shape[1]).to(own), own])
             below = pad(table.cumsum(-1)[..., :-1], (1, 0)).unsqueeze(-2)
             table = table.unsqueeze(-2) * own.cumsum(-1) + below * own
-        possible = table > 0
-        return torch.where(possible, torch.where(possible, table, 1.0).log(), -torch.inf)
+        return safe_log(table)
 
     def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:
         """The expected counts of the states that are caused: a gradient, like all counts."""

@@ -216,7 +216,7 @@ class RowsSolution(Delegate):
             return self._general.factor_marginals(block)
         network = replace(self.network, graph=self.graph)
         tables = factor_tables(network, block, lambda group: self._beliefs(group, self.observed))
-        return torch.where(self.possible().reshape(-1, *(1,) * (tables.ndim - 1)), tables, 0.0)
+        return self._of_possible(tables)
 
     def expected_score(self) -> Tensor:
         if self._recorded() or not self._fit:
@@ -228,7 +228,7 @@ class RowsSolution(Delegate):
             for rows in torch.arange(len(total), device="cpu").split(max(1, _ENTRIES // each)):
                 beliefs = self._beliefs(number, self.observed[rows])
                 total[rows] += (beliefs * torch.where(beliefs > 0, logs, 0.0)).flatten(1).sum(1)
-        return torch.where(self.possible(), total, 0.0).to(self.graph.dtype)
+        return self._of_possible(total).to(self.graph.dtype)
 
     def unrolled(self, entries: Tensor) -> Tensor:
         """(B,) log Z without the constant, all rows at once, as torch operations on the entries."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
+from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.structures.chain.factors import inside, masked, peak
 
 # Seconds on a CPU: a level of the tree, each of its matrices, and a step of the recursion.
@@ -70,9 +71,7 @@ def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tup
     start = (unary[:, 0] - first).exp()
     doubtful = doubtful | _low(start, unary[:, 0].detach() > -math.inf, None)
     total = (start.unsqueeze(1) @ tree[:, 0]).sum((1, 2)) if steps > 1 else start.sum(1)
-    alive = total > 0
-    values = torch.where(alive, torch.where(alive, total, 1.0).log(), -math.inf)
-    values = values + first.squeeze(1) + offset.sum((1, 2, 3))
+    values = safe_log(total) + first.squeeze(1) + offset.sum((1, 2, 3))
     some = lengths > 0
     return torch.where(some, values, 0.0), doubtful & some
 

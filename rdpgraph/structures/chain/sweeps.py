@@ -1,12 +1,12 @@
 """The scaled recursion step by step in torch, forward and backward, on any device."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.structures.chain.factors import StepFactors, inside, joined, peak, product, steps_of
 
 
@@ -104,7 +104,7 @@ def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor, floor: float) -
         alive = state > floor * total.detach()
         state = torch.where(alive, state / torch.where(total > 0, total, 1.0), 0.0)
     scales = torch.cat(totals, 1)
-    logs = torch.where(scales > 0, torch.where(scales > 0, scales, 1.0).log(), -math.inf)
+    logs = safe_log(scales)
     return torch.where(inside(lengths, unary.shape[1]), logs + joined(rows, top), 0.0).sum(1)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph.errors import BudgetError, EvidenceError
 from rdpgraph.logspace.gradients import is_transformed, regradient
-from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.logspace.logmatrix import safe_log, soft_sum
 from rdpgraph.model.potentials.table import as_states
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.draws import uniform
@@ -143,9 +143,7 @@ class _Sums(torch.autograd.Function):
 
 def _again(program: Program, syndrome: Tensor) -> Callable[[Tensor], Tensor]:
     def function(weights: Tensor) -> Tensor:
-        some = weights > 0
-        logs = torch.where(some, torch.where(some, weights, 1.0).log(), -math.inf)
-        return by_logs(program, logs, syndrome)[0]
+        return by_logs(program, safe_log(weights), syndrome)[0]
 
     return function
 
