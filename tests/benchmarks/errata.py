@@ -136,7 +136,7 @@ def main() -> None:
             log_least = heaviest(sizes, scopes, tables, options.rows)
             least = math.floor(1000 * log_least / math.log(10)) / 1000  # rounded down: a bound
             print(f"  log10 Z at least {least}", flush=True)
-        else:
+        elif name != "relational_5":  # its bound is enough
             log_z = contracted(sizes, scopes, tables)
             print(f"  log10 Z {log_z / math.log(10):.6f}", flush=True)
 
