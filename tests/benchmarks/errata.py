@@ -3,8 +3,9 @@
     python tests/benchmarks/errata.py [--only NAME ...]
 
 Reads the files with a parser of its own and plain NumPy. Prints an upper bound of log10 Z (the
-largest value of each factor times the number of configurations), then log10 Z by `contracted`, in
-an order found by cotengra, or for rus a lower bound, the sum of some configurations, by `heaviest`.
+largest value of each factor times the number of configurations), then log10 Z or a lower bound by
+`contracted`, in an order found by cotengra, or for rus a lower bound, the sum of some
+configurations, by `heaviest`.
 """
 
 import argparse
@@ -53,8 +54,14 @@ def model_of(name: str) -> tuple[list[int], list[Scope], list[np.ndarray], float
     return sizes, scopes, tables, float(words(folder / f"{name}.uai.PR.gz")[-1])
 
 
-def contracted(sizes: list[int], scopes: list[Scope], tables: list[np.ndarray]) -> float:
-    """Log Z by pairwise sums and products; each table is scaled to a largest value of one."""
+def contracted(
+    sizes: list[int], scopes: list[Scope], tables: list[np.ndarray], enough: float
+) -> tuple[float, bool]:
+    """Log Z by pairwise sums and products; each table is scaled to a largest value of one.
+
+    Where that takes too long, a sum over some states of some variables, of more than ``enough``: a
+    lower bound. Returns whether it is all of Z, too.
+    """
     import cotengra
 
     log_scale, merged = 0.0, {}
@@ -76,11 +83,17 @@ def contracted(sizes: list[int], scopes: list[Scope], tables: list[np.ndarray]) 
         tree = tree.simulated_anneal(tstart=0.5 if seed else 2, numiter=30, seed=seed)
         tree = tree.subtree_reconfigure()
     print(f"  widest table 2**{tree.contraction_width():.0f}, {tree.contraction_cost():.1g} steps")
-    if tree.contraction_cost() > 2**34:
-        return math.nan
+    whole = tree.contraction_cost() < 2**34
     tree.slice_(target_size=2**26)
-    value, exponent = tree.contract(list(merged.values()), strip_exponent=True)
-    return log_scale + math.log(float(value)) + float(exponent) * math.log(10)
+    log_sum, arrays = -math.inf, list(merged.values())
+    for number in range(tree.nslices):
+        value, exponent = tree.contract_slice(arrays, number, strip_exponent=True)
+        if float(value) > 0:
+            log_part = math.log(float(value)) + float(exponent) * math.log(10)
+            log_sum = float(np.logaddexp(log_sum, log_scale + log_part))
+        if not whole and log_sum > enough:
+            return log_sum, number + 1 == tree.nslices
+    return log_sum, True
 
 
 def heaviest(sizes: list[int], scopes: list[Scope], tables: list[np.ndarray], most: int) -> float:
@@ -137,8 +150,9 @@ def main() -> None:
             least = math.floor(1000 * log_least / math.log(10)) / 1000  # rounded down: a bound
             print(f"  log10 Z at least {least}", flush=True)
         elif name != "relational_5":  # its bound is enough
-            log_z = contracted(sizes, scopes, tables)
-            print(f"  log10 Z {log_z / math.log(10):.6f}", flush=True)
+            log_z, whole = contracted(sizes, scopes, tables, reference * math.log(10))
+            least = "" if whole else "at least "
+            print(f"  log10 Z {least}{log_z / math.log(10):.6f}", flush=True)
 
 
 if __name__ == "__main__":
