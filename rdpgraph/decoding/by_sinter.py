@@ -7,6 +7,7 @@ import numpy
 
 from rdpgraph.decoding.cosets import CosetDecoder
 from rdpgraph.errors import UnsupportedError
+from rdpgraph.structures.parity.kept import EVENT_COST
 from rdpgraph.structures.parity.model import ParityModel
 
 try:
@@ -44,7 +45,7 @@ class SinterDecoder(_Base):
         UnsupportedError: sinter is not installed.
     """
 
-    def __init__(self, keep: int | None = None, *, event_cost: float = 0.05) -> None:
+    def __init__(self, keep: int | None = None, *, event_cost: float = EVENT_COST) -> None:
         if _Base is object:
             raise UnsupportedError(
                 "SinterDecoder needs sinter, which is not installed: pip install rdpgraph[stim]."

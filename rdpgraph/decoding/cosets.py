@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potentials.table import as_states
-from rdpgraph.structures.parity.kept import kept_cosets, no_states
+from rdpgraph.structures.parity.kept import EVENT_COST, kept_cosets, no_states
 from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.parity.parities import CLOSE, OPEN
 from rdpgraph.structures.parity.sweeps import checked_syndrome
@@ -62,7 +62,7 @@ class CosetDecoder:
 
     model: ParityModel
     keep: int | None = None
-    event_cost: float = 0.05
+    event_cost: float = EVENT_COST
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, ParityModel) or self.model.unary.ndim != 2:
@@ -133,7 +133,7 @@ class WindowDecoder:
     model: ParityModel
     windows: Any
     keep: int = 100
-    event_cost: float = 0.05
+    event_cost: float = EVENT_COST
 
     def __post_init__(self) -> None:
         CosetDecoder(self.model, self.keep, self.event_cost)

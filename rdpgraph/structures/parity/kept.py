@@ -9,12 +9,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rdpgraph.errors import BudgetError
-from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.parity.parities import FLIP, Parities
 from rdpgraph.structures.parity.sweeps import linear, normalised
 from rdpgraph.structures.recursion import library
 
+EVENT_COST = 0.05
+"""Factor of a state's mass for each event still to be explained, when states are compared."""
 _MOST_WORDS = 8  # of 64 bits each, of the open checks and observables of kept states
 
 
@@ -36,10 +38,7 @@ class KeptCosets:
         mean = soft_sum(logs, 0) - math.log(len(logs))
         if len(logs) < 2:
             return cls(mean, "" if sampled else "lower")
-        there, middle = mean > -math.inf, mean.detach()
-        ratios = torch.where(
-            there, logs.detach() - torch.where(there, middle, 0.0), -math.inf
-        ).exp()
+        ratios = (logs.detach() - finite(mean.detach())).exp()
         return cls(mean, "", ratios.std(0) / math.sqrt(len(logs)))
 
     @property
@@ -55,7 +54,7 @@ class KeptCosets:
 
 def kept_cosets(
     parities: Parities, unary: Tensor, syndrome: Tensor, states: int, replicates: int, seed: int,
-    cost: float, *, part: slice = slice(None), carried: Tensor | None = None,
+    cost: float = EVENT_COST, *, part: slice = slice(None), carried: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """(replicates, B, 2^observables) log-masses over kept states; compiled only.
 

@@ -26,7 +26,7 @@ from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.parity import sweeps
-from rdpgraph.structures.parity.kept import KeptCosets, kept_cosets
+from rdpgraph.structures.parity.kept import EVENT_COST, KeptCosets, kept_cosets
 from rdpgraph.structures.parity.parities import Parities
 from rdpgraph.structures.parity.recognition import recognised
 from rdpgraph.structures.parity.sweeps import ParityCost, checked_syndrome, normalised
@@ -221,7 +221,7 @@ class ParityModel(Structure):
 
     def kept(
         self, states: int, *, replicates: int = 0, generator: torch.Generator | None = None,
-        event_cost: float = 0.05,
+        event_cost: float = EVENT_COST,
     ) -> KeptCosets:  # fmt: skip
         """Log P(s, l) from the states of largest mass, about ``states`` at each step.
 

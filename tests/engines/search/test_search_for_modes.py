@@ -151,14 +151,20 @@ def drawn(rng: Random, sizes) -> np.ndarray:
     return np.array([rng.randrange(size) for size in sizes])
 
 
+def searches(seed, kernel):
+    """Searches of a random network, over all variables and with two of them summed."""
+    network = reduce_graph(random_graph(seed, zeros=0.2 * (seed % 2)))
+    rng = Random(seed)
+    for summed in (frozenset(), frozenset(rng.sample(range(len(network.sizes)), 2))):
+        tables = tables_of(network, 0, summed)
+        yield network, rng, Search(tables, rng, summed=summed, kernel=kernel)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("seed", range(6))
 def test_moves_are_the_best_given_what_is_fixed(seed, kernel):
-    network = reduce_graph(random_graph(seed, zeros=0.2 * (seed % 2)))
-    rng, count = Random(seed), len(network.sizes)
-    for summed in (frozenset(), frozenset(rng.sample(range(count), 2))):
-        tables = tables_of(network, 0, summed)
-        search = Search(tables, rng, summed=summed, kernel=kernel)
+    for network, rng, search in searches(seed, kernel):
+        summed, count = search.summed, len(network.sizes)
         for cells in (4, 6, 12, 24, 48):
             order = search.moves.part(range(count), rng=rng, cells=cells)
             if order is None:
@@ -182,17 +188,13 @@ def test_moves_are_the_best_given_what_is_fixed(seed, kernel):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("seed", range(6))
 def test_joined_configurations_are_the_best_mixtures(seed, kernel):
-    network = reduce_graph(random_graph(seed, zeros=0.2 * (seed % 2)))
-    rng, count = Random(seed), len(network.sizes)
-    for summed in (frozenset(), frozenset(rng.sample(range(count), 2))):
-        tables = tables_of(network, 0, summed)
-        search = Search(tables, rng, summed=summed, kernel=kernel)
+    for network, rng, search in searches(seed, kernel):
         one, other = drawn(rng, network.sizes), drawn(rng, network.sizes)
         value = search.value(one)
         joined = search.joined(Outcome(one, value, False, 1, 0.0), other)
         mixtures = [
             search.value(np.where(chosen, one, other))
-            for chosen in itertools.product((False, True), repeat=count)
+            for chosen in itertools.product((False, True), repeat=len(network.sizes))
         ]
         assert joined.score == pytest.approx(search.value(joined.states), rel=1e-9)
         assert joined.score >= max(mixtures) - 1e-9 * abs(value)
