@@ -58,7 +58,7 @@ class UnknownVariableError(ModelError, KeyError):
     """A name that a graph, or an answer about one, does not have."""
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""  # KeyError's own is a repr
+        return str(self.args[0]) if self.args else ""  # that of KeyError is a repr
 
 
 class EvidenceError(RdpgraphError, ValueError):

@@ -1,4 +1,4 @@
-"""Interfaces for your own code, and the objects that they exchange.
+"""Interfaces for user-defined classes, and the objects that they exchange.
 
 Base classes of potentials, structures, recursions, estimators and schedulers, the tape on which a
 recursion is written, and the registries of structures and of file formats. Interfaces of one

@@ -1,8 +1,8 @@
 """Options of `Loopy`: counting numbers, schedules, damping and gradients.
 
-Counting numbers of factors (`Bethe`, `TreeReweighted`, `Fractional`, `CountingNumbers` of your
-own), the order of messages (`Flooding`, `Sequential`, `Residual`, `RandomSubsets`, a `Schedule` of
-your own), damping, and the method of the gradient. The scheduler itself is `rdpgraph.Loopy`.
+Counting numbers of factors (`Bethe`, `TreeReweighted`, `Fractional`, user-defined
+`CountingNumbers`), the order of messages (`Flooding`, `Sequential`, `Residual`, `RandomSubsets`, a
+user-defined `Schedule`), damping, and the gradient method. The scheduler is `rdpgraph.Loopy`.
 """
 
 from rdpgraph.engines.loopy.gradients import FromBeliefs, Gradient, Implicit, Unrolled

@@ -52,7 +52,7 @@ def _crosses(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Draws:
-    """A pickled generator; its own pickle does not reach a spawned process."""
+    """A pickled generator; torch's pickle of it does not reach a spawned process."""
 
     device: torch.device
     state: bytes

@@ -1,6 +1,6 @@
 """Sizes and rates that several rooms share: they decide speed and memory, never an answer.
 
-Measured with floats of 64 bits on one core of an AMD EPYC at 2.4 GHz with 1 MB of cache of its own
+Measured with floats of 64 bits on one core of an AMD EPYC at 2.4 GHz with 1 MB of private cache
 and 32 MB shared. `tests/benchmarks/tuning.py` measures each of them again. A number that steers one
 algorithm alone stands beside it.
 """

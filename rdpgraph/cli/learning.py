@@ -27,7 +27,7 @@ def fit_command(
     style: Style = ParseFormat.TEXT,
     _json: Json = None,
 ) -> None:
-    """Fit the tables of a Bayesian network to rows with gaps, from its own tables on.
+    """Fit the tables of a Bayesian network to rows with gaps, starting from those in the file.
 
     Zeros of the tables stay. Variables without a column are hidden; an empty field, ?, * and NaN
     are missing. Ctrl-C writes the tables of the last step and ends with the exit code 130.

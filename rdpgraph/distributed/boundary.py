@@ -100,7 +100,7 @@ def watched(values: Tensor) -> Tensor:
 
 
 class _Joined(torch.autograd.Function):
-    """Sums over all holders of a variable, which are their own transpose."""
+    """Sums over all holders of a variable; the transpose is the same sum."""
 
     @staticmethod
     def forward(ctx: Any, boundary: Neighbours, *values: Tensor) -> Any:

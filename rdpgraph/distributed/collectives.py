@@ -77,7 +77,7 @@ class Peers:
         self.require_alike("questions", question)
 
     def require_one_state(self, generator: torch.Generator | None) -> None:
-        """Refuse generators that would not draw the same on every rank; None is torch's own."""
+        """Refuse generators that would not draw the same on every rank; None is torch's default."""
         generator = torch.default_generator if generator is None else generator
         self.require_alike("generators", fingerprint(generator.get_state()))
 
@@ -161,8 +161,8 @@ class _Linear(torch.autograd.Function):
 
 
 NO_SECOND = (
-    "What was sent between processes is differentiable once: its gradient has no gradient of its "
-    "own; ask one process."
+    "What was sent between processes is differentiable once: its gradient has no "
+    "gradient; ask one process."
 )
 
 
@@ -234,7 +234,7 @@ def _join(backend: str, seconds: float, here: str) -> None:
 
 
 def _await_first(seconds: float, here: str) -> None:
-    """Wait until the first rank listens; torch's own wait would end in pages of C++ frames."""
+    """Wait until the first rank listens; torch's timeout would print pages of C++ frames."""
     until = monotonic() + seconds
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     while True:

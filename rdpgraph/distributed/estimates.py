@@ -32,7 +32,7 @@ class SpreadChains(Estimator):
 
     Each rank sweeps some of the chains, one after the other; then every rank has the averages of
     all, with R-hat and standard errors over all of them, as `RandomizedPruning` gives them. A chain
-    has a generator of its own, so that one seed gives the same on any number of ranks. Nothing is
+    has a separate generator, so that one seed gives the same on any number of ranks. Nothing is
     sent before the end. ``RandomizedPruning(..., resume=posterior)`` continues from the posterior.
 
     Args:
@@ -93,7 +93,7 @@ class SpreadChains(Estimator):
         return averaged(model, Run.joined(runs))
 
     def _run(self, sampler: Sampler, seed: int) -> Run:
-        """Sweep one chain with a generator of its own."""
+        """Sweep one chain with a separate generator."""
         noise, pruning = torch.Generator().manual_seed(seed), self.pruning
         return Run.begun(sampler, noise).onward(
             pruning.sweeps, warm_up=pruning.warming, seconds=math.inf, generator=noise
@@ -106,7 +106,7 @@ class SpreadReplicates(Estimator):
 
     Every rank chooses the states of all replicates, as one process would with the same seed, and
     solves some of them; log Z, its standard error and expectations are those of all. Each rank has
-    the gradients of its own replicates: add them up over the ranks.
+    the gradients of its replicates: add them up over the ranks.
 
     Args:
         estimator: with its replicates.

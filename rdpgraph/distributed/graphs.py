@@ -47,7 +47,7 @@ class GraphPart:
 
     Each factor is in one part. A variable is in every part that has a factor of it, and each two
     parts list the variables that they share, in one order. No process holds the whole: each
-    declares its own part, under names of its own. `partition` makes the parts of a graph that every
+    declares one part, with its local names. `partition` makes the parts of a graph that every
     process holds.
 
     Args:
@@ -118,7 +118,7 @@ class GraphPart:
         """Loopy belief propagation over all parts, called on every rank at once.
 
         The messages are those of one process with the same choices, sweep by sweep. Gradients are
-        as of one process, by any `Gradient`; each rank has those of its own factors.
+        as of one process, by any `Gradient`; each rank has those of its factors.
 
         Args:
             scheduler: of `Flooding`, with any damping, temperature, tolerance, gradient and number
@@ -227,7 +227,7 @@ class PartPosterior:
         """The marginals of all variables of the graph on every rank, for parts made by `partition`.
 
         Raises:
-            UnsupportedError: parts that were declared one by one: the names of each are its own.
+            UnsupportedError: parts that were declared one by one: their names are local.
         """
         domain, whole = self._all_beliefs()
         graph = self.part.graph
@@ -257,7 +257,7 @@ class PartPosterior:
         """The variables of the whole graph, and (B, S) their beliefs."""
         if self.part.home is None:
             raise UnsupportedError(
-                "Parts declared one by one have names of their own: gather what marginals() gives."
+                "Parts declared one by one have local names: gather what marginals() gives."
             )
         domain, numbers = self.part.home
         graph, peers = self.part.graph, self.part.peers

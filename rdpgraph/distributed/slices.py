@@ -48,7 +48,7 @@ def part_of(items: Items, rank: int, ranks: int) -> Items:
 def pooled(replicates: Replicates, mesh: "DeviceMesh") -> Replicates:
     """The independent estimates of all ranks together: their mean Z, and its standard error.
 
-    Each rank makes its own, ``posterior.replicates``, with a generator of its own seed.
+    Each rank makes its ``posterior.replicates``, with a generator of a different seed.
     Differentiable: each rank's potentials have the gradient of the mean.
 
     Args:
@@ -66,7 +66,7 @@ class Summed(Solution):
 
     log Z is one logsumexp over the ranks of B numbers; an expectation of n numbers an item is one
     sum of B (n + 1), the answers of the ranks weighted by their masses. The gradient of each rank
-    is that of its own part of the sum.
+    is that of its part of the sum.
 
     Attributes:
         local: the solution of the part here; of any part where the rank has none.
@@ -128,7 +128,7 @@ class SpreadSlices(Scheduler):
     for all. A model that fits in one piece is solved whole, by every rank: give less memory for
     more slices.
 
-    All ranks ask the same questions in the same order. Each has the gradients of its own slices:
+    All ranks ask the same questions in the same order. Each has the gradients of its slices:
     add them up over the ranks. One seed gives the same draws on any number of ranks.
 
     Args:

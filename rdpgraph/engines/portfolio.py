@@ -41,7 +41,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     """Tries solutions in turn until one converges; else takes the one of least residual.
 
     With hard zeros it takes the one whose likeliest states violate the fewest factors. Modes have
-    messages of their own, which are taken if consistent, and else start a search.
+    separate messages, which are taken if consistent, and else start a search.
     """
 
     # give the solutions from the remaining seconds, the better ones first; run only when they are

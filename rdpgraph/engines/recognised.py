@@ -216,7 +216,7 @@ class RecognisedSolution(Supplemented):
         values = self._values(values, best=True)
         batch, many = self._each.shape
         values = values.reshape(batch, many, -1, values.shape[-1])
-        # What a state is worth in its own part, and the best of the other parts.
+        # The value of a state in its part, and the best of the other parts.
         best = values[:, :, :1].amax(-1, keepdim=True)
         alive = (best > -math.inf).all(1, keepdim=True)
         best = torch.where(alive, best, 0.0)
@@ -327,7 +327,7 @@ class StructureSolution(Solution):
         return self._flat(_only(self.general.max_marginals()) if values is None else values)
 
     def shaped_mode(self) -> Any:
-        """Mode in the structure's own form."""
+        """Mode in the structure's type."""
         mode = self.structure.mode()
         return _only(self.general.mode()) if mode is None else mode
 
@@ -336,7 +336,7 @@ class StructureSolution(Solution):
         return self._flat(self.structure.site_states(self.shaped_mode()))
 
     def shaped_sample(self, count: int, generator: torch.Generator | None) -> Any:
-        """Draws in the structure's own form."""
+        """Draws in the structure's type."""
         drawn = self.structure.sample(count, generator)
         return _only(self.general.sample(count, generator=generator)) if drawn is None else drawn
 

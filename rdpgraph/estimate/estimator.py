@@ -32,7 +32,7 @@ class Problem:
 
     Attributes:
         model: the model to solve in its place.
-        lift: from the solution of that to one of the model as declared, in its own variables and
+        lift: from the solution of that to one of the model as declared, in its variables and
             states; its `Solution.status` says whether the answers are exact. A dataclass, or a
             function that pickles, so that posteriors do. None: the model is the one declared.
     """
@@ -91,7 +91,7 @@ class Setting:
         return Setting(model, sites_of(model, generator), selection, solve, generator)
 
     def supports(self, chosen: Sequence[Support | None]) -> Supports:
-        """Supports of the groups as those of the model's own variables and arrays."""
+        """Supports of the groups as those of the model's variables and arrays."""
         if isinstance(self.model, Structure):
             sites = self.groups[0]
             return tuple(s.over(sites.states) if s and sites.every else s for s in chosen)

@@ -147,7 +147,7 @@ class LowRankFactors(Estimator):
     unless there is one factor; memory is then O(N r) and not O(F N r). log Z is too low on
     average in the first case.
 
-    Answers are about the model's own variables. log Z, marginals and samples cost what is said
+    Answers are about the model's variables. log Z, marginals and samples cost what is said
     above. A maximum over states is none over ranks, and the log of a sum over ranks no sum: modes,
     max-marginals, the entropy and the joints of rewritten factors have no such shortcut, and are
     those of the graph with its `LowRank` factors left whole.
@@ -240,7 +240,7 @@ class LowRankFactors(Estimator):
         """Z of a chain or a forest by cosines and sines in place of positive features.
 
         ``exp(x . y) = exp((|x|^2 + |y|^2) / 2) E_w[cos w . (x - y)]`` with Gaussian w: some values
-        are negative, and so may messages and Z^ be. Each factor has directions of its own, so Z^ is
+        are negative, and so may messages and Z^ be. Factors draw independent directions, so Z^ is
         unbiased. The squared error of a pair, relative to its squared value, is
         ``4 sinh^2(|x - y|^2 / 2) / d``, that of positive features ``(exp(|x + y|^2) - 1) / d``: so
         these are better where x and y are alike in the pairs that weigh most. Other factors are

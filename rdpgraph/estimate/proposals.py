@@ -114,7 +114,7 @@ def normalised(log_scores: Tensor, share: float = 0.0) -> Tensor:
 
 @dataclass(frozen=True)
 class Uniform(Proposal):
-    """Equal scores for all states that a site's own potential allows."""
+    """Equal scores for all states that a site's potential allows."""
 
     def log_scores(self, sites: Sites) -> Tensor:
         return torch.where(sites.unary > -math.inf, 0.0, -math.inf).to(sites.unary)
@@ -122,7 +122,7 @@ class Uniform(Proposal):
 
 @dataclass(frozen=True)
 class Local(Proposal):
-    """Softmax of a site's own log-potential, an emission for instance."""
+    """Softmax of a site's log-potential, an emission for instance."""
 
     def log_scores(self, sites: Sites) -> Tensor:
         return sites.unary
@@ -185,7 +185,7 @@ def LocalGlobal(prior: Proposal | None = None) -> Mixture:
 
 @dataclass(frozen=True)
 class Landmark(Proposal):
-    """Product of a site's own potential and its factors' mean values over random neighbour states.
+    """Product of a site's potential and its factors' mean values over random neighbour states.
 
     O(count N) evaluations per factor, whatever the potentials.
 
@@ -221,7 +221,7 @@ class Oracle(Proposal):
 
 
 _KEPT = 0.5
-"""Fraction of the states that proposals with inference of their own keep; as many are drawn."""
+"""Fraction of the states that proposals by inference keep; as many are drawn."""
 
 
 @torch.no_grad()
@@ -327,7 +327,7 @@ class Pilot(Proposal):
 
 
 def _masses(setting: Setting, chosen: list[Support]) -> Scores | None:
-    """Masses of all states given the chosen ones, by the sites' own method, or None."""
+    """Masses of all states given the chosen ones, by the sites' method, or None."""
     masses: list[Tensor] = []
     for sites, support in zip(setting.groups, chosen, strict=True):
         known = sites.masses and sites.masses(support.states, support.log_weights)

@@ -80,7 +80,7 @@ class Randomized(Estimator):
         """Recommended settings with a `Pilot`: for sharp potentials, or where few states are kept.
 
         With sharp potentials it divides the squared error by ten and more, and with flat ones by
-        two at most. A structure with ``masses`` of its own (a chain) pays O(64 N) for each factor,
+        two at most. A structure that defines ``masses`` (a chain) pays O(64 N) for each factor,
         in addition to the O(K^2) of the estimate itself.
 
         Args:
@@ -120,7 +120,7 @@ class Randomized(Estimator):
     def _chosen(self, scores: Tensor, sites: Sites, generator: torch.Generator | None) -> Support:
         """(replicates, *batch, *sites, kept) chosen states."""
         scores = scores.to(sites.unary)
-        # What its own potential makes impossible adds nothing, and takes no place.
+        # A state that its potential makes impossible adds nothing, and takes no place.
         # One that is not a number is left to the selection to refuse.
         possible = torch.where(sites.unary > -torch.inf, scores, sites.unary)
         draws = (self.selection.select(possible, generator) for _ in range(self.replicates))
@@ -203,7 +203,7 @@ def controlled(
 
     The surrogate is solved once exactly, and once more on the states that the estimator chose for
     the model. Where it is close to the model, as a low-rank one with enough features is, the two
-    errors cancel; where it is not, it adds its own.
+    errors cancel; where it is not, it adds an error.
 
     Args:
         model: to estimate.

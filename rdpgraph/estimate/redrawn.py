@@ -64,7 +64,7 @@ class Redrawn(Estimator):
     Args:
         estimator: chooses states; its replicates run side by side, and the beliefs are their mean.
         at: the numbers of sweeps after which states are drawn again, increasing.
-        share: the part of the beliefs in the proposal, the rest being the estimator's own.
+        share: the part of the beliefs in the proposal, the rest being the estimator's.
     """
 
     estimator: Randomized

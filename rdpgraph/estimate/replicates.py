@@ -68,7 +68,7 @@ class Replicates:
         alive = self.possible
         if self.equal:
             return alive.to(self.log_partitions) / alive.sum(0).clamp(min=1)
-        # They sum to one up to their own rounding, and not to that of a log Z of any size.
+        # They sum to one within their rounding, however large log Z is.
         logs = torch.where(alive.any(0), self.log_partitions, 0.0)
         return torch.where(alive, logs.softmax(0), 0.0)
 
@@ -262,7 +262,7 @@ _ROUNDING = 1e-6  # nats
 
 
 class Judged(Solution):
-    """A solution on some states, with a check of its own error."""
+    """A solution on some states, with a check of its error."""
 
     restriction: Any
     inner: Solution

@@ -33,7 +33,7 @@ class Neighbours:
 class Sites:
     """Sites with equally many states, which estimators choose states of.
 
-    A structure offers its own by `Structure.sites`; a graph has a group for each number of states.
+    A structure defines them by `Structure.sites`; a graph has a group for each number of states.
 
     Attributes:
         unary: (*batch, *sites, states) the summed log-potentials of each site alone (nats),

@@ -1,4 +1,4 @@
-"""Structures: model types with a recursion of their own, and the registry that recognises them."""
+"""Structures: model types with special recursions, and the registry that recognises them."""
 
 import itertools
 import math
@@ -42,7 +42,7 @@ def summary(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Structure(Opaque, ABC):
-    """A model type with a recursion of its own.
+    """A model type with a special recursion.
 
     A user declares it, or a graph that the registry recognises. Sites are its variables in a fixed
     shape: `unary`, a field of the dataclass, holds a log-potential for every state of every site,
@@ -69,7 +69,7 @@ class Structure(Opaque, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # A dataclass leaves a __repr__ of its own as it is; what it would write are all tensors.
+        # A dataclass keeps a __repr__ that the class defines; the generated one prints all tensors.
         if "__repr__" not in cls.__dict__:
             cls.__repr__ = cls.__repr__
 

@@ -120,7 +120,7 @@ class _Reading:
         return sorted(groups, key=lambda group: int(group.blocks[0]))
 
     def read_one_by_one(self) -> None:
-        """Read every block on its own, in the order of the file."""
+        """Read every block separately, in the order of the file."""
         self._budget = _MOST_BY_DEFAULT
         for block in range(len(self._headers.bodies)):
             self._read_alone(block, None)

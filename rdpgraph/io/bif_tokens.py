@@ -15,7 +15,7 @@ _WORD = rb'[^\s\x1c-\x1f{}()\[\]|,;"]'
 _REST_OF_COMMENT = rb"(?:/[^\n]*|\*[\s\S]*?(?:\*/|\Z))"
 # Comments, quoted names, and blanks beyond those of bytes. Comments count where a token may begin,
 # so a name may hold slashes. No alternative can fail after a long match (a comment or a quote left
-# open ends with the file or its line), and each begins with a byte of its own: linear time.
+# open ends with the file or its line), and each begins with a different byte: linear time.
 _HIDDEN = re.compile(
     rb'/(?<!%b/)%b(?:\s*+/%b)*+|"[^"\n]*"|\x1c|\x1d|\x1e|\x1f|%b'
     % (_WORD, _REST_OF_COMMENT, _REST_OF_COMMENT, BLANK)

@@ -34,7 +34,7 @@ def from_networkx(graph: Any) -> FactorGraph:
     columns those of the other. Rows and columns are, in this order: those of the edge's attribute
     ``order=(u, v)``; in a directed graph those of the tail and the head; in an undirected one, as
     its edges have no orientation, those of the end that was added to the graph first and of the
-    other. The graph's own attribute ``potential`` is a constant.
+    other. The attribute ``potential`` of the graph is a constant.
 
     ``states`` may lack where a potential gives the size. Potentials are log-values (nats):
     tensors and arrays keep their type, lists become float64, `Potential` objects stay as they

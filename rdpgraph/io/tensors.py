@@ -24,7 +24,7 @@ def read_tensors(path: PathLike, what: str) -> tuple[dict[str, Tensor], dict[str
     try:
         size = int.from_bytes(data[:8], "little")
         return library.load(data), json.loads(data[8 : 8 + size]).get("__metadata__", {})
-    except Exception as error:  # the library has an exception of its own
+    except Exception as error:  # the library defines an exception
         raise FileFormatError(f"{path}: not {what}: {error}") from None
 
 

@@ -96,7 +96,7 @@ def _graph(content: "Content", source: str, dtype: torch.dtype) -> FactorGraph:
     for group in content.groups:
         count = len(group.rows)
         end = start + count * math.prod(group.shape)
-        # A slice of numpy has its own storage in torch, so that a table is pickled alone; the
+        # A slice of numpy has separate storage in torch, so that a table is pickled alone; the
         # logarithm of a finite number is a log-value.
         table = torch.from_numpy(content.log_values[start:end]).to(dtype)
         if group.shape:

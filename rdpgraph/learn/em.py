@@ -72,7 +72,7 @@ class EM:
     """Fit the parameters of a model to rows of data by expectation maximisation.
 
     A step asks for log Z of all rows, once and with its gradient, which holds the expected counts;
-    each parameter is then maximised from its own. Where log Z is exact, log-likelihood plus
+    each parameter is then maximised from its counts. Where log Z is exact, log-likelihood plus
     log-prior never fall.
 
     Args:

@@ -33,7 +33,7 @@ def fit_by_gradient(
     """Fit the parameters of a model by gradient, where they have no maximum in closed form.
 
     Args:
-        em: the model, its parameters, tolerance, limit of steps and batches; the rest is EM's own.
+        em: the model, its parameters, tolerance, limit of steps and batches; the rest is for EM.
         data: as for `EM.fit`.
         weights: as for `EM.fit`.
         optimizer: makes one of ``torch.optim`` for tensors; default L-BFGS, ten iterations a step.

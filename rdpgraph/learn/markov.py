@@ -81,7 +81,7 @@ class HMM(HiddenStates):
 
 @dataclass(eq=False, kw_only=True)
 class HSMM(HiddenStates):
-    """Hidden semi-Markov model: a state lasts as long as its own distribution of durations says.
+    """Hidden semi-Markov model: each state has a distribution of durations.
 
     Its structure is a `SemiMarkov`. The last segment of a sequence goes on beyond its end with the
     probability that it lasts longer (Guedon 2003, "Estimating hidden semi-Markov chains"), so that

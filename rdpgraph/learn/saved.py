@@ -47,7 +47,7 @@ def load(folder: PathLike, *, classes: Iterable[type] = ()) -> Any:
 
     Args:
         folder: one that `save` wrote.
-        classes: classes of your own that it holds; apart from these, no code but this library's
+        classes: user-defined classes that it holds; apart from these, only code of this library
             is run.
 
     Raises:

@@ -99,7 +99,7 @@ def expectations(
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a backward pass whose own gradient is refused, not zero."""
+    """Make a backward pass refuse a second derivative instead of returning zero."""
 
     def wrapped(ctx: Any, *gradients: Tensor) -> Any:
         with torch.no_grad():
@@ -114,7 +114,7 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-ONCE = "This answer is differentiable once: its gradient has no gradient of its own."
+ONCE = "This answer is differentiable once: its gradient has no gradient."
 
 
 def refused(values: Tensor, why: str, *of: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class Block:
         scopes: (F, arity) numbers of variables.
         potential: (*batch, *shape, sizes); all factors share it where ``shape`` counts one.
         shape: the potential's block dims.
-        rows: (F,) each factor's place in the flattened block dims; None: its own number.
+        rows: (F,) each factor's place in the flattened block dims; None: the factor's number.
         declared: (F,) the place of each factor in the order of declaration.
         copied: version counters of the tensors that the potential copies, with their values then.
     """
@@ -154,7 +154,7 @@ def _group_key(factor: Factor, alike: dict[int, object]) -> object:
 
 
 def _value_of(potential: Automaton) -> object:
-    """A key that equal small constant constraints share; any other one has its own."""
+    """A key that equal small constant constraints share, unique for any other one."""
     accept = potential.log_accept
     few = accept.ndim == 1 and len(accept) <= _FEW_STATES
     if accept.requires_grad or accept.device.type != "cpu" or not few:

@@ -353,7 +353,7 @@ class FactorGraph(Opaque):
         return named_states(assignment, self.domain)
 
     def factors(self) -> Iterator[Factor]:
-        """Every factor with a table of its own, in order of declaration."""
+        """Every factor with a separate table, in order of declaration."""
         for scope, table in tabulated(self.blocks):
             yield Factor(tuple(map(self.domain.variable, scope)), Table.from_logs(table))
 

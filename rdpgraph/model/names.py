@@ -130,7 +130,7 @@ class Names(NumberedNames):
     """Distinct names, numbered in the order in which they were added.
 
     Names lie end to end in one buffer, and an open-addressing hash table of numbers finds them: 18
-    to 24 bytes for each name beside its own; a string is made on access.
+    to 24 bytes for each name beside its text; a string is made on access.
     """
 
     __slots__ = ("_ends", "_first", "_hashes", "_table", "_text")

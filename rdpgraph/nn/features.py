@@ -14,7 +14,7 @@ class FeatureMap(nn.Module):
     """Positive features exp(x W) of embeddings, W learned.
 
     What low-rank models train instead of random features: no estimate of exp(x . y), but a
-    family of potentials of its own, exact. W starts as orthogonal random directions. Chiu, Deng
+    different family of potentials, exact. W starts as orthogonal random directions. Chiu, Deng
     and Rush 2021 (arXiv:2201.02715), section 4.
 
     Example:

@@ -281,7 +281,7 @@ def _homes(scopes: list[list[int]], cliques: list[Clique], count: int) -> list[i
     for number, clique in enumerate(cliques):
         for v in clique.residual:
             owner[v] = number
-    # Cliques are listed level by level: of those that own a part of a scope the last is lowest.
+    # Cliques are listed level by level: of those that hold a part of a scope the last is lowest.
     return [max((owner[v] for v in scope), default=0) for scope in scopes]
 
 

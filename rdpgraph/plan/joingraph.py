@@ -151,7 +151,7 @@ def _absorbed(graph: ClusterGraph) -> ClusterGraph:
     tensors: list[list[int]] = [[] for _ in roots]
     for cluster, members in enumerate(graph.tensors):
         tensors[number[home(cluster)]] += members
-    # A parent that took in a child may stand behind its own parents: by the order, then.
+    # A parent that took in a child may come after its parents: sort by the order.
     ends = [(number[home(a.child)], number[home(a.parent)]) for a in kept]
     links = [Link(min(pair), max(pair), a.separator) for pair, a in zip(ends, kept, strict=True)]
     return ClusterGraph(

@@ -276,7 +276,7 @@ def structure_plan(
     name: str, *, num_variables: int, states: int, flops: float = 0.0, element_bytes: int = 4,
     width: float | None = None,
 ) -> Plan:  # fmt: skip
-    """Plan of a structure, which has a recursion of its own, for the sites of all batch items.
+    """Plan of a structure's recursion, for the sites of all batch items.
 
     ``width``: that of its largest table, in bits; None: that of a table over two sites.
     """

@@ -1,8 +1,8 @@
 """Search for a good contraction tree: greedy orders first, then annealing while it pays.
 
 Annealing starts in turn from the best tree, a noisy elimination order, and opt_einsum's and
-cotengra's greedy paths; started from any of them it found cheaper trees per second than those
-libraries' own refinements.
+cotengra's greedy paths; started from any of them it found cheaper trees per second than the
+refinements of those libraries.
 """
 
 from collections.abc import Set

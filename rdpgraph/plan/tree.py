@@ -81,7 +81,7 @@ class Workbench:
     def multiply(self, left: int, right: int, drop: int | None = None) -> int:
         """Multiply two live tensors (and sum out: see the class); return the id of the result.
 
-        `drop` names one variable to sum out when not eager. A leaf's own private variables are
+        `drop` names one variable to sum out when not eager. A leaf's private variables are
         summed out first where that saves work.
         """
         scopes, counts, sizes = self.scopes, self.counts, self.sizes

@@ -146,7 +146,7 @@ class Assignment(Answers):
     def to_frame(self) -> Any:
         """A pandas DataFrame: a row for each configuration, a column for each variable.
 
-        Members of an array are columns of their own, such as ``"pixel[0, 1]"``. Named states are
+        Each member of an array is a column, such as ``"pixel[0, 1]"``. Named states are
         categories, others numbers. Leading dims (draws, batch) are one index level each. Evidence
         from a DataFrame gives its index to the batch, and its columns come first.
         `FactorGraph.condition` and `score` accept the frame.

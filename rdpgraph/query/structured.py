@@ -101,7 +101,7 @@ class StructuredPosterior(Inferred):
 
     @property
     def _direct(self) -> StructureSolution | None:
-        """The structure's answers, in their own types, if nothing stands between."""
+        """The structure's answers, in its types, where no estimator changes them."""
         return self.solved if self._checked is self.solved else None
 
     @property
@@ -133,7 +133,7 @@ class StructuredPosterior(Inferred):
 
         By the general engine, exactly, as `Posterior.joint`: one more site multiplies the cost by
         the number of its states. A site that an item lacks is in state 0 there, and a span that is
-        no constituent in a last state of its own. With an estimate, the mean of the replicates,
+        no constituent in an additional last state. With an estimate, the mean of the replicates,
         each at the cost of all states, those left out forbidden.
 
         Args:
@@ -174,7 +174,7 @@ class StructuredPosterior(Inferred):
         return self._checked.max_marginals().reshape(self.structure.unary.shape)
 
     def mode(self) -> Any:
-        """A most probable configuration: states (*batch, *sizes), or the structure's own type.
+        """A most probable configuration: states (*batch, *sizes), or the structure's type.
 
         A `SemiMarkov` has a `Segmentation`. With an estimate, the best configuration of states kept
         together in one replicate.

@@ -44,7 +44,7 @@ class Counting(Scheduler):
 
     Log Z of one row of evidence is the answer of a counter (pyganak), unless a circuit is compiled
     in a fifth of the time: it branches, propagates, learns clauses and keeps the counts of
-    components that it meets again, with 128 bits for weights. It runs in a process of its own,
+    components that it meets again, with 128 bits for weights. It runs in a separate process,
     which the clock or its memory ends. All else needs a circuit: the same search without learning,
     all of whose branches are kept. It is compiled once for a set of clauses, whatever their
     weights, and answers batches of evidence and weights; log Z of it has gradients, other answers

@@ -152,7 +152,7 @@ class MiniBuckets(Scheduler):
     gradients.
 
     Populations that bounds mislead can all miss the same part of Z, and agree. So chains annealed
-    from random starts look for configurations of their own. The heaviest are kept in all later
+    from random starts look for other configurations. The heaviest are kept in all later
     populations, which leaves the mean at Z, and draws of them lead populations: were these draws
     of the model, such populations would come to 1 + the relative variance of an estimate, times Z.
     An answer has converged if the populations of six starts in a row come to nothing else, no
@@ -175,7 +175,7 @@ class MiniBuckets(Scheduler):
             seconds allow.
         generator: the randomness; None: the same for each model.
         proposal: which configurations look likely besides; None: mini-buckets alone say. Any of
-            `rdpgraph.randomized`, or one of your own: it scores the states of each variable, and
+            `rdpgraph.randomized`, or a user-defined one: it scores the states of each variable, and
             members are kept half by their weights and half by how likely their states are under
             it. What it asks of the model is answered by loopy messages, so that `Oracle()` is
             their beliefs. Z is unbiased whatever it says.

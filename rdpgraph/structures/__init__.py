@@ -1,4 +1,4 @@
-"""Structures with recursions of their own; importing them registers those that are recognised."""
+"""Structures with special recursions; importing them registers those that are recognised."""
 
 from rdpgraph.interface.structure import REGISTRY
 from rdpgraph.structures.chain.model import Chain

@@ -75,7 +75,7 @@ def close(got: Tensor, expected: Tensor, what: str) -> None:
 
 
 def agree_on_average(ratios: Tensor, what: str) -> None:
-    """Assert that the mean of draws (n, ...) is one, by their own standard error."""
+    """Assert that the mean of draws (n, ...) is one, by their standard error."""
     error = ratios.std(0) / math.sqrt(len(ratios))
     off = (ratios.mean(0) - 1).abs() > _SIGMAS * error + ROUNDING
     means = [round(mean, 3) for mean in ratios.mean(0).reshape(-1).tolist()]

@@ -52,7 +52,7 @@ def check_estimator(estimator: Estimator, model: Model, *, draws: int = 0) -> No
         estimator: the estimator.
         model: a small graph or structure of float64, possible in every item; no evidence.
         draws: for an estimator whose Z is unbiased, the number of runs whose mean is compared
-            with Z, by their own standard error; 0: none.
+            with Z, by their standard error; 0: none.
 
     Raises:
         AssertionError: a property that does not hold.

@@ -1,4 +1,4 @@
-"""Checks of potentials, against their own tables."""
+"""Checks of potentials against their tables."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from rdpgraph.testing.enumeration import agree, close, seeded
 
 
 def check_potential(potential: Potential, arity: int | None = None) -> None:
-    """Check a potential against its own table, and against a dense one in an exact answer.
+    """Check a potential against its table, and against a dense one in an exact answer.
 
     Args:
         potential: small enough to tabulate; float64 for the gradient checks to run.

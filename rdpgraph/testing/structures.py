@@ -31,7 +31,7 @@ def check_structure(structure: Structure) -> None:
 
     log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples, log-
     probabilities, the k best, cross-entropy and KL if any, both derivatives of log Z in `unary`,
-    hard zeros in it, every batch item on its own, its `sites` with all states in another order,
+    hard zeros in it, every batch item alone, its `sites` with all states in another order,
     every answer of `Randomized` on a few of them, its masks if any, and, if its class recognises
     the graph, the structure recognised.
 

@@ -84,7 +84,7 @@ def shaped(sizes: bytes, parts: tuple[_Part, ...]) -> Circuit | None:
     """Circuit of blocks of the given shapes.
 
     Per block its scopes, as int64, their shape, the number of its tables, and the table of every
-    factor unless each has its own.
+    factor unless all tables differ.
     """
     blocks: list[Scopes] = []
     for scopes, shape, tables, rows in parts:

@@ -191,7 +191,7 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
         for share, largest in shares.sweep(number):
             clock.count(len(share.places) * equations.operations)
             if not thorough and bool((largest <= limits.tolerance).any()):
-                # What a schedule of the user's own leaves out may not have settled.
+                # Messages that a user's schedule leaves out may not have settled.
                 largest = torch.maximum(
                     largest, residual_of_all(share.equations, share.messages).cpu()
                 )

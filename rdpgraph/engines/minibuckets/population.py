@@ -1,6 +1,6 @@
 """Unbiased estimates of Z by a population of configurations that grows backwards along an order.
 
-Each member is a configuration of the variables eliminated last; its weight is its own product times
+Each member is a configuration of the variables eliminated last; its weight is its product times
 the mini-buckets' upper bound on the rest. Members are extended by all states of the next variable;
 members that the rest cannot distinguish are merged. If there are too many, the heavy ones are kept
 and the others are drawn, so that expected weights do not change.

@@ -66,7 +66,7 @@ class Everything(Likely):
 
 @dataclass(frozen=True, eq=False)
 class Given(Likely):
-    """Questions of your own: spans, or links of an aligner.
+    """User-defined questions: spans, or links of an aligner.
 
     Args:
         mask: bool, of the shape (*batch, *questions) or what broadcasts to that.
@@ -114,7 +114,7 @@ class LikelyBy(Likely):
         asked, offered = ((*each.batch_shape, *each.questions) for each in (masks, cheap))
         if asked != offered:
             raise ModelError(
-                f"LikelyBy needs a model with the same questions, {asked}; its own are {offered}."
+                f"LikelyBy needs a model with the same questions, {asked}; it offers {offered}."
             )
         none = torch.zeros(1, *asked, dtype=torch.bool, device=cheap.open().device)
         return cheap.masked(none, none).expected().answers[0] > self.above

@@ -31,8 +31,8 @@ class GraphMasks(Masks):
     def __post_init__(self) -> None:
         if self.model.batch_shape:
             raise ModelError(
-                "RandomizedPruning takes a FactorGraph without batch dims, for each row has masks "
-                f"of its own; got batch {self.model.batch_shape}: ask for the rows one by one."
+                "RandomizedPruning takes a FactorGraph without batch dims, because masks differ "
+                f"between rows; got batch {self.model.batch_shape}: ask for the rows one by one."
             )
 
     @property
@@ -69,7 +69,7 @@ class GraphMasks(Masks):
 
     @cached_property
     def bare(self) -> FactorGraph:
-        """Graph without its evidence, which masks add to their own."""
+        """Graph without its evidence, which masks include."""
         return self.model.retract()
 
     @cached_property

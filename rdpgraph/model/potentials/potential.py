@@ -106,7 +106,7 @@ class Potential(ABC):
 
         Args:
             states: per slot an int64 tensor (*lead, m_i): the states asked for, in any order and
-                with repeats. The leads broadcast with each other and with the potential's own.
+                with repeats. The leads broadcast with each other and with the potential's.
 
         Returns:
             (*lead, m_1, ..., m_n) log-values, differentiable in the potential's parameters.
@@ -168,11 +168,11 @@ class Potential(ABC):
         temperature)`` over the states of the other slots; at 0.0 the maximum. Exact, and -inf
         where nothing is possible. Differentiable in the incoming messages and the parameters,
         without NaN. This default takes the time and memory of a few tables; a potential whose
-        table is large gives its own.
+        table is large overrides it.
 
         Args:
             incoming: per slot (*lead, k_i), -inf allowed. The leads broadcast with each other and
-                with the potential's own.
+                with the potential's.
             temperature: 1.0 for sum-product, 0.0 for max-product; a tensor is positive and
                 broadcasts against the lead.
 

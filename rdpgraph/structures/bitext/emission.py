@@ -73,7 +73,7 @@ class Boxes:
 class Emission:
     """Scores of stretches of words, in doubles, by running sums; differentiable.
 
-    Words of both sides score the sum over their pairs, words of one side their own sum.
+    Words of both sides score the sum over their pairs, words of one side the sum over them.
 
     Attributes:
         pairs: (B, p, q) log-scores of pairs of words (nats).

@@ -36,8 +36,8 @@ def checked_ends(name: str, values: Tensor, unary: Tensor) -> None:
     *batch, _, states = unary.shape
     shape = tuple(values.shape)
     if shape[-1:] != (states,) or not broadcasts(shape[:-1], batch):
-        own = f" or {(*batch, states)}" if batch else ""
-        raise ModelError(f"Chain.crf needs {name} scores of shape {(states,)}{own}; got {shape}.")
+        rows = f" or {(*batch, states)}" if batch else ""
+        raise ModelError(f"Chain.crf needs {name} scores of shape {(states,)}{rows}; got {shape}.")
 
 
 def checked_transition(

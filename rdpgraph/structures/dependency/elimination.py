@@ -43,7 +43,7 @@ class Eliminated:
         """(count * B, n) heads of trees of possible items. O(n^2 log n) each.
 
         Words are restored in order. Some arcs of the tree so far go through the new word, which
-        becomes their head; its own head is any position not below it. The ways to choose it have
+        becomes their head; its head is any position not below it. The ways to choose it have
         the mass of those arcs, by the weighted form of Cayley's formula.
         """
         item = torch.arange(len(self.possible), device=self.possible.device).repeat(count)

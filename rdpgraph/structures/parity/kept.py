@@ -60,7 +60,7 @@ def kept_cosets(
 
     Others are dropped if ``seed`` is below 0, else sampled. ``cost`` multiplies a state's mass for
     each event still to be explained, when states are compared. A part of the steps goes on with the
-    states carried from that before it, `no_states` at first, and leaves its own there; later checks
+    states carried from that before it, `no_states` at first, and returns its last; later checks
     are not known then. Gradients are those of the states kept; none where states are carried.
     """
     slots = parities.slots

@@ -362,7 +362,7 @@ class ParityModel(Structure):
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> Match | None:
-        """Binary variables, each with potentials of its own, under `Xor` of some; few open."""
+        """Binary variables with a potential each, under `Xor` of some; few open."""
         if (parts := recognised(graph)) is None:
             return None
         parities, unary, syndrome, numbers = parts

@@ -233,7 +233,7 @@ def errors(
 def _before(
     step: list[int], logs: Tensor, at: Tensor, unary: Tensor, syndrome: Tensor
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Both states (count, B) that a step leads from to ``at``, log-masses through them, its own."""
+    """Both states (count, B) before ``at``, log-masses through them, and log-values of the step."""
     kind, bit, number = step
     if kind == FLIP:
         states, weights = (at, at ^ bit), unary[:, number].unbind(-1)

@@ -26,7 +26,7 @@ class LabelledSegments:
     unary: Tensor  # (B, T, D, K) float64 log-potentials
     states: Tensor  # (B, T, D, K) the labels
     lengths: Tensor  # (B,)
-    # The transition; a `Table` (1 or B, T - 1, N, N) if each position has its own.
+    # The transition; a `Table` (1 or B, T - 1, N, N) if positions differ.
     potential: Potential
 
     @torch.no_grad()
