@@ -160,5 +160,5 @@ def _parts(value: Any) -> list[Tensor] | None:
         value = [getattr(value, field.name) for field in fields(value)]
     if isinstance(value, tuple | list):
         parts = [_parts(part) for part in value]
-        return None if None in parts else [own for part in parts for own in part or ()]
+        return None if None in parts else [tensor for part in parts for tensor in part or ()]
     return [] if value is None or isinstance(value, int | float | str) else None

@@ -138,8 +138,8 @@ class MessagesDecoder:
                     f"MessagesDecoder needs finite log-odds {(*given.shape[:-1], total)} for these "
                     f"shots; got shape {tuple(prior.shape)}."
                 )
-        own = (-prior).contiguous()
-        tensors = *parts, own, damping, rows, odds, errors, iterations, violated
+        weights = (-prior).contiguous()
+        tensors = *parts, weights, damping, rows, odds, errors, iterations, violated
         work = len(parts[3]) * len(rows)
         library.parity_function("messages")(
             *(None if part is None else part.data_ptr() for part in tensors),

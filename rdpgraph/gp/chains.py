@@ -39,8 +39,8 @@ def score(unary: Tensor, pairwise: Tensor, states: Tensor, lengths: Tensor) -> T
     """(S, B) unnormalised log-scores of the same sequences (B, T) in every sample."""
     within = inside(lengths, states.shape[1])
     known = torch.where(within, states, 0)
-    own = torch.where(within, chosen(unary, known), 0.0).sum(-1)
-    return own + pair_scores(pairwise, known[:, :-1], known[:, 1:], within[:, 1:])
+    unaries = torch.where(within, chosen(unary, known), 0.0).sum(-1)
+    return unaries + pair_scores(pairwise, known[:, :-1], known[:, 1:], within[:, 1:])
 
 
 def pair_scores(pairwise: Tensor, sources: Tensor, targets: Tensor, within: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ def noise(
     *shape: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> Tensor:
     """Independent standard normal draws on a device, whatever the generator's."""
-    own = device if generator is None else generator.device
-    return torch.randn(*shape, dtype=dtype, device=own, generator=generator).to(device)
+    source = device if generator is None else generator.device
+    return torch.randn(*shape, dtype=dtype, device=source, generator=generator).to(device)
 
 
 def cholesky(covariance: Tensor, what: str, remedy: str) -> Tensor:
@@ -143,11 +143,11 @@ def root_of(covariance: Tensor) -> Tensor:
 
 
 def conditional(
-    kernel: Kernel, root: Tensor, cross: Products, own: Products, *, inside: Tensor, nugget: float
+    kernel: Kernel, root: Tensor, cross: Products, inner: Products, *, inside: Tensor, nugget: float
 ) -> Conditional:
     """Functions at the positions of sequences given those at the inducing points.
 
-    ``cross`` and ``own`` are products of the positions (B, T) with the points, and with each other;
+    ``cross`` and ``inner`` are products of positions (B, T) with the points and with each other,
     ``inside`` (B, T) marks positions within the lengths; ``nugget`` is the variance of noise.
     """
     flat = kernel(cross).flatten(0, 1)  # one solve for all sequences
@@ -155,7 +155,7 @@ def conditional(
     rows = rows.unflatten(0, inside.shape)
     rows = torch.where(inside.unsqueeze(-1), rows, 0.0)
     both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
-    left = torch.where(both, kernel(own) - rows @ rows.mT, 0.0)
+    left = torch.where(both, kernel(inner) - rows @ rows.mT, 0.0)
     noise = torch.where(inside, nugget, 1.0)
     covariance = left + torch.diag_embed(noise.to(left))
     root = cholesky(
@@ -176,8 +176,8 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
     needs no jitter. Deterministic. O(N M^2) for M of N rows.
     """
     squares, column = features.squares(), features.columns_of_products()
-    own = squares.unsqueeze(-1)
-    variances = kernel(Products(own.unsqueeze(-1), own, own)).reshape(-1)
+    norms = squares.unsqueeze(-1)
+    variances = kernel(Products(norms.unsqueeze(-1), norms, norms)).reshape(-1)
     limit = _NOTHING_LEFT * float(variances.max())
     count = min(count, features.rows)
     factor = variances.new_zeros(count, features.rows)

@@ -117,9 +117,9 @@ class Features:
         bounds = torch.searchsorted(rows, numbers).tolist()
 
         def column(row: int) -> Tensor:
-            own = slice(bounds[row], bounds[row + 1])
+            part = slice(bounds[row], bounds[row + 1])
             one = values.new_zeros(len(used))
-            one[places[own]] = values[own]
+            one[places[part]] = values[part]
             return values.new_zeros(self.rows).index_add_(0, rows, one[places] * values)
 
         return column

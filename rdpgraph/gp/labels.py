@@ -30,12 +30,12 @@ class LabelBases(Basis):
         return [one.root() for one in self.bases]
 
     def conditional(self, group: Group) -> Any:
-        return tuple(one.conditional(own) for one, own in zip(self.bases, group.each, strict=True))
+        return tuple(b.conditional(part) for b, part in zip(self.bases, group.each, strict=True))
 
     def reused(self, group: Group, root: Any = None) -> Any:
         roots: list[Any] = [None] * len(self.bases) if root is None else root
         parts = zip(self.bases, group.each, roots, strict=True)
-        return tuple(one.reused(own, given) for one, own, given in parts)
+        return tuple(one.reused(part, given) for one, part, given in parts)
 
     def group(
         self,
@@ -63,12 +63,12 @@ def bases_of(
     apart = isinstance(kernel, Mapping) or isinstance(inducing, Mapping)
     bases = list[Basis]()
     for label in labels if apart else labels[:1]:
-        own: Any = kernel[label] if isinstance(kernel, Mapping) else kernel
+        one: Any = kernel[label] if isinstance(kernel, Mapping) else kernel
         points: Any = inducing[label] if isinstance(inducing, Mapping) else inducing
-        if not isinstance(own, Kernel):
-            raise ModelError(f"StructuredGP needs a Kernel for each label; got {own!r:.80}.")
-        own = own.to(everything.device)
-        bases.append(Basis(points_of(everything, points, own), own, nugget))
+        if not isinstance(one, Kernel):
+            raise ModelError(f"StructuredGP needs a Kernel for each label; got {one!r:.80}.")
+        one = one.to(everything.device)
+        bases.append(Basis(points_of(everything, points, one), one, nugget))
     most = max(one.points.rows for one in bases)
     return [replace(one, width=most) for one in bases]
 

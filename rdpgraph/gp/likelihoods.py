@@ -172,14 +172,14 @@ class PiecewisePseudoLikelihood(ChainLikelihood):
     def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
         """(S, B) nats, the log of the pseudo-likelihood."""
         states, within = labels.states.clamp(min=0), labels.inside()
-        own = chains.chosen(unary, states)
+        scores = chains.chosen(unary, states)
         linked = within[:, 1:]
-        alone = (labels.lengths == 1).to(own.dtype)
-        total = alone * (own[..., 0] - unary[:, :, 0].logsumexp(-1))
+        alone = (labels.lengths == 1).to(scores.dtype)
+        total = alone * (scores[..., 0] - unary[:, :, 0].logsumexp(-1))
         if states.shape[1] < 2:
             return total
         sums = chains.log_sums(unary, pairwise, states)
-        terms = torch.where(linked, own[..., 1:] + own[..., :-1] - sums, 0.0).sum(-1)
+        terms = torch.where(linked, scores[..., 1:] + scores[..., :-1] - sums, 0.0).sum(-1)
         pairs = chains.pair_scores(pairwise, states[:, :-1], states[:, 1:], linked)
         return total + terms + 2 * pairs
 
@@ -207,14 +207,14 @@ class GraphLikelihood(Likelihood):
 
     def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
         states, within = labels.states.clamp(min=0), labels.inside()
-        own = torch.where(within, chains.chosen(unary, states), 0.0).sum(-1)
+        unaries = torch.where(within, chains.chosen(unary, states), 0.0).sum(-1)
 
         def of_edges(batch: _Batch, solved: Posterior) -> Tensor:
             ends = states[batch.rows.unsqueeze(1), batch.edges.T.unsqueeze(1)]
             pairs = chains.pair_scores(pairwise, ends[0], ends[1], batch.there)
             return pairs - solved.log_partition
 
-        return own + self._answers(labels, unary, pairwise, of_edges)
+        return unaries + self._answers(labels, unary, pairwise, of_edges)
 
     def marginals(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
 
@@ -274,8 +274,8 @@ class _Batch:
         length = self.inside.shape[1]
         array = VariableArray(_LABEL, (length,), unary.shape[-1])
         free = -math.log(unary.shape[-1])
-        own = torch.where(self.inside.unsqueeze(-1), unary[:, self.rows, :length], free)
-        blocks = [FactorBlock((array,), Table.from_logs(own))]
+        scores = torch.where(self.inside.unsqueeze(-1), unary[:, self.rows, :length], free)
+        blocks = [FactorBlock((array,), Table.from_logs(scores))]
         if len(self.edges):
             table = pairwise[:, None, None]
             if not bool(self.there.all()):
@@ -288,21 +288,21 @@ class _Batch:
 def _batches(labels: Labelling) -> list[_Batch]:
     """Batches of sequences whose edges are among those of the first one."""
     device, lengths = labels.states.device, labels.lengths.tolist()
-    own = [_edges(labels, row, length) for row, length in enumerate(lengths)]
+    each = [_edges(labels, row, length) for row, length in enumerate(lengths)]
     members: list[list[int]] = []
-    for row in sorted(range(len(own)), key=lambda row: (-lengths[row], -own[row].total())):
+    for row in sorted(range(len(each)), key=lambda row: (-lengths[row], -each[row].total())):
         for rows in members:
-            if own[row] <= own[rows[0]]:
+            if each[row] <= each[rows[0]]:
                 rows.append(row)
                 break
         else:
             members.append([row])
     batches: list[_Batch] = []
     for rows in members:
-        edges = sorted(own[rows[0]].elements())
+        edges = sorted(each[rows[0]].elements())
         # A repeated edge is matched by its count.
         nth = [edges[:place].count(edge) for place, edge in enumerate(edges)]
-        there = [[own[row][edge] > n for edge, n in zip(edges, nth, strict=True)] for row in rows]
+        there = [[each[row][edge] > n for edge, n in zip(edges, nth, strict=True)] for row in rows]
         batches.append(
             _Batch(
                 torch.tensor(rows, device=device),

@@ -202,8 +202,8 @@ class PairwiseBound(EntropyBound):
     """
 
     def bound(self, mixture: Mixture) -> Tensor:
-        own = mixture.log_determinants.diagonal()
-        wider = mixture.log_determinants - (own.unsqueeze(1) + own) / 2
+        diagonal = mixture.log_determinants.diagonal()
+        wider = mixture.log_determinants - (diagonal.unsqueeze(1) + diagonal) / 2
         overlap = (mixture.log_weights - mixture.distances / 4 - wider / 2).logsumexp(-1)
         return (mixture.log_weights.exp() * (mixture.single - overlap)).sum()
 
@@ -342,8 +342,8 @@ class Functions:
         for given, labels in self._parts:
             centre = posterior.means[self.component, labels]
             means.append(torch.einsum("btm,vm->bvt", given.rows, centre))
-            own = posterior.covariance.projected(given, self.component, labels)
-            covariances.append(own + given.covariance.unsqueeze(1))
+            covariance = posterior.covariance.projected(given, self.component, labels)
+            covariances.append(covariance + given.covariance.unsqueeze(1))
         return Gaussians(
             torch.cat(means, 1),
             torch.cat(covariances, 1),
@@ -375,14 +375,14 @@ class Functions:
 
         spread = posterior.covariance.spread(normal(labels, points), self.component)
         values = torch.cat([posterior.means[self.component].to(dtype).unsqueeze(0), spread])
-        apart, sums, own = normal(batch, steps, labels), list[Tensor](), list[Tensor]()
+        apart, sums, residuals = normal(batch, steps, labels), list[Tensor](), list[Tensor]()
         for given, some in parts:
             flat, chosen = given.rows.to(dtype).flatten(0, 1), values[:, some]
             product = (flat @ chosen.flatten(0, 1).mT).unflatten(1, chosen.shape[:2])
             sums.append(product.unflatten(0, (batch, steps)).permute(2, 0, 1, 3))
-            own.append(torch.einsum("btu,sbuv->sbtv", given.root.to(dtype), apart[..., some]))
+            residuals.append(torch.einsum("btu,sbuv->sbtv", given.root.to(dtype), apart[..., some]))
         both = torch.cat(sums, -1)
-        moved = both[1:] + torch.cat(own, -1)
+        moved = both[1:] + torch.cat(residuals, -1)
         pair = posterior.pairwise_log_scale.exp().to(dtype) * normal(labels, labels)
         middle = posterior.pairwise_mean.to(dtype)
         unary = both[:1] + torch.cat([moved, -moved])[:samples]

@@ -95,8 +95,8 @@ class Batches:
             first = 0
             for number, rows in enumerate(self.data):
                 count = count_of(rows)
-                own = None if self.weights is None else self.weights[number]
-                yield torch.arange(first, first + count), rows, own
+                chosen = None if self.weights is None else self.weights[number]
+                yield torch.arange(first, first + count), rows, chosen
                 first += count
             return
         count = count_of(self.data)

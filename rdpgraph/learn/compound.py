@@ -41,7 +41,7 @@ class Product(Emission):
     parts: Sequence[tuple[Emission, Sequence[int]]]
 
     def __post_init__(self) -> None:
-        columns = [column for _, own in self.parts for column in own]
+        columns = [column for _, cols in self.parts for column in cols]
         if sorted(columns) != list(range(len(columns))) or not columns:
             raise ModelError(f"Product needs each column from 0 on in one part; got {columns}.")
 
@@ -58,46 +58,48 @@ class Product(Emission):
         return sum(part.kept for part, _ in self.parts)
 
     def blank(self, states: int, observed: Tensor) -> "Product":
-        check_columns(self, observed, sum(len(own) for _, own in self.parts))
-        return Product([(p.blank(states, observed[:, list(own)]), own) for p, own in self.parts])
+        check_columns(self, observed, sum(len(cols) for _, cols in self.parts))
+        return Product([(p.blank(states, observed[:, list(cols)]), cols) for p, cols in self.parts])
 
     def drawn_from(
         self, blank: Any, observed: Tensor, weights: Tensor, generator: torch.Generator
     ) -> "Product":
         """The parts, from the same clusters."""
         parts: list[tuple[Emission, Sequence[int]]] = []
-        for (part, own), (new, _) in zip(self.parts, blank.parts, strict=True):
-            rows = observed[:, list(own)]
+        for (part, cols), (new, _) in zip(self.parts, blank.parts, strict=True):
+            rows = observed[:, list(cols)]
             new = new if part.given else part.drawn_from(new, rows, weights, generator)
-            parts.append((new, own))
+            parts.append((new, cols))
         return Product(parts)
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
         """Clusters by the columns that have distances; without any, those of the symbols."""
-        numbers = [c for part, own in self.parts if not isinstance(part, Categorical) for c in own]
+        numbers = [
+            c for part, cols in self.parts if not isinstance(part, Categorical) for c in cols
+        ]
         if numbers:
             return clusters(observed[:, numbers], states, generator)
         weights = observed.new_ones(len(observed), states)
-        for part, own in self.parts:
-            weights = weights * part.responsible(observed[:, list(own)], states, generator)
+        for part, cols in self.parts:
+            weights = weights * part.responsible(observed[:, list(cols)], states, generator)
         return weights / weights.sum(1, keepdim=True)
 
     def log_prob(self, observed: Tensor) -> Tensor:
-        return torch.stack([p.log_prob(observed[:, list(own)]) for p, own in self.parts]).sum(0)
+        return torch.stack([p.log_prob(observed[:, list(cols)]) for p, cols in self.parts]).sum(0)
 
     def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
         """The statistics of the parts, concatenated."""
         seen = rows["observed"]
         each = (
-            part.statistics({**rows, "observed": seen[..., list(own)]}, counts)
-            for part, own in self.parts
+            part.statistics({**rows, "observed": seen[..., list(cols)]}, counts)
+            for part, cols in self.parts
         )
         return tuple(tensor for tensors in each for tensor in tensors)
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Product":
         rest, parts = list(statistics), list[tuple[Emission, Sequence[int]]]()
-        for part, own in self.parts:
-            parts.append((part.maximised(tuple(rest[: part.kept])), own))
+        for part, cols in self.parts:
+            parts.append((part.maximised(tuple(rest[: part.kept])), cols))
             del rest[: part.kept]
         return Product(parts)
 
@@ -105,19 +107,19 @@ class Product(Emission):
         return torch.stack([part.log_prior().cpu() for part, _ in self.parts]).sum()
 
     def free(self) -> tuple[Tensor, ...]:
-        return tuple(own for part, _ in self.parts for own in part.free())
+        return tuple(tensor for part, _ in self.parts for tensor in part.free())
 
     def at(self, free: Sequence[Tensor]) -> "Product":
         rest = iter(free)
-        return Product([(p.at([next(rest) for _ in p.free()]), own) for p, own in self.parts])
+        return Product([(p.at([next(rest) for _ in p.free()]), cols) for p, cols in self.parts])
 
     def estimates(self) -> tuple[Tensor, ...]:
         """The estimates of the parts, concatenated."""
-        return tuple(own for part, _ in self.parts for own in part.estimates())
+        return tuple(tensor for part, _ in self.parts for tensor in part.estimates())
 
     def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
         drawn = torch.cat([part.sample(states, generator) for part, _ in self.parts], 1)
-        order = torch.tensor([column for _, own in self.parts for column in own])
+        order = torch.tensor([column for _, cols in self.parts for column in cols])
         return drawn[:, order.argsort().to(drawn.device)]
 
 
@@ -176,10 +178,10 @@ class Mixture(Emission):
         self, blank: Any, observed: Tensor, weights: Tensor, generator: torch.Generator
     ) -> "Mixture":
         """Components from clusters of the rows whose greatest weight is in the state."""
-        own, count = weights.argmax(1), self.components
+        likeliest, count = weights.argmax(1), self.components
         inner = weights.new_full((*weights.shape, count), 1 / count)
         for state in range(weights.shape[1]):
-            rows = (own == state).nonzero().flatten()
+            rows = (likeliest == state).nonzero().flatten()
             if len(rows) > count and not bool(observed[rows].isnan().all()):
                 inner[rows, state] = self.emission.responsible(observed[rows], count, generator)
         shares = weights.unsqueeze(2) * inner
@@ -217,8 +219,8 @@ class Mixture(Emission):
         return replace(self, emission=emission, log_weights=(counts / totals).log())
 
     def log_prior(self) -> Tensor:
-        own = Probabilities(table_of(self.log_weights), prior=self.prior).log_prior()
-        return own.cpu() + self.emission.log_prior().cpu()
+        weights = Probabilities(table_of(self.log_weights), prior=self.prior).log_prior()
+        return weights.cpu() + self.emission.log_prior().cpu()
 
     def free(self) -> tuple[Tensor, ...]:
         """Numbers for the weights, and those of the emission."""

@@ -66,10 +66,10 @@ class Density(Emission):
 
     @property
     def size(self) -> int:
-        own = zip(self._maps.values(), self.free(), strict=True)
+        pairs = zip(self._maps.values(), self.free(), strict=True)
         # Other maps than bijections are of triangles, and ignore what is above these.
         return sum(
-            p.numel() if to.bijective else int(p.new_ones(p.shape).tril().sum()) for to, p in own
+            p.numel() if to.bijective else int(p.new_ones(p.shape).tril().sum()) for to, p in pairs
         )
 
     @property
@@ -85,19 +85,19 @@ class Density(Emission):
         for name, table in tables.items():
             dims = limits[name].event_dim
             try:
-                own = table.expand(*lead, *table.shape[table.ndim - dims :])
+                expanded = table.expand(*lead, *table.shape[table.ndim - dims :])
             except RuntimeError:
                 raise ModelError(
                     f"Density's {name} broadcasts to {lead}, by states and columns, with {dims} "
                     f"dims of its own; got {tuple(table.shape)}."
                 ) from None
-            tables[name] = own.to(observed).clone()
+            tables[name] = expanded.to(observed).clone()
         return replace(self, parameters=tables, states=states)
 
     def log_prob(self, observed: Tensor) -> Tensor:
-        own = self.family(**self.parameters, validate_args=False)
+        law = self.family(**self.parameters, validate_args=False)
         seen = ~observed.isnan()
-        vectors = bool(own.event_shape)
+        vectors = bool(law.event_shape)
         if vectors and bool((seen.any(1) & ~seen.all(1)).any()):
             raise EvidenceError(
                 "Density of vectors needs rows that are seen or missing as a whole; "
@@ -105,8 +105,8 @@ class Density(Emission):
             )
         # Any value in the support.
         known = observed[seen.all(1)][:1]
-        filled = torch.where(seen, observed, known if len(known) else own.mean.detach()[:1])
-        values = own.log_prob(filled.unsqueeze(1))
+        filled = torch.where(seen, observed, known if len(known) else law.mean.detach()[:1])
+        values = law.log_prob(filled.unsqueeze(1))
         return (
             torch.where(seen[:, :1], values, 0.0)
             if vectors
@@ -132,8 +132,8 @@ class Density(Emission):
         check_mass(self, weights.sum(0), "other starting parameters")
         total = weights.sum()
 
-        def gain(own: "Density") -> Tensor:
-            values = own.log_prob(observed)
+        def gain(density: "Density") -> Tensor:
+            values = density.log_prob(observed)
             return torch.where(weights > 0, weights * values, 0.0).sum() / total
 
         return self.climbed(gain)
@@ -161,12 +161,12 @@ class Density(Emission):
 
     def at(self, free: Sequence[Tensor]) -> "Density":
         maps = self._maps.items()
-        tables = {name: to(own) for (name, to), own in zip(maps, free, strict=True)}
+        tables = {name: to(value) for (name, to), value in zip(maps, free, strict=True)}
         return replace(self, parameters={**self.parameters, **tables})
 
     def estimates(self) -> tuple[Tensor, ...]:
         """The parameters that are not fixed, in their order."""
-        return tuple(own for name, own in self.parameters.items() if name not in self.fixed)
+        return tuple(table for name, table in self.parameters.items() if name not in self.fixed)
 
     def climbed(self, gain: Callable[["Density"], Tensor]) -> "Density":
         """The best point that L-BFGS visits from here, by a differentiable gain."""

@@ -175,7 +175,7 @@ class EM:
             begin = Fit(dict(self.parameters), (), 0.0, Status())
             if number:
                 assert generator is not None
-                drawn = {name: own.drawn(generator) for name, own in self.parameters.items()}
+                drawn = {name: p.drawn(generator) for name, p in self.parameters.items()}
                 begin = replace(begin, parameters=drawn)
             elif start is not None:
                 begin = start
@@ -239,22 +239,22 @@ class EM:
         total = weight = 0.0
         exact, summed = True, Statistics()
         share = batches.weight() if update is not None else 1.0
-        for places, rows, own in batches:
+        for places, rows, masses in batches:
             values = {name: p.value(rows).detach() for name, p in parameters.items()}
             leaves = [value.requires_grad_() for value in values.values()]
             with torch.enable_grad():
                 log_z, sure = self.log_likelihoods(values, places, rows, generator)
-                if own is not None and log_z.shape != own.shape:
+                if masses is not None and log_z.shape != masses.shape:
                     raise ModelError(
                         f"Weights need a log Z for each of the {len(places)} rows; the model's has "
                         f"shape {tuple(log_z.shape)}."
                     )
-                likelihood = (log_z if own is None else log_z * own.to(log_z)).sum()
+                likelihood = (log_z if masses is None else log_z * masses.to(log_z)).sum()
                 gradients = torch.autograd.grad(
                     likelihood, leaves, allow_unused=True, materialize_grads=True
                 )
             total += float(likelihood.detach())
-            mass = float(len(places)) if own is None else float(own.sum())
+            mass = float(len(places)) if masses is None else float(masses.sum())
             weight, exact = weight + mass, exact and sure
             for (name, parameter), counts in zip(parameters.items(), gradients, strict=True):
                 part = parameter.statistics(rows, counts)

@@ -84,8 +84,8 @@ class Emission(Parameter):
                     f"and columns; got {tuple(given.shape)}."
                 )
             tables[name] = given.to(observed)
-        own: Any = self
-        return replace(own, **tables)
+        emission: Any = self
+        return replace(emission, **tables)
 
     def started(self, states: int, observed: Tensor, generator: torch.Generator) -> Self:
         """The same with tables for so many states, drawn from rows unless they are given.
@@ -110,8 +110,8 @@ class Emission(Parameter):
 
     def free(self) -> tuple[Tensor, ...]:
         """Numbers (n,) that map to the entries of each table; bounds such as a rate of 0 stay."""
-        own = zip(self.tables, self.maps, strict=True)
-        flat = [back(table_of(getattr(self, name)).detach()) for name, (_, back) in own]
+        pairs = zip(self.tables, self.maps, strict=True)
+        flat = [back(table_of(getattr(self, name)).detach()) for name, (_, back) in pairs]
         return tuple(part[part.isfinite()] for part in flat)
 
     def at(self, free: Sequence[Tensor]) -> Self:
@@ -122,13 +122,13 @@ class Emission(Parameter):
             table = to(flat.masked_scatter(moves, part))
             # The gradient of the logarithm of a bound would be NaN.
             tables[name] = torch.where(moves, table, table.detach())
-        own: Any = self
-        return replace(own, **tables)
+        emission: Any = self
+        return replace(emission, **tables)
 
     def estimates(self) -> tuple[Tensor, ...]:
         """The tables, in the order of `tables`; probabilities instead of their logarithms."""
         tables = ((name, table_of(getattr(self, name))) for name in self.tables)
-        return tuple(own.exp() if name.startswith("log_") else own for name, own in tables)
+        return tuple(table.exp() if name.startswith("log_") else table for name, table in tables)
 
     def value(self, rows: PaddedBatch) -> Tensor:
         observed = rows["observed"]

@@ -97,10 +97,12 @@ class Families:
                     f"Variable {name!r} has no column and no states; if it is hidden, give "
                     f"states={{{name!r}: 2}}."
                 )
-        scopes = {x: (*map(variables.__getitem__, own), variables[x]) for x, own in parents.items()}
+        scopes = {
+            x: (*map(variables.__getitem__, above), variables[x]) for x, above in parents.items()
+        }
         noisy = frozenset(noisy)
-        own = [x for x in nodes if x not in noisy] if graph is not None else []
-        tables = {x: graph.cpt(x).detach() for x in own} if graph is not None else {}
+        tabled = [x for x in nodes if x not in noisy] if graph is not None else []
+        tables = {x: graph.cpt(x).detach() for x in tabled} if graph is not None else {}
         return Families(scopes, Domain.of(variables.values()), tables, noisy)
 
     def sizes(self, name: str) -> tuple[int, ...]:
@@ -129,14 +131,14 @@ class Families:
         if table is None:
             uniform = torch.full(sizes, 1 / sizes[-1], dtype=torch.float64).log()
             counts = self.counted(rows, name)
-            own = kind(uniform, prior=prior)
+            parameter = kind(uniform, prior=prior)
             if not bool((counts > 0).any()):
-                return own.drawn(generator)
+                return parameter.drawn(generator)
             return (
-                own
+                parameter
                 if noisy
                 else replace(
-                    own, log_values=Probabilities(uniform).maximised((counts + 1,)).log_values
+                    parameter, log_values=Probabilities(uniform).maximised((counts + 1,)).log_values
                 )
             )
         table = as_values(f"The table of {name!r}", table).double()

@@ -185,12 +185,12 @@ class Gaussian(Emission):
             # Conditional means and covariances of missing entries.
             gain = self._table[:, :, seen] @ torch.linalg.inv(self._table[:, seen][:, :, seen])
             for part in _parts(places, means):
-                own = weights[places[part]].mT.unsqueeze(1)
+                weight = weights[places[part]].mT.unsqueeze(1)
                 apart = observed[places[part]][:, seen] - means[:, None, seen]
                 apart = apart @ gain.mT if some else apart
-                mass = mass + own.sum((1, 2))
-                first = first + (own @ apart).squeeze(1)
-                second = second + (apart.mT * own) @ apart
+                mass = mass + weight.sum((1, 2))
+                first = first + (weight @ apart).squeeze(1)
+                second = second + (apart.mT * weight) @ apart
             if some:
                 rest = self._table - gain @ self._table[:, seen]
                 second = second + weights[places].sum(0)[:, None, None] * rest
@@ -310,7 +310,7 @@ class Gaussian(Emission):
         apart = torch.where(seen, apart, 0.0)
         squares = [apart.square()]
         if not self._diagonal:
-            squares = [apart[place:] * own for place, own in enumerate(apart)]
+            squares = [apart[place:] * coordinate for place, coordinate in enumerate(apart)]
         return torch.cat([seen.to(apart), apart, *squares])
 
 

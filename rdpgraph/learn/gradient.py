@@ -47,8 +47,8 @@ def fit_by_gradient(
     parameters = dict(em.parameters if start is None else start.parameters)
     history = list(start.history[:-1]) if start is not None else []
     free = {
-        name: [part.detach().clone().requires_grad_() for part in own.free()]
-        for name, own in parameters.items()
+        name: [part.detach().clone().requires_grad_() for part in p.free()]
+        for name, p in parameters.items()
     }
     leaves = [part for parts in free.values() for part in parts]
     steps = (optimizer or _LBFGS)(leaves)
@@ -58,14 +58,14 @@ def fit_by_gradient(
     def objective(*, back: bool) -> tuple[float, float]:
         nonlocal exact
         made, total = _at(parameters, free), 0.0
-        for places, rows, own in batches:
+        for places, rows, weight in batches:
             log_z, sure = _log_likelihoods(em, made, places, rows)
-            likelihood = (log_z if own is None else log_z * own).sum()
+            likelihood = (log_z if weight is None else log_z * weight).sum()
             total, exact = total + float(likelihood.detach()), exact and sure
             if back:
                 (-likelihood / mass).backward()
                 made = _at(parameters, free)
-        prior = sum((own.log_prior() for own in made.values()), torch.zeros(()))
+        prior = sum((p.log_prior() for p in made.values()), torch.zeros(()))
         if back and prior.requires_grad:
             (-prior / mass).backward()
         return total + float(prior.detach()), total
@@ -114,16 +114,18 @@ def standard_errors(
         ModelError: the fit is at no maximum.
         UnsupportedError: a parameter without tensors that gradients may change.
     """
-    parts = {name: own.free() for name, own in fit.parameters.items()}
-    flat = torch.cat([part.detach().double().reshape(-1) for own in parts.values() for part in own])
+    parts = {name: p.free() for name, p in fit.parameters.items()}
+    flat = torch.cat(
+        [part.detach().double().reshape(-1) for leaf in parts.values() for part in leaf]
+    )
     point = flat.requires_grad_()
 
     def made(point: Tensor) -> dict[str, Parameter]:
-        sizes = [part.numel() for own in parts.values() for part in own]
+        sizes = [part.numel() for leaf in parts.values() for part in leaf]
         pieces = iter(point.split(sizes))
         free = {
-            name: [next(pieces).reshape(part.shape).to(part.dtype) for part in own]
-            for name, own in parts.items()
+            name: [next(pieces).reshape(part.shape).to(part.dtype) for part in leaf]
+            for name, leaf in parts.items()
         }
         return _at(fit.parameters, free)
 
@@ -137,9 +139,9 @@ def standard_errors(
 
     information = torch.zeros(len(point), len(point), dtype=torch.float64)
     with torch.enable_grad():
-        for places, rows, own in Batches.of(data, weights, em.batch_size):
+        for places, rows, weight in Batches.of(data, weights, em.batch_size):
             log_z, _ = _log_likelihoods(em, made(point), places, rows)
-            mass = torch.ones_like(log_z) if own is None else own.to(log_z)
+            mass = torch.ones_like(log_z) if weight is None else weight.to(log_z)
             if scores:
                 gradients = rows_of(log_z)
                 information += gradients.T @ (mass.reshape(-1, 1) * gradients)
@@ -147,7 +149,7 @@ def standard_errors(
                 total = (mass * log_z).sum()
                 information -= rows_of(torch.autograd.grad(total, point, create_graph=True)[0])
         if not scores:
-            prior = sum((own.log_prior() for own in made(point).values()), torch.zeros(()))
+            prior = sum((p.log_prior() for p in made(point).values()), torch.zeros(()))
             if prior.requires_grad:
                 slope = torch.autograd.grad(prior, point, create_graph=True)[0]
                 information -= rows_of(slope) if slope.requires_grad else 0.0
@@ -161,9 +163,9 @@ def standard_errors(
         null = values <= slack
         inverse = torch.where(null, 0.0, 1.0 / torch.where(null, 1.0, values))
         result: dict[str, tuple[Tensor, ...]] = {}
-        for name, own in made(point).items():
+        for name, parameter in made(point).items():
             errors: list[Tensor] = []
-            for quantity in own.estimates():
+            for quantity in parameter.estimates():
                 along = rows_of(quantity) @ vectors
                 variance = (along.square() * inverse).sum(-1)
                 unknown = along[:, null].square().sum(-1) > _NULL
@@ -176,11 +178,11 @@ def standard_errors(
 def _at(
     parameters: Mapping[str, Parameter], free: Mapping[str, Sequence[Tensor]]
 ) -> dict[str, Parameter]:
-    return {name: own.at(free[name]) for name, own in parameters.items()}
+    return {name: p.at(free[name]) for name, p in parameters.items()}
 
 
 def _log_likelihoods(
     em: EM, made: Mapping[str, Parameter], places: Tensor, rows: Rows
 ) -> tuple[Tensor, bool]:
-    values = {name: own.value(rows) for name, own in made.items()}
+    values = {name: p.value(rows) for name, p in made.items()}
     return em.log_likelihoods(values, places, rows)

@@ -213,7 +213,7 @@ class HiddenStates(Arguments, ABC):
     @property
     def _size(self) -> int:
         """The number of free parameters."""
-        return sum(own.size for own in self._fitted().values())
+        return sum(p.size for p in self._fitted().values())
 
     def _fitted(self) -> dict[str, Parameter]:
         """The fitted parameters, or those given, if all are."""
@@ -237,7 +237,7 @@ class HiddenStates(Arguments, ABC):
         return sequences
 
     def _of(self, rows: PaddedBatch) -> Any:
-        values = {name: own.value(rows) for name, own in self._fitted().items()}
+        values = {name: p.value(rows) for name, p in self._fitted().items()}
         return self._model(values, rows)
 
     def _each(self, X: Any, lengths: Any, ask: Callable[[Any], Tensor]) -> list[Tensor]:
@@ -258,7 +258,7 @@ class HiddenStates(Arguments, ABC):
     ) -> None:
         """Raise `ImpossibleEvidenceError` with the number of a sequence of probability zero."""
         for rows, numbers in batches:
-            values = {name: own.value(rows) for name, own in parameters.items()}
+            values = {name: p.value(rows) for name, p in parameters.items()}
             dead = (self._model(values, rows).log_partition() == -math.inf).nonzero().flatten()
             if len(dead):
                 raise ImpossibleEvidenceError(
@@ -293,8 +293,8 @@ class HiddenStates(Arguments, ABC):
                 f"transition over its states; got rank {rank!r:.80}."
             )
         for name, table in zip(("into", "out"), begun, strict=True):
-            own = Probabilities(table.to(like.device).double(), prior=prior)
-            tables[name] = own if generator is None else own.drawn(generator)
+            parameter = Probabilities(table.to(like.device).double(), prior=prior)
+            tables[name] = parameter if generator is None else parameter.drawn(generator)
         return tables
 
     def _start_table(
@@ -312,8 +312,8 @@ class HiddenStates(Arguments, ABC):
                 f"{tuple(table.shape)}."
             )
         prior = prior.to(table) if isinstance(prior, Tensor) else prior
-        own = Probabilities(table, over=over, prior=prior)
-        return own if generator is None else own.drawn(generator)
+        parameter = Probabilities(table, over=over, prior=prior)
+        return parameter if generator is None else parameter.drawn(generator)
 
 
 def transition_of(values: Values) -> Tensor | LowRank:
@@ -352,10 +352,10 @@ def held_out(
     for count in states:
         total = 0.0
         for fold in range(folds):
-            own = copy.copy(model).set_params(states=count)
+            candidate = copy.copy(model).set_params(states=count)
             out = set(order[fold::folds])
             kept = [each for number, each in enumerate(sequences) if number not in out]
-            own.fit(kept, generator=generator)
-            total += own.score([sequences[number] for number in sorted(out)])
+            candidate.fit(kept, generator=generator)
+            total += candidate.score([sequences[number] for number in sorted(out)])
         result[count] = total / sum(map(len, sequences))
     return result

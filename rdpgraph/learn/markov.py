@@ -116,8 +116,8 @@ class HSMM(HiddenStates):
     @property
     def _complete(self) -> bool:
         given = self.durations
-        own = given.density.given if isinstance(given, Durations) else not is_whole(given)
-        return self.transition is not None and own
+        known = given.density.given if isinstance(given, Durations) else not is_whole(given)
+        return self.transition is not None and known
 
     @property
     def _longest(self) -> int:

@@ -127,13 +127,13 @@ class BayesianNetwork(Arguments):
         try:
             self.fit_: Fit = em.fit(batches, masses, generator=generator)
         except ImpossibleEvidenceError:
-            graph = families.graph({name: own.value(None) for name, own in parameters.items()})
+            graph = families.graph({name: p.value(None) for name, p in parameters.items()})
             for part, values in self._answers(data, self._log_partition, graph):
                 _refuse_dead(part, values == -math.inf)
             raise
-        tables = {name: own.value(None) for name, own in self.fit_.parameters.items()}
+        tables = {name: p.value(None) for name, p in self.fit_.parameters.items()}
         self.graph_: FactorGraph = families.graph(tables)
-        self.free_parameters_: int = sum(own.size for own in parameters.values())
+        self.free_parameters_: int = sum(p.size for p in parameters.values())
         self.feature_names_in_ = np.array(list(columns(data)), object)
         self.n_features_in_ = len(self.feature_names_in_)
         return self
@@ -260,7 +260,7 @@ class BayesianNetwork(Arguments):
         batches, masses = families.batches(rows, self.batch_size or _BATCH)
         em = EM(families.model, self.fit_.parameters, scheduler=self.scheduler)
         errors = standard_errors(em, self.fit_, batches, masses)
-        return {name: own for name, (own,) in errors.items()}
+        return {name: error for name, (error,) in errors.items()}
 
     def aic(self, data: Any) -> float:
         """The criterion of Akaike: less is better."""

@@ -48,7 +48,7 @@ class Parameter(ABC):
     @property
     def size(self) -> int:
         """The number of free parameters, which `aic` and `bic` count; default: all of `free`."""
-        return sum(own.numel() for own in self.free())
+        return sum(tensor.numel() for tensor in self.free())
 
     def log_prior(self) -> Tensor:
         """() the log-density of the prior here, up to a constant (nats); differentiable."""
@@ -223,8 +223,8 @@ class Probabilities(Parameter):
         for dim in self._dims[1:]:
             some = some.any(dim, keepdim=True)
         sums = torch.where(some, sums, 0.0).logsumexp(self._dims, keepdim=True)
-        own = scores - sums + self._left(moves).log()
-        return self._replaced(torch.where(moves, own, self.log_values.detach()))
+        logs = scores - sums + self._left(moves).log()
+        return self._replaced(torch.where(moves, logs, self.log_values.detach()))
 
     def estimates(self) -> tuple[Tensor, ...]:
         """The table of probabilities."""
@@ -253,10 +253,10 @@ class NoisyMax(Probabilities):
         """The log-table (*parents, states)."""
         parts = self.log_values.exp().split([1, *(size - 1 for size in self.sizes)])
         table = parts[0][0]
-        for own in parts[1:]:
-            own = torch.cat([torch.eye(1, own.shape[1]).to(own), own])
+        for share in parts[1:]:
+            share = torch.cat([torch.eye(1, share.shape[1]).to(share), share])
             below = pad(table.cumsum(-1)[..., :-1], (1, 0)).unsqueeze(-2)
-            table = table.unsqueeze(-2) * own.cumsum(-1) + below * own
+            table = table.unsqueeze(-2) * share.cumsum(-1) + below * share
         return safe_log(table)
 
     def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:

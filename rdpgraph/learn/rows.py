@@ -78,8 +78,8 @@ def distinct_rows(data: Any, domain: Domain, weights: Any = None) -> Distinct:
     for part in read_rows(data, domain):
         size = len(part.inverse)
         if given is not None:
-            own = np.bincount(part.inverse, given[begin : begin + size], len(part.weights))
-            part = Distinct(part.states, torch.from_numpy(own), part.first, part.inverse)
+            counted = np.bincount(part.inverse, given[begin : begin + size], len(part.weights))
+            part = Distinct(part.states, torch.from_numpy(counted), part.first, part.inverse)
         parts.append(part)
         begin += size
     if not parts:

@@ -55,7 +55,7 @@ def load(folder: PathLike, *, classes: Iterable[type] = ()) -> Any:
         OSError: no such files.
         UnsupportedError: safetensors is not installed.
     """
-    known, path = {own.__name__: own for own in classes}, Path(folder, _CONFIG)
+    known, path = {each.__name__: each for each in classes}, Path(folder, _CONFIG)
     tensors, _ = read_tensors(Path(folder, _TENSORS), "the tensors of a model that was saved")
     try:
         return _read(json.loads(path.read_bytes()), tensors, known)
@@ -79,7 +79,7 @@ def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
         tensors[str(len(tensors))] = torch.as_tensor(value)
         return ["tensor", str(len(tensors) - 1)]
     if isinstance(value, FactorGraph):
-        tables = [([v.name for v in own], table) for own, table in factor_tables(value)]
+        tables = [([v.name for v in scope], table) for scope, table in factor_tables(value)]
         return parts("graph", [{v.name: v.states for v in all_variables(value)}, tables])
     if hasattr(value, "is_directed"):
         return parts("digraph", edges_of(value))
@@ -89,9 +89,11 @@ def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
         of = (room for room in _ROOMS if getattr(import_module(room), value.__name__, 0) is value)
         return ["class", next(of, ""), value.__name__]
     if is_dataclass(value):
-        held = [own.name for own in fields(value) if own.init and own.name != "progress"]
-        own = [name for name in vars(value) if name.endswith("_") and isinstance(value, Arguments)]
-        each = ({name: getattr(value, name) for name in names} for names in (held, own))
+        held = [f.name for f in fields(value) if f.init and f.name != "progress"]
+        found = [
+            name for name in vars(value) if name.endswith("_") and isinstance(value, Arguments)
+        ]
+        each = ({name: getattr(value, name) for name in names} for names in (held, found))
         return parts("object", [type(value), *each])
     if isinstance(value, Iterable):
         return parts("tuple" if isinstance(value, tuple) else "list", value)
@@ -119,10 +121,10 @@ def _read(value: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type]) 
             vars(result).update(parts[2])
             return result
         case "graph":
-            own = {name: Variable(name, states) for name, states in parts[0].items()}
-            tables = (([own[name] for name in names], table) for names, table in parts[1])
+            variables = {name: Variable(name, states) for name, states in parts[0].items()}
+            tables = (([variables[name] for name in names], table) for names, table in parts[1])
             factors = [Factor(scope, Table.from_logs(table)) for scope, table in tables]
-            return FactorGraph(factors, own.values())
+            return FactorGraph(factors, variables.values())
         case "digraph":
             import networkx
 

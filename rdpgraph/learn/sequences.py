@@ -138,9 +138,9 @@ def clusters(observed: Tensor, states: int, generator: torch.Generator) -> Tenso
             [centres, points[torch.multinomial(gaps.cpu(), 1, generator=generator)]]
         )
     for _ in range(_LLOYD):
-        own = one_hot(torch.cdist(points, centres).argmin(1), states).to(points)
-        count = own.sum(0).unsqueeze(1)
-        centres = torch.where(count > 0, own.mT @ points / count.clamp(min=1.0), centres)
+        assigned = one_hot(torch.cdist(points, centres).argmin(1), states).to(points)
+        count = assigned.sum(0).unsqueeze(1)
+        centres = torch.where(count > 0, assigned.mT @ points / count.clamp(min=1.0), centres)
     nearest = torch.cdist(((observed - means) / scale).nan_to_num(0.0), centres).argmin(1)
     hard = one_hot(nearest, states).to(observed)
     return (1 - _SOFT) * hard + _SOFT / states

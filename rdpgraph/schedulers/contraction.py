@@ -313,9 +313,9 @@ class RankSums(SummedOut):
 
     def status(self) -> Status:
         """Status of the sums; not exact once another answer was approximate."""
-        own, plain = self.inner.status(), self.__dict__.get("_plain")
+        status, plain = self.inner.status(), self.__dict__.get("_plain")
         sure = isinstance(plain, ExactFirst) and "_other" not in plain.__dict__
-        if plain is None or sure or not own.exact:
-            return own
+        if plain is None or sure or not status.exact:
+            return status
         remedy = "sums are exact; modes, the entropy and joints of low-rank factors are not"
-        return replace(own, exact=False, remedy=remedy)
+        return replace(status, exact=False, remedy=remedy)

@@ -66,7 +66,7 @@ class RowsSolution(Delegate):
         """Status of the sums; not exact once another answer was approximate."""
         if not self._fit:
             return self._general.status()
-        others = (own for key, own in self.__dict__.items() if key.startswith("_general "))
+        others = (value for key, value in self.__dict__.items() if key.startswith("_general "))
         if all(other.status().exact for other in others):
             return Status()
         return Status(exact=False, remedy="sums are exact; modes and maxima are not")

@@ -205,19 +205,19 @@ def crf_unary(
     emissions = taken("Chain.crf's emissions", emissions)
     if emissions.dtype not in FLOATING:
         checked_unary(emissions)
-    own = None
+    sizes = None
     if lengths is not None and emissions.ndim > 1:
-        own = checked_lengths(lengths, emissions)
-        emissions = masked(emissions, own)
+        sizes = checked_lengths(lengths, emissions)
+        emissions = masked(emissions, sizes)
     if start is None and end is None:
-        return emissions, own
+        return emissions, sizes
     checked_steps(emissions)
     start = start if start is None else taken("Chain.crf's start", start)
     end = end if end is None else taken("Chain.crf's end", end)
     for name, values in (("start", start), ("end", end)):
         if values is not None:
             checked_ends(name, values, emissions)
-    return with_ends(emissions, start, end, own), own
+    return with_ends(emissions, start, end, sizes), sizes
 
 
 def with_ends(
@@ -259,8 +259,8 @@ def checked_symbols(
         raise EvidenceError(f"{owner} needs observations of shape (*batch, T); got a number.")
     seen = observations.to(device=emission.device, dtype=torch.long)
     if lengths is not None:
-        own = checked_lengths(lengths, seen.unsqueeze(-1))
-        seen = torch.where(inside(own, seen.shape[-1]), seen, MISSING)
+        sizes = checked_lengths(lengths, seen.unsqueeze(-1))
+        seen = torch.where(inside(sizes, seen.shape[-1]), seen, MISSING)
     symbols = emission.shape[1]
     wrong = seen[(seen < MISSING) | (seen >= symbols)]
     if len(wrong):

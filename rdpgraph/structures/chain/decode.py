@@ -192,9 +192,9 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
         return best.masked_fill((lengths == number + 1).unsqueeze(1), 0.0)
 
     with torch.no_grad():
-        for own, number in zip(values[:-1], numbers, strict=True):
-            known = steps.best((parts[-1] + own).unsqueeze(2))
-            sums = () if known else _sums(parts[-1] + own, steps, number)
+        for score, number in zip(values[:-1], numbers, strict=True):
+            known = steps.best((parts[-1] + score).unsqueeze(2))
+            sums = () if known else _sums(parts[-1] + score, steps, number)
             if known or watched:
                 pairs = [block.max(0) for block in sums]
                 best = known[0].squeeze(2) if known else _concatenated([each for each, _ in pairs])

@@ -56,10 +56,10 @@ def backward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> 
     """
     if not unary.shape[1]:
         return unary
-    steps, own = as_steps(transition).turned(), masked(unary, lengths).unbind(1)
-    messages = [torch.zeros_like(own[0])]
-    for step in range(len(own) - 2, -1, -1):
-        passed = steps.advance(step, messages[-1] + own[step + 1])
+    steps, scores = as_steps(transition).turned(), masked(unary, lengths).unbind(1)
+    messages = [torch.zeros_like(scores[0])]
+    for step in range(len(scores) - 2, -1, -1):
+        passed = steps.advance(step, messages[-1] + scores[step + 1])
         passed = torch.where((step + 1 < lengths).unsqueeze(1), passed, 0.0)
         messages.append(passed - finite(passed.detach().amax(1, keepdim=True)))
     return _within(lengths, messages[::-1])
@@ -68,8 +68,8 @@ def backward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> 
 def _swept(unary: Tensor, steps: Steps) -> Iterator[tuple[Tensor, Tensor]]:
     """Log alpha of each step, its maximum 0, and the shift, (B, 1)."""
     state = unary
-    for step, own in enumerate(unary.unbind(1)):  # the gradient of a slice is as large as unary
-        state = steps.advance(step - 1, state) + own if step else own
+    for step, score in enumerate(unary.unbind(1)):  # the gradient of a slice is as large as unary
+        state = steps.advance(step - 1, state) + score if step else score
         top = finite(state.detach().amax(1, keepdim=True))
         state = state - top
         yield state, top

@@ -195,8 +195,8 @@ class ChainMasks(LabelMasks):
 
     def _runs(self, free: Tensor, kept: Tensor, state: Tensor) -> Runs:
         item, step = free.nonzero().T
-        size = (own := kept[item, step]).sum(1)
-        (row, slot), label = each(size), own.nonzero()[:, 1]
+        size = (allowed := kept[item, step]).sum(1)
+        (row, slot), label = each(size), allowed.nonzero()[:, 1]
         most = max(int(size.max()), 1) if len(size) else 1
         states = label.new_zeros(len(size), most).index_put_((row, slot), label)
         logs = states.new_full(states.shape, -math.inf, dtype=torch.float64)

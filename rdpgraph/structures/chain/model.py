@@ -163,8 +163,8 @@ class Chain(Structure):
 
         Source: Lafferty, McCallum and Pereira 2001, "Conditional random fields".
         """
-        unary, own = crf_unary(emissions, start, end, lengths)
-        return cls(unary, transition, lengths=own)
+        unary, sizes = crf_unary(emissions, start, end, lengths)
+        return cls(unary, transition, lengths=sizes)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -233,10 +233,10 @@ class Chain(Structure):
         if moments.alike(given, compared):
             require_alike((self.unary, given.lengths), (other.unary, compared.lengths))
             return self._shaped(moments.by_counts(given, compared))
-        own, theirs = self._parts(), other._parts()
-        require_alike((self.unary, own.lengths), (other.unary, theirs.lengths))
-        unary, transition = theirs.unary.to(own.unary), theirs.transition.to(own.unary)
-        values = moments.cross_entropy(own, ChainTensors(unary, transition, own.lengths))
+        parts, theirs = self._parts(), other._parts()
+        require_alike((self.unary, parts.lengths), (other.unary, theirs.lengths))
+        unary, transition = theirs.unary.to(parts.unary), theirs.transition.to(parts.unary)
+        values = moments.cross_entropy(parts, ChainTensors(unary, transition, parts.lengths))
         return self._shaped(values)
 
     def kl_divergence(self, other: "Chain") -> Tensor:

@@ -84,8 +84,8 @@ def by_counts(
             steps = OperatorSteps(kind.replaced(tensors))
             return logs.log_partition(unary, steps, length)
 
-        own = [part.double() for part in (parts.unary[row], *kind.tensors)]
-        total, counts = expectations(log_z, own, tracked=True)
+        leaves = [part.double() for part in (parts.unary[row], *kind.tensors)]
+        total, counts = expectations(log_z, leaves, tracked=True)
         scores = [scored[row], *(part.double() for part in theirs.tensors)]
         if other is not parts:
             again = masked(other.unary, other.lengths)[row].double()
@@ -167,9 +167,9 @@ def _counts_one_by_one(unary: Tensor, transition: Tensor, lengths: Tensor) -> tu
     """The gradient of each item's log Z in shared transitions; never in doubt."""
     each = list[Tensor]()
     for row in torch.arange(len(unary), device=unary.device).split(1):
-        own, table, length = of_items((unary, transition, lengths), row)
+        scores, table, length = of_items((unary, transition, lengths), row)
         _, (gradient,) = expectations(
-            partial(recursion.log_partition, own, lengths=length), [table], tracked=True
+            partial(recursion.log_partition, scores, lengths=length), [table], tracked=True
         )
         each.append(gradient if gradient.ndim == 2 else gradient.sum((0, 1)))
     return torch.stack(each), torch.zeros_like(lengths, dtype=torch.bool)
@@ -187,8 +187,8 @@ def _log_ratios(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
     best = forward[:, 1:].argmax(-1, keepdim=True)
     columns = as_steps(link).columns(best.squeeze(2)[None], first=0)[0]
     arriving = soft_sum(forward[:, :-1] + columns, 2)
-    own = unary[:, 1:].gather(2, best) - forward[:, 1:].gather(2, best)
-    return torch.cat([first, arriving + own.squeeze(2)], 1)
+    reached = unary[:, 1:].gather(2, best) - forward[:, 1:].gather(2, best)
+    return torch.cat([first, arriving + reached.squeeze(2)], 1)
 
 
 def _pair_means(
@@ -206,9 +206,9 @@ def _pair_means(
         width = tuning.per_block(states, tuning.LARGE_BLOCK)
 
     def means(here: slice) -> Tensor:
-        own = _into(link, here)
-        theirs = finite(own.detach() if other is None else other.mT[..., here, :])
-        matrix, known = LogMatrix.of(own), None if sums is None else sums[..., here]
+        columns = _into(link, here)
+        theirs = finite(columns.detach() if other is None else other.mT[..., here, :])
+        matrix, known = LogMatrix.of(columns), None if sums is None else sums[..., here]
         scores = theirs, matrix.weights * theirs
         if scores[1].ndim == 2:
             each = matrix.means(before, None, scores, sums=known)
@@ -221,8 +221,8 @@ def _pair_means(
     for start in range(0, states, width):
         here = slice(start, start + width)
         again = width < states and torch.is_grad_enabled()
-        own: Tensor = checkpoint(means, here, use_reentrant=False) if again else means(here)  # pyright: ignore
-        total = total + own
+        part: Tensor = checkpoint(means, here, use_reentrant=False) if again else means(here)  # pyright: ignore
+        total = total + part
     return total
 
 

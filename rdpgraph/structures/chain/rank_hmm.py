@@ -113,7 +113,7 @@ class LowRankHMM:
 
     def log_score(self, observations: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(*batch,) log of the summed values; a log-probability if rows are probabilities."""
-        flat, own = self._checked(observations, lengths)
+        flat, sizes = self._checked(observations, lengths)
         batch, total = flat.shape
         shape = observations.shape[:-1]
         if not batch or not total:
@@ -125,17 +125,17 @@ class LowRankHMM:
         if not quick:
             return self.chain(observations, lengths).log_partition()
         seen = torch.where(flat < 0, self.symbols, flat)
-        return self._matrices.log_score(seen, own).reshape(shape)
+        return self._matrices.log_score(seen, sizes).reshape(shape)
 
     def chain(self, observations: Tensor, lengths: Tensor | None = None) -> Chain:
         """The hidden states given the symbols; its log Z is `log_score`. (*batch, T, N) memory."""
-        flat, own = self._checked(observations, lengths)
+        flat, sizes = self._checked(observations, lengths)
         rows = shown(self.emission, flat.clamp(min=0))
         unary = torch.where((flat >= 0).unsqueeze(-1), rows, self._any)
         unary = with_ends(unary, self.start, None, None)
         batch = observations.shape[:-1]
         unary = unary.reshape(*batch, *unary.shape[1:])
-        return Chain(unary, self.transition, lengths=own.reshape(batch))
+        return Chain(unary, self.transition, lengths=sizes.reshape(batch))
 
     @property
     def _any(self) -> Tensor:
@@ -169,8 +169,8 @@ class LowRankHMM:
         seen = checked_symbols("LowRankHMM", observations, lengths, self.emission)
         if lengths is None:
             lengths = torch.full(seen.shape[:-1], seen.shape[-1], device=seen.device)
-        own = checked_lengths(lengths, seen.unsqueeze(-1)).reshape(-1)
-        return seen.reshape(len(own), seen.shape[-1]), own
+        sizes = checked_lengths(lengths, seen.unsqueeze(-1)).reshape(-1)
+        return seen.reshape(len(sizes), seen.shape[-1]), sizes
 
 
 def _in_blocks(rows: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -251,8 +251,8 @@ def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | N
     ahead = rank[last[0]] < rank[last[1]]
     start = torch.where(ahead, last[0], last[1])
     place = torch.where(ahead, hops[0], hops[1])
-    own = single & (start == variables)
-    row = own.long().cumsum(0) - 1
+    begins = single & (start == variables)
+    row = begins.long().cumsum(0) - 1
     result = torch.full((paths, length), -1, device="cpu")
     result[row[start], place] = variables
     return result

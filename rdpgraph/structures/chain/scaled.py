@@ -120,9 +120,9 @@ class ThinFactors(StepFactors):
         """Ranks (B, T, r) before each step that a prefix of the items reaches, and steps (B, T)."""
         given = self.unary, self.log_left, self.log_right
         possible = [torch.where(part > -math.inf, 0.0, part) for part in given]
-        own = ThinFactors.of(*of_items((*possible, self.lengths), rows))
-        _, scales = swept(own, floor=_LEAST[self.unary.dtype], upward=True)
-        return (own.masses > 0).transpose(0, 1).roll(1, 1), scales.mT > 0
+        chain = ThinFactors.of(*of_items((*possible, self.lengths), rows))
+        _, scales = swept(chain, floor=_LEAST[self.unary.dtype], upward=True)
+        return (chain.masses > 0).transpose(0, 1).roll(1, 1), scales.mT > 0
 
     @cached_property
     def _lefts(self) -> Sequence[Tensor]:
@@ -167,14 +167,14 @@ class _Scaled(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         *sides, lengths = parts
         if floor:
-            own, swept = _certified(factors(unary, *parts), floor)
+            chain, swept = _certified(factors(unary, *parts), floor)
         else:
-            own = factors(unary, *parts) if len(sides) == 1 else ThinFactors.of(unary, *parts)
-            swept = forward(own)
-        kept = own.offset, *sides, *own.made
+            chain = factors(unary, *parts) if len(sides) == 1 else ThinFactors.of(unary, *parts)
+            swept = forward(chain)
+        kept = chain.offset, *sides, *chain.made
         ctx.save_for_backward(unary, lengths, swept.states, swept.scales, *kept)
         ctx.mark_non_differentiable(swept.doubtful)
-        ctx.floor, ctx.kind, ctx.sides = floor, type(own), len(sides)
+        ctx.floor, ctx.kind, ctx.sides = floor, type(chain), len(sides)
         ctx.products = _autocast(unary.device.type) if len(sides) > 1 else nullcontext()
         return swept.values, swept.doubtful
 
@@ -193,12 +193,12 @@ class _Scaled(torch.autograd.Function):
                 return sweeps.unrolled(masked(unary, lengths), steps, lengths, floor)
 
             return None, *regradient(again, (unary, *kept[: ctx.sides]), gradient), None
-        own = ctx.kind(unary, offset, lengths, *kept)
+        chain = ctx.kind(unary, offset, lengths, *kept)
         swept = Forward(states, scales, scales, scales)
         with ctx.products:
-            marginals, ahead = backward(own, swept, gradient)
+            marginals, ahead = backward(chain, swept, gradient)
             needed = any(ctx.needs_input_grad[2:])
-            edges = own.edges(states, ahead) if needed else (None,) * ctx.sides
+            edges = chain.edges(states, ahead) if needed else (None,) * ctx.sides
         return None, marginals, *edges, None
 
 
