@@ -104,7 +104,7 @@ class CosetDecoder:
 
 @dataclass(frozen=True, eq=False)
 class WindowDecoder:
-    """Decisions while a memory runs: window after window of checks, with states carried on.
+    """Sliding-window decoding: one window of checks after another, with states carried over.
 
     A window is swept once all checks that its errors flip are known: windows overlap, and decisions
     come a window late, as a rule. The states of largest mass then go on to the next window, so that

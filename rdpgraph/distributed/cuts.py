@@ -74,7 +74,7 @@ def partition(
     """This rank's part of a graph that every rank holds.
 
     A factor goes to the rank of its first variable, and takes its other variables along. The part
-    has copies of its factors' tables: cut again in each step of a training.
+    has copies of its factors' tables: make it again in every step of training.
 
     Args:
         graph: the same on every rank, evidence included.
@@ -217,7 +217,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a sweep that computes and sends by turns."""
+        """Seconds of a sweep in which computing and sending alternate."""
         return self.busy_seconds + self.wire_seconds
 
     @property
@@ -240,8 +240,8 @@ class Forecast:
 def explain(part: GraphPart, mesh: "DeviceMesh | Cluster") -> Forecast:
     """Costs of a sweep over a part of a graph, for each rank: bytes sent, memory, time.
 
-    Nothing is run. Every rank is taken to have a part like this one; a part too large to be
-    declared here: `Cluster.graph`.
+    Nothing is run. Every rank is assumed to have a part like this one; for a part too large to be
+    declared here there is `Cluster.graph`.
 
     Args:
         part: of this rank.

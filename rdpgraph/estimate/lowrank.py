@@ -147,10 +147,10 @@ class LowRankFactors(Estimator):
     unless there is one factor; memory is then O(N r) and not O(F N r). log Z is too low on
     average in the first case.
 
-    Answers are about the model's variables. log Z, marginals and samples cost what is said
-    above. A maximum over states is none over ranks, and the log of a sum over ranks no sum: modes,
-    max-marginals, the entropy and the joints of rewritten factors have no such shortcut, and are
-    those of the graph with its `LowRank` factors left whole.
+    Answers are about the model's variables. log Z, marginals and samples cost what is said above.
+    Maxima over states and logarithms do not pass through a sum over ranks: modes, max-marginals,
+    the entropy and the joints of rewritten factors have no such shortcut, and are those of the
+    graph with its `LowRank` factors left whole.
 
     Args:
         features: how many random features for each `Bilinear` factor; needed where there is one.

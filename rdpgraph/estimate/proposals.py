@@ -212,7 +212,7 @@ def broad() -> Proposal:
 class Oracle(Proposal):
     """Marginals of the whole model, for tests and for plots of the least error.
 
-    Costs the inference that an estimator is there to avoid.
+    Costs the exact inference that estimators avoid.
     """
 
     def scores_of(self, setting: Setting) -> Scores:

@@ -198,8 +198,9 @@ class Threshold(Inversion):
 
     The optimal resampling of Fearnhead and Clifford 2003: scores above a threshold are kept with
     weight one, the rest is sampled systematically with log-weights ``-log pi_i``. The number above
-    is found, not set. That is the best for scores near the marginals; scores that are flat where
-    these are not keep nothing for certain, and `TopSystematic` is safer. O(N + K log K) per site.
+    is found, not set. This is optimal for scores near the marginals; if scores are much flatter
+    than the marginals, no state is kept for certain, and `TopSystematic` is safer. O(N + K log K)
+    per site.
 
     Args:
         keep: number of states, or a fraction of them.

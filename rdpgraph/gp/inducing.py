@@ -279,7 +279,7 @@ class Basis:
         states: Sequence[Tensor] | None,
         edges: Sequence[Tensor] | None,
     ) -> Group:
-        """Some of the sequences as a group."""
+        """Group some of the sequences."""
         chosen = [features[place] for place in places]
         device = chosen[0].device
         lengths = torch.tensor([one.rows for one in chosen], device=device)

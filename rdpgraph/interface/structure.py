@@ -206,7 +206,7 @@ class Structure(Opaque, ABC):
     def recognise(cls, graph: FactorGraph) -> "Match | None":
         """The structure that a graph is, or None, the default.
 
-        Called on every graph that is asked about, so it should give up early.
+        Called for every graph, so it should reject others early.
         """
         return None
 

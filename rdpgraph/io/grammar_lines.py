@@ -36,7 +36,7 @@ _RARE = b"\x1c\x1d\x1e\x1f"  # blanks of str.split, not of bytes.split
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """Some rules, in the order of their lines: numbers of lines, weights, names in UTF-8.
+    """Rules in the order of their lines: numbers of lines, weights, names in UTF-8.
 
     ``lexical`` is (M,) True for a rule with a word; ``left`` and ``right`` are those of the other
     rules, and ``words`` of the lexical ones.

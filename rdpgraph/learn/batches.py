@@ -39,7 +39,7 @@ def count_of(rows: Rows) -> int:
 
 
 def rows_at(rows: Rows, places: Tensor | slice) -> Rows:
-    """Some of the rows."""
+    """Select rows."""
     if isinstance(rows, Tensor):
         return rows[places]
     if isinstance(rows, dict):

@@ -20,9 +20,9 @@ from rdpgraph.learn.sequences import PaddedBatch
 class Density(Emission):
     """Any family of `torch.distributions`, its parameters maximised by gradient.
 
-    Families have no sums that say all of their data, so rows and their weights are kept until the
-    maximisation (L-BFGS in unconstrained parameters): memory follows the data. With a family
-    of vectors, such as `MultivariateNormal`, rows are seen or missing as a whole.
+    Most families lack sufficient statistics, so rows and their weights are kept until the
+    maximisation (L-BFGS in unconstrained parameters): memory follows the data. With a family of
+    vectors, such as `MultivariateNormal`, rows are seen or missing as a whole.
 
     Args:
         family: gives a distribution of parameters by name.

@@ -82,8 +82,8 @@ class EM:
         tolerance: the gain of a step, in nats for each row, below which it ends.
         limit: of steps.
         batch_size: rows that are in memory together; None: all.
-        starts: how many; the first one from the parameters given, the others drawn. The best fit
-            is given back.
+        starts: how many; the first one from the parameters given, the others drawn. The best fit is
+            returned.
         stepwise: an exponent in (0.5, 1]: parameters are maximised after every batch, from
             statistics in which the k-th batch weighs k to the minus of it. Liang and Klein 2009,
             "Online EM for unsupervised models", section 4.

@@ -31,7 +31,7 @@ class HMM(HiddenStates):
             stay in both, as those of `left_to_right`. `LowRank`: a fit of a rank goes on.
         start_prior: pseudo-counts of first states.
         transition_prior: pseudo-counts of transitions, one number or a table.
-        sticky: more pseudo-counts, of staying in a state.
+        sticky: additional pseudo-counts for staying in a state.
         rank: transitions go through so many classes, ``p(j | i) = sum_k p(k | i) p(j | k)``; a
             step then costs O(states rank). None: any table.
         starts: fits, of which the best is taken.
@@ -93,7 +93,8 @@ class HSMM(HiddenStates):
         durations: the longest duration D; or (D, states) log-probabilities of 1 to D steps to start
             from, of which -inf stays; or `Durations`, of a family.
         start: as for `HMM`; so are start_prior and transition_prior.
-        transition: as for `HMM`, between segments; None: no state follows itself, but with a rank.
+        transition: as for `HMM`, between segments; None: no state follows itself, unless there is a
+            rank.
         rank: as for `HMM`, between segments.
         duration_prior: pseudo-counts of durations.
         censored: as said above.

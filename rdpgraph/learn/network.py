@@ -32,9 +32,9 @@ _BATCH = 4096
 class BayesianNetwork(Arguments):
     """A Bayesian network that is fitted to data; then ``graph_`` is a `FactorGraph` like any other.
 
-    Its manners are those of scikit-learn: `get_params`, `set_params` and `clone`; what `fit` finds
-    has names with a trailing underscore. Rows without gaps are counted. Others, and variables that
-    have no column, are fitted by `EM`: nothing is thrown away.
+    Its conventions are those of scikit-learn: `get_params`, `set_params` and `clone`; what `fit`
+    finds has names with a trailing underscore. Rows without gaps are counted. Others, and variables
+    that have no column, are fitted by `EM`: no row is discarded.
 
     Args:
         structure: edges as pairs (parent, child) of names; a `networkx.DiGraph`; or a `FactorGraph`
@@ -46,10 +46,10 @@ class BayesianNetwork(Arguments):
             rule), `BDeu`, or for names of variables a number or a table (*parents, states).
         fixed: names of variables whose tables of a given graph stay, or for such names tables of
             probabilities (*parents, states).
-        noisy: names of variables of which each parent causes a state by itself, and the last of
-            these shows: noisy-MAX, which is noisy-OR where there are two states. The first state of
-            a parent is that of its absence; a leak stands for all other causes. What is fitted,
-            and what priors and fixed tables are of, are the causes of `NoisyMax`.
+        noisy: names of variables with a noisy-MAX table, which is noisy-OR where there are two
+            states: each parent causes a state independently, and the last of these is observed. The
+            first state of a parent is its absence; a leak stands for all other causes. Priors
+            and fixed tables are those of the causes, as in `NoisyMax`.
         tolerance: as for `EM`; so are limit, starts and progress.
         limit: of EM's steps.
         starts: of EM; of several the best is taken.
@@ -95,9 +95,9 @@ class BayesianNetwork(Arguments):
 
         Args:
             data: a DataFrame, or a mapping from names to columns; None, NaN and -1 are missing.
-            y: nothing; for pipelines.
+            y: ignored; for pipelines.
             weights: of the rows; None: one each.
-            generator: draws tables next to hidden variables and of further starts; None: of seed 0.
+            generator: draws tables next to hidden variables, and further starts; None: seed 0.
 
         Raises:
             ModelError: a column that is no variable, a hidden variable without states, edges that
@@ -305,7 +305,7 @@ class BayesianNetwork(Arguments):
         return FactorGraph(factors, graph.variables)
 
     def adjustment_set(self, cause: str, effect: str) -> set[str]:
-        """Variables by which the effect of another is adjusted: none of them can be left out.
+        """A minimal set of variables to adjust for in the effect of one variable on another.
 
         Given these, an effect in rows as they are seen is that of `do` (Pearl's back-door
         criterion): their sum, weighted by their probability. Only variables that had a column

@@ -236,7 +236,7 @@ class Probabilities(Parameter):
 
 @dataclass(frozen=True, eq=False)
 class NoisyMax(Probabilities):
-    """A table in which each parent causes a state by itself, and the last one of these shows.
+    """A noisy-MAX table: parents cause states independently, and the last of these is observed.
 
     It is noisy-OR where the variable has two states. A parent in its first state causes the first
     one; a leak is a further cause, always on. What is fitted are the probabilities of the states

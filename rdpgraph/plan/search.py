@@ -37,7 +37,7 @@ MOST_TENSORS = 5_000
 
 
 class HopelessError(BudgetError):
-    """No order is cheap enough, and time is not the reason."""
+    """Every order is too expensive, however long the search."""
 
 
 FEW_VARIABLES = 100

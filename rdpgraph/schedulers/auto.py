@@ -109,7 +109,7 @@ class Auto(Scheduler):
     converge between single factors (`Loopy`); with hard zeros whichever of them has likeliest
     states that violate the fewest factors. Over 50,000 factors with cycles go to `Loopy` alone.
 
-    Log Z is exact where that alone fits. With seconds, that of models whose factors are mostly
+    Log Z is exact where it fits by itself. With seconds, that of models whose factors are mostly
     constraints is counted, as by `Counting`, in two fifths of what is left at most; marginals are
     exact where a circuit is compiled in that time. Else it is the estimate of `MiniBuckets`, unless
     its error is above half a nat and messages say what contradicts neither bounds nor estimate; it

@@ -50,7 +50,7 @@ class Contraction(Scheduler):
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
         seconds: the predicted time that a run may take; planning takes a fifth of it at most.
         optimize: gives the order: a name of opt_einsum's, such as ``"greedy"``, or an optimizer of
-            opt_einsum or cotengra, which keeps time itself; None: this library's search, which
+            opt_einsum or cotengra, which limits its time itself; None: this library's search, which
             marginal modes and slices take in any case.
 
     Raises:

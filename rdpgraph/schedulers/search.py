@@ -153,12 +153,12 @@ class MiniBuckets(Scheduler):
 
     Populations that bounds mislead can all miss the same part of Z, and agree. So chains annealed
     from random starts look for other configurations. The heaviest are kept in all later
-    populations, which leaves the mean at Z, and draws of them lead populations: were these draws
-    of the model, such populations would come to 1 + the relative variance of an estimate, times Z.
-    An answer has converged if the populations of six starts in a row come to nothing else, no
-    start finds a hundredth of Z that populations rarely meet, the configuration that is a tenth of
-    Z or more is found from two starts, and the error, by all of these, is below half a nat. No
-    error is told that is below 0.008 nats unless the bounds are as near.
+    populations, which leaves the mean at Z, and draws of them lead populations: were these draws of
+    the model, such populations would come to 1 + the relative variance of an estimate, times Z. An
+    answer has converged if the populations of six starts in a row give no other value, no start
+    finds a hundredth of Z that populations rarely meet, the configuration that is a tenth of Z or
+    more is found from two starts, and the error, by all of these, is below half a nat. Errors below
+    0.008 nats are reported only where the bounds are as close.
 
     Cost: a pass for bounds visits all tables once, and a population its members for each variable.
     Tables grow until a quarter of the time or the memory is used; starts and populations take the

@@ -181,11 +181,11 @@ _grid = remembered(8, where=lambda shape, moves, device: shape[0] * shape[1] <= 
 class Alignment(Recursion):
     """Monotone paths through the grid of two sequences of S and T positions.
 
-    A path moves from cell (0, 0), before both, to cell (S, T), after both; a cell counts the
-    positions of each that are behind. Each of the N states has a move: the positions of the first
-    and of the second sequence it takes. The score of a path is the sum of `unary` over the cells
-    it reaches, each in the state of the move, and of `transition` between consecutive states.
-    Sites are cells: those off the path have state -1, and marginals are the expected alignment.
+    A path moves from cell (0, 0), before both, to cell (S, T), after both; cell (i, j) is reached
+    after i and j positions. Each of the N states has a move: the positions of the first and of the
+    second sequence it takes. The score of a path is the sum of `unary` over the cells it reaches,
+    each in the state of the move, and of `transition` between consecutive states. Sites are cells:
+    those off the path have state -1, and marginals are the expected alignment.
 
     O(S T N) time, O(S T N^2) with a transition, in S + T steps over diagonals; in S steps over rows
     if every move takes a position of the first sequence, or T if every one takes of the second.

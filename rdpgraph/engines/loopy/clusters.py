@@ -49,7 +49,7 @@ class ClusterKernel(Kernel):
 
     @property
     def bounded(self) -> bool:
-        """No: a message may underflow."""
+        """Return False: a message may underflow."""
         return False
 
     @property

@@ -52,8 +52,8 @@ class Unrolled(Gradient):
 class FromBeliefs(Gradient):
     """Messages are constants: the gradient of log Z is the beliefs, as it is at a fixed point.
 
-    Marginals and entropy get no gradient through the messages, which is most of it: for log Z
-    only. Costs nothing.
+    Marginals and entropy lack the gradient through the messages, which is most of theirs: use it
+    for log Z only. Costs nothing.
     """
 
     def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:

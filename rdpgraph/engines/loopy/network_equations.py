@@ -44,10 +44,10 @@ class CountingNumbers(ABC):
 
 @dataclass(frozen=True)
 class Bethe(CountingNumbers):
-    """All one: plain belief propagation (Yedidia, Freeman, Weiss 2005)."""
+    """Counting numbers of one: plain belief propagation (Yedidia, Freeman, Weiss 2005)."""
 
     def numbers(self, edges: Edges) -> None:
-        """None: the counting numbers of all factors are one."""
+        """Return None: the counting numbers of all factors are one."""
         return
 
 
@@ -77,7 +77,7 @@ class Fractional(CountingNumbers):
 
 @dataclass(frozen=True)
 class TreeReweighted(CountingNumbers):
-    """The probability that a random spanning tree holds the factor.
+    """Counting numbers: the probability that a random spanning tree holds the factor.
 
     At a fixed point log Z is an upper bound (Wainwright, Jaakkola, Willsky 2005, theorem 7). With
     factors of three and more variables the trees are maximal sets of factors without a cycle.

@@ -124,12 +124,12 @@ class LikelyBy(Likely):
 class RandomizedPruning(Estimator):
     """Averages over many masks, each of which skips most of a recursion; exact in the limit.
 
-    Every sweep holds the present answers to some yes-or-no questions (is this span a constituent,
-    are these two words aligned, is this step in that state), solves what agrees with them exactly,
-    adds those expectations to the running averages, and draws from it the next configuration:
-    block Gibbs sampling. Errors fall as one over the root of the sweeps, and a sweep costs what its
-    mask leaves. There is no estimate of Z, and the averages have no gradients: they are the
-    gradient of log Z themselves.
+    Every sweep conditions on the current answers to some yes-or-no questions (is this span a
+    constituent, are these two words aligned, is this step in that state), solves the rest exactly,
+    adds its expectations to the running averages, and draws the next configuration from it: block
+    Gibbs sampling. Errors fall as one over the root of the sweeps, and a sweep costs what its mask
+    leaves. There is no estimate of Z, and the averages have no gradients: they are the gradient of
+    log Z themselves.
 
     Args:
         sweeps: how many are averaged, of each chain.

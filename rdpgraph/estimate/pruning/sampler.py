@@ -16,10 +16,10 @@ class Selected(ABC):
     """A policy of which questions each sweep holds to their present answers.
 
     It is told the likely questions and the last selection, and nothing of the answers: a choice
-    that looked at those would not leave the posterior invariant (Andrieu and Moulines 2006).
-    Any configuration must be reachable from any other by what is left out: of a step of three
-    states whose first and third are held in every other sweep and the second in those between, the
-    second is never left.
+    that looked at those would not leave the posterior invariant (Andrieu and Moulines 2006). Any
+    configuration must be reachable from any other by what is left out: if the first and third of a
+    step's three states are held in odd sweeps and the second in even ones, the chain never leaves
+    the second.
     """
 
     @abstractmethod
@@ -46,8 +46,8 @@ class Alternating(Selected):
 
     Args:
         share: in 0..1. At 0 every sweep is exact inference; below 1 at least one likely question of
-            each item is left out; at 1 none is, ever, so that the chain cannot move the answers to
-            the likely questions.
+            each item is left out; at 1 none is, and the chain never changes the answers to the
+            likely questions.
 
     Raises:
         ModelError: a share out of range.

@@ -184,11 +184,11 @@ class PrunedSolution(Delegate):
         )
 
     def possible(self) -> Tensor:
-        """(B,) all are: chains have configurations."""
+        """(B,) True: chains have configurations."""
         return torch.ones(self._items, dtype=torch.bool, device="cpu")
 
     def mode_exists(self) -> Tensor:
-        """(B,) all have one: chains have configurations."""
+        """(B,) True: chains have configurations."""
         return self.possible()
 
     def status(self) -> Status:

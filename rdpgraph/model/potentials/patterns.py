@@ -139,7 +139,7 @@ class Pattern:
 
     @classmethod
     def one_of(cls, sequences: Iterable[Sequence[int]], vocabulary: int) -> "Pattern":
-        """Some sequences of words and no other, by their trie.
+        """The given sequences of words and no others, by their trie.
 
         Raises:
             ModelError: a word out of range.
@@ -164,7 +164,7 @@ class Pattern:
 
     @classmethod
     def containing(cls, phrases: Iterable[Sequence[int]], vocabulary: int) -> "Pattern":
-        """The sequences in which at least one of some phrases occurs; ``~`` is: none of them.
+        """The sequences in which at least one of some phrases occurs; its ``~`` has none.
 
         For all of them, take ``&`` of one pattern each.
 

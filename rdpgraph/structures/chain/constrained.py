@@ -38,7 +38,7 @@ class Prefix(NamedTuple):
     score: Tensor
 
     def of(self, items: Tensor | slice) -> "Prefix":
-        """Some of the sequences, in any order."""
+        """Select sequences, in any order."""
         return Prefix(*(part[items] for part in self))
 
 
@@ -210,8 +210,8 @@ class ConstrainedHMM:
     ) -> tuple[Tensor, Tensor]:
         """The k most probable sequences of words, all hidden states summed out, best first.
 
-        By beams of words, each twice as wide as the one before, until none of the beginnings that
-        were left out has more probability, with all that may follow, than the k-th sequence.
+        Beam search, with the width doubled until no prefix that was dropped has more probability,
+        summed over its continuations, than the k-th sequence.
 
         Args:
             k: how many.
@@ -223,7 +223,7 @@ class ConstrainedHMM:
 
         Raises:
             ImpossibleEvidenceError: no sequence is accepted.
-            BudgetError: the widest beam does not tell.
+            BudgetError: the widest beam may have dropped a better sequence.
         """
         if not is_whole(k, 1):
             raise ModelError(f"best needs a number of sequences, at least 1; got {k!r:.80}.")
@@ -251,7 +251,7 @@ class ConstrainedHMM:
         )
 
     def processor(self, prompt: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
-        """A function that leads a language model: it adds `log_met` to the scores of next words.
+        """A function that guides a language model: it adds `log_met` to the scores of next words.
 
         It is called as a ``LogitsProcessor`` of transformers is, with the words so far (B, n), the
         prompt included, and scores (B, V or more); the answer has the scores of words that make
