@@ -18,6 +18,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import modules  # noqa: E402
 import pictures  # noqa: E402
 
 pictures.make(HERE / "generated", HERE.parent / "examples")
@@ -117,11 +118,13 @@ SUMMARY = """```{{eval-rst}}
 def arrange(app: Sphinx, page: str, source: list[str]) -> None:
     """Begin pages of the reference with a table of their names; end blocks without a blank line.
 
-    Pages of the gallery end with a link to their notebook.
+    Pages of the gallery end with a link to their notebook; the architecture lists all files.
     """
     if REPOSITORY and page.startswith("gallery/plot_"):
         source[0] += f"\n{COLAB.format(REPOSITORY, page.removeprefix('gallery/'))}\n"
     text = CLOSING.sub(r"\1\2", source[0])
+    if page == "architecture":
+        text = text.replace(modules.MARK, modules.listed())
     names = list[str]()
     for kind, name in DIRECTIVE.findall(text) if page.startswith("api/") else ():
         parts = importlib.import_module(name).__all__ if kind == "module" else None

@@ -48,6 +48,15 @@ def loaded(path: str):
     return module
 
 
+def test_the_architecture_lists_every_file_with_its_first_line() -> None:
+    modules = loaded("docs/modules.py")
+    assert (ROOT / "docs/architecture.md").read_text().count(modules.MARK) == 1
+    rows = re.findall(r"^\| `(\S+)` \| (.{10,}\.) \|$", modules.listed(), re.MULTILINE)
+    names = [file.name for file in (ROOT / "rdpgraph").rglob("*.*") if file.stat().st_size]
+    kept = (name for name in names if name.endswith((".py", ".h", ".cpp")))
+    assert sorted(name for name, _ in rows) == sorted(kept)
+
+
 def test_versions_of_the_pages_stand_side_by_side(tmp_path) -> None:
     build, site = tmp_path / "build", tmp_path / "site"
     build.mkdir()
