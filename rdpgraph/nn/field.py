@@ -8,7 +8,7 @@ from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.nn.features import FeatureMap
-from rdpgraph.nn.hmm import checked_tokens, require_known
+from rdpgraph.nn.tokens import checked_tokens, require_known
 from rdpgraph.structures.chain.model import Chain
 
 _TOLERANCE = 1e-6  # of messages, relative

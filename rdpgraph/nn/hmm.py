@@ -1,8 +1,8 @@
 """A hidden Markov model of text as a module."""
 
-import importlib.util
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,16 +12,18 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.types import ArrayLike
-from rdpgraph.errors import EvidenceError, FileFormatError, ModelError
+from rdpgraph.errors import FileFormatError, ModelError
+from rdpgraph.io import hub
 from rdpgraph.io.tensors import read_tensors, require_like, write_tensors
 from rdpgraph.io.text import PathLike, write_bytes_atomically
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.model.potentials.table import as_states, as_values
+from rdpgraph.model.potentials.operators import Banded, Monarch, PairOperator
+from rdpgraph.model.potentials.table import as_values
 from rdpgraph.nn.features import FeatureMap
+from rdpgraph.nn.tokens import checked_tokens, require_known
 from rdpgraph.structures.chain import rank_chains
-from rdpgraph.structures.chain.constructors import checked_lengths, checked_rows
-from rdpgraph.structures.chain.factors import inside
+from rdpgraph.structures.chain.constructors import checked_rows
 from rdpgraph.structures.chain.model import Chain
 
 _SPREAD = 2.0
@@ -51,6 +53,8 @@ class HMM(nn.Module):
         states: how many, N.
         vocabulary: the number of tokens, V.
         rank: of the transitions; None: a dense N x N softmax.
+        transition: in place of a rank, a `Banded` or `Monarch` over the states, where its
+            log-values begin. They are parameters, and rows are normalised at every use.
         dimension: of the embeddings; None: none, and the tables are the parameters.
         dropout: the share of states that each training call leaves out, renormalised over the
             rest; fewer states are also less work. Chiu and Rush 2020 (arXiv:2011.04640), 3.3.
@@ -70,6 +74,7 @@ class HMM(nn.Module):
         states: int,
         vocabulary: int,
         rank: int | None = None,
+        transition: PairOperator | None = None,
         dimension: int | None = 128,
         dropout: float = 0.0,
         counts: Tensor | None = None,
@@ -84,45 +89,49 @@ class HMM(nn.Module):
                 f"got {states!r:.20}, {vocabulary!r:.20}, {dimension!r:.20}, {rank!r:.20} and "
                 f"{dropout!r:.20}."
             )
+        if transition and (rank or dropout or transition.shape != (states, states)):
+            raise ModelError(
+                f"HMM with a {type(transition).__name__} transition needs it over its {states} "
+                f"states, no rank and no dropout; got {transition.shape}, {rank} and {dropout}."
+            )
         if counts is not None and (counts.shape != (vocabulary,) or bool((counts < 0).any())):
             raise ModelError(
                 f"HMM of {vocabulary} tokens needs their counts, ({vocabulary},), not below 0; got "
                 f"{tuple(counts.shape)}."
             )
         super().__init__()
-        self.dropout, self.vocabulary, self.rank, self.dimension = (
-            dropout,
-            vocabulary,
-            rank,
-            dimension,
-        )
-        wide = 1 if dimension is None else dimension
+        self.dropout, self.rank = dropout, rank
+        self.vocabulary, self.dimension = vocabulary, dimension
         # Of products of two, or by itself, a deviation of _SPREAD.
-        scale = _SPREAD if dimension is None else math.sqrt(_SPREAD) / wide**0.25
+        scale = _SPREAD if dimension is None else math.sqrt(_SPREAD) / dimension**0.25
 
-        def drawn(size: int, columns: int = wide) -> nn.Parameter:
+        def drawn(size: int, columns: int) -> nn.Parameter:
             return nn.Parameter(scale * torch.randn(size, columns, generator=generator))
 
         self.start, self.features = nn.Parameter(torch.zeros(states)), None
-        self.after = self.tokens = None
+        self.before = self.after = self.tokens = None
+        links = () if transition is None else transition.tensors
+        self.links = nn.ParameterList(part.detach().clone() for part in links)
+        # Its kind and offsets; the values are in `links`.
+        zeros = [part.new_zeros(()).expand(part.shape) for part in links]
+        self._kind = transition and transition.replaced(zeros)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
-        if dimension is None:
-            self.before = drawn(states, states if rank is None else rank)
-            self.after = None if rank is None else drawn(states, rank)
-            self.emitting = drawn(states, vocabulary)
-        else:
-            self.before, self.after, self.emitting = drawn(states), drawn(states), drawn(states)
-            self.tokens = drawn(vocabulary)
+        columns = dimension or rank or states
+        if transition is None:
+            self.before = drawn(states, columns)
+            self.after = drawn(states, columns) if dimension or rank else None
+        self.emitting = drawn(states, dimension or vocabulary)
+        self.tokens = drawn(vocabulary, dimension) if dimension else None
         if counts is not None:
             frequent = counts.to(self.bias).clamp(min=0.5).log()
             self.bias.data = frequent - frequent.mean()
-        if rank is not None and dimension is not None:
+        if rank and dimension:
             self.features = FeatureMap(dimension, rank, generator=generator)
             self.features.weight.data *= scale
 
     @classmethod
     def from_probabilities(
-        cls, start: ArrayLike, transition: ArrayLike | LowRank, emission: ArrayLike
+        cls, start: ArrayLike, transition: ArrayLike | LowRank | PairOperator, emission: ArrayLike
     ) -> "HMM":
         """The model of three matrices, which are its parameters (`dimension` is None).
 
@@ -130,7 +139,7 @@ class HMM(nn.Module):
 
         Args:
             start: (N,) or (1, N) of the first state.
-            transition: (N, N), [from, to], or `LowRank.normalised` logs.
+            transition: (N, N), [from, to], or the logs of a `LowRank`, `Banded` or `Monarch`.
             emission: (N, V) of the tokens in each state.
 
         Raises:
@@ -138,22 +147,28 @@ class HMM(nn.Module):
         """
         first = _logs("start", start).flatten()
         rank = transition.rank if isinstance(transition, LowRank) else None
-        if isinstance(transition, LowRank):
+        kind = transition if isinstance(transition, PairOperator) else None
+        if isinstance(transition, LowRank | PairOperator):
             checked_rows("HMM's transition", transition)
-            links = [transition.log_left, transition.log_right]
         else:
-            links = [_logs("transition", transition)]
+            transition = _logs("transition", transition)
         shown, states = _logs("emission", emission), len(first)
-        square = (states, states) if rank is None else (states, rank)
-        shapes = [tuple(part.shape) for part in (*links, shown)]
-        if shapes != [*(square for _ in links), (states, shapes[-1][-1])]:
+        square, shape = tuple(transition.shape), tuple(shown.shape)
+        if (square, shape) != ((states, states), (states, shape[-1])):
             raise ModelError(
                 "HMM needs start (N,), transition (N, N) and emission (N, V); got "
-                f"{(states,)}, {shapes[0]} and {shapes[-1]}."
+                f"{(states,)}, {square} and {shape}."
             )
         with torch.device("meta"):
-            model = cls(states=states, vocabulary=shown.shape[1], rank=rank, dimension=None)
-        given = dict(zip(("before", "after"), links, strict=False))
+            model = cls(
+                states=states, vocabulary=shape[1], rank=rank, transition=kind, dimension=None
+            )
+        if isinstance(transition, PairOperator):
+            given = {f"links.{place}": part for place, part in enumerate(transition.tensors)}
+        elif isinstance(transition, LowRank):
+            given = {"before": transition.log_left, "after": transition.log_right}
+        else:
+            given = {"before": transition}
         given |= {"start": first, "emitting": shown, "bias": shown.new_zeros(shown.shape[1])}
         model.load_state_dict({name: part.to(shown) for name, part in given.items()}, assign=True)
         return model.requires_grad_()
@@ -167,9 +182,29 @@ class HMM(nn.Module):
         """
         Path(folder).mkdir(parents=True, exist_ok=True)
         config = {name: getattr(self, name) for name in _SIZES} | {"states": len(self.start)}
+        config |= {"offsets": getattr(self._kind, "offsets", None)}
         write_tensors(Path(folder, "model.safetensors"), self.state_dict(), {"format": "pt"})
         data = json.dumps({"model_type": "rdpgraph.nn.HMM", **config}, indent=2)
         write_bytes_atomically(Path(folder, "config.json"), data.encode())
+
+    def push_to_hub(
+        self, name: str, *, token: str | None = None, private: bool | None = None,
+        commit_message: str = "Upload a hidden Markov model",
+    ) -> str:  # fmt: skip
+        """Upload what `save_pretrained` writes to a repository of the hub; the commit's address.
+
+        Args:
+            name: ``"owner/name"``, which is made if there is none.
+            token: of the account; default: the one that huggingface_hub keeps.
+            private: where the repository is made.
+            commit_message: of the commit.
+
+        Raises:
+            UnsupportedError: huggingface_hub or safetensors is not installed, or the hub refuses.
+        """
+        return hub.upload(
+            self.save_pretrained, name, token=token, private=private, note=commit_message
+        )
 
     @classmethod
     def from_pretrained(
@@ -187,12 +222,7 @@ class HMM(nn.Module):
             FileFormatError: not such files.
             UnsupportedError: safetensors is not installed.
         """
-        if not Path(folder).exists() and importlib.util.find_spec("huggingface_hub"):
-            try:
-                folder = importlib.import_module("huggingface_hub").snapshot_download(str(folder))
-            except (OSError, ValueError) as error:
-                why = " ".join(str(error).split())
-                raise FileFormatError(f"{folder}: no folder, nor on the hub: {why:.200}") from None
+        folder = hub.downloaded(folder)
         path = Path(folder, "model.safetensors")
         known, _ = read_tensors(path, "the tensors of an HMM")
         if names is not None:
@@ -203,13 +233,14 @@ class HMM(nn.Module):
         config = Path(folder, "config.json")
         try:
             told = json.loads(config.read_bytes())
-            model = cls(**{name: told[name] for name in ("states", *_SIZES)})
+            links = [known[name] for name in sorted(known) if name.startswith("links.")]
+            kind = _operator(told.get("offsets"), links)
+            model = cls(transition=kind, **{name: told[name] for name in ("states", *_SIZES)})
         except (ValueError, KeyError, TypeError) as error:  # a ModelError is a ValueError
             raise FileFormatError(f"{config}: not the sizes of an HMM: {error!s:.200}") from None
         wanted = model.state_dict()
         kept = {name: require_like(path, name, known.get(name), wanted[name]) for name in wanted}
-        dtype = known["start"].dtype
-        model.to(dtype).load_state_dict({name: known[name] for name in kept})
+        model.to(known["start"].dtype).load_state_dict({name: known[name] for name in kept})
         return model
 
     def log_likelihood(
@@ -257,8 +288,8 @@ class HMM(nn.Module):
         tokens, lengths = self._checked(tokens, lengths)
         return self._chain(tokens, lengths, None, self._transition(None))
 
-    def transition(self) -> Tensor | LowRank:
-        """The log-probabilities of a state after another, (N, N) or `LowRank`."""
+    def transition(self) -> Tensor | LowRank | PairOperator:
+        """The log-probabilities of a state after another, (N, N) or as the model has them."""
         return self._transition(None)
 
     def emission(self) -> Tensor:
@@ -266,13 +297,14 @@ class HMM(nn.Module):
         every = torch.arange(self.vocabulary, device=self.start.device)
         return self._emission(every, None).mT
 
-    def matrices(self) -> tuple[Tensor, Tensor | LowRank, Tensor]:
+    def matrices(self) -> tuple[Tensor, Tensor | LowRank | PairOperator, Tensor]:
         """Start (N,), transition and emission, as `Chain.hmm` and `ConstrainedHMM` take them."""
         return self._start(None), self.transition(), self.emission()
 
     def _chain(
-        self, tokens: Tensor, lengths: Tensor, active: Tensor | None, transition: Tensor | LowRank
-    ) -> Chain:
+        self, tokens: Tensor, lengths: Tensor, active: Tensor | None,
+        transition: Tensor | LowRank | PairOperator,
+    ) -> Chain:  # fmt: skip
         unary = self._emission(tokens, active)
         first = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(1) == 0
         unary = torch.where(first, unary + self._start(active), unary)
@@ -281,7 +313,10 @@ class HMM(nn.Module):
     def _start(self, active: Tensor | None) -> Tensor:
         return _shares(_some(self.start, active))
 
-    def _transition(self, active: Tensor | None) -> Tensor | LowRank:
+    def _transition(self, active: Tensor | None) -> Tensor | LowRank | PairOperator:
+        if self.before is None:
+            assert self._kind is not None
+            return self._kind.replaced(list(self.links)).normal()
         before = _some(self.before, active)
         if self.after is None:
             return _shares(before if active is None else before[:, active])
@@ -335,6 +370,14 @@ class HMM(nn.Module):
 _SIZES = ("vocabulary", "rank", "dimension", "dropout")
 
 
+def _operator(offsets: Sequence[int] | None, links: list[Tensor]) -> PairOperator | None:
+    """The transition of such parameters, if they are of any kind."""
+    if not links or offsets is None:
+        return Monarch(*links) if links else None
+    values, *sides = links
+    return Banded(values, offsets, LowRank(*sides) if sides else None)
+
+
 def _logs(name: str, given: ArrayLike) -> Tensor:
     """Logs of probabilities that are given, or of logs that are."""
     values = as_values(f"HMM's {name}", given)
@@ -355,24 +398,3 @@ def _shares(logits: Tensor) -> Tensor:
 
 def _some(values: Tensor, active: Tensor | None) -> Tensor:
     return values if active is None else values[active]
-
-
-def checked_tokens(name: str, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T), 0 beyond the lengths, and lengths (B,); errors name the model."""
-    tokens = as_states(f"{name}'s tokens", tokens)
-    if tokens.ndim != 2 or tokens.is_floating_point():
-        raise EvidenceError(
-            f"{name} needs integer tokens (B, T); got {tuple(tokens.shape)} of {tokens.dtype}."
-        )
-    batch, total = tokens.shape
-    if lengths is None:
-        lengths = torch.full((batch,), total, device=tokens.device)
-    lengths = checked_lengths(lengths, tokens.unsqueeze(-1))
-    return torch.where(inside(lengths, total), tokens.long(), 0), lengths
-
-
-def require_known(what: str, tokens: Tensor, vocabulary: int) -> None:
-    """Raise an `EvidenceError` for a token out of range."""
-    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
-    if len(wrong):
-        raise EvidenceError(f"{what} got token {int(wrong[0])}; use 0 to {vocabulary - 1}.")

@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -237,6 +240,49 @@ def test_matrices_of_other_programs_are_read(rank, as_logs):
     assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in made.parameters())
 
 
+def operators(count=6):
+    draw = torch.randn(3, count, count, generator=torch.Generator().manual_seed(7)).double()
+    parts = draw[:2, :, :4].reshape(2, 2, 3, 4)[..., :2]
+    return {
+        "blocks": rg.Monarch(parts[0], parts[1].mT),
+        "band": rg.Banded(draw[0, :, :2], (0, 1)),
+        "diagonal": rg.Banded(draw[0, :, :1], (0,), rg.LowRank(*draw[1:, :, :3])),
+    }
+
+
+@pytest.mark.parametrize("kind", ["blocks", "band", "diagonal"])
+@pytest.mark.parametrize("dimension", [None, 4])
+def test_an_operator_may_be_the_transition(tmp_path, kind, dimension):
+    pytest.importorskip("safetensors")
+    given = operators()[kind]
+    made = HMM(states=6, vocabulary=9, transition=given, dimension=dimension).double()
+    start, transition, emission = made.matrices()
+    assert type(transition) is type(given)
+    torch.testing.assert_close(transition.table(2), given.table(2).log_softmax(1))
+    tokens, lengths = text()
+    found = made(tokens, lengths)
+    expected = rg.Chain.hmm(
+        start, transition.table(2), emission, tokens, lengths=lengths
+    ).log_partition()
+    torch.testing.assert_close(found, expected)
+    ways = [torch.autograd.grad(value.sum(), made.parameters(), allow_unused=True)
+            for value in (found, expected)]  # fmt: skip
+    torch.testing.assert_close(*ways)
+    made.save_pretrained(tmp_path)
+    assert torch.equal(HMM.from_pretrained(tmp_path)(tokens, lengths), found)
+    read = HMM.from_probabilities(start, transition, emission)
+    torch.testing.assert_close(read(tokens, lengths), found)
+
+
+def test_a_transition_that_does_not_fit_is_refused():
+    with pytest.raises(rg.errors.ModelError, match=r"over its 5 states.* got \(6, 6\), None"):
+        HMM(states=5, vocabulary=2, transition=operators()["blocks"])
+    with pytest.raises(rg.errors.ModelError, match="no rank and no dropout"):
+        HMM(states=6, vocabulary=2, transition=operators()["band"], dropout=0.5)
+    with pytest.raises(rg.errors.ModelError, match="rows of log-probabilities that sum to one"):
+        HMM.from_probabilities(torch.ones(6) / 6, operators()["band"], torch.ones(6, 2) / 2)
+
+
 def test_matrices_that_do_not_fit_are_refused():
     rows = torch.full((3, 3), 1 / 3)
     with pytest.raises(rg.errors.ModelError, match="HMM's emission needs rows"):
@@ -269,6 +315,37 @@ def test_a_name_that_is_no_folder_is_asked_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "snapshot_download", absent)
     with pytest.raises(rg.errors.FileFormatError, match="nor on the hub: no us/else: two lines"):
         HMM.from_pretrained("us/else")
+
+
+def test_a_model_is_uploaded_to_the_hub(tmp_path, monkeypatch):
+    pytest.importorskip("safetensors")
+    made, sent = model(4), {}
+
+    class HfApi:
+        def __init__(self, token):
+            self.token = token
+
+        def create_repo(self, name, **options):
+            if self.token is None:
+                raise OSError("no token:\nlog in")
+            sent["asked"] = name, options
+            return SimpleNamespace(repo_id=f"us/{name}")
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            shutil.copytree(folder_path, tmp_path / repo_id)
+            sent["message"] = commit_message
+            return SimpleNamespace(commit_url=f"https://hub/{repo_id}/1")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(HfApi=HfApi))
+    told = made.push_to_hub("words", token="key", private=True, commit_message="First")
+    assert told == "https://hub/us/words/1"
+    assert sent == {"asked": ("words", {"private": True, "exist_ok": True}), "message": "First"}
+    assert torch.equal(HMM.from_pretrained(tmp_path / "us/words")(*text()), made(*text()))
+    with pytest.raises(rg.errors.UnsupportedError, match=r"^words: the hub .* no token: log in$"):
+        made.push_to_hub("words")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(rg.errors.UnsupportedError, match="pip install huggingface_hub"):
+        made.push_to_hub("words")
 
 
 def test_models_of_other_programs_are_read_by_name(tmp_path):

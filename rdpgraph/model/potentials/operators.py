@@ -36,6 +36,10 @@ class PairOperator(Potential):
         """The same with both slots exchanged."""
 
     @abstractmethod
+    def normal(self) -> Self:
+        """The same with rows that sum to one; a `ModelError` where one has no possible state."""
+
+    @abstractmethod
     def sums(self, rows: Tensor) -> Tensor:
         """``logsumexp_i(rows_i + value_ij)``, (B, N) as (B, N); exact and differentiable."""
 
@@ -150,10 +154,12 @@ class Banded(PairOperator):
         Raises:
             ModelError: as for the class, or a row without a possible state.
         """
-        plain = cls(log_values, offsets, rest)
-        totals = plain._possible_totals().unsqueeze(1)
-        values, *sides = plain.tensors
-        return plain.replaced([values - totals, *(s - totals for s in sides[:1]), *sides[1:]])
+        return cls(log_values, offsets, rest).normal()
+
+    def normal(self) -> "Banded":
+        totals = self._possible_totals().unsqueeze(1)
+        values, *sides = self.tensors
+        return self.replaced([values - totals, *(s - totals for s in sides[:1]), *sides[1:]])
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -281,9 +287,11 @@ class Monarch(PairOperator):
         Raises:
             ModelError: as for the class, or a row without a possible state.
         """
-        plain = cls(log_left, log_right)
-        totals = plain._possible_totals().reshape(*plain.log_left.shape[:2], 1)
-        return cls(plain.log_left - totals, plain.log_right)
+        return cls(log_left, log_right).normal()
+
+    def normal(self) -> "Monarch":
+        totals = self._possible_totals().reshape(*self.log_left.shape[:2], 1)
+        return Monarch(self.log_left - totals, self.log_right)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

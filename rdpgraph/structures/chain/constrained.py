@@ -17,6 +17,7 @@ from rdpgraph.interface.structure import summary
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.table import as_states, settle
 from rdpgraph.structures.chain.constructors import hmm_unary
 from rdpgraph.structures.chain.look_ahead import LookAhead
@@ -58,7 +59,8 @@ class ConstrainedHMM:
 
     Args:
         start: (N,) log-probabilities of the first hidden state.
-        transition: (N, N) log-probabilities, [from, to], or `LowRank.normalised` ones.
+        transition: (N, N) log-probabilities, [from, to], or those of a `LowRank`, `Banded` or
+            `Monarch`.
         emission: (N, V) log-probabilities of the words in each state, or a `LowRank` of them.
         automaton: over V words, such as `Pattern.automaton(length)`.
 
@@ -80,14 +82,14 @@ class ConstrainedHMM:
     """
 
     start: Tensor
-    transition: Tensor | LowRank
+    transition: Tensor | LowRank | PairOperator
     emission: Tensor | LowRank
     automaton: Automaton
 
     if TYPE_CHECKING:  # what the fields are made of
 
         def __init__(
-            self, start: ArrayLike, transition: ArrayLike | LowRank,
+            self, start: ArrayLike, transition: ArrayLike | LowRank | PairOperator,
             emission: ArrayLike | LowRank, automaton: Automaton,
         ) -> None: ...  # fmt: skip
 

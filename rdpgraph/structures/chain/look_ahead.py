@@ -11,7 +11,8 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_scatter, soft_sum
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.structures.chain.steps import RankSteps, TableSteps
+from rdpgraph.model.potentials.operators import PairOperator
+from rdpgraph.structures.chain.steps import OperatorSteps, RankSteps, Steps, TableSteps
 
 _MANY = 256  # words of a class from which on they are a product of matrices
 
@@ -21,13 +22,13 @@ class LookAhead:
     """Log-probabilities of words and of acceptance to come, from states that are known.
 
     Attributes:
-        transition: (N, N) log-probabilities, or of low rank.
+        transition: (N, N) log-probabilities, of low rank, or an operator.
         emission: (N, V) log-probabilities, or of low rank.
         automaton: over V words.
         dtype: of all numbers.
     """
 
-    transition: Tensor | LowRank
+    transition: Tensor | LowRank | PairOperator
     emission: Tensor | LowRank
     automaton: Automaton
     dtype: torch.dtype
@@ -128,15 +129,18 @@ class LookAhead:
         return states if self._emitting is None else self._emitting[1].times(states)
 
     @cached_property
-    def _steps(self) -> RankSteps | TableSteps:
+    def _steps(self) -> Steps:
         given = self.transition
         if isinstance(given, LowRank):
             sides = (given.log_left, given.log_right)
             return RankSteps(*(side.detach().to(self.dtype) for side in sides))
+        if isinstance(given, PairOperator):
+            values = [part.detach().to(self.dtype) for part in given.tensors]
+            return OperatorSteps(given.replaced(values))
         return TableSteps(given.detach().to(self.dtype))
 
     @cached_property
-    def _back(self) -> RankSteps | TableSteps:
+    def _back(self) -> Steps:
         return self._steps.turned()
 
     @cached_property

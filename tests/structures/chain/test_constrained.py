@@ -11,7 +11,7 @@ import rdpgraph as rg
 
 WORDS, LENGTH = 5, 4
 EVERY = torch.cartesian_prod(*[torch.arange(WORDS)] * LENGTH)
-KINDS = list(itertools.product(("dense", "ranks"), repeat=2))
+KINDS = [*itertools.product(("dense", "ranks"), repeat=2), ("blocks", "dense"), ("band", "ranks")]
 PROMPT = torch.tensor([1, 3])
 
 
@@ -24,6 +24,11 @@ def hmm(transition, emission, states=4, words=WORDS, scale=2.0):
     def rows(kind, size):
         if kind == "dense":
             return drawn(states, size).log_softmax(1)
+        if kind == "blocks":
+            return rg.Monarch.normalised(*drawn(2, 2, states // 2, 2))
+        if kind == "band":
+            rest = rg.LowRank(*drawn(2, states, 1))
+            return rg.Banded.normalised(drawn(states, 2), (0, 1), rest)
         return rg.LowRank.normalised(drawn(states, 3), drawn(size, 3))
 
     start = drawn(states).log_softmax(0)
