@@ -6,6 +6,12 @@ from statistics import NormalDist
 
 from torch import Tensor
 
+ROUNDING = 1e-6
+"""Differences below this are rounding: relative to a value, or in nats below one nat."""
+
+LOG_RANGE = 650.0
+"""Nats between log-values whose exponentials neither underflow nor overflow in float64."""
+
 
 def is_whole(value: object, least: int = 0) -> bool:
     """Return whether a value is an integer of at least ``least``; booleans are not."""

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.cli.options import Format, ParseFormat, Task
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, printable
 from rdpgraph.estimate.restriction import RestrictedSolution
@@ -29,8 +30,6 @@ from rdpgraph.query.posterior import Posterior
 CONFIDENCE = 0.95
 _MOST_ROWS = 400
 _BAR = 24
-_CLOSED = 1e-6
-"""Relative gap of scores that counts as rounding."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +235,7 @@ def _gap(answer: Answer, row: int) -> float | None:
     if not answer.mode_bounds or not math.isfinite(answer.mode_bounds[row]):
         return None
     gap = answer.mode_bounds[row] - answer.scores[row]
-    return gap if gap > _CLOSED * max(1.0, abs(answer.scores[row])) else None
+    return gap if gap > ROUNDING * max(1.0, abs(answer.scores[row])) else None
 
 
 def _error_bars(answer: Answer) -> list[tuple[float, float, int]]:

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potentials.table import as_states
 from rdpgraph.structures.parity.kept import EVENT_COST, kept_cosets, no_states
 from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.parity.parities import CLOSE, OPEN
 from rdpgraph.structures.parity.sweeps import checked_syndrome
-
-_AT_ONCE = 1 << 14
-"""Syndromes that are swept in one call, so that memory does not grow with the shots."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +89,7 @@ class CosetDecoder:
         """
         given = checked_syndrome(syndromes, self.model.checks.num_checks)
         rows, back = given.reshape(-1, given.shape[-1]).unique(dim=0, return_inverse=True)
-        parts = [self._log_cosets(part) for part in rows.split(_AT_ONCE)]
+        parts = [self._log_cosets(part) for part in rows.split(tuning.PIECE)]
         logs = torch.cat(parts)[back].reshape(*given.shape[:-1], -1)
         return _decided(logs, self.model.checks.num_observables)
 

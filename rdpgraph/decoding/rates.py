@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.decoding.cosets import CosetDecoder
@@ -21,9 +22,6 @@ from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.kept import kept_cosets
 from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.parity.sweeps import checked_syndrome
-
-_AT_ONCE = 1 << 13
-"""Distinct syndromes of one gradient, so that memory does not grow with the shots."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +108,8 @@ def learn_rates(
     values = (start / label.bincount(minlength=len(groups))).requires_grad_()
     given = checked_syndrome(syndromes, parities.num_checks).reshape(-1, parities.num_checks)
     rows, counts = given.unique(dim=0, return_counts=True)
-    pieces = list(zip(rows.split(_AT_ONCE), counts.split(_AT_ONCE), strict=True))
+    parts = (each.split(tuning.PIECE // 2) for each in (rows, counts))
+    pieces = list(zip(*parts, strict=True))
 
     def logs(each: Tensor, part: Tensor) -> Tensor:
         odds = each[..., label]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.estimate import Estimate
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
@@ -31,8 +32,6 @@ _TRIAL, _HOPELESS = 0.1, 1.0
 marginals are asked for."""
 _WORTH = 0.3
 """Part of the time that must be left for them."""
-_FACTOR = 1e-4
-"""Seconds per factor before anything is drawn."""
 _MEMBERS = 100
 """Members of a population that its marginals need: fewer are pinned in all populations alike."""
 _CONTRADICTED, _NEAR = 3.0, 1e-4
@@ -105,7 +104,9 @@ class BestKnown(Delegate):
         if left < _WORTH * self.allowance.seconds:
             return True
         trial = self.drawn(_TRIAL * left)
-        if _TRIAL * left < _FACTOR * sum(len(g.scopes) for g in trial.network.groups):
+        if _TRIAL * left < tuning.SECONDS_PER_FACTOR * sum(
+            len(g.scopes) for g in trial.network.groups
+        ):
             return True
         with self.allowance.spending():
             return any(one.error > _HOPELESS for one in trial.estimates)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import differentiable_property
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 
@@ -48,9 +49,6 @@ class Status:
 
 Value = TypeVar("Value")
 Params = ParamSpec("Params")
-
-_ROUNDING = 1e-6
-"""Differences below this are rounding: relative to a score, or in nats below one nat."""
 
 
 class Solution(ABC):
@@ -198,7 +196,7 @@ class Solution(ABC):
 
 def meets(scores: Tensor, bounds: Tensor) -> Tensor:
     """Return whether scores (nats) reach their upper bounds, up to rounding."""
-    slack = _ROUNDING * scores.abs().clamp(min=1.0)
+    slack = ROUNDING * scores.abs().clamp(min=1.0)
     return (scores > -math.inf) & (bounds <= scores + torch.where(slack.isfinite(), slack, 0.0))
 
 

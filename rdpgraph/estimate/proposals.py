@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats
@@ -265,7 +266,6 @@ def log_likely(
 
 
 _PROBE = -10.0  # log-weight of a state that is looked at: it hardly changes what it meets
-_MOST_ELEMENTS = 1 << 25  # of the tables that are solved at once
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ def probed(setting: Setting, chosen: list[Support]) -> Scores:
     )
     widths = [-(-sites.states // lots) for sites in groups]
     largest = max(width + s.kept for width, s in zip(widths, chosen, strict=True))
-    at_once = max(1, _MOST_ELEMENTS // (_num_tables(setting.model) * largest**2))
+    at_once = tuning.per_block(_num_tables(setting.model) * largest**2, tuning.LARGE_BLOCK)
     parts: list[list[Tensor]] = [[] for _ in groups]
     for first in range(0, lots, at_once):
         numbers = torch.arange(first, min(first + at_once, lots), device="cpu").unsqueeze(1)

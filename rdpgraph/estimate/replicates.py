@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph._core.numbers import student
+from rdpgraph._core.numbers import ROUNDING, student
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.estimate.estimator import Model, Supports, restricted
@@ -257,8 +258,6 @@ def _no_average(answer: str) -> UnsupportedError:
 
 
 _SURE = 0.999  # of the interval that a lower bound is above, where the estimate is called low
-_LITTLE = 1e6  # multiply-adds that take no longer than a model's overhead
-_ROUNDING = 1e-6  # nats
 
 
 class Judged(Solution):
@@ -333,7 +332,7 @@ def lacking(
     whose mass is Z itself.
     """
     none = torch.zeros_like(replicates.log_partitions[0].detach())
-    most = max(solve(few).plan.flops, _LITTLE)
+    most = max(solve(few).plan.flops, tuning.LITTLE_WORK)
     for wider in _wider(model, supports, replicates.count):
         with suppress(BudgetError):
             posterior = solve(wider)
@@ -344,7 +343,7 @@ def lacking(
                 if wider is model:
                     beyond |= bound < low
                 gap = torch.where(beyond, bound, 0.0) - replicates.log_partition
-                return torch.where(beyond, gap + gap.sign() * _ROUNDING, none)
+                return torch.where(beyond, gap + gap.sign() * ROUNDING, none)
     return none
 
 

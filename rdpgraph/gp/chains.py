@@ -5,13 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
 _HEADROOM = {torch.float32: 60.0, torch.float64: 600.0}
 """Maximum difference of scores, in nats, for products without underflow."""
-_FEW_SEQUENCES = 4
-"""Number of sequences up to which broadcasting is faster than bmm."""
 
 
 def log_partition(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Tensor:
@@ -159,6 +158,6 @@ class _LogPartition(torch.autograd.Function):
 
 def _times(state: Tensor, matrix: Tensor) -> Tensor:
     """(S, B, V) times (S, V, V)."""
-    if state.shape[1] > _FEW_SEQUENCES:
+    if state.shape[1] > tuning.BROADCAST_SEQUENCES:
         return state @ matrix
     return (state.unsqueeze(-1) * matrix.unsqueeze(1)).sum(-2)

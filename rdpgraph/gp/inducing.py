@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.kernels import Features, Kernel, Products
@@ -38,9 +39,6 @@ def cholesky(covariance: Tensor, what: str, remedy: str) -> Tensor:
 _NOTHING_LEFT = 1e-9
 """Share of the largest variance below which a residual is rounding."""
 
-_SHORT = 16
-"""Number of positions up to which products of pairs of rows are cached."""
-
 
 @dataclass(frozen=True, eq=False)
 class Conditional:
@@ -68,7 +66,7 @@ class Conditional:
         Diagonal covariances are linear in them. Cached for short sequences in training.
         """
         steps = self.rows.shape[1]
-        if not self.keeps or steps > _SHORT:
+        if not self.keeps or steps > tuning.PAIRED_POSITIONS:
             return None
         if not self._pairs:
             first, second = torch.tril_indices(steps, steps, device=self.rows.device)

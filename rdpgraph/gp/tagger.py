@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.arguments import Arguments
 from rdpgraph._core.numbers import is_real
 from rdpgraph.errors import ModelError
@@ -26,7 +27,6 @@ from rdpgraph.gp.posterior import (
 )
 from rdpgraph.gp.training import Objective, Training
 
-_SEQUENCES = 16  # in memory at a time for a bound
 _DTYPE = torch.float64
 
 Label = TypeVar("Label", bound=Hashable)
@@ -298,7 +298,7 @@ class StructuredGP(Arguments):
             raise ModelError("This StructuredGP is not fitted; call fit(sequences, labels) first.")
         features = feature_list(sequences, dtype=_DTYPE, columns=self._basis.points.columns)
         states = None if labels is None else self._states(labels, features)
-        size = 1 if labels is None else _SEQUENCES
+        size = 1 if labels is None else tuning.SEQUENCES
         return self._basis.groups(size, features, states, _edge_list(edges, features))
 
     def _objective(self) -> Objective:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.errors import ModelError
@@ -101,9 +102,6 @@ class SAGA(Optimizer):
         return direction
 
 
-_TOGETHER = 16  # sequences in memory at a time in steps over all
-
-
 @dataclass(frozen=True, eq=False)
 class Objective:
     """The evidence lower bound of sequences in groups."""
@@ -170,7 +168,7 @@ class Training:
 
     def group_size(self) -> int:
         """The number of sequences in a group."""
-        return self.sequences or _TOGETHER
+        return self.sequences or tuning.SEQUENCES
 
     def run(
         self, objective: Objective, groups: list[Group], generator: torch.Generator | None

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.conditional import Network
 from rdpgraph.model.factor import Factor
@@ -22,7 +23,6 @@ from rdpgraph.model.variable import States, Variable
 
 Array = NDArray[np.floating[Any]]
 
-_ROWS = 1 << 14  # rows of scopes compared at a time
 _RANGE = (math.log(sys.float_info.min), math.log(sys.float_info.max))
 
 
@@ -160,7 +160,7 @@ def find_cycle(
 
 def distinct_sizes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """The distinct sizes, in order."""
-    parts = [np.unique(sizes[at : at + _ROWS]) for at in range(0, len(sizes), _ROWS)]
+    parts = [np.unique(sizes[at : at + tuning.PIECE]) for at in range(0, len(sizes), tuning.PIECE)]
     return np.unique(np.concatenate([*parts, sizes[:0]]))
 
 
@@ -174,10 +174,10 @@ def alike(
         if most > 2**62 // count:  # renumber the codes
             codes = np.unique(codes, return_inverse=True)[1].ravel()
             most = int(codes.max()) + 1
-        for at in range(0, len(scopes), _ROWS):
-            piece = codes[at : at + _ROWS]
+        for at in range(0, len(scopes), tuning.PIECE):
+            piece = codes[at : at + tuning.PIECE]
             piece *= count
-            piece += np.searchsorted(distinct, sizes[scopes[at : at + _ROWS, column]])
+            piece += np.searchsorted(distinct, sizes[scopes[at : at + tuning.PIECE, column]])
         most *= count
     if (codes == codes[0]).all():
         return [slice(None)]

@@ -34,7 +34,6 @@ _ARITIES = {float(arity): arity for arity in range(tuning.MOST_DIMS + 1)}
 _MOST_UNSUPPORTED_STATES = 1 << 20  # of a variable without a table
 _MOST_SHAPES = 1 << 14
 _BYTES_PER_SHAPE = 700  # text per shape beyond that; a block takes 4 kB
-_ROWS = 1 << 14
 
 
 def parse_uai(
@@ -148,9 +147,9 @@ def _read_sizes(numbers: Numbers) -> NDArray[np.int64]:
     count = numbers.whole("a number of variables", max(numbers.total - 1, 0))
     sizes = np.empty(min(count, numbers.total - numbers.place), dtype=np.int64)
     most = max(numbers.total, _MOST_UNSUPPORTED_STATES)
-    for at in range(0, len(sizes), _ROWS):
+    for at in range(0, len(sizes), tuning.PIECE):
         place = numbers.place
-        piece = numbers.take(min(_ROWS, len(sizes) - at))
+        piece = numbers.take(min(tuning.PIECE, len(sizes) - at))
         numbers.check((piece >= 1) & (piece % 1 == 0), place, "a number of states >= 1")
         numbers.check(piece <= most, place, f"at most {most} states in a file of this length")
         sizes[at : at + len(piece)] = piece
@@ -210,8 +209,8 @@ def _by_shape(
         every = len(rows) == len(arities)
         flat = members if every else members[np.repeat(arities == arity, arities)]
         scopes = flat.reshape(len(rows), arity)
-        for at in range(0, len(rows) if arity > 1 else 0, _ROWS):
-            ranked = np.sort(scopes[at : at + _ROWS], axis=1)
+        for at in range(0, len(rows) if arity > 1 else 0, tuning.PIECE):
+            ranked = np.sort(scopes[at : at + tuning.PIECE], axis=1)
             repeats = (ranked[:, 1:] == ranked[:, :-1]).any(1)
             if repeats.any():
                 _fail_at_repeat(numbers, arities, int(rows[at + repeats.argmax()]), members)
@@ -280,11 +279,11 @@ def _sized(groups: list[Alike]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.
     rows, sizes, count = list[NDArray[np.int32]](), list[float](), 0
     for group in groups:
         size = math.prod(map(float, group.shape))
-        for at in range(0, len(group.rows), _ROWS):
-            rows.append(group.rows[at : at + _ROWS])
+        for at in range(0, len(group.rows), tuning.PIECE):
+            rows.append(group.rows[at : at + tuning.PIECE])
             sizes.append(size)
             count += len(rows[-1])
-            if count >= _ROWS:
+            if count >= tuning.PIECE:
                 yield np.concatenate(rows), np.repeat(sizes, list(map(len, rows)))
                 rows, sizes, count = [], [], 0
     if rows:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.numbers import ROUNDING, is_real, is_whole
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
@@ -19,9 +19,6 @@ from rdpgraph.plan import clock
 from rdpgraph.schedulers import Scheduler
 
 Statistics = dict[str, tuple[Tensor, ...]]
-
-_ROUNDING = 1e-6
-"""Relative decrease of an objective that counts as rounding."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +198,7 @@ class EM:
                 break
             if len(history) - first > 1:
                 gain = history[-1] - history[-2]
-                slack = _ROUNDING * (abs(history[-1]) + scored.weight)
+                slack = ROUNDING * (abs(history[-1]) + scored.weight)
                 rises = scored.exact and self.stepwise is None
                 fell = rises and gain < -slack
                 converged = (gain if rises else abs(gain)) < self.tolerance * scored.weight

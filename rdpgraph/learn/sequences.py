@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torch.nn.utils.rnn import pad_sequence
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError
 
@@ -20,8 +21,6 @@ PaddedBatch = Mapping[str, Tensor]
 _LLOYD, _SAMPLED, _SOFT = 10, 2**14, 0.1  # steps, rows, and the weight shared by all clusters
 _LEAST = 8
 """Minimum of sequences in a batch."""
-_MOST = 2**23
-"""Log-likelihoods of a batch, 64 MB."""
 
 
 def sequences_of(given: Any, lengths: Any = None) -> list[Tensor]:
@@ -88,11 +87,11 @@ def batches_of(
     sizes = [len(each) for each in sequences]
     begins = [0, *accumulate(sizes)]
     order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
-    aim = aim if sequences[0].device.type == "cpu" else _MOST
+    aim = aim if sequences[0].device.type == "cpu" else tuning.BLOCK
     while order:
         longest = sizes[order[0]]
         cells = max(1, longest * width)
-        count = max(1, min(max(_LEAST, aim // cells), _MOST // cells))
+        count = max(1, min(max(_LEAST, aim // cells), tuning.BLOCK // cells))
         least = longest / 2 if count * cells > aim else 0
         count = sum(sizes[number] >= least for number in order[:count])
         chosen, order = order[:count], order[count:]

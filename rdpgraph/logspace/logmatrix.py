@@ -92,8 +92,6 @@ def safe_log(values: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
 
 
-_HELD = 2**12  # terms above which they are recomputed for the gradient
-
 Exact = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Reduces logs of terms (R, k), of items, rows and columns (R,), to (R,)."""
 
@@ -194,7 +192,7 @@ class LogMatrix:
             places.split(tuning.per_block(rows.shape[-1], tuning.BLOCK)),
             len(places) * rows.shape[-1],
         )
-        if torch.is_grad_enabled() and held > _HELD:
+        if torch.is_grad_enabled() and held > tuning.STORED_TERMS:
             repaired: list[Tensor] = [
                 checkpoint(again, part, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore
                 for part in parts

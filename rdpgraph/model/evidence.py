@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph.errors import EvidenceError, no_raw_memory_error
 from rdpgraph.model.domain import Domain, Entry, Named
@@ -17,8 +18,6 @@ from rdpgraph.model.variable import States, is_named, state_index
 
 MISSING = -1
 
-_MANY = 64
-"""Number of keys above which single variables are looked up together."""
 
 _Given: TypeAlias = tuple[Named, int, Entry, Tensor]
 """A variable with evidence, its number and entry, and the states."""
@@ -71,7 +70,7 @@ def _read(given: Mapping[Any, Any], domain: Domain) -> Tensor:
     alike: dict[tuple[int, ...], list[_Given]] = {}
     batch: tuple[int, ...] = ()
     rest = given.items()
-    if len(given) >= _MANY:
+    if len(given) >= tuning.EVIDENCE_KEYS:
         places, values, rest = _many(given, domain)
         numbers.append(places)
         states.append(values)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from math import inf, log, log2
 from random import Random
 
+from rdpgraph._core import tuning
 from rdpgraph.plan import clock
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, tree_from_path
@@ -13,9 +14,6 @@ HOT = 1.0
 
 COLD = 0.05
 """Last temperature."""
-
-_VISIT = 600.0
-"""Operations counted for a visit of a node."""
 
 
 def anneal(
@@ -45,7 +43,7 @@ def anneal(
     for sweep in range(sweeps):
         temperature = hot * (COLD / hot) ** (sweep / max(1, sweeps - 1))
         state.sweep(temperature, rng.random)
-        clock.count(_VISIT * len(state.left))
+        clock.count(tuning.ANNEALING_VISIT * len(state.left))
         total = state.total()
         if total < best_total:
             best, best_total = state.snapshot(), total

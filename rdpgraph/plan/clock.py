@@ -26,10 +26,6 @@ _LEAST = 0.1
 _EARLY, _HOPELESS, _LITTLE = 0.25, 2.0, 1e-3
 
 
-_LOOK = 2e-5
-"""Seconds counted for a look at a counter: about a step of a greedy order."""
-
-
 @dataclass(eq=False)
 class Counter:
     """A clock that advances by work alone, so that deadlines fall alike on every machine."""
@@ -119,7 +115,7 @@ def now() -> float:
     passed = 0.0 if stop is None else stop.passed()
     if counter is None:
         return perf_counter() + passed
-    counter.seconds += _LOOK
+    counter.seconds += tuning.SECONDS_PER_LOOK
     return counter.seconds + passed
 
 

@@ -134,8 +134,6 @@ BOTH_WAYS = 2.5
 """Memory of marginals relative to the tables of the upward pass: those of the downward pass, and
 temporaries; measured."""
 
-_EASY = 2e7
-"""Cells of all tables of an easy order: a fraction of a second."""
 
 _log = logging.getLogger(__name__)
 _OTHERS = ("condition on more evidence", "use an approximate method")
@@ -191,7 +189,7 @@ def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
     if (known := _easy.get(key)) is not None:
         return known
     core = peel(primal_graph(topology.scopes, topology.sizes), deadline=deadline)[1]
-    easy = min_weight(core, limit=_EASY, deadline=deadline) is not None
+    easy = min_weight(core, limit=tuning.EASY_ENTRIES, deadline=deadline) is not None
     return easy if clock.now() > deadline else _easy.put(key, easy)
 
 

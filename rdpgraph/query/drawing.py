@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError, UnsupportedError, printable
 from rdpgraph.interface.structure import Structure
 from rdpgraph.io.pictures import checked_suffix, draw_structure, save_picture
@@ -22,7 +23,6 @@ from rdpgraph.query.structured import StructuredPosterior
 _WITH_BARS = 40
 _WITH_NAMES = 150
 _MOST = 400
-_MOST_CELLS = 1 << 22  # of the tables tested for a Bayesian network
 _DOT = 0.13  # inches
 _SQUARE = 0.09
 _NOTHING = 1e-6
@@ -185,7 +185,7 @@ def _conditionals(graph: FactorGraph) -> list[Conditional] | None:
     if graph.num_factors != graph.num_variables:
         return None
     cells = sum(block.count * int(np.prod(block.sizes)) for block in graph.blocks)
-    if cells > _MOST_CELLS or max(block.arity for block in graph.blocks) < 2:
+    if cells > tuning.BLOCK or max(block.arity for block in graph.blocks) < 2:
         return None
     try:
         return conditional_tables(graph.retract())

@@ -45,9 +45,6 @@ from rdpgraph.schedulers.scheduler import (
 )
 from rdpgraph.structures.recursion import library
 
-_ENTRY = 5.0
-"""Operations of an entry of a message in a sweep, in addition to those of tables."""
-
 
 @dataclass(frozen=True, eq=False)
 class Loopy(Scheduler):
@@ -369,5 +366,7 @@ def sweep_seconds(network: Network) -> float:
     work = 0.0
     for group in network.groups:
         shape = group.log_tables.shape[2:]
-        work += len(group.scopes) * (_ENTRY * sum(shape) + len(shape) * math.prod(shape))
+        work += len(group.scopes) * (
+            tuning.MESSAGE_ENTRY * sum(shape) + len(shape) * math.prod(shape)
+        )
     return network.batch * work / tuning.OPERATIONS_PER_SECOND

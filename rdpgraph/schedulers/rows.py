@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.recognised import recognised_left
 from rdpgraph.engines.reduction.network import Network, reduce_graph
@@ -35,9 +36,6 @@ _TRIED = 16
 _PER_SECOND, _PER_VARIABLE = 1e8, 100.0
 """Cells of all passes in a second, and what a missing variable costs besides, in cells; measured
 by `tests/benchmarks/bnlearn.py --rows`."""
-
-_ENTRIES = 2**22
-"""Probabilities of configurations of factors that are held at a time for expected scores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +223,7 @@ class RowsSolution(Delegate):
         for number, group in enumerate(self.network.groups):
             logs = group.each()[0].double()
             each = len(group.scopes) * logs[0].numel()
-            for rows in torch.arange(len(total), device="cpu").split(max(1, _ENTRIES // each)):
+            for rows in torch.arange(len(total), device="cpu").split(tuning.per_block(each)):
                 beliefs = self._beliefs(number, self.observed[rows])
                 total[rows] += (beliefs * torch.where(beliefs > 0, logs, 0.0)).flatten(1).sum(1)
         return self._of_possible(total).to(self.graph.dtype)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
@@ -17,8 +18,6 @@ Pick = Callable[[Tensor], Tensor]
 """Chooses an entry of each row of log-values (Q, M), as (Q,)."""
 Noise = Callable[[int, int], Tensor]
 """Noise (steps, ...) of a number of steps, given that and the index of the last, which is first."""
-
-_MANY = 256  # alternatives above which inverting the running sum is faster than noise
 
 
 def checked_count(count: int, shape: Sequence[int] = ()) -> int:
@@ -53,7 +52,7 @@ def drawn(generator: torch.Generator | None) -> Pick:
     require_generator(generator)
 
     def pick(logs: Tensor) -> Tensor:
-        if logs.shape[1] > _MANY:
+        if logs.shape[1] > tuning.NOISY_ALTERNATIVES:
             return column((logs - logs.amax(1, keepdim=True)).double().exp(), generator)
         return (logs + gumbel(logs.shape, logs.double(), generator)).argmax(1)
 

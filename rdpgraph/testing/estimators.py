@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.errors import ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.estimate.estimator import Estimator, Model
 from rdpgraph.estimate.proposals import Local
@@ -34,9 +35,6 @@ from rdpgraph.testing.enumeration import (
     tensors_of,
     truth_of,
 )
-
-_ROUNDING = 1e-6
-"""Tolerance of bounds, in nats."""
 
 
 def check_estimator(estimator: Estimator, model: Model, *, draws: int = 0) -> None:
@@ -118,7 +116,7 @@ def _check_worth(name: str, model: Model, estimated: Any, truth: Any) -> None:
         best = model.score(truth.mode())
         close(model.score(estimated.mode()), best, f"the score of the mode with {name}")
         if isinstance(model, FactorGraph):
-            above = estimated.mode_bound() >= best.detach().double().cpu() - _ROUNDING
+            above = estimated.mode_bound() >= best.detach().double().cpu() - ROUNDING
             agree(bool(above.all()), f"no score exceeds mode_bound() with {name}")
     above = {"upper": 1.0, "lower": -1.0}.get(status.bound)
     if above is not None:
@@ -128,7 +126,7 @@ def _check_worth(name: str, model: Model, estimated: Any, truth: Any) -> None:
         with suppress(UnsupportedError):
             lower, upper = estimated.bounds()
             log_z = truth.log_partition
-            inside = (lower - _ROUNDING <= log_z) & (log_z <= upper + _ROUNDING)
+            inside = (lower - ROUNDING <= log_z) & (log_z <= upper + ROUNDING)
             agree(bool(inside.all()), f"log Z lies within bounds() with {name}")
 
 

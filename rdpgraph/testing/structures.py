@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.pruning.estimator import masks_of
@@ -18,9 +19,6 @@ from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.structures.recursion.rules import Rules
 from rdpgraph.testing.enumeration import QUESTIONS, Enumeration, agree, close, seeded, truth_of
 from rdpgraph.testing.estimators import check_on_few
-
-_ROUNDING = 1e-6
-"""Tolerance of the sums of relaxed weights, also in float32."""
 
 _CERTAIN = 1e-9
 """Tolerance of probabilities of use that count as 0 or 1."""
@@ -146,7 +144,7 @@ def _check_relaxed(posterior: StructuredPosterior, truth: Enumeration) -> None:
     agree(bool((drawn >= 0).all()), "rsample() has weights >= 0")
     total = drawn.sum(-1)
     agree(
-        bool((total < truth.most + _ROUNDING).all()),
+        bool((total < truth.most + ROUNDING).all()),
         "the weights of rsample() sum to the uses of a site at most",
     )
     used = posterior.marginals().detach().sum(-1)

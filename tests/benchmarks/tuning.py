@@ -4,7 +4,8 @@
 
 For blocks: nanoseconds an element of sums in logs that are formed some rows at a time, by elements
 of a block, with few columns (a step of messages) and many; the block that is named should be near
-the least. For rates: the seconds that they predict for all marginals of grids, beside those taken.
+the least. For thresholds: microseconds of both methods at the size that is named, which should be
+alike. For rates: the seconds that they predict for all marginals of grids, beside those taken.
 """
 
 import argparse
@@ -16,6 +17,10 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import tuning
+from rdpgraph.engines.reduction import network
+from rdpgraph.gp import chains
+from rdpgraph.model.potentials.table import looked_up
+from rdpgraph.structures.draws import drawn
 
 EXPONENTS = range(12, 27, 2)
 
@@ -46,6 +51,38 @@ def blocks(elements: int, repeats: int) -> None:
         print(f"{columns} columns, ns an element: {', '.join(shown)}")
     for name in ("CORE_BLOCK", "CACHE_BLOCK", "BLOCK", "LARGE_BLOCK"):
         print(f"{name} is 2^{getattr(tuning, name).bit_length() - 1}")
+
+
+def repeated(call: Callable[[], object]) -> None:
+    """A hundred calls."""
+    for _ in range(100):
+        call()
+
+
+def thresholds(repeats: int) -> None:
+    """A line for each threshold: both methods at that size."""
+    table, keys = torch.randn(1000, 1000), tuning.EVIDENCE_KEYS
+    index = [torch.arange(tuning.INDEXED // 64).unsqueeze(1), torch.arange(64)]
+    variables = [rg.Variable(f"x{n}", 3) for n in range(2 * keys)]
+    graph = rg.FactorGraph([rg.Factor((x,), rg.Table(torch.zeros(3))) for x in variables])
+    sizes = torch.randint(2, 4, (tuning.GROUPED_FACTORS, 2))
+    unary = torch.randn(tuning.KERNEL_SCALED // 2**10, 2**6, 2**4).double()
+    states, matrix = torch.randn(2, tuning.BROADCAST_SEQUENCES, 10), torch.randn(2, 10, 10)
+    logs = torch.randn(1000, tuning.NOISY_ALTERNATIVES)
+    for name, call in {
+        "INDEXED": partial(looked_up, table, index),
+        "EVIDENCE_KEYS": partial(graph.condition, dict.fromkeys(variables[:keys], 1)),
+        "GROUPED_FACTORS": partial(network._patterns, sizes),  # pyright: ignore
+        "KERNEL_SCALED": lambda: rg.Chain(unary, torch.zeros(2**4, 2**4).double()).log_partition(),
+        "BROADCAST_SEQUENCES": partial(chains._times, states, matrix),  # pyright: ignore
+        "NOISY_ALTERNATIVES": partial(drawn(None), logs),
+    }.items():
+        named, taken = getattr(tuning, name), list[float]()
+        for value in (0, 2**62):
+            setattr(tuning, name, value)
+            taken.append(seconds(partial(repeated, call), repeats) * 1e4)
+        setattr(tuning, name, named)
+        print(f"{name} is {named}: {taken[1]:.0f} us as for less, {taken[0]:.0f} us as for more")
 
 
 def grid(side: int, states: int) -> rg.FactorGraph:
@@ -87,7 +124,7 @@ def rates(side: int, repeats: int) -> None:
 
 
 def main() -> None:
-    """Blocks, then rates."""
+    """Blocks, thresholds, then rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--elements", type=int, default=2**26)
     parser.add_argument("--side", type=int, default=16)
@@ -96,6 +133,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with torch.no_grad():
         blocks(options.elements, options.repeats)
+        thresholds(options.repeats)
         rates(options.side, options.repeats)
 
 

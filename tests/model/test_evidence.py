@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph._core import tuning
 from rdpgraph.model import domain, evidence
 
 
@@ -37,7 +38,7 @@ def test_many_keys_at_once_are_those_keys_one_by_one(kind, monkeypatch):
         }
     found = []
     for lowest in (1, 1, 10_000):
-        monkeypatch.setattr(evidence, "_MANY", lowest)
+        monkeypatch.setattr(tuning, "EVIDENCE_KEYS", lowest)
         found.append(evidence.states_given(given, graph.domain))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from rdpgraph import Segmentation
+from rdpgraph._core import tuning
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.nn import Constraints, SemiCRF
 from rdpgraph.nn import semicrf as layers
-from rdpgraph.structures.semimarkov import scoring
 
 LENGTHS = torch.tensor([5, 1, 3])
 MASK = torch.arange(5) < LENGTHS.unsqueeze(1)
@@ -25,7 +25,7 @@ def route(request, monkeypatch):
     """Both ways to answer; pieces of two positions."""
     if request.param:
         monkeypatch.setattr(layers, "_MOST_BYTES", 0)
-        monkeypatch.setattr(scoring, "_PIECE", 2 * 3 * 2 * 3 * 8)
+        monkeypatch.setattr(tuning, "CACHE_BLOCK", 2 * 3 * 2 * 3)
 
 
 def layer(constraints=None):

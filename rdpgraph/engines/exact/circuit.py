@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property, remembered
+from rdpgraph._core.numbers import LOG_RANGE
 from rdpgraph.engines.solution import Solution, Supplemented
 from rdpgraph.logspace.gradients import is_transformed, possible_alone, regradient
 from rdpgraph.logspace.logmatrix import safe_log
@@ -29,8 +30,6 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 _Part: TypeAlias = tuple[bytes, tuple[int, ...], int, bytes | None]
 
-_RANGE = 650.0
-"""Range of log-values within which no product in float64 underflows or overflows."""
 
 _FLOATS = (torch.float64, torch.float32)
 
@@ -217,7 +216,7 @@ def upward(
     with np.errstate(invalid="ignore"):  # +inf, written into a table
         logs -= peaks.take(circuit.owners)
     lowest = np.minimum.reduceat(np.where(allowed, logs, 0.0), circuit.cliques)
-    if not float(lowest.sum()) > circuit.log_cells - _RANGE:
+    if not float(lowest.sum()) > circuit.log_cells - LOG_RANGE:
         return None
     cells = np.exp(logs, out=logs)
     _apply(circuit, evidence, cells)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
+from rdpgraph._core.numbers import LOG_RANGE
 from rdpgraph.engines.loopy.arithmetic import neighbours
 from rdpgraph.engines.loopy.edges import Edges, Port, edges_of
 from rdpgraph.engines.loopy.equations import Equations
@@ -18,11 +20,6 @@ from rdpgraph.engines.reduction.network import Network
 from rdpgraph.logspace.logmatrix import finite, safe_log
 from rdpgraph.plan import clock
 from rdpgraph.plan.joingraph import ClusterGraph
-
-_PASSES = 6.0
-"""Operations for each entry of a table and separator."""
-_DEEP = 650.0
-"""Nats below the largest value of a cluster at which a product might underflow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +102,7 @@ class ClusterKernel(Kernel):
         for message in incoming:
             logs = message.detach()
             low = low + torch.where(logs > -math.inf, logs, 0.0).amin((0, 1))
-        return (low < -_DEEP).nonzero().flatten()
+        return (low < -LOG_RANGE).nonzero().flatten()
 
     def _broadcast(self, port: int, incoming: Tensor) -> Tensor:
         """(B, F, *sizes of the separator, 1 elsewhere) of log-messages (B, K, F)."""
@@ -150,7 +147,7 @@ class ClusterKernel(Kernel):
     ) -> list[Tensor | None]:
         """Marginals of the joint table on the separators, divided by the incoming messages."""
         total = self._product(incoming, rows)
-        clock.count(CALL + _PASSES * len(incoming) * total.numel())
+        clock.count(CALL + tuning.CLUSTER_ENTRY * len(incoming) * total.numel())
         places = self._deep(incoming, rows)
         logs = self._logs(incoming, rows, places) if len(places) else None
         answers: list[Tensor | None] = [None] * len(incoming)

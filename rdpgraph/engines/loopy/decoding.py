@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.orders import Order, orders, peeled
@@ -26,8 +27,6 @@ _OF_DAMPED = 1.2
 _DEEP = 2
 """Most layers of the peeling order, relative to the outward order: more of them come from a core in
 which every variable has many factors, where peeling promises nothing."""
-_ORDERING = 1e-5
-"""Seconds to compute an order, per edge, rounded up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +96,9 @@ class _Search:
         self.scores = scores(equations, self.states)
         self.left = _ALL * sweeps.double()
         self.settling = (_SETTLING * sweeps).long()
-        hurried = end < math.inf and clock.now() + _ORDERING * equations.edges.count > end
+        hurried = (
+            end < math.inf and clock.now() + tuning.SECONDS_PER_EDGE * equations.edges.count > end
+        )
         self.orders = None if hurried else orders(equations.edges)
         if self.orders is None:
             return

@@ -22,6 +22,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import BOTTOM, FLOOR, change, floored, rescaled, share, take
 from rdpgraph.engines.loopy.edges import Boundary, Edges, Port, SizeClass
@@ -30,8 +31,6 @@ from rdpgraph.logspace.logmatrix import soft_sum
 
 Messages: TypeAlias = tuple[Tensor, ...]
 """Per size class (B, K, E) log-messages whose maximum over states is 0."""
-_CACHED = 4e6
-"""Bytes of a batch that are worked on at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +297,7 @@ class Equations:
         messages = sum(c.size * c.count for c in self.edges.classes)
         numbers = 6 * messages + sum(kernel.entries for kernel in self.kernels)
         each = numbers * torch.finfo(self.dtype).bits / 8
-        return max(1, int(_CACHED / max(each, 1.0)))
+        return max(1, int(16 * tuning.CORE_BLOCK / max(each, 1.0)))
 
     @cached_property
     def operations(self) -> float:

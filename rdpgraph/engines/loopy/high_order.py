@@ -18,9 +18,6 @@ from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.plan import clock
 
-_OF_ENTRY = 500.0
-"""Operations for each entry of a message."""
-
 
 @dataclass(frozen=True, eq=False)
 class HighOrderKernel(FactorKernel):
@@ -144,7 +141,7 @@ class HighOrderKernel(FactorKernel):
         if isinstance(temperature, Tensor) and temperature.ndim > 1:
             temperature = self._placed(temperature)
         expanded = [self._placed(part) for part in expanded]
-        clock.count(CALL + _OF_ENTRY * sum(part.numel() for part in expanded))
+        clock.count(CALL + tuning.AUTOMATON_ENTRY * sum(part.numel() for part in expanded))
         answers = self.block.potential.messages(expanded, temperature=temperature)
         messages = [self._picked(part.reshape(-1, *part.shape[-2:])) for part in answers]
         return [part.expand(max(batch, len(part)), self.count, -1) for part in messages]

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import (
     Contract,
@@ -22,8 +23,6 @@ from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.reduction.network import Group
 from rdpgraph.logspace.logmatrix import finite, safe_log, soft_sum
 
-_OF_ENTRY = 5.0
-"""Operations for each entry of a message, in addition to those of tables."""
 CALL = 1e5
 """Overhead of a kernel call, in operations."""
 Ports: TypeAlias = Sequence[int] | None
@@ -135,7 +134,7 @@ class TableKernel(FactorKernel):
     @property
     def operations(self) -> float:
         shape = self.group.log_tables.shape[2:]
-        each = _OF_ENTRY * sum(shape) + len(shape) * math.prod(shape)
+        each = tuning.MESSAGE_ENTRY * sum(shape) + len(shape) * math.prod(shape)
         return CALL + each * self.count
 
     @property

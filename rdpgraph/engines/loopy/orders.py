@@ -9,16 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
 
 T = TypeVar("T")
-
-_SMALL = 50_000
-"""Edges up to which orders are cached for the next model of the same shape: there they are small,
-and take a while compared with the messages."""
-_WIDEST = 100
-"""Variables of a factor up to which it is cheap enough to be evaluated once for each of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +90,7 @@ def _of_shape(make: Callable[[Edges], Any], shape: _Shape) -> Any:
 
 
 def _cached(edges: Edges, make: Callable[[Edges], T]) -> T:
-    if edges.count > _SMALL:
+    if edges.count > tuning.CACHED_EDGES:
         return edges.remembered(make, make)
     return edges.remembered(make, lambda source: _of_shape(make, _Shape(source, _digest(source))))
 
@@ -160,7 +155,7 @@ def _orders(edges: Edges) -> tuple[Order, Order] | None:
 def _scopes(edges: Edges) -> list[tuple[int, ...]] | None:
     """Variables of each factor; None if factors are too wide."""
     wide = max((scopes.shape[1] for scopes in edges.scopes), default=0)
-    return None if wide > _WIDEST else edges.listed_scopes()
+    return None if wide > tuning.LISTED_ARITY else edges.listed_scopes()
 
 
 def _breadth_first(

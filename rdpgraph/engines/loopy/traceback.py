@@ -15,6 +15,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.loopy.arithmetic import rescaled
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
@@ -22,13 +24,9 @@ from rdpgraph.engines.loopy.kernels import FactorKernel
 from rdpgraph.engines.loopy.orders import Layer, Order
 from rdpgraph.plan import clock
 
-_LEVEL = 1e-6
-"""Relative difference of scores that counts as a tie in coordinate ascent."""
 _BEGINS, _BEGINS_LAYER, _BEGINS_WHOLE = 1e5, 4e4, 6e5
 """Overhead of the messages of a kernel, in multiplications: of all factors; of those of a layer; of
 potentials that answer messages themselves."""
-_LITTLE = 3e6
-"""Multiplications that take little time compared with the rest of an answer."""
 
 
 def traced(
@@ -127,7 +125,7 @@ def _chosen(
         variables, total = c.variables[local], summed.of_fewest()
         if luck is not None and len(local):
             peak = total.amax(1, keepdim=True)
-            near = total >= peak - _LEVEL * peak.abs().clamp(min=1.0)
+            near = total >= peak - ROUNDING * peak.abs().clamp(min=1.0)
             total = torch.where(near, luck[: c.size, variables.cpu()].to(total), -1.0)
         best = torch.where(free[:, variables], total.max(1).indices, states[:, variables])
         states[:, variables] = best
@@ -183,7 +181,7 @@ def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
         work + sum(starts[part.kernel] for layer in order.layers for part in layer.arrivals)
         for order in orders
     ]
-    return Costs(through[0] / sweep, through[1] / sweep, _LITTLE / sweep)
+    return Costs(through[0] / sweep, through[1] / sweep, tuning.LITTLE_WORK / sweep)
 
 
 def scores(equations: Equations, states: Tensor) -> Tensor:

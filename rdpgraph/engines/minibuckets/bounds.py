@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rdpgraph._core import tuning
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats, Tables
 from rdpgraph.errors import BudgetError
@@ -20,8 +21,6 @@ from rdpgraph.plan.plan import SMALL, require_room
 Factor: TypeAlias = tuple[tuple[int, ...], Floats]
 """Variables, and log-values with a dim for each."""
 
-_STEP = 1e-4
-"""Seconds of a pass for each variable and factor; measured on 100,000 and 200,000 of these."""
 
 _PART, ENTRY = 1500.0, 24.0
 """Bytes of a pass for each variable and factor, and for each entry of its tables; measured too."""
@@ -118,7 +117,7 @@ def bounded(
 
 def pass_seconds(tables: Tables | Network) -> float:
     """Least seconds of a pass."""
-    return _STEP * _count(tables)
+    return tuning.SECONDS_PER_FACTOR * _count(tables)
 
 
 def pass_cells(tables: Tables | Network, memory: float) -> float:

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.reduction.consistency import Possible, strike_impossible
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.restriction import distinct_rows
-
-_FEW_FACTORS = 64  # grouped in Python, which is faster than by tensors
-_SMALL_TABLE = 16  # entries up to which a table is at least as quick as other messages
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +135,7 @@ def _high_order_blocks(graph: FactorGraph) -> tuple[HighOrderBlock, ...]:
     blocks: list[HighOrderBlock] = []
     for number, block in enumerate(graph.blocks):
         high_order = type(block.potential).messages is not Potential.messages
-        if high_order and math.prod(block.sizes) > _SMALL_TABLE:
+        if high_order and math.prod(block.sizes) > tuning.SMALL_TABLE:
             blocks.append(HighOrderBlock(number, block.select(), block.scopes))
     return tuple(blocks)
 
@@ -330,7 +328,7 @@ def _patterns(kept: Tensor) -> list[tuple[Tensor, tuple[int, ...]]]:
     """Factors of a block, by the remaining states of their slots."""
     if not len(kept):
         return []
-    if len(kept) <= _FEW_FACTORS:
+    if len(kept) <= tuning.GROUPED_FACTORS:
         rows: dict[tuple[int, ...], list[int]] = {}
         for row, sizes in enumerate(kept.tolist()):
             rows.setdefault(tuple(sizes), []).append(row)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
 from rdpgraph.engines.minibuckets.estimate import Sampling, estimated
 from rdpgraph.engines.minibuckets.population import grown
@@ -39,8 +40,6 @@ _FEW = 10
 """Configurations of each kind whose sums are estimated."""
 _GRACE = 0.1
 """Part of the time by which the population of the first of them may be late."""
-_FACTOR = 1e-4
-"""Seconds of each factor in a pass of mini-buckets, at least."""
 _CELLS, _BEAM = 2.0**15, 300
 """Entries of a table of these bounds, and configurations in a beam."""
 
@@ -154,7 +153,7 @@ def best_estimated(
     instead.
     """
     end = clock.now() + limits.seconds
-    slow = _FACTOR * sum(len(group.scopes) for group in network.groups)
+    slow = tuning.SECONDS_PER_FACTOR * sum(len(group.scopes) for group in network.groups)
     if 2.0 * slow > limits.seconds:
         joint = tables_of(network, item)
         modes = Search(joint, Random(limits.seed), memory=limits.memory, kernel=limits.compiled())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.interface.masks import Draw, Expected, Masks
 from rdpgraph.structures.draws import uniform
@@ -88,8 +89,6 @@ _WIDE = 1 / 4
 """Fraction of the sweeps that are wide; twice that while the averages have not begun."""
 _MOST_WORK = 4.0
 """Most work of a wide sweep, relative to another sweep."""
-_LITTLE = 1 << 14
-"""Places and ways of a sweep that take no longer than its overhead, some milliseconds."""
 _MANY = 3.0
 """Number of the known configurations that a wide sweep moves between, on average."""
 
@@ -111,7 +110,7 @@ class State:
 
     def judged(self, work: int) -> "State":
         """State with another part to try next, after a wide sweep."""
-        if work > _MOST_WORK * max(self.work, _LITTLE):
+        if work > _MOST_WORK * max(self.work, tuning.LITTLE_SWEEP):
             return replace(self, tried=min(self.share, 1.0))
         return replace(self, share=self.tried, tried=self.tried / 4 if self.tried > 0.1 else 0.0)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError, ProbabilityWarning
 from rdpgraph.model.potentials.potential import (
@@ -128,13 +129,9 @@ def _shown(given: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-_FEW = 4096
-"""Number of entries up to which plain indexing is faster."""
-
-
 def looked_up(values: Tensor, index: Sequence[Tensor]) -> Tensor:
     """``values[tuple(index)]`` by flat indices, several times as fast for many entries."""
-    few = math.prod(indices.numel() for indices in index) <= _FEW
+    few = math.prod(indices.numel() for indices in index) <= tuning.INDEXED
     if few or not values.is_contiguous():  # flat indices would need a copy
         return values[tuple(index)]
     number = index[0]

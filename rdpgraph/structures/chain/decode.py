@@ -23,7 +23,6 @@ from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
 
 _LEVELLED = 8  # steps between shifts
-_SMALL = 2**13  # sums of a step below which NumPy is faster than torch
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def _is_small(unary: Tensor, transition: Tensor) -> bool:
         and unary.is_cpu
         and unary.dtype == transition.dtype
         and unary.dtype in (torch.float32, torch.float64)
-        and unary.shape[0] * transition.numel() <= _SMALL
+        and unary.shape[0] * transition.numel() <= tuning.NUMPY_MAXIMA
         and not is_transformed()
         and not native.applies(unary, transition)
     )

@@ -14,8 +14,6 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.structures.chain.steps import OperatorSteps, RankSteps, Steps, TableSteps
 
-_MANY = 256  # words of a class from which on they are a product of matrices
-
 
 @dataclass(frozen=True, eq=False)
 class LookAhead:
@@ -166,7 +164,7 @@ class LookAhead:
     def _large(self) -> dict[int, tuple[Tensor, LogMatrix]]:
         """Words of large classes, with their shares."""
         kinds = self._graph.kinds
-        large = (kinds.bincount() >= _MANY).nonzero().flatten().tolist()
+        large = (kinds.bincount() >= tuning.CLASS_WORDS).nonzero().flatten().tolist()
         each = ((kind, (kinds == kind).nonzero().flatten()) for kind in large)
         return {kind: (words, LogMatrix.of(self._shares[words])) for kind, words in each}
 
@@ -174,7 +172,7 @@ class LookAhead:
     def _small(self) -> tuple[Tensor, Tensor, Tensor]:
         """All other words, their classes, and their shares."""
         kinds = self._graph.kinds
-        words = (kinds.bincount()[kinds] < _MANY).nonzero().flatten()
+        words = (kinds.bincount()[kinds] < tuning.CLASS_WORDS).nonzero().flatten()
         return words, kinds[words], self._shares[words]
 
 

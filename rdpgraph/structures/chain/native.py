@@ -3,13 +3,12 @@
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain.factors import Factors, state_limit, step_limit
 from rdpgraph.structures.chain.sweeps import Forward
 from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.library import function
-
-_SMALL = 2**17  # potentials up to which the kernel scales them faster than torch
 
 
 def applies(unary: Tensor, transition: Tensor) -> bool:
@@ -25,7 +24,7 @@ def applies(unary: Tensor, transition: Tensor) -> bool:
 def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
     """Scaled factors of log-potentials, in one pass over them if they are few."""
     batch, steps, states = unary.shape
-    if unary.numel() + transition.numel() > _SMALL:
+    if unary.numel() + transition.numel() > tuning.KERNEL_SCALED:
         return Factors.of(unary, transition, lengths)
     unary, transition = _dense(unary), _dense(transition)
     emission, matrix = torch.empty_like(unary), torch.empty_like(transition)

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.factors import masked
 from rdpgraph.structures.chain.steps import ChainTensors, RankSteps, RankTensors
-
-_CALL = 5e-6  # seconds of a call into torch
-_MEMORY = 2**26  # elements of the matrices, and of the terms that are summed
 
 
 def worthwhile(parts: ChainTensors | RankTensors) -> bool:
@@ -29,13 +27,13 @@ def worthwhile(parts: ChainTensors | RankTensors) -> bool:
     rank = parts.transition.left.shape[-1]
     if total < 8 or not parts.transition.shared:
         return False
-    if 8 * batch * total * rank * max(states, rank) > _MEMORY:
+    if 8 * batch * total * rank * max(states, rank) > tuning.SCAN_BLOCK:
         return False
-    rate = 1e10 if parts.unary.device.type == "cpu" else 1e12
-    vectors = total * (30 * _CALL + 8 * batch * states * rank / rate)
+    call, rate = tuning.SECONDS_PER_CALL, 1e10 if parts.unary.device.type == "cpu" else 1e12
+    vectors = total * (30 * call + 8 * batch * states * rank / rate)
     levels = math.ceil(math.log2(total))
     matrices = batch * total * (8 * states * rank**2 + 8 * rank**3) / rate
-    return matrices + 40 * levels * _CALL < vectors
+    return matrices + 40 * levels * call < vectors
 
 
 def log_partition(unary: Tensor, steps: RankSteps, lengths: Tensor) -> Tensor:
@@ -65,11 +63,11 @@ def symbols_worthwhile(
     For so many different symbols, observations of shape (batch, steps), N states and rank r.
     """
     batch, total = observations
-    if total < 4 or max(symbols * states * rank, batch * total * rank**2) > _MEMORY:
+    if total < 4 or max(symbols * states * rank, batch * total * rank**2) > tuning.SCAN_BLOCK:
         return False
-    rate = 1e10 if device.type == "cpu" else 1e12
-    vectors = total * 30 * _CALL + 8 * batch * total * states * rank / rate
-    matrices = total * 10 * _CALL + (symbols * states + batch * total) * 8 * rank**2 / rate
+    call, rate = tuning.SECONDS_PER_CALL, 1e10 if device.type == "cpu" else 1e12
+    vectors = total * 30 * call + 8 * batch * total * states * rank / rate
+    matrices = total * 10 * call + (symbols * states + batch * total) * 8 * rank**2 / rate
     return matrices < vectors
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.model.block import Block
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
@@ -18,7 +19,6 @@ from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.factors import inside
 
 _FEWEST = 3  # variables of a chain; contraction is as fast for fewer
-_MOST_COPIED = 2**22  # entries of shared tables when copied for each edge
 _MOST_PADDED = 2  # sites for each variable
 
 
@@ -116,13 +116,13 @@ def _transition(
     if any(block.select().decompose() is not None for block in pairs):
         return None
     if any(
-        entries > _MOST_COPIED and not isinstance(block.potential, Table)
+        entries > tuning.BLOCK and not isinstance(block.potential, Table)
         for entries, block in zip(held, pairs, strict=True)
     ):
         return None
     if not all(part.alike for part in placed):
         copied = math.prod(graph.batch_shape) * edges * states**2
-        if copied > max(_MOST_COPIED, 4 * sum(held)):
+        if copied > max(tuning.BLOCK, 4 * sum(held)):
             return None
     like = torch.zeros((), dtype=graph.dtype, device=graph.device)
     tables = [part.tables(edges, like) for part in placed]

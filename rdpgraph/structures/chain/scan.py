@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.structures.chain.factors import inside, masked, peak
@@ -17,13 +18,12 @@ from rdpgraph.structures.chain.factors import inside, masked, peak
 _LEVEL, _MATRIX, _STEP = 165e-6, 1.2e-6, 11e-6
 # Seconds of a launch on a GPU, and launches of a step and of a level.
 _LAUNCH, _STEP_LAUNCHES, _LEVEL_LAUNCHES = 5e-6, 7, 22
-_MEMORY = 2**28  # bytes of matrices
 
 
 def worthwhile(unary: Tensor) -> bool:
     """Return whether a scan is expected to be faster than the recursion in torch."""
     batch, steps, states = unary.shape
-    if steps < 8 or 4 * batch * steps * states**2 * unary.element_size() > _MEMORY:
+    if steps < 8 or 4 * batch * steps * states**2 > tuning.SCAN_BLOCK:
         return False
     levels = math.ceil(math.log2(steps))
     if unary.device.type == "cpu":

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import BudgetError, EvidenceError
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import safe_log, soft_sum
@@ -54,7 +55,6 @@ def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
 
 _RANGE = 600.0  # nats between two masses of one sweep in float64; beyond it logarithms are used
 _MOST_OPEN = 34  # open checks and observables that fit in memory
-_AT_ONCE = 2.0**28  # bytes of the tables before all steps, for items that are answered together
 
 
 def serves(parities: Parities, unary: Tensor) -> bool:
@@ -261,8 +261,7 @@ def k_best(parities: Parities, unary: Tensor, syndrome: Tensor, count: int) -> T
     program = parities.program(observables=False, merged=False)
     require_open(parities, program, len(program.steps) / 8.0)
     unary, syndrome = unary.double(), syndrome.to(unary.device)
-    least = 64.0 * len(program.steps) * 2.0**program.width
-    items = max(1, int(_AT_ONCE / least))
+    items = max(1, int(tuning.LARGE_BLOCK / (8.0 * len(program.steps) * 2.0**program.width)))
     if len(syndrome) > items:
         pairs = zip(
             unary.split(items) if len(unary) > 1 else itertools.repeat(unary),

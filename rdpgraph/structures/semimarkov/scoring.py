@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import EvidenceError
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.chain.paths import between
@@ -201,9 +202,6 @@ def ends_of(starts: Tensor, lengths: Tensor) -> Tensor:
     return (place < lengths.unsqueeze(1)) & (follows | last)
 
 
-_PIECE = 2**24  # bytes of a block of scores; equally fast from 2**22 to 2**26
-
-
 def log_ends(unary: Tensor, transition: Tensor, duration: Tensor) -> Tensor:
     """(B, T, N) log-weight of all segmentations of the first t + 1 positions with last label n.
 
@@ -235,7 +233,7 @@ def best(unary: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor) -
 
 def _pieces(unary: Tensor, duration: Tensor) -> list[tuple[int, int]]:
     steps = unary.shape[1]
-    size = max(1, _PIECE // max(1, len(unary) * duration.numel() * unary.element_size()))
+    size = tuning.per_block(len(unary) * duration.numel(), tuning.CACHE_BLOCK)
     return [(start, min(start + size, steps)) for start in range(0, steps, size)]
 
 

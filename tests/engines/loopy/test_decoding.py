@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph._core import tuning
 from rdpgraph.engines.loopy import decoding, traceback
 from rdpgraph.engines.loopy.orders import orders, peeled
 from rdpgraph.engines.loopy.propagation import propagate
@@ -76,7 +77,7 @@ def test_ties_of_settled_messages_are_traced_back_without_a_sweep(monkeypatch):
 
 @pytest.mark.parametrize("little", [0.0, 8e6])
 def test_a_mode_takes_no_more_sweeps_than_the_messages_did(little, monkeypatch):
-    monkeypatch.setattr(traceback, "_LITTLE", little)
+    monkeypatch.setattr(tuning, "LITTLE_WORK", little)
     sweeps = swept(monkeypatch)
     posterior = loopy(repelling(5), sweeps=300)
     outcome = posterior.solution.maximal.outcome

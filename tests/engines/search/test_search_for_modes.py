@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph._core import tuning
 from rdpgraph.engines.minibuckets import estimate
 from rdpgraph.engines.minibuckets.upper_bounds import ceilings
 from rdpgraph.engines.reduction.network import reduce_graph
@@ -361,7 +362,7 @@ def valueless(self, states, *, deadline=math.inf):
 
 
 def test_what_is_too_large_to_draw_has_a_mode_of_all_variables(monkeypatch):
-    monkeypatch.setattr(starts, "_FACTOR", 100.0)
+    monkeypatch.setattr(tuning, "SECONDS_PER_FACTOR", 100.0)
     monkeypatch.setattr(starts, "_drawn", None)
     monkeypatch.setattr(neighbourhoods.Search, "value", valueless)
     for seed in range(3):
