@@ -14,10 +14,13 @@ from rdpgraph.io.text import Bytes, fail, shown
 from rdpgraph.model.block import Block, in_order
 from rdpgraph.model.compact_variables import CompactVariables
 from rdpgraph.model.domain import Domain
+from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.names import Decimals
 from rdpgraph.model.potentials.automaton import Automaton
+from rdpgraph.model.potentials.projection import Projection
 from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.variable import Variable
 
 _TABLED = 6
 """Literals of a clause that is a table; longer ones are automata."""
@@ -32,7 +35,9 @@ def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64
     """A graph of the variables 1, 2, ... (states false and true) and a factor for each clause.
 
     Weights (``c p weight 3 0.25 0``, a fraction too) are factors of one variable; both literals of
-    a variable have one, or none has. A clause of more than six literals is an automaton.
+    a variable have one, or none has. A clause of more than six literals is an automaton. Where
+    ``c p show`` leaves variables out, the others alone are in the graph, and one factor says
+    whether those left out can satisfy all clauses.
 
     Args:
         data: the content, unpacked.
@@ -41,7 +46,6 @@ def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64
 
     Raises:
         FileFormatError: with the line that does not fit.
-        UnsupportedError: ``c p show`` leaves variables out: a projected count is no sum over all.
     """
     count = announced = -1
     weights: dict[int, float] = {}
@@ -55,6 +59,8 @@ def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64
         if words[:2] == ["c", "p"] and words[2:3] in (["weight"], ["show"]):
             if words[-1] != "0":
                 fail(place, "expected 0 at the end.")
+            if words[3:] == ["0"]:
+                fail(place, "expected a variable at least.")
             if words[2] == "show":
                 shown_variables.update(abs(x) for x in _literals(words[3:-1], count, place))
                 continue
@@ -87,14 +93,11 @@ def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64
     if clause or len(clauses) != announced:
         ended = " and one that no 0 ends" if clause else ""
         fail(source, f"expected {announced:,} clauses; got {len(clauses):,}{ended}.")
-    if shown_variables and len(shown_variables) < count:
-        raise UnsupportedError(
-            f"{source}: c p show names {len(shown_variables):,} of {count:,} variables, and a "
-            "projected count is no sum over all; take the line away to count all models."
-        )
     lacking = next((x for x in weights if -x not in weights), None)
     if lacking is not None:
         fail(source, f"expected a weight for {-lacking} too, as {lacking} has one.")
+    if shown_variables and len(shown_variables) < count:
+        return _projected(sorted(shown_variables), clauses, weights, source, dtype)
     return _graph(count, clauses, weights, source, dtype)
 
 
@@ -167,6 +170,30 @@ def _graph(
     return FactorGraph.from_blocks(Domain(names.made()), blocks)
 
 
+def _projected(
+    shown_variables: list[int], clauses: list[list[int]], weights: dict[int, float], source: str,
+    dtype: torch.dtype,
+) -> FactorGraph:  # fmt: skip
+    numbers = {x: place for place, x in enumerate(shown_variables, 1)}
+    for x, weight in weights.items():
+        if weight and abs(x) not in numbers:
+            fail(source, f"expected weights of the variables in c p show; {abs(x)} has one.")
+    variables = {x: Variable(str(x), 2) for x in shown_variables}
+    rows = [
+        tuple((1 if x > 0 else -1) * numbers.setdefault(abs(x), len(numbers) + 1) for x in clause)
+        for clause in map(dict.fromkeys, clauses)
+        if not any(-x in clause for x in clause)
+    ]
+    projection = Projection(tuple(rows), len(variables), torch.zeros((), dtype=dtype))
+    factors = [Factor([*variables.values()], projection)]
+    factors += [
+        Factor(variable, Table(torch.tensor([weights[-x], weights[x]], dtype=dtype)))
+        for x, variable in variables.items()
+        if x in weights
+    ]
+    return FactorGraph(factors)
+
+
 def _long_clause(arity: int, negative: int, dtype: torch.dtype) -> Automaton:
     """A clause whose negative literals come first: states count them, then hold or not."""
     steps = [[negative + 1, place + 1] for place in range(negative)]
@@ -180,23 +207,28 @@ def format_dimacs(graph: FactorGraph) -> str:
     """The text of a graph of binary variables whose factors are weights of one, or clauses.
 
     Every impossible configuration of a factor is a clause. Weights are written only where there are
-    any, and all factors that are no constraints must be over one variable.
+    any, and all factors that are no constraints must be over one variable. Hidden variables of a
+    projection come last, and ``c p show`` leaves them out.
 
     Raises:
         UnsupportedError: evidence, batches, variables of other sizes, or values that are no clause.
     """
-    clauses, weights, weighted = clauses_of(graph)
-    head = [f"p cnf {graph.num_variables} {len(clauses)}"]
+    clauses, count, weights, weighted = clauses_of(graph)
+    head = [f"p cnf {count} {len(clauses)}"]
+    if count > graph.num_variables:
+        head.append(" ".join(map(str, ("c p show", *range(1, graph.num_variables + 1), 0))))
     for v in weighted.nonzero().flatten().tolist():
         for literal, weight in ((v + 1, weights[v, 1]), (-v - 1, weights[v, 0])):
             head.append(f"c p weight {literal} {_decimal(float(weight))} 0")
     if bool(weighted.any()):
-        head.insert(0, "c t wmc")
+        head.insert(0, "c t pwmc" if count > graph.num_variables else "c t wmc")
     return "\n".join([*head, *(" ".join(map(str, (*clause, 0))) for clause in clauses)]) + "\n"
 
 
-def clauses_of(graph: FactorGraph) -> tuple[list[tuple[int, ...]], Tensor, Tensor]:
-    """Clauses, log-weights (V, 2) of both states, and the variables (V,) that have any.
+def clauses_of(graph: FactorGraph) -> tuple[list[tuple[int, ...]], int, Tensor, Tensor]:
+    """Clauses, the number of variables, log-weights (V, 2), and the variables (V,) that have any.
+
+    Numbers above V are the hidden variables of projections.
 
     Raises:
         UnsupportedError: as `format_dimacs`.
@@ -205,13 +237,17 @@ def clauses_of(graph: FactorGraph) -> tuple[list[tuple[int, ...]], Tensor, Tenso
     if bool((sizes != 2).any()):
         name = graph.domain.variable(int((sizes != 2).nonzero()[0])).name
         raise UnsupportedError(f"DIMACS has variables of two states; {name!r} has others.")
-    clauses: list[tuple[int, ...]] = []
+    clauses, count = list[tuple[int, ...]](), graph.num_variables
     weights = torch.zeros(graph.num_variables, 2, dtype=torch.float64)
     weighted = torch.zeros(graph.num_variables, dtype=torch.bool)
     refuse_several(graph)
     for place, row in in_order(graph.blocks):
         block = graph.blocks[place]
         numbers, potential = block.scopes[row].tolist(), block.potential
+        if isinstance(potential, Projection):
+            placed, hidden = potential.placed([v + 1 for v in numbers], count)
+            clauses, count = [*clauses, *placed], count + hidden
+            continue
         if isinstance(potential, Automaton) and len(numbers) > _TABLED:
             chosen = block.select(torch.tensor([row], device="cpu"))
             assert isinstance(chosen, Automaton)
@@ -238,7 +274,7 @@ def clauses_of(graph: FactorGraph) -> tuple[list[tuple[int, ...]], Tensor, Tenso
                 f"DIMACS has weights of one variable each; the factor over {names} has other "
                 "values than 1 and 0. UAI files hold it."
             )
-    return clauses, weights, weighted
+    return clauses, count, weights, weighted
 
 
 def _rejected(automaton: Automaton) -> Iterator[list[int]]:

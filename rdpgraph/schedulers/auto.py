@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -37,7 +36,13 @@ from rdpgraph.plan.plan import PASSES, Budget, Plan, duration
 from rdpgraph.plan.scheduler import SEARCHING
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import exactly, plan_network, planned_by_ranks, solved
-from rdpgraph.schedulers.counting import CountOf, counting_of, is_constraints_alone
+from rdpgraph.schedulers.counting import (
+    Counting,
+    CountOf,
+    counting_of,
+    has_projections,
+    is_constraints_alone,
+)
 from rdpgraph.schedulers.loopy import ForMessages, JoinGraph, Loopy, sweep_seconds
 from rdpgraph.schedulers.rows import planned_rows
 from rdpgraph.schedulers.scheduler import (
@@ -151,6 +156,8 @@ class Auto(Scheduler):
         return EXACT if self.seconds is None else self.seconds
 
     def plan(self, graph: FactorGraph) -> Planned:
+        if has_projections(graph):
+            return Counting(min(self.seconds or Counting.seconds, _LONG), self.memory).plan(graph)
         kinds = StructurePotential, Automaton  # structures that are found with evidence
         held = graph.observed is None or any(isinstance(b.potential, kinds) for b in graph.blocks)
         match = REGISTRY.recognise(graph_held(graph)) if held else None
@@ -202,7 +209,7 @@ class Auto(Scheduler):
             # Predictions fail where others use the machine, unless operations are counted.
             quick = plan.num_slices == 1 and plan.seconds < _SURE * seconds
             sure, taken = quick or counter is not None, Allowance(math.inf, 0.0, counter)
-            return plan, partial(_exact_first, run, route.solution, sure, taken)
+            return plan, lambda: ExactFirst(run(), route.solution, sure, taken)
         short = plan.remedy.split(";")[0] if counter is None else _advice(plan)
         why = f"exact inference {short}"
         route = replace(route, remedy="" if counter is None else why)
@@ -268,7 +275,7 @@ class _Approximate:
         network, hard = self.network, self.network.possible is not None
         allowance = replace(self.allowance, spent=self.allowance.spent + spent)
         loopy = tuple(partial(self._attempt, each) for each in (_HARD if hard else _SOFT))
-        joined = () if self.clusters is None else (partial(_at_once, self.clusters[1]),)
+        joined = () if (joining := self.clusters) is None else (lambda _: joining[1](),)
         bounding = _joint(network) <= max(MOST_JOINED, _BOUNDED * allowance.seconds)
         options = bounding, self.progress, compiled_moves
         seeker = Seeker(network, self.memory_bytes, _PATIENCE, *options)
@@ -372,14 +379,6 @@ def _upwards(network: Network, tree: ContractionTree, seconds: float) -> ExactSo
 
 def _no_order(last: frozenset[int]) -> ContractionTree:  # noqa: ARG001
     raise BudgetError("Only log Z is exact here.")
-
-
-def _exact_first(run: Callable[[], Solution], *others: Any) -> ExactFirst:
-    return ExactFirst(run(), *others)
-
-
-def _at_once(run: Callable[[], Solution], left: float) -> Solution:  # noqa: ARG001
-    return run()
 
 
 def _joint(network: Network) -> int:

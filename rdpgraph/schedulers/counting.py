@@ -2,20 +2,25 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from rdpgraph.engines.counting.circuit import circuit_of, format_nnf
-from rdpgraph.engines.counting.solution import CountedSolution, has_counter, require_counter
+from rdpgraph.engines.counting.counter import has_counter, require_counter
+from rdpgraph.engines.counting.solution import CountedSolution
+from rdpgraph.engines.recognised import graph_held
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.dimacs import clauses_of
 from rdpgraph.io.files import FORMATS, FileFormat
+from rdpgraph.model.block import Block
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.projection import Projection
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan
 from rdpgraph.schedulers.scheduler import (
@@ -80,7 +85,7 @@ class Counting(Scheduler):
         compiler = _compiler()
         if compiler is None:
             require_counter()
-        network = reduced(graph, self.seconds)
+        network = reduced_without_tables(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         hard, joint = _constraints(network)
         why = (
@@ -90,6 +95,29 @@ class Counting(Scheduler):
         plan = asked_plan("counting", why, network, budget)
         allowance = Allowance(self.seconds)
         return plan, partial(CountedSolution, network, budget.memory_bytes, allowance, compiler)
+
+
+def has_projections(graph: FactorGraph) -> bool:
+    """Return whether a factor has hidden variables."""
+    return any(isinstance(block.potential, Projection) for block in graph.blocks)
+
+
+def reduced_without_tables(graph: FactorGraph, seconds: float) -> Network:
+    """The graph's network, without tables of projections."""
+    if not has_projections(graph):
+        return reduced(graph, seconds)
+    # Settled variables are the same in all rows.
+    held = graph_held(graph) if graph.batch_shape else graph
+    blocks = [
+        Block(b.scopes[:, :0], Table(b.potential.zero), (), None, b.declared)
+        if isinstance(b.potential, Projection)
+        else b
+        for b in held.blocks
+    ]
+    network = reduced(FactorGraph.from_blocks(graph.domain, blocks, held.observed), seconds)
+    pairs = zip(graph.blocks, network.origins, strict=False)
+    origins = (() if isinstance(b.potential, Projection) else parts for b, parts in pairs)
+    return replace(network, graph=graph, origins=tuple(origins))
 
 
 def _compiler() -> Callable[..., None] | None:
@@ -157,8 +185,9 @@ def _nnf_of(graph: FactorGraph) -> str:
     if compiler is None:
         raise UnsupportedError("A circuit needs the compiled library, which is not to be had here.")
     memory = budget_of(limits.memory, limits.seconds).memory_bytes
-    clauses = clauses_of(graph)[0]
-    return format_nnf(circuit_of(clauses, graph.num_variables, compiler, limits.seconds, memory))
+    clauses, count, *_ = clauses_of(graph)
+    hidden = count - graph.num_variables
+    return format_nnf(circuit_of(clauses, count, hidden, compiler, limits.seconds, memory))
 
 
 FORMATS.add(FileFormat(".nnf", _unread, _nnf_of))

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.engines.counting.counter import log_count
 from rdpgraph.engines.counting.encoding import encoded
-from rdpgraph.engines.counting.solution import CountedFirst, CountedSolution, log_count
+from rdpgraph.engines.counting.solution import CountedFirst, CountedSolution
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.schedulers.scheduler import reduced
 from rdpgraph.structures.recursion.library import function

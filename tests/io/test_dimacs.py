@@ -91,6 +91,11 @@ def test_clauses_over_several_lines_and_fractions_are_read() -> None:
         ("p cnf 2 0\nc p weight 1 0.5 0", "expected a weight for -1 too"),
         ("p cnf 2 0\nc p weight 1 0.5", "line 2: expected 0 at the end"),
         ("c nothing", "there is none"),
+        ("p cnf 2 0\nc p show 0", "line 2: expected a variable at least"),
+        (
+            "p cnf 2 0\nc p show 1 0\nc p weight 2 3 0\nc p weight -2 1 0",
+            "weights of the variables in c p show; 2 has one",
+        ),
     ],
 )
 def test_bad_files_are_told_in_one_line(text: str, message: str) -> None:
@@ -99,10 +104,9 @@ def test_bad_files_are_told_in_one_line(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_projected_counts_are_refused_unless_all_variables_are_shown() -> None:
+def test_hidden_variables_are_not_in_the_graph() -> None:
     assert of("p cnf 2 0\nc p show 1 2 0").num_variables == 2
-    with pytest.raises(UnsupportedError, match="names 1 of 2 variables"):
-        of("p cnf 2 0\nc p show 1 0")
+    assert [v.name for v in of("p cnf 3 1\nc p show 2 0\n1 3 0").variables] == ["2"]
 
 
 def test_other_models_are_not_written() -> None:

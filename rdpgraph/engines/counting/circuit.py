@@ -119,10 +119,10 @@ def compiled(
 
     Raises `BudgetError` if it does not fit.
     """
-    key = encoding.count, encoding.clauses
+    key = encoding.count, encoding.clauses, encoding.hidden
     if (known := _circuits.get(key)) is not None:
         return known
-    count, clauses = key
+    count, clauses, hidden = key
     end = clock.now() + seconds
     scopes = tuple(tuple({abs(x) - 1 for x in clause}) for clause in clauses)
     elimination = min_weight(
@@ -133,6 +133,7 @@ def compiled(
     order = np.zeros(count, np.int32)
     if elimination is not None:
         order[elimination] = np.arange(count)
+    order[count - hidden :] = -1
     literals = np.array([x for clause in clauses for x in clause], np.int32)
     starts = np.cumsum([0, *map(len, clauses)], dtype=np.int64)
     capacity = int(min(memory / 16, 2**31 - 1))
@@ -189,11 +190,15 @@ def _levelled(literals: int, listed: Any, root: int) -> Circuit:
 
 
 def circuit_of(
-    clauses: list[Clause], count: int, compiler: Callable[..., None], seconds: float, memory: float
-) -> Circuit:
-    """The circuit of clauses over ``count`` variables, numbered from 1; as `compiled`."""
+    clauses: list[Clause], count: int, hidden: int, compiler: Callable[..., None], seconds: float,
+    memory: float,
+) -> Circuit:  # fmt: skip
+    """The circuit of clauses over ``count`` variables, numbered from 1; as `compiled`.
+
+    The last ``hidden`` ones are in no node.
+    """
     weights, literals = torch.zeros(1, 2 * count), tuple((-x, x) for x in range(1, count + 1))
-    encoding = Encoding(literals, tuple(sorted(set(clauses))), weights, torch.zeros(1))
+    encoding = Encoding(literals, tuple(sorted(set(clauses))), weights, torch.zeros(1), hidden)
     return compiled(encoding, compiler, seconds=seconds, memory=memory)
 
 

@@ -1,7 +1,7 @@
 """Reduced networks as weighted clauses: the direct encoding, with short clauses where cheap."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypeAlias
 
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.reduction.network import Group, Network
+from rdpgraph.model.block import Block
+from rdpgraph.model.potentials.projection import Projection
 
 Clause: TypeAlias = tuple[int, ...]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -33,6 +35,7 @@ class Encoding:
     clauses: tuple[Clause, ...]  # sorted, none twice
     log_weights: Tensor  # (batch or 1, 2 n) of literals x and -x, at 2 (x - 1) and 2 (x - 1) + 1
     constant: Tensor  # (batch or 1,) log-values that are in no clause
+    hidden: int = 0  # so many last literals need some values, and are not summed over
 
     @property
     def count(self) -> int:
@@ -77,7 +80,34 @@ def encoded(network: Network) -> Encoding:
     making = _Making(network)
     for group in network.groups:
         making.add(group)
-    return making.made()
+    blocks = [b for b in network.graph.blocks if isinstance(b.potential, Projection)]
+    return _projected(making.made(), network, blocks) if blocks else making.made()
+
+
+def _projected(encoding: Encoding, network: Network, blocks: list[Block]) -> Encoding:
+    """The encoding with the clauses of projections, and their hidden variables as last literals."""
+    clauses, true = {*encoding.clauses}, encoding.count + 1
+    clauses.add((true,))  # stands for the literals that are settled
+    count = true
+    for potential, scope in ((b.potential, scope) for b in blocks for scope in b.scopes.tolist()):
+        assert isinstance(potential, Projection)
+        settled = [true if state else -true for state in network.settled[0, scope].tolist()]
+        active = network.active[scope].tolist()
+        slots = [
+            encoding.literals[v][1] if v >= 0 else known
+            for v, known in zip(active, settled, strict=True)
+        ]
+        placed, hidden = potential.placed(slots, count)
+        count += hidden
+        rows = [{*clause} or {-true} for clause in placed]
+        clauses.update(tuple(sorted(row)) for row in rows if not any(-x in row for x in row))
+    hidden = count - encoding.count
+    return replace(
+        encoding,
+        clauses=tuple(sorted(clauses)),
+        log_weights=torch.nn.functional.pad(encoding.log_weights, (0, 2 * hidden)),
+        hidden=hidden,
+    )
 
 
 class _Making:

@@ -1,19 +1,10 @@
-"""Answers of a network by a counter and a circuit, alone or before another solution.
+"""Answers of a network by a counter and a circuit, alone or before another solution."""
 
-The counter is pyganak, in a process with limits of time and memory.
-"""
-
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,134 +12,13 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.counting.circuit import Circuit, LogSum, compiled
+from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError, UnsupportedError
-from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
-
-_START = 64e6
-"""Bytes that the program itself takes."""
-
-_WIDEST = 600.0
-"""Nats between the weights of a literal that a double holds with all digits, next to a 1."""
-
-_LOST, _COPIES = 6e4, 100_000
-"""Nats below the least weight of all others together from which literals are left out, and literals
-that stand for one at most."""
-
-
-def has_counter() -> bool:
-    """Return whether pyganak is installed."""
-    return find_spec("pyganak") is not None
-
-
-def require_counter() -> None:
-    """Raise `UnsupportedError`, which names the extra, if pyganak is absent."""
-    if not has_counter():
-        raise UnsupportedError("Counting needs pyganak: pip install 'rdpgraph[counting]'.")
-
-
-def log_count(encoding: Encoding, *, seconds: float, memory: float) -> float:
-    """Log of the weighted count of an encoding with one row of weights (nats), without gradients.
-
-    Raises `BudgetError` if it does not end within the seconds and memory (bytes).
-    """
-    require_counter()
-    free, parts, lost = _parts(encoding)
-    request = json.dumps({"memory": memory + _START, "parts": parts})
-    counts = _asked(request, seconds) if parts else []
-    if -math.inf in counts and lost:
-        raise BudgetError(
-            "The counter leaves out what is as unlikely as scores of -1e9 say, and finds nothing "
-            "else possible; write -inf for absence."
-        )
-    return math.fsum([free, *counts])
-
-
-def _parts(encoding: Encoding) -> tuple[float, list[Any], bool]:
-    """Log-sum of the literals without clauses, and the components for the counter.
-
-    Also whether literals were left out of these that weigh less than all others together.
-    """
-    weights = encoding.log_weights[0].double().tolist()
-    known, parts, some_lost = [float(encoding.constant[0])], list[Any](), False
-    for variables, clauses in encoding.components:
-        pairs = [(weights[place(x)], weights[place(-x)]) for x in variables]
-        if not clauses:
-            known += [_log_sum(*pair) for pair in pairs]
-            continue
-        lost = _lost([abs(one - other) for one, other in pairs if -math.inf not in (one, other)])
-        numbers = {x: number for number, x in enumerate(variables, 1)}
-        rows = [[numbers[abs(x)] if x > 0 else -numbers[abs(x)] for x in c] for c in clauses]
-        for x, (one, other) in enumerate(tuple(pairs), 1):
-            gap = abs(one - other) if one != other else 0.0
-            if lost <= gap < math.inf:
-                some_lost = True
-                one, other = (w if w == max(one, other) else -math.inf for w in (one, other))
-            for literal, weight in ((x, one), (-x, other)):
-                if weight == -math.inf:
-                    rows.append([-literal])
-            if -math.inf in (one, other):
-                top = max(one, other)
-                pairs[x - 1] = (top, top) if top > -math.inf else (0.0, 0.0)
-            # A weight too small for a double is that of several literals that are one.
-            elif (copies := math.ceil(gap / _WIDEST)) > _COPIES:
-                raise BudgetError(
-                    f"The counter holds no weights {gap:.3g} nats apart: write -inf for absence, "
-                    "or use an approximate method."
-                )
-            elif copies > 1:
-                pairs[x - 1] = one / copies, other / copies
-                for _ in range(copies - 1):
-                    pairs.append(pairs[x - 1])
-                    rows += [[-x, len(pairs)], [x, -len(pairs)]]
-        soft = any(one != 0.0 or other != 0.0 for one, other in pairs)
-        parts.append((len(pairs), rows, [w for pair in pairs for w in pair] if soft else None))
-    return math.fsum(known), parts, some_lost
-
-
-def _lost(gaps: list[float]) -> float:
-    """Least gap of literals that are left out: what is possible without them weighs more."""
-    kept = _LOST + len(gaps)
-    for gap in sorted(gaps):
-        if gap > kept:
-            return gap
-        kept += gap
-    return math.inf
-
-
-def _log_sum(one: float, other: float) -> float:
-    top = max(one, other)
-    return top if top == -math.inf else top + math.log1p(math.exp(min(one, other) - top))
-
-
-def _asked(request: str, seconds: float) -> list[float]:
-    """Answers of the counting program."""
-    program = [sys.executable, str(Path(__file__).with_name("worker.py"))]
-    with subprocess.Popen(
-        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            answer = process.communicate(request, timeout=seconds)[0]
-        except subprocess.TimeoutExpired:
-            answer = None
-        finally:
-            process.kill()
-    if answer is None:
-        raise BudgetError(
-            f"The count did not end in {seconds:.3g} s; "
-            f"{clock.ways_out(seconds, 'time', 'use an approximate method')}."
-        )
-    if process.returncode:
-        raise BudgetError(
-            f"The counter failed with exit code {process.returncode}, as without enough memory; "
-            "raise the memory budget, or use an approximate method."
-        )
-    return json.loads(answer)
-
 
 _AT_ONCE = 0.2
 """Part of the time in which a circuit is compiled before log Z is counted."""

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from typing import Any
 
 _ROOM = 700.0
 """Nats above 1 of the upper bound of a scaled count: a double holds 709."""
@@ -20,10 +21,13 @@ _LEAST = 1e-290
 """Counts below this have lost digits."""
 
 
-def count(variables: int, clauses: list[list[int]], weights: list[float] | None) -> float:
+def count(
+    variables: int, clauses: list[list[int]], weights: list[float] | None, shown: list[int] | None
+) -> float:
     """Log of the weighted count of clauses over literals 1 to n; -inf where none is possible.
 
-    ``weights`` are the log-weights of 1, -1, 2, -2, ...; None: all are 0.
+    ``weights`` are the log-weights of 1, -1, 2, -2, ...; None: all are 0. Each assignment of the
+    ``shown`` variables (None: of all) that some model has counts once.
     """
     pyganak = importlib.import_module("pyganak")
     # The wheel of pyganak brings this solver. The counter takes minutes to find contradictions.
@@ -31,21 +35,28 @@ def count(variables: int, clauses: list[list[int]], weights: list[float] | None)
     solver.add_clauses(clauses)
     if not solver.solve()[0]:
         return -math.inf
-    if weights is None:
-        counter = pyganak.Counter()
+    if shown == []:
+        return 0.0
+
+    def made(kind: str) -> Any:
+        counter = getattr(pyganak, kind)()
         counter.new_vars(variables)
         counter.add_clauses(clauses)
-        return math.log(counter.count())
-    tops = [max(pair) for pair in zip(weights[::2], weights[1::2], strict=True)]
-    bits = int((_ROOM - variables * math.log(2.0)) / math.log(2.0))
+        if shown is not None:
+            counter.set_sampling_set(shown)
+        return counter
+
+    if weights is None:
+        return math.log(made("Counter").count())
+    summed = range(1, variables + 1) if shown is None else shown
+    tops = [max(weights[2 * x - 2 : 2 * x]) for x in summed]
+    bits = int((_ROOM - len(summed) * math.log(2.0)) / math.log(2.0))
     total, used = 0.0, bits
     while total < _LEAST:
-        counter = pyganak.WeightedCounter()
-        counter.new_vars(variables)
-        counter.add_clauses(clauses)
-        for x, top in enumerate(tops, 1):
+        counter = made("WeightedCounter")
+        for number, (x, top) in enumerate(zip(summed, tops, strict=True)):
             # Powers of two, so that scaling loses no digit.
-            scale = bits // variables + (x <= bits % variables)
+            scale = bits // len(tops) + (number < bits % len(tops))
             for literal, weight in zip((x, -x), weights[2 * x - 2 : 2 * x], strict=True):
                 counter.set_lit_weight(literal, math.ldexp(math.exp(weight - top), scale))
         total, used, bits = counter.count(), bits, bits + _BITS

@@ -17,16 +17,19 @@ struct Compiler {
   // Nodes are 2 (x - 1) for literal x, one more for -x; from 2 n on in the order of `out`:
   // kind (0: product, 1: sum), the number of children, the children.
   static constexpr int64_t kNever = -1;
+  static constexpr double kLast = 1e12;  // above all scores of variables
   struct Late {};
 
   const int32_t* literals;
   const int64_t* starts;
-  const int32_t* order;  // of each variable: higher ones are branched on first
+  // Of each variable: higher ones are branched on first. Negative: hidden, in no node of the circuit;
+  // such are branched on last, until some values satisfy the clauses.
+  const int32_t* order;
   int32_t* out;
   int64_t count, clauses, capacity;
   double seconds;
 
-  int64_t used = 0, next = 0, looks = 0, kept = 0;
+  int64_t used = 0, next = 0, looks = 0, kept = 0, empty = kNever;
   std::vector<int8_t> value;
   std::vector<int32_t> satisfied, open, trail, seen_variable, seen_clause;
   std::vector<std::vector<int32_t>> holding;  // of each literal the clauses
@@ -34,6 +37,8 @@ struct Compiler {
   std::unordered_map<std::string, int64_t> known;
   int32_t stamp = 0;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+
+  bool hidden(int32_t literal) const { return order[std::abs(literal) - 1] < 0; }
 
   static int64_t node(int32_t literal) { return 2 * (std::abs(literal) - 1) + (literal < 0); }
 
@@ -92,7 +97,9 @@ struct Compiler {
   // The product of the trail's literals from a position on and of the components of variables.
   int64_t product(size_t from, const std::vector<int32_t>& variables) {
     std::vector<int64_t> children;
-    for (size_t i = from; i < trail.size(); i++) children.push_back(node(trail[i]));
+    for (size_t i = from; i < trail.size(); i++) {
+      if (!hidden(trail[i])) children.push_back(node(trail[i]));
+    }
     const int32_t mark = ++stamp;
     std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> parts;
     for (int32_t root : variables) {
@@ -115,7 +122,7 @@ struct Compiler {
         }
       }
       if (rows.empty()) {
-        children.push_back(free_nodes[root]);
+        if (!hidden(root)) children.push_back(free_nodes[root]);
       } else {
         parts.emplace_back(std::move(own), std::move(rows));
       }
@@ -126,9 +133,10 @@ struct Compiler {
     for (auto& [own, rows] : parts) {
       const int64_t child = sum(own, rows);
       if (child == kNever) return kNever;
-      children.push_back(child);
+      if (child != empty) children.push_back(child);
     }
-    return children.size() == 1 ? children[0] : add(0, children);
+    if (children.empty() && empty == kNever) empty = add(0, {});
+    return children.empty() ? empty : children.size() == 1 ? children[0] : add(0, children);
   }
 
   int64_t sum(std::vector<int32_t>& variables, std::vector<int32_t>& rows) {
@@ -141,7 +149,7 @@ struct Compiler {
     if (place != known.end()) return place->second;
     // Among the variables that separate most, the one in most of the shortest clauses.
     int32_t best = variables[0];
-    double most = -1.0;
+    double most = -kLast;
     for (int32_t x : variables) {
       double score = 0.0;
       for (int32_t literal : {x, -x}) {
@@ -149,7 +157,7 @@ struct Compiler {
           if (!satisfied[c]) score += open[c] == 2 ? 2.0 : 1.0;
         }
       }
-      score += order[x - 1];
+      score += hidden(x) ? 1.0 - kLast : order[x - 1];
       if (score > most) most = score, best = x;
     }
     std::vector<int64_t> children;
@@ -160,6 +168,7 @@ struct Compiler {
         if (child != kNever) children.push_back(child);
       }
       undo(from);
+      if (hidden(best) && !children.empty()) break;
     }
     const int64_t found =
         children.empty() ? kNever : children.size() == 1 ? children[0] : add(1, children);
