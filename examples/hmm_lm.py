@@ -11,6 +11,10 @@ in the folder at the same time and a checkpoint that is damaged.
     python examples/hmm_lm.py evaluate test.txt --out run
     python examples/hmm_lm.py export model --out run
 
+Words are put into ``--clusters`` that follow each other alike, and every state emits the words of
+one: the states that a step sums over are few. With ``--clusters 0`` states emit all words, and
+transitions have a ``--rank``.
+
 The step size falls to zero along a cosine over ``--epochs``, so choose how many there is time for.
 ``--bfloat16`` takes the products of training in bfloat16, on processors that are faster in it;
 what is evaluated is in float32 and exact, with all states.
@@ -43,13 +47,14 @@ import typer
 from rich.progress import Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from rdpgraph.nn import HMM
+from rdpgraph.errors import ModelError
+from rdpgraph.nn import HMM, exchange_clusters
 
 app = typer.Typer(add_completion=False, help=__doc__)
 Batch = tuple[Tensor, Tensor]
-FIXED = ("states", "rank", "dimension", "dropout", "least", "characters", "seed", "tokens",
-         "sentences", "numbers", "text")  # fmt: skip
-FREE = ("epochs", "rate", "bfloat16")
+FIXED = ("states", "clusters", "rank", "dimension", "dropout", "least", "characters", "seed",
+         "tokens", "sentences", "numbers", "text")  # fmt: skip
+FREE = ("epochs", "rate", "decay", "bfloat16")
 
 
 def refuse(message: str) -> NoReturn:
@@ -226,6 +231,7 @@ def begun(
     least: int,
     characters: bool,
     seed: int,
+    clusters: int = 0,
     numbers: int = 0,
 ) -> tuple[HMM, dict]:
     """A model of the words of a text that nothing has trained, and what a checkpoint holds."""
@@ -236,7 +242,13 @@ def begun(
     tally = torch.tensor([float(counts[word]) for word in words])
     tally[0] = counts.total() - tally[1:].sum()  # of all that is <unk>
     sizes = sizes | {"vocabulary": len(words)}
-    model = HMM(**sizes, counts=tally, generator=torch.Generator().manual_seed(seed))
+    try:
+        if clusters:
+            text = numbered(lines, words)
+            sizes["clusters"] = exchange_clusters(text, len(words), clusters)
+        model = HMM(**sizes, counts=tally, generator=torch.Generator().manual_seed(seed))
+    except ModelError as error:
+        refuse(f"{error} Give --clusters 0 for none.")
     return model, {"sizes": sizes, "words": words, "characters": characters, "epoch": 0, "step": 0,
                    "total": 0.0, "count": 0, "seconds": 0.0, "cpu": 0.0, "log": [],
                    "optimiser": None}  # fmt: skip
@@ -276,13 +288,15 @@ def train(
     text: Annotated[Path, typer.Argument(exists=True, help="training text")],
     out: Annotated[Path, typer.Option(file_okay=False, help="folder of the run")] = Path("hmm-run"),
     valid: Annotated[Path | None, typer.Option(exists=True, help="text to validate on")] = None,
-    states: Annotated[int, typer.Option(min=1)] = 2048,
-    rank: Annotated[int, typer.Option(min=0, help="of the transitions; 0: dense")] = 256,
+    states: Annotated[int, typer.Option(min=1)] = 8192,
+    clusters: Annotated[int, typer.Option(min=0, help="of words; 0: none")] = 128,
+    rank: Annotated[int, typer.Option(min=0, help="of transitions; 0: dense")] = 0,
     dimension: Annotated[int, typer.Option(min=1, help="of the embeddings")] = 128,
     dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="share of states")] = 0.5,
-    epochs: Annotated[int, typer.Option(min=0)] = 26,
+    epochs: Annotated[int, typer.Option(min=0)] = 8,
     tokens: Annotated[int, typer.Option(min=1, help="tokens in a batch")] = 4096,
     rate: Annotated[float, typer.Option(min=0.0, help="largest step size of AdamW")] = 0.01,
+    decay: Annotated[float, typer.Option(min=0.0, help="of weights, by AdamW")] = 0.05,
     bfloat16: Annotated[bool, typer.Option("--bfloat16")] = False,  # noqa: FBT002
     least: Annotated[int, typer.Option(min=1, help="occurrences of a word")] = 1,
     characters: Annotated[bool, typer.Option("--characters")] = False,  # noqa: FBT002
@@ -297,7 +311,7 @@ def train(
     options = {"states": states, "rank": rank, "dimension": dimension, "dropout": dropout,
                "least": least, "characters": characters, "seed": seed, "tokens": tokens,
                "sentences": sentences, "numbers": numbers, "epochs": epochs, "rate": rate,
-               "bfloat16": bfloat16}  # fmt: skip
+               "clusters": clusters, "decay": decay, "bfloat16": bfloat16}  # fmt: skip
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -306,7 +320,7 @@ def train(
         goes_on = (out / "checkpoint.pt").exists()
         if goes_on:
             model, state = load(out)
-            state["options"] = {"numbers": 0} | state["options"]
+            state["options"] = {"numbers": 0, "clusters": 0, "decay": 0.01} | state["options"]
             characters = state["options"]["characters"] if "characters" not in given else characters
             numbers = state["options"]["numbers"] if "numbers" not in given else numbers
             sentences = state["options"]["sentences"] if "sentences" not in given else sentences
@@ -318,8 +332,9 @@ def train(
             sizes = {name: options[name] for name in ("states", "dimension", "dropout")}
             sizes["rank"] = rank or None
             model, state = begun(
-                lines, sizes, least=least, characters=characters, seed=seed, numbers=numbers
-            )
+                lines, sizes, least=least, characters=characters, seed=seed, numbers=numbers,
+                clusters=clusters,
+            )  # fmt: skip
             state["options"] = options
         held = []
         if valid is not None:
@@ -337,7 +352,9 @@ def fit(
     """Train until the last epoch, and write what comes of it."""
     options = state["options"]
     seed, tokens, rate, epochs = (options[n] for n in ("seed", "tokens", "rate", "epochs"))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), fused=True)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), rate, (0.9, 0.99), weight_decay=options["decay"], fused=True
+    )
     if state["optimiser"] is not None:
         optimiser.load_state_dict(state["optimiser"])
     saved = time.monotonic()

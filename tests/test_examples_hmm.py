@@ -29,16 +29,19 @@ def call(module, *arguments):
     return result
 
 
-SMALL = ("--states", 8, "--rank", 4, "--dimension", 8, "--tokens", 40, "--epochs", 2,
-         "--rate", 0.05, "--save-every", 0)  # fmt: skip
+SMALL = ("--states", 8, "--dimension", 8, "--tokens", 40, "--epochs", 2, "--rate", 0.05,
+         "--save-every", 0)  # fmt: skip
+SMALL_RANK = (*SMALL, "--clusters", 0, "--rank", 4)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("precision", [(), ("--bfloat16",)])
-def test_a_language_model_learns_and_is_evaluated(text, tmp_path, precision):
+@pytest.mark.parametrize(
+    "kind", [SMALL_RANK, (*SMALL_RANK, "--bfloat16"), (*SMALL, "--clusters", 4)]
+)
+def test_a_language_model_learns_and_is_evaluated(text, tmp_path, kind):
     pytest.importorskip("matplotlib")
     module, out = loaded("hmm_lm"), tmp_path / "run"
-    call(module, "train", text, "--valid", text, "--out", out, *SMALL, *precision)
+    call(module, "train", text, "--valid", text, "--out", out, *kind)
     log = json.loads((out / "log.json").read_text())
     assert [entry["epoch"] for entry in log] == [1, 2]
     assert log[-1]["valid"] < log[0]["valid"] < 9  # there are nine words
@@ -51,7 +54,7 @@ def test_a_language_model_learns_and_is_evaluated(text, tmp_path, precision):
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(text, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     module = loaded("hmm_lm")
-    call(module, "train", text, "--valid", text, "--out", tmp_path / "whole", *SMALL)
+    call(module, "train", text, "--valid", text, "--out", tmp_path / "whole", *SMALL_RANK)
     whole_save, saves = module.save, []
 
     def cut(*arguments):
@@ -62,7 +65,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(text, tmp_path, monkeyp
 
     monkeypatch.setattr(module, "save", cut)
     for _ in range(3):
-        call(module, "train", text, "--valid", text, "--out", tmp_path / "cut", *SMALL)
+        call(module, "train", text, "--valid", text, "--out", tmp_path / "cut", *SMALL_RANK)
     assert len(saves) > 9
     states = [
         torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
@@ -91,7 +94,20 @@ def test_the_perplexity_is_of_every_token_and_the_end(text):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-TINY = ("--states", 4, "--rank", 2, "--dimension", 4, "--tokens", 90, "--epochs", 1)
+TINY = (
+    "--clusters",
+    0,
+    "--states",
+    4,
+    "--rank",
+    2,
+    "--dimension",
+    4,
+    "--tokens",
+    90,
+    "--epochs",
+    1,
+)
 
 
 @pytest.fixture
@@ -203,7 +219,7 @@ def test_samples_of_another_model_become_one_that_is_read(tmp_path):
     pytest.importorskip("safetensors")
     module, samples, out = loaded("hmm_lm"), tmp_path / "samples.txt", tmp_path / "run"
     samples.write_text("3 1 4 1 5\n2 6 5\n" * 4)
-    call(module, "train", samples, "--numbers", 8, "--out", out, *SMALL, "--epochs", 1)
+    call(module, "train", samples, "--numbers", 8, "--out", out, *SMALL_RANK, "--epochs", 1)
     call(module, "train", samples, "--out", out)  # goes on: nothing is left to do
     call(module, "export", tmp_path / "model", "--out", out)
     read = rg.nn.HMM.from_pretrained(tmp_path / "model").eval()

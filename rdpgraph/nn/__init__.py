@@ -6,6 +6,7 @@ tags, `SemiCRF` for segments, `HMM` and `MarkovField` as language models, `Struc
 """
 
 from rdpgraph.model.potentials.patterns import Pattern
+from rdpgraph.nn.clusters import exchange_clusters
 from rdpgraph.nn.crf import CRF, Constraints, bio_constraints, bioes_constraints
 from rdpgraph.nn.features import FeatureMap
 from rdpgraph.nn.field import MarkovField
@@ -25,4 +26,5 @@ __all__ = [
     "CRF", "HMM", "ConstrainedHMM", "Constraints", "Decoder", "FeatureMap", "ImportanceEstimate",
     "Joint", "LSTMDecoder", "MarkovField", "Objective", "Pattern", "Prefix", "SemiCRF",
     "StructuredVAE", "bio_constraints", "bioes_constraints",
+    "exchange_clusters",
 ]  # fmt: skip

@@ -1,9 +1,6 @@
 """A hidden Markov model of text as a module."""
 
-import json
 import math
-from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,25 +8,21 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
-from rdpgraph._core.types import ArrayLike
-from rdpgraph.errors import FileFormatError, ModelError
-from rdpgraph.io import hub
-from rdpgraph.io.tensors import read_tensors, require_like, write_tensors
-from rdpgraph.io.text import PathLike, write_bytes_atomically
+from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.model.potentials.operators import Banded, Monarch, PairOperator
-from rdpgraph.model.potentials.table import as_values
+from rdpgraph.model.potentials.operators import PairOperator
+from rdpgraph.nn.clusters import checked_clusters, cluster_emission, cluster_likelihood
 from rdpgraph.nn.features import FeatureMap
+from rdpgraph.nn.pretrained import Pretrained
 from rdpgraph.nn.tokens import checked_tokens, require_known
 from rdpgraph.structures.chain import rank_chains
-from rdpgraph.structures.chain.constructors import checked_rows
 from rdpgraph.structures.chain.model import Chain
 
 _SPREAD = 2.0
 
 
-class HMM(nn.Module):
+class HMM(Pretrained):
     """A language model with hidden states: p(tokens) = sum over states of transitions x emissions.
 
     Every state has embeddings, from which softmaxes make the start, the transitions and the
@@ -43,6 +36,12 @@ class HMM(nn.Module):
     gradient. Symbols of a small vocabulary have their r x r matrices made once where that is
     faster. Under autocast the products are in its type, and the recursion is in the parameters'.
 
+    With ``clusters`` each token is emitted by the N / K states of its cluster alone, and a state
+    leads to a cluster and then to a state of it: two softmaxes, of which batches need only what
+    occurs. S tokens cost S (N / K)^2 and N K d, exactly and without a table of N^2, so that dense
+    transitions of tens of thousands of states can be trained. Chiu and Rush 2020, 3.2, where one
+    softmax over all N states takes the place of the two.
+
     Example:
         >>> model = HMM(states=64, vocabulary=20, rank=8)
         >>> tokens = torch.tensor([[3, 1, 4, 1], [5, 9, 0, 0]])
@@ -55,9 +54,11 @@ class HMM(nn.Module):
         rank: of the transitions; None: a dense N x N softmax.
         transition: in place of a rank, a `Banded` or `Monarch` over the states, where its
             log-values begin. They are parameters, and rows are normalised at every use.
+        clusters: (V,) of each token, from 0 to K - 1, in place of both: `exchange_clusters`.
         dimension: of the embeddings; None: none, and the tables are the parameters.
-        dropout: the share of states that each training call leaves out, renormalised over the
-            rest; fewer states are also less work. Chiu and Rush 2020 (arXiv:2011.04640), 3.3.
+        dropout: the share of states that each training call leaves out (of each cluster),
+            renormalised over the rest; fewer states are also less work. Chiu and Rush 2020
+            (arXiv:2011.04640), 3.3.
         counts: (V,) of the tokens in the training text: the emissions begin near their
             frequencies (a token counted 0 as half of one), which saves the first epochs. Default:
             near uniform.
@@ -65,8 +66,11 @@ class HMM(nn.Module):
             deviation 2, to be told apart from the first step on.
 
     Raises:
-        ModelError: sizes below 1, a dropout outside [0, 1), or counts of another shape or below 0.
+        ModelError: sizes below 1, a dropout outside [0, 1), counts of another shape or below 0, or
+            options that exclude each other.
     """
+
+    clusters: Tensor | None
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class HMM(nn.Module):
         vocabulary: int,
         rank: int | None = None,
         transition: PairOperator | None = None,
+        clusters: Tensor | None = None,
         dimension: int | None = 128,
         dropout: float = 0.0,
         counts: Tensor | None = None,
@@ -93,6 +98,11 @@ class HMM(nn.Module):
             raise ModelError(
                 f"HMM with a {type(transition).__name__} transition needs it over its {states} "
                 f"states, no rank and no dropout; got {transition.shape}, {rank} and {dropout}."
+            )
+        if clusters is not None and (rank or transition or not dimension):
+            raise ModelError(
+                "HMM with clusters needs a dimension, no rank and no transition; got "
+                f"{dimension}, {rank} and {transition!r:.40}."
             )
         if counts is not None and (counts.shape != (vocabulary,) or bool((counts < 0).any())):
             raise ModelError(
@@ -122,126 +132,20 @@ class HMM(nn.Module):
             self.after = drawn(states, columns) if dimension or rank else None
         self.emitting = drawn(states, dimension or vocabulary)
         self.tokens = drawn(vocabulary, dimension) if dimension else None
+        self.register_buffer("clusters", None)
+        self.leading = self.leading_bias = None
+        self._groups = 1
+        if clusters is not None and dimension:
+            self._groups = checked_clusters(clusters, vocabulary, states)
+            self.register_buffer("clusters", clusters.long())
+            self.leading = drawn(self._groups, dimension)
+            self.leading_bias = nn.Parameter(torch.zeros(self._groups))
         if counts is not None:
             frequent = counts.to(self.bias).clamp(min=0.5).log()
             self.bias.data = frequent - frequent.mean()
         if rank and dimension:
             self.features = FeatureMap(dimension, rank, generator=generator)
             self.features.weight.data *= scale
-
-    @classmethod
-    def from_probabilities(
-        cls, start: ArrayLike, transition: ArrayLike | LowRank | PairOperator, emission: ArrayLike
-    ) -> "HMM":
-        """The model of three matrices, which are its parameters (`dimension` is None).
-
-        Each may hold probabilities or their logs, which is told by what its rows sum to.
-
-        Args:
-            start: (N,) or (1, N) of the first state.
-            transition: (N, N), [from, to], or the logs of a `LowRank`, `Banded` or `Monarch`.
-            emission: (N, V) of the tokens in each state.
-
-        Raises:
-            ModelError: rows that sum to one in neither form, or shapes that do not fit.
-        """
-        first = _logs("start", start).flatten()
-        rank = transition.rank if isinstance(transition, LowRank) else None
-        kind = transition if isinstance(transition, PairOperator) else None
-        if isinstance(transition, LowRank | PairOperator):
-            checked_rows("HMM's transition", transition)
-        else:
-            transition = _logs("transition", transition)
-        shown, states = _logs("emission", emission), len(first)
-        square, shape = tuple(transition.shape), tuple(shown.shape)
-        if (square, shape) != ((states, states), (states, shape[-1])):
-            raise ModelError(
-                "HMM needs start (N,), transition (N, N) and emission (N, V); got "
-                f"{(states,)}, {square} and {shape}."
-            )
-        with torch.device("meta"):
-            model = cls(
-                states=states, vocabulary=shape[1], rank=rank, transition=kind, dimension=None
-            )
-        if isinstance(transition, PairOperator):
-            given = {f"links.{place}": part for place, part in enumerate(transition.tensors)}
-        elif isinstance(transition, LowRank):
-            given = {"before": transition.log_left, "after": transition.log_right}
-        else:
-            given = {"before": transition}
-        given |= {"start": first, "emitting": shown, "bias": shown.new_zeros(shown.shape[1])}
-        model.load_state_dict({name: part.to(shown) for name, part in given.items()}, assign=True)
-        return model.requires_grad_()
-
-    def save_pretrained(self, folder: PathLike) -> None:
-        """Write ``config.json`` and ``model.safetensors`` to a folder, each of them atomically.
-
-        Raises:
-            UnsupportedError: safetensors is not installed.
-            OSError: they cannot be written.
-        """
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        config = {name: getattr(self, name) for name in _SIZES} | {"states": len(self.start)}
-        config |= {"offsets": getattr(self._kind, "offsets", None)}
-        write_tensors(Path(folder, "model.safetensors"), self.state_dict(), {"format": "pt"})
-        data = json.dumps({"model_type": "rdpgraph.nn.HMM", **config}, indent=2)
-        write_bytes_atomically(Path(folder, "config.json"), data.encode())
-
-    def push_to_hub(
-        self, name: str, *, token: str | None = None, private: bool | None = None,
-        commit_message: str = "Upload a hidden Markov model",
-    ) -> str:  # fmt: skip
-        """Upload what `save_pretrained` writes to a repository of the hub; the commit's address.
-
-        Args:
-            name: ``"owner/name"``, which is made if there is none.
-            token: of the account; default: the one that huggingface_hub keeps.
-            private: where the repository is made.
-            commit_message: of the commit.
-
-        Raises:
-            UnsupportedError: huggingface_hub or safetensors is not installed, or the hub refuses.
-        """
-        return hub.upload(
-            self.save_pretrained, name, token=token, private=private, note=commit_message
-        )
-
-    @classmethod
-    def from_pretrained(
-        cls, folder: PathLike, *, names: tuple[str, str, str] | None = None
-    ) -> "HMM":
-        """The model of a folder that `save_pretrained` wrote; or that of another program.
-
-        Args:
-            folder: one that is here; or, where huggingface_hub is installed, the name of a
-                repository, ``"owner/name"``, that it downloads or has kept.
-            names: of the start, the transition and the emission in another program's
-                ``model.safetensors``: what `from_probabilities` is given.
-
-        Raises:
-            FileFormatError: not such files.
-            UnsupportedError: safetensors is not installed.
-        """
-        folder = hub.downloaded(folder)
-        path = Path(folder, "model.safetensors")
-        known, _ = read_tensors(path, "the tensors of an HMM")
-        if names is not None:
-            lacking = [name for name in names if name not in known]
-            if lacking:
-                raise FileFormatError(f"{path} has no {lacking[0]!r:.80}; it has {sorted(known)}.")
-            return cls.from_probabilities(*(known[name] for name in names))
-        config = Path(folder, "config.json")
-        try:
-            told = json.loads(config.read_bytes())
-            links = [known[name] for name in sorted(known) if name.startswith("links.")]
-            kind = _operator(told.get("offsets"), links)
-            model = cls(transition=kind, **{name: told[name] for name in ("states", *_SIZES)})
-        except (ValueError, KeyError, TypeError) as error:  # a ModelError is a ValueError
-            raise FileFormatError(f"{config}: not the sizes of an HMM: {error!s:.200}") from None
-        wanted = model.state_dict()
-        kept = {name: require_like(path, name, known.get(name), wanted[name]) for name in wanted}
-        model.to(known["start"].dtype).load_state_dict({name: known[name] for name in kept})
-        return model
 
     def log_likelihood(
         self, tokens: Tensor, lengths: Tensor | None = None,
@@ -259,6 +163,8 @@ class HMM(nn.Module):
         """
         tokens, lengths = self._checked(tokens, lengths)
         active = self._active(generator)
+        if self.clusters is not None:
+            return self._clustered(tokens, lengths, active)
         transition = self._transition(active)
         if isinstance(transition, LowRank) and tokens.shape[1]:
             symbols, rows = tokens.unique(return_inverse=True)
@@ -310,6 +216,32 @@ class HMM(nn.Module):
         unary = torch.where(first, unary + self._start(active), unary)
         return Chain(unary, transition, lengths=lengths)
 
+    def _clustered(self, tokens: Tensor, lengths: Tensor, active: Tensor | None) -> Tensor:
+        assert self.before is not None
+        assert self.after is not None
+        assert self.clusters is not None
+        start, before, after = (
+            part.unflatten(0, (self._groups, -1))
+            for part in (self._start(active), _some(self.before, active), _some(self.after, active))
+        )
+        return cluster_likelihood(
+            tokens, lengths, self.clusters, start, self._following(before), before, after,
+            self._shown(active),
+        )  # fmt: skip
+
+    def _following(self, before: Tensor) -> Tensor:
+        """(..., K) log-probabilities of the cluster after a state."""
+        assert self.leading is not None
+        assert self.leading_bias is not None
+        return (before @ self.leading.mT + self.leading_bias).to(before.dtype).log_softmax(-1)
+
+    def _shown(self, active: Tensor | None) -> Tensor:
+        """(V, N / K) log-probabilities of tokens in the states of their clusters."""
+        assert self.tokens is not None
+        assert self.clusters is not None
+        states = _some(self.emitting, active).unflatten(0, (self._groups, -1))
+        return cluster_emission(states, self.tokens, self.bias, self.clusters)
+
     def _start(self, active: Tensor | None) -> Tensor:
         return _shares(_some(self.start, active))
 
@@ -323,6 +255,9 @@ class HMM(nn.Module):
         after = _some(self.after, active)
         if self.tokens is None:
             return LowRank.normalised(before, after)
+        if self.clusters is not None:
+            within = (before @ after.mT).unflatten(1, (self._groups, -1)).log_softmax(2)
+            return (within + self._following(before).unsqueeze(2)).flatten(1)
         if self.features is None:
             return (before @ after.mT).to(before.dtype).log_softmax(1)
         features = (self.features(side).to(side.dtype) for side in (before, after))
@@ -332,6 +267,11 @@ class HMM(nn.Module):
         """(*tokens.shape, N) log-probabilities of tokens in each state."""
         emitting, known, bias = _some(self.emitting, active), self.tokens, self.bias
         symbols, rows = tokens.unique(return_inverse=True)
+        if self.clusters is not None:
+            shown, which = self._shown(active)[symbols], self.clusters[symbols].unsqueeze(1)
+            places = which * shown.shape[1] + torch.arange(shown.shape[1], device=rows.device)
+            wide = shown.new_full((len(symbols), len(emitting)), -math.inf)
+            return nn.functional.embedding(rows, wide.scatter(1, places, shown))
         if known is None:
             shown = _shares(emitting + bias)[:, symbols]
             return nn.functional.embedding(rows, shown.mT)
@@ -349,13 +289,17 @@ class HMM(nn.Module):
         return nn.functional.embedding(rows, logits - torch.cat(totals))  # pyright: ignore
 
     def _active(self, generator: torch.Generator | None) -> Tensor | None:
-        states = len(self.start)
-        count = max(1, round(states * (1.0 - self.dropout)))
-        if not self.training or count == states:
+        size = len(self.start) // self._groups
+        count = max(1, round(size * (1.0 - self.dropout)))
+        if not self.training or count == size:
             return None
         device = "cpu" if generator is None else generator.device
-        order = torch.randperm(states, generator=generator, device=device)
-        return order[:count].sort().values.to(self.start.device)
+        chosen = [
+            torch.randperm(size, generator=generator, device=device)[:count].sort().values
+            for _ in range(self._groups)
+        ]
+        first = torch.arange(self._groups, device=device).unsqueeze(1) * size
+        return (torch.stack(chosen) + first).flatten().to(self.start.device)
 
     def _checked(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens, 0 beyond the lengths, and lengths."""
@@ -365,27 +309,6 @@ class HMM(nn.Module):
 
     def extra_repr(self) -> str:
         return f"states={len(self.start)}, vocabulary={self.vocabulary}, dropout={self.dropout}"
-
-
-_SIZES = ("vocabulary", "rank", "dimension", "dropout")
-
-
-def _operator(offsets: Sequence[int] | None, links: list[Tensor]) -> PairOperator | None:
-    """The transition of such parameters, if they are of any kind."""
-    if not links or offsets is None:
-        return Monarch(*links) if links else None
-    values, *sides = links
-    return Banded(values, offsets, LowRank(*sides) if sides else None)
-
-
-def _logs(name: str, given: ArrayLike) -> Tensor:
-    """Logs of probabilities that are given, or of logs that are."""
-    values = as_values(f"HMM's {name}", given)
-    sums = values.sum(-1)
-    if bool((values >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
-        return values.log()
-    checked_rows(f"HMM's {name}", values)
-    return values
 
 
 def _shares(logits: Tensor) -> Tensor:
