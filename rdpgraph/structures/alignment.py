@@ -281,17 +281,21 @@ class Alignment(Recursion):
                         ways.append((*cell, tape.link(earlier, self.transition, to=site)))
                         ways.append((*cell, tape.total(tape.view(starts[source], index))))
                 states.append(tape.total(*ways))
-            begin = (cells[0] == 0) & (cells[1] == 0)
-            starts.append(tape.allowed((begin | self.local).unsqueeze(0)))
-            summed = tape.sum(states[-1])
-            reached.append(tape.total(starts[-1], summed) if self.local or not line else summed)
+            reached.append(tape.sum(states[-1]))
+            if self.local or not line or self.transition is not None:
+                begin = (cells[0] == 0) & (cells[1] == 0)
+                starts.append(tape.allowed((begin | self.local).unsqueeze(0)))
+            if self.local or not line:
+                reached[-1] = tape.total(starts[-1], reached[-1])
         first, second = (torch.cat(part) for part in zip(*grid.lines, strict=True))
         sizes = zip((self.first_lengths, self.second_lengths), tape.site_shape, strict=True)
-        ends = [tape.lengths(given, size - 1).unsqueeze(1) for given, size in sizes]
+        ends = [tape.lengths(given, size - 1) for given, size in sizes]
         if not self.local:
-            last = ((first == ends[0]) & (second == ends[1])).long().argmax(1)
-            return tape.choose(reached[1:], last)
-        inside = tape.allowed((first <= ends[0]) & (second <= ends[1]))
+            number = torch.empty(tape.site_shape, dtype=torch.long, device=tape.device)
+            number[first, second] = torch.arange(len(first), device=tape.device)
+            return tape.choose(reached[1:], number[tuple(ends)])
+        inside = [part <= end.unsqueeze(1) for part, end in zip((first, second), ends, strict=True)]
+        inside = tape.allowed(inside[0] & inside[1])
         every = torch.arange(len(first), device=tape.device).unsqueeze(1)
         stops = tape.view([tape.sum(value) for value in states[1:]], every)
         return tape.total(tape.one, (stops, tape.view(inside, every)))

@@ -347,7 +347,8 @@ class Bitext(Recursion):
             sizes, stand = _of_all(tape.site_shape, tape.device)
         else:
             stand = torch.full(tape.site_shape, -1, device=tape.device)
-            sizes = _by_size(stand, self.allowed)
+            # Steps depend on the mask, so a layout that is kept is for one of these values.
+            sizes = _by_size(stand, torch.tensor(self.allowed.tolist(), device=tape.device))
         for cells, straight, inverted in sizes:
             site = tape.sites[cells]
             ways: list[tuple[Value, ...]] = [(site, tape.lookup(leaf, site))]

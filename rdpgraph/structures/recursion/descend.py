@@ -14,7 +14,7 @@ from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.draws import Pick, drawn, largest, require_generator
 from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.down import last_read, leaves, up
-from rdpgraph.structures.recursion.replay import whole
+from rdpgraph.structures.recursion.layouts import whole
 from rdpgraph.structures.recursion.step import Reader, Step
 from rdpgraph.structures.recursion.steps import Leaf
 from rdpgraph.structures.recursion.tape import Tape

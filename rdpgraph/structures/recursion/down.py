@@ -13,8 +13,8 @@ from torch import Tensor
 from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.recursion import machine
+from rdpgraph.structures.recursion.layouts import whole
 from rdpgraph.structures.recursion.program import Program, with_tensors
-from rdpgraph.structures.recursion.replay import whole
 from rdpgraph.structures.recursion.step import Reader, soft
 from rdpgraph.structures.recursion.steps import Leaf, Pairs
 from rdpgraph.structures.recursion.tape import Tape
@@ -83,6 +83,7 @@ def log_sum(tape: Tape) -> Tensor:
     """(*lead,) the log-sum of all derivations; twice differentiable."""
     program = machine.program_of(tape)
     if program is None:
+        tape = whole(tape)
         return goal(tape, up(tape))
     given = machine.inputs_of(tape, program)
     if not torch.is_grad_enabled():

@@ -2,8 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -27,8 +26,8 @@ from rdpgraph.structures.recursion.down import (
     up,
     usable,
 )
+from rdpgraph.structures.recursion.layouts import laid_out, whole
 from rdpgraph.structures.recursion.moments import cross_entropy, entropy
-from rdpgraph.structures.recursion.replay import laid_out, whole
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
 
@@ -122,7 +121,7 @@ class Recursion(Structure):
     ) -> Tape:
         """The tape; its steps may be an earlier one's, with other tensors."""
         blank = self._blank(self.unary if unary is None else unary, ranks=ranks, double=double)
-        return laid_out(blank, self.recursion, (type(self), *_kinds(self)))
+        return laid_out(blank, self)
 
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
         double = double or self.doubles
@@ -330,13 +329,6 @@ class Recursion(Structure):
 
     def work(self) -> float:
         return self._sum_tape().work
-
-
-def _kinds(model: Recursion) -> Iterator[object]:
-    """Types and dims of the fields: recursions with others take other steps."""
-    for each in fields(model):
-        own = getattr(model, each.name)
-        yield (own.ndim if isinstance(own, Tensor) else type(own))
 
 
 @dataclass(frozen=True, eq=False)

@@ -197,12 +197,8 @@ def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
     index = index.unsqueeze(0) if index.ndim == 1 else index
     size = sum(value.places for value in values)
     # Checking on a GPU would wait for it.
-    if index.numel() and not index.is_cuda:
-        least, most = (int(extreme) for extreme in index.aminmax())
-        if most >= size:
-            raise ModelError(f"Tape.view of {size} places has no place {most}.")
-        if least >= 0:
-            return View(values, index)
+    if index.numel() and not index.is_cuda and bool((index >= size).any()):
+        raise ModelError(f"Tape.view of {size} places has no place {int(index.max())}.")
     return View(values, torch.where(index < 0, size, index))
 
 

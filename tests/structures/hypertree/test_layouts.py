@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.recursion import replay
+from rdpgraph.structures.recursion import layouts
 
 
 def indices():
@@ -22,7 +22,7 @@ def indices():
 @pytest.mark.long
 def test_the_places_of_long_sentences_take_no_more_than_is_allowed(monkeypatch):
     most, before = 2**19, indices()
-    monkeypatch.setattr(replay, "_MOST", most)
+    monkeypatch.setattr(layouts, "_MOST", most)
     for words in range(65, 69):
         arcs = torch.zeros(words, words + 1)
         assert rg.ProjectiveDependencies(arcs).mode().shape == (words,)

@@ -1,0 +1,392 @@
+"""Traces of recursions: how the tensors of a layout are made from those of a model.
+
+A trace has the operations of torch that a layout depends on, and the values that Python read of
+tensors. Repeated on a like model's tensors, it gives the tensors of that layout, or says that the
+model may take other steps. Code that reads anything that may change unseen is not traced.
+"""
+
+import builtins
+import dis
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from rdpgraph._core.cache import cached_property
+
+_PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.Size, slice)
+_SOUND = frozenset((
+    "torch", "rdpgraph", "math", "functools", "_functools", "itertools", "operator", "_operator",
+    "builtins", "dataclasses", "typing",
+))  # fmt: skip
+"""Packages whose functions depend on their arguments alone."""
+_BUILTINS = frozenset((
+    "abs", "all", "any", "bool", "dict", "divmod", "enumerate", "filter", "float", "int",
+    "isinstance", "iter", "len", "list", "map", "max", "min", "next", "pow", "range", "reversed",
+    "round", "set", "slice", "sorted", "str", "sum", "super", "tuple", "zip",
+))  # fmt: skip
+_ASPECTS = "shape", "ndim", "dtype", "device", "is_cuda", "is_cpu", "is_meta", "layout"
+_NUMBERLESS: frozenset[Any] = frozenset((
+    *(getattr(Tensor, name).__get__ for name in _ASPECTS), Tensor.size, Tensor.dim, Tensor.numel,
+    Tensor.__len__, Tensor.is_floating_point, torch.is_floating_point, torch.numel,
+    Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, torch.zeros_like, torch.ones_like,
+    torch.full_like,
+))  # fmt: skip
+"""Functions that give the same for all tensors of a shape and type."""
+_TYPED: frozenset[Any] = frozenset((Tensor.to, Tensor.type_as, Tensor.expand_as))
+"""Functions that take the numbers of their first tensor alone."""
+_HIDDEN: frozenset[Any] = frozenset((Tensor.data_ptr, Tensor.untyped_storage))
+_ABSENT = object()
+Captured = tuple[Any, str, object]
+"""A namespace, a name in it, and the object that it names."""
+
+
+class UnknownError(Exception):
+    """An object or code that may change unseen."""
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple([own.name for own in fields(kind)])
+
+
+def described(own: Any, tensors: list[Tensor], known: dict[int, int]) -> Any:
+    """A hashable description of a model, the same for like ones; appends its tensors.
+
+    Raises:
+        UnknownError: a field holds something else than tensors and constants.
+    """
+    kind = type(own)
+    if kind is Tensor or kind is torch.nn.Parameter:
+        number = known.setdefault(id(own), len(tensors))
+        if number < len(tensors):
+            return number
+        tensors.append(own)
+        return kind, own.shape, own.dtype, own.is_cpu, own.layout
+    if kind in _PLAIN:
+        return kind, own
+    if kind is tuple or kind is list:
+        return (kind, *[described(part, tensors, known) for part in own])
+    if not is_dataclass(own):
+        raise UnknownError
+    return (kind, *[described(getattr(own, name), tensors, known) for name in _names(kind)])
+
+
+def fresh(own: Any) -> Any:
+    """A copy of a described object with the same tensors, and without anything cached."""
+    kind = type(own)
+    if kind is tuple or kind is list:
+        return kind(map(fresh, own))
+    if not is_dataclass(own):
+        return own
+    made: Any = object.__new__(kind)
+    for name in _names(kind):
+        object.__setattr__(made, name, fresh(getattr(own, name)))
+    return made
+
+
+class _Part(int):
+    """The number of a tensor in a trace."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """A call of torch, with tensors given by number."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    options: dict[str, Any]
+    places: Sequence[tuple[int, int]] | None  # of tensors among ``args``; None: deeper, too
+    first: int  # the number of its first result
+    shapes: Sequence[torch.Size]  # of its results; none: it gives a value to Python
+    value: object
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The operations that make some tensors from given ones."""
+
+    operations: Sequence[Operation]
+    results: Sequence[Any]  # constants, or numbers of tensors
+    captured: Sequence[Captured]  # what the code finds by name
+
+    @cached_property
+    def size(self) -> int:
+        """The size of its constants, in numbers."""
+        parts = [self.results, *((own.args, own.options) for own in self.operations)]
+        return sum(part.numel() for part in _leaves(parts) if isinstance(part, Tensor))
+
+    def again(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """The results from other given tensors; None where the steps may be others."""
+        for space, name, own in self.captured:
+            if space.get(name, _ABSENT) is not own:
+                return None
+        made = dict(enumerate(tensors))
+        for each in self.operations:
+            args, options = each.args, each.options
+            if each.places is None:
+                args, options = _filled(args, made), _filled(options, made)
+            else:
+                args = [*args]
+                for at, number in each.places:
+                    args[at] = made[number]
+            result = each.function(*args, **options)
+            if not each.shapes:
+                if type(result) is not type(each.value) or result != each.value:
+                    return None
+                continue
+            number = each.first
+            for part in (result,) if isinstance(result, Tensor) else result:
+                if part.shape != each.shapes[number - each.first]:
+                    return None
+                made[number] = part
+                number += 1
+        return [made[own] if type(own) is _Part else own for own in self.results]
+
+
+def _filled(own: Any, made: dict[int, Tensor]) -> Any:
+    """Containers with tensors in place of their numbers."""
+    if type(own) is _Part:
+        return made[own]
+    if type(own) is dict:
+        return {name: _filled(part, made) for name, part in own.items()}
+    if type(own) is tuple or type(own) is list:
+        return type(own)([_filled(part, made) for part in own])
+    return own
+
+
+def _leaves(own: Any) -> Iterator[Any]:
+    """The members of containers."""
+    if isinstance(own, dict):
+        own = list(own.values())
+    elif isinstance(own, slice):
+        own = own.start, own.stop, own.step
+    if isinstance(own, tuple | list) and not isinstance(own, torch.Size):
+        for part in own:
+            yield from _leaves(part)
+    else:
+        yield own
+
+
+class Tracer(TorchFunctionMode):
+    """Records what becomes of given tensors."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._sound, self._operations = True, list[Operation]()
+        self._numbers = {id(own): number for number, own in enumerate(tensors)}
+        self._count, self._gradients = len(tensors), torch.is_grad_enabled()
+        self._held = list(tensors)  # an id stands for a tensor as long as it lives
+        self._used, self._state = set[int](), torch.get_rng_state()
+        self._sized = set[int]()  # tensors of which Python knows the shape
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.__iter__:
+            return iter(self.__torch_function__(Tensor.unbind, types, args, kwargs))
+        result = func(*args, **kwargs)
+        given = [own for own in _leaves((args, kwargs)) if isinstance(own, Tensor)]
+        writes, known = _writes(func, kwargs), self._known(given)
+        if writes and (known or not self._used.isdisjoint(map(_origin, given[:1]))):
+            self._sound = False
+        elif func in _NUMBERLESS or (func in _TYPED and not self._known(given[:1])):
+            self._sized.update(self._numbers[id(own)] for own in given if self._known([own]))
+        elif known:
+            self._held += given
+            self._used.update(map(_origin, given))
+            self._record(func, args, kwargs, result)
+        return result
+
+    def _known(self, tensors: Iterable[Tensor]) -> bool:
+        return any(id(own) in self._numbers for own in tensors)
+
+    def _record(self, func: Any, args: Any, options: Any, result: Any) -> None:
+        args, options = self._numbered(args), self._numbered(options)  # some return an argument
+        parts = (result,) if isinstance(result, Tensor) else result
+        shapes, first = list[torch.Size](), self._count
+        if isinstance(parts, tuple | list) and all(isinstance(own, Tensor) for own in parts):
+            for own in parts:
+                shapes.append(own.shape)
+                self._numbers[id(own)] = self._count
+                self._held.append(own)
+                self._count += 1
+        elif func in _HIDDEN or not all(isinstance(own, _PLAIN) for own in _leaves(result)):
+            self._sound = False
+        # Functions of autograd turn gradients off.
+        self._sound &= torch.is_grad_enabled() == self._gradients
+        places = [(at, int(own)) for at, own in enumerate(args) if type(own) is _Part]
+        every = [own for own in _leaves((args, options)) if type(own) is _Part]
+        self._operations.append(
+            Operation(
+                func, args, options, places if len(places) == len(every) else None, first, shapes,
+                None if shapes else result,
+            )
+        )  # fmt: skip
+
+    def _numbered(self, own: Any) -> Any:
+        if isinstance(own, Tensor):
+            number = self._numbers.get(id(own))
+            self._sound &= number is not None or not own.requires_grad
+            return own if number is None else _Part(number)
+        if isinstance(own, dict):
+            return {name: self._numbered(part) for name, part in own.items()}
+        if isinstance(own, tuple | list) and not isinstance(own, torch.Size):
+            return (list if isinstance(own, list) else tuple)(map(self._numbered, own))
+        if isinstance(own, slice):
+            self._sound &= not self._known(_leaves(own))
+        return own
+
+    def trace(self, results: Sequence[Tensor], captured: Sequence[Captured]) -> Trace | None:
+        """The trace of some tensors; None where not all of it was seen."""
+        ends = self._numbered(list(results))
+        if not self._sound or not torch.equal(self._state, torch.get_rng_state()):
+            return None
+        needed = self._sized.union(own for own in ends if type(own) is _Part)
+        operations = list[Operation]()
+        for each in reversed(self._operations):
+            made = range(each.first, each.first + len(each.shapes))
+            if not made or not needed.isdisjoint(made):
+                operations.append(each)
+                parts = _leaves((each.args, each.options))
+                needed.update(own for own in parts if type(own) is _Part)
+        return Trace(operations[::-1], ends, captured)
+
+
+def _writes(func: Any, options: dict[str, Any]) -> bool:
+    """Return whether a function changes a tensor in place."""
+    name = getattr(func, "__name__", "_")
+    if name.startswith("__"):
+        reads = "__invert__", "__index__", "__int__", "__iter__"
+        return name.startswith(("__i", "__set", "__del")) and name not in reads
+    return name.endswith("_") or options.get("out") is not None or bool(options.get("inplace"))
+
+
+def _origin(own: Tensor) -> int:
+    """The tensor that a view is of."""
+    return id(own if own._base is None else own._base)
+
+
+def captured(model: Any) -> list[Captured]:
+    """Everything that the recursion of a model finds by name.
+
+    Raises:
+        UnknownError: something that may change unseen.
+    """
+    kind, found, seen = type(model), list[Captured](), set[CodeType]()
+    owners = {own for own in _kinds(model) if not _is_sound(own)}
+    laid = [_is_sound(own) for own in kind.__mro__ if "recursion" in vars(own)]
+    if kind in owners and any(laid[:-1]):  # ours may call what this class overrides
+        raise UnknownError
+    _attribute(kind, "recursion", found)
+    waiting = [_function(kind.recursion)]
+    for owner in owners - {kind}:  # any of their methods may be called
+        own = [part for name, part in vars(owner).items() if not name.startswith("__")]
+        waiting += [_function(part) for part in own if not isinstance(part, _PLAIN)]
+    while waiting:
+        function = waiting.pop()
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen or _is_sound(function):
+            continue
+        seen.add(code)
+        defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+        names, attributes = _read(code)
+        if (
+            {*code.co_freevars} - {"__class__"}
+            or not all(isinstance(own, _PLAIN) for own in defaults)
+            or any(own.startswith("__") or own in _STATES for own in attributes)
+        ):
+            raise UnknownError
+        for name in names:
+            own = function.__globals__.get(name, _ABSENT)
+            found.append((function.__globals__, name, own))
+            if isinstance(own, FunctionType):
+                waiting.append(_function(own))
+            elif own is _ABSENT:
+                error = isinstance(made := getattr(builtins, name, None), type) and issubclass(
+                    made, Exception
+                )
+                if name not in _BUILTINS and not error:
+                    raise UnknownError
+            elif not isinstance(own, _PLAIN) and not _is_sound(own):
+                raise UnknownError
+        for name in attributes:
+            for owner in owners:
+                own = None if name in _names(owner) else _attribute(owner, name, found)
+                if not isinstance(own, _PLAIN):
+                    waiting.append(_function(own))
+    return found
+
+
+_STATES = frozenset(("is_grad_enabled", "load", "get_default_device"))
+
+
+def _kinds(own: Any) -> Iterator[type]:
+    """The classes of an object, and of all that its fields hold."""
+    yield type(own)
+    parts = own if isinstance(own, tuple | list) else ()
+    if is_dataclass(own):
+        parts = [getattr(own, name) for name in _names(type(own))]
+    for part in parts:
+        yield from _kinds(part)
+
+
+def _attribute(kind: type, name: str, found: list[Captured]) -> Any:
+    """An attribute of a class, from a class that is not of the library; None: it has none."""
+    for own in kind.__mro__:
+        if _is_sound(own):
+            break
+        found.append((vars(own), name, vars(own).get(name, _ABSENT)))
+        if name in vars(own):
+            return vars(own)[name]
+    return None
+
+
+def _is_sound(own: Any) -> bool:
+    """Return whether a module, class or function is of a package that holds no state."""
+    if not isinstance(own, ModuleType | type | FunctionType | BuiltinFunctionType):
+        return False
+    name = own.__name__ if isinstance(own, ModuleType) else own.__module__
+    if isinstance(own, FunctionType):
+        name = own.__globals__["__name__"]  # not that of a function within it
+    return isinstance(name, str) and name.partition(".")[0] in _SOUND
+
+
+def _function(own: Any) -> Any:
+    """The function of a method or property."""
+    for name in ("fget", "func", "compute", "__func__"):
+        own = getattr(own, name, own)
+    while _is_sound(own) and hasattr(own, "__wrapped__"):
+        own = own.__wrapped__
+    if not isinstance(own, FunctionType) and not _is_sound(own):
+        raise UnknownError
+    return own
+
+
+def _read(code: CodeType) -> tuple[set[str], set[str]]:
+    """The globals and the attributes that code reads, with the code within it."""
+    names, attributes = set[str](), set[str]()
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            names.add(step.argval)
+        elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
+            attributes.add(step.argval)
+        elif step.opname in _CHANGES or step.opname.startswith("IMPORT_"):
+            raise UnknownError
+    for own in code.co_consts:
+        if isinstance(own, CodeType):
+            within = _read(own)
+            names |= within[0]
+            attributes |= within[1]
+    return names, attributes
+
+
+_CHANGES = frozenset((
+    "STORE_GLOBAL", "STORE_ATTR", "DELETE_GLOBAL", "DELETE_ATTR", "LOAD_BUILD_CLASS",
+))  # fmt: skip
