@@ -288,7 +288,7 @@ def captured(model: Any) -> list[Captured]:
     waiting = [_function(kind.recursion)]
     for owner in owners - {kind}:  # any of their methods may be called
         own = [part for name, part in vars(owner).items() if not name.startswith("__")]
-        waiting += [_function(part) for part in own if not isinstance(part, _PLAIN)]
+        waiting += [_function(part) for part in own if callable(part) or isinstance(part, property)]
     while waiting:
         function = waiting.pop()
         code = getattr(function, "__code__", None)
