@@ -22,14 +22,12 @@ from rdpgraph.io.tables import (
     values_of,
 )
 from rdpgraph.io.text import Bytes, fail
-from rdpgraph.model.compact_variables import CompactVariables, StateLists
+from rdpgraph.model.compact_variables import MOST_SHARED, SHARED, CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.names import CODEC, Names
 from rdpgraph.model.variable import Variable, names_of
 
-_MOST_OF_A_LIST = 1 << 8  # bytes of a list of states that is cached as text
-_SHARED = 1 << 10
 _AT_ONCE = 1 << 9  # headers read at a time
 
 # Blocks of the usual form, matched many at a time.
@@ -140,7 +138,7 @@ class _Blocks:
             if len(words) != int(digits) or len(set(words)) < len(words) or b'"' in text:
                 return 0, 0
             known = self._lists.add(b"\n".join(words)), len(words)
-            if len(self._known) < _SHARED and len(text) <= _MOST_OF_A_LIST:
+            if len(self._known) < SHARED and len(text) <= MOST_SHARED:
                 self._known[key] = known
         return known
 

@@ -18,7 +18,7 @@ from rdpgraph.errors import FileFormatError
 from rdpgraph.io.bif_tokens import BifText, statements_alike
 from rdpgraph.io.tables import alike, distinct_sizes
 from rdpgraph.io.text import Bytes
-from rdpgraph.io.tokens import is_number, non_negative
+from rdpgraph.io.tokens import MOST_BY_DEFAULT, is_number, non_negative
 from rdpgraph.model.block import Block
 from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.conditional import is_conditional
@@ -30,7 +30,6 @@ Codes = Mapping[bytes, int]
 
 _TABLE = re.compile(rb"\s*+(table\s[^;]*+);?\s*+")
 _PROPERTIES = re.compile(rb"(?:\s*+property\s[^;]*+;)*+")
-_MOST_BY_DEFAULT = 1 << 24  # table entries that the `default` lines of a file may stand for
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,17 +76,17 @@ class _Reading:
     """A reader of tables: many of the usual form at a time, others one by one."""
 
     def __init__(self, text: BifText, headers: Headers) -> None:
-        self._text, self._headers, self._budget = text, headers, _MOST_BY_DEFAULT
+        self._text, self._headers, self._budget = text, headers, MOST_BY_DEFAULT
 
     def read(self) -> Iterable[_Alike]:
         """The groups of blocks, filled."""
         bodies, data = self._headers.bodies, self._text.data
         groups, lengths = self._groups(), np.diff(bodies)[:, 0]
-        room = _MOST_BY_DEFAULT
+        room = MOST_BY_DEFAULT
         for group in groups:
             # Allocate only what the text can fill, whatever the header says: an entry
             # takes two bytes, and `default` has a budget.
-            size = min(math.prod(group.shape), 2 * _MOST_BY_DEFAULT + len(data))
+            size = min(math.prod(group.shape), 2 * MOST_BY_DEFAULT + len(data))
             lacking = size - (lengths[group.blocks] + 1) // 2
             short = bodies[group.blocks[lacking > 0]].tolist()
             room -= int(lacking[lacking > 0].sum())
@@ -121,7 +120,7 @@ class _Reading:
 
     def read_one_by_one(self) -> None:
         """Read every block separately, in the order of the file."""
-        self._budget = _MOST_BY_DEFAULT
+        self._budget = MOST_BY_DEFAULT
         for block in range(len(self._headers.bodies)):
             self._read_alone(block, None)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.tables import refuse_several
 from rdpgraph.io.text import Bytes, fail, shown
+from rdpgraph.io.tokens import MOST_UNLISTED
 from rdpgraph.model.block import Block, in_order
 from rdpgraph.model.compact_variables import CompactVariables
 from rdpgraph.model.domain import Domain
@@ -26,9 +27,6 @@ _TABLED = 6
 """Literals of a clause that is a table; longer ones are automata."""
 
 _MOST_CLAUSES = 10**6
-
-_MOST_UNUSED = 2**20
-"""Variables in a file of few tokens."""
 
 
 def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64) -> FactorGraph:
@@ -52,7 +50,7 @@ def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64
     shown_variables: set[int] = set()
     clauses: list[list[int]] = []
     clause: list[int] = []
-    most = max(_MOST_UNUSED, len(data))
+    most = max(MOST_UNLISTED, len(data))
     for number, line in enumerate(bytes(data).split(b"\n"), 1):
         words = line.decode(errors="replace").split()
         place = f"{source}, line {number}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rdpgraph._core import tuning
 from rdpgraph.io.text import BLANKS, Bytes, encoding_of, fail, shown
-from rdpgraph.io.tokens import is_number, non_negative
+from rdpgraph.io.tokens import MOST_OF_A_TOKEN, is_number, non_negative
 from rdpgraph.model.names import CODEC
 
 _TOKEN = re.compile(r"""\s*+(?:(#)|"([^"]*)"|'([^']*)'|([^\s"'#]+)|(.)|\Z)""")
@@ -21,8 +21,6 @@ _EMPTY, _EMPTY_OF_BYTES = (
     re.compile(rb"(?:[\r\n]++|#[^\r\n]*+)++"),
 )
 """Empty lines and comments."""
-_MOST_OF_A_LINE = 1 << 20
-"""Maximum of bytes of a line."""
 _NONE: list[list[bytes]] = [[] for _ in range(6)]
 # Groups of a line: weight, parent, two symbols or a quoted word; else the whole line.
 _SYMBOL, _GAP = rb"""([^\s"'#]++)""", rb"[ \t\f\v]"
@@ -80,7 +78,7 @@ def _pieces(text: str | Bytes, source: str) -> Iterator[tuple[int, bytes]]:
         if not stop:  # a long line is one piece
             cut = end.search(whole, at)
             stop = len(text) if cut is None else cut.start()
-            if of_bytes and stop - at > _MOST_OF_A_LINE:
+            if of_bytes and stop - at > MOST_OF_A_TOKEN:
                 fail(source, f"line {number}: expected a rule, got a line of a million characters.")
         elif whole.startswith(feed, stop):
             stop += 1  # the pair \r\n

@@ -13,7 +13,15 @@ from rdpgraph.io.text import Bytes, fail, shown
 
 Array = NDArray[np.float64]
 
-_MOST_OF_A_TOKEN = 1 << 20
+MOST_BY_DEFAULT = 1 << 24
+"""Entries of tables that a file may give by defaults, functions and exceptions."""
+
+MOST_UNLISTED = 1 << 20
+"""States, or variables, that a file may declare without listing them."""
+
+MOST_OF_A_TOKEN = 1 << 20
+"""Bytes of a token, or of a line of rules."""
+
 _COMMENT = re.compile(rb"#[^\n]*|//[^\n]*|^[ \t]*c(?:[ \t\r][^\n]*)?$", re.MULTILINE)
 _WORD = re.compile(rb"\S+")
 _SPACE = re.compile(rb"\s")
@@ -115,10 +123,10 @@ class Numbers:
 
     def _cut(self, start: int) -> int:
         end = start + tuning.PIECE
-        blank = _SPACE.search(self._data, end - 1, end - 1 + _MOST_OF_A_TOKEN)
+        blank = _SPACE.search(self._data, end - 1, end - 1 + MOST_OF_A_TOKEN)
         if blank:
             return blank.end()
-        if len(self._data) < end + _MOST_OF_A_TOKEN:
+        if len(self._data) < end + MOST_OF_A_TOKEN:
             return len(self._data)
         line = self._data.count(b"\n", 0, end) + 1
         fail(self.source, f"line {line}: expected a number, got a token of a million characters.")

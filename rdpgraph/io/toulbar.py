@@ -13,14 +13,11 @@ from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.tables import all_variables, factor_tables
 from rdpgraph.io.text import Bytes, decoded, fail, shown
+from rdpgraph.io.tokens import MOST_BY_DEFAULT, MOST_UNLISTED
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import States, Variable
-
-_MOST_STATES = 1 << 20
-_MOST_CELLS = 1 << 24
-"""Maximum of the entries of all tables that a file gives by default and exceptions."""
 
 Costs = NDArray[np.float64]
 
@@ -73,8 +70,10 @@ class _Model:
         """A table filled with one cost."""
         shape = [variable.size for variable in scope]
         self.cells += math.prod(shape)
-        if self.cells > _MOST_CELLS:
-            self.fail(f"lists of exceptions that stand for up to {_MOST_CELLS} costs", self.cells)
+        if self.cells > MOST_BY_DEFAULT:
+            self.fail(
+                f"lists of exceptions that stand for up to {MOST_BY_DEFAULT} costs", self.cells
+            )
         return np.full(shape, default)
 
     def graph(self, dtype: torch.dtype) -> FactorGraph:
@@ -110,11 +109,11 @@ def parse_wcsp(
     words.pop()
     most = 2**63 - 1
     count = take("the number of variables", len(words))
-    take("the size of the largest domain", _MOST_STATES)
+    take("the size of the largest domain", MOST_UNLISTED)
     functions = take("the number of cost functions", len(words))
     model.bound = take("the upper bound", most, 1)
     for number in range(count):
-        model.declare(str(number), take("the size of a domain, listed", _MOST_STATES, 1))
+        model.declare(str(number), take("the size of a domain, listed", MOST_UNLISTED, 1))
     for _ in range(functions):
         arity = take("the arity of a cost function, not shared", tuning.MOST_DIMS)
         scope = model.scope([take("a variable", count - 1) for _ in range(arity)])
@@ -200,7 +199,7 @@ def parse_cfn(
         if isinstance(states, list) and states and all(isinstance(s, str) for s in states):
             model.declare(name, tuple(states))
         else:
-            model.declare(name, model.whole(states, _MOST_STATES, f"states of {name!r}", 1))
+            model.declare(name, model.whole(states, MOST_UNLISTED, f"states of {name!r}", 1))
     if not isinstance(functions, dict | list):
         model.fail('an object "functions"', functions)
     for function in functions.values() if isinstance(functions, dict) else functions:

@@ -21,7 +21,7 @@ from rdpgraph.io.tables import (
     values_of,
 )
 from rdpgraph.io.text import Bytes, fail
-from rdpgraph.io.tokens import Numbers
+from rdpgraph.io.tokens import MOST_UNLISTED, Numbers
 from rdpgraph.model.block import Block
 from rdpgraph.model.compact_variables import CompactVariables
 from rdpgraph.model.domain import Domain
@@ -31,7 +31,6 @@ from rdpgraph.model.potentials.table import Table
 
 _KINDS = ("MARKOV", "BAYES")
 _ARITIES = {float(arity): arity for arity in range(tuning.MOST_DIMS + 1)}
-_MOST_UNSUPPORTED_STATES = 1 << 20  # of a variable without a table
 _MOST_SHAPES = 1 << 14
 _BYTES_PER_SHAPE = 700  # text per shape beyond that; a block takes 4 kB
 
@@ -146,7 +145,7 @@ def read_content(data: Bytes, source: str, dtype: torch.dtype) -> Content:
 def _read_sizes(numbers: Numbers) -> NDArray[np.int64]:
     count = numbers.whole("a number of variables", max(numbers.total - 1, 0))
     sizes = np.empty(min(count, numbers.total - numbers.place), dtype=np.int64)
-    most = max(numbers.total, _MOST_UNSUPPORTED_STATES)
+    most = max(numbers.total, MOST_UNLISTED)
     for at in range(0, len(sizes), tuning.PIECE):
         place = numbers.place
         piece = numbers.take(min(tuning.PIECE, len(sizes) - at))

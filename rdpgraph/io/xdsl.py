@@ -9,11 +9,11 @@ import torch
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.tables import conditional_tables, values_of
 from rdpgraph.io.text import Bytes, fail, shown
+from rdpgraph.io.tokens import MOST_BY_DEFAULT
 from rdpgraph.io.xmlbif import Definition, network_of, numbers_of, xml_root
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import names_of
 
-_MOST_CELLS = 1 << 24  # entries of the tables of deterministic nodes
 _HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<smile version="1.0" id="network">\n<nodes>\n'
 
 
@@ -41,11 +41,11 @@ def parse_xdsl(
         elif node.tag == "deterministic":
             results = _text(source, node, "resultingstates", name).split()
             cells += len(results) * len(states)
-            if cells > _MOST_CELLS or not set(results) <= set(states):
+            if cells > MOST_BY_DEFAULT or not set(results) <= set(states):
                 fail(
                     source,
                     f"expected resulting states of {shown(name)} that it has, and tables of up to "
-                    f"{_MOST_CELLS} entries; got another.",
+                    f"{MOST_BY_DEFAULT} entries; got another.",
                 )
             values = [float(state == result) for result in results for state in states]
         else:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from rdpgraph.model.names import CODEC, Listing, Names, NumberedNames, Numbers
 from rdpgraph.model.variable import Variable
 
-_SHARED = 1 << 10
+SHARED = 1 << 10
 """Number of lists of states that are stored once for all equal ones."""
-_MOST_SHARED = 1 << 8  # bytes of a shared list
+MOST_SHARED = 1 << 8  # bytes of a shared list
 _FEW = 1 << 10  # variables: a third of a MB
 _FEW_NAMED = 1 << 12  # states with names: half a MB
 _MANY_NAMES = 1 << 5  # of one variable, slow to make
@@ -36,7 +36,7 @@ class StateLists:
         if known is not None:
             return known
         number = len(self)
-        if len(names) <= _MOST_SHARED and len(self._numbers) < _SHARED:
+        if len(names) <= MOST_SHARED and len(self._numbers) < SHARED:
             self._numbers[names] = number
         self._text += names
         self._ends.append(len(self._text))
@@ -63,7 +63,7 @@ class StateLists:
                     lambda: (name.encode(*CODEC) for name in known), len(known), known.find_bytes
                 )
             places = {name: place for place, name in enumerate(names.split(b"\n"))}
-            if count <= _MANY_NAMES and len(self._places) < _SHARED:
+            if count <= _MANY_NAMES and len(self._places) < SHARED:
                 self._places[number] = places
         return places
 
