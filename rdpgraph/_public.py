@@ -23,8 +23,7 @@ from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.infer import explain, infer
 from rdpgraph.io.files import read, write
 from rdpgraph.io.graphs import from_networkx, to_networkx
-from rdpgraph.io.pgmpy import from_pgmpy, to_pgmpy
-from rdpgraph.io.pyagrum import from_pyagrum, to_pyagrum
+from rdpgraph.io.libraries import from_pgmpy, from_pyagrum, to_pgmpy, to_pyagrum
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.automaton import (
@@ -61,8 +60,7 @@ from rdpgraph.structures.bitext.mixed import MixedBitext
 from rdpgraph.structures.bitext.model import Bitext
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.chain.rank_hmm import LowRankHMM
-from rdpgraph.structures.dependency.nonprojective import NonProjectiveDependencies
-from rdpgraph.structures.dependency.projective import ProjectiveDependencies
+from rdpgraph.structures.dependency.trees import NonProjectiveDependencies, ProjectiveDependencies
 from rdpgraph.structures.derivations.model import Derivations
 from rdpgraph.structures.draws import straight_through
 from rdpgraph.structures.grammar.model import Hypertree

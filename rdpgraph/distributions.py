@@ -13,7 +13,7 @@ from torch.distributions import Categorical, Distribution, constraints
 from torch.distributions.kl import register_kl
 
 from rdpgraph._core.numbers import is_real, is_whole
-from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.table import as_values
 from rdpgraph.model.soundness import require_possible

@@ -6,8 +6,7 @@
 from typing import Any
 
 from rdpgraph.decoding.cosets import CosetDecoder, Decoded, WindowDecoder
-from rdpgraph.decoding.damping import learn_damping
-from rdpgraph.decoding.messages import Messages, MessagesDecoder
+from rdpgraph.decoding.messages import Messages, MessagesDecoder, learn_damping
 from rdpgraph.decoding.rates import LearnedRates, learn_rates
 
 __all__ = [

@@ -16,8 +16,7 @@ from rdpgraph.io.tables import require_graph
 from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
 from rdpgraph.io.toulbar import format_cfn, format_wcsp, parse_cfn, parse_wcsp
 from rdpgraph.io.uai import format_uai, parse_uai
-from rdpgraph.io.xdsl import format_xdsl, parse_xdsl
-from rdpgraph.io.xmlbif import format_xmlbif, parse_xmlbif
+from rdpgraph.io.xml import format_xdsl, format_xmlbif, parse_xdsl, parse_xmlbif
 from rdpgraph.model.graph import FactorGraph
 
 ENTRY_POINTS = "rdpgraph.formats"

@@ -11,9 +11,9 @@ from torch.optim import LBFGS, Optimizer
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ModelError
-from rdpgraph.learn.batches import Batches, Rows
 from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.parameters import Parameter
+from rdpgraph.learn.rows import Batches, Rows
 from rdpgraph.plan import clock
 
 _NULL = 1e-9

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import EvidenceError, no_raw_memory_error
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.potential import Potential, checked_shape
 from rdpgraph.model.variable import Variable, VariableArray

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, ordinarily
 from rdpgraph._core.compiler import Opaque
-from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.block import Block, blocks_of, items_in_order, tabulated
 from rdpgraph.model.conditional import Conditional, Network, network_factors

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rdpgraph._core.shapes import broadcast_shapes, broadcasts
+from rdpgraph._core.types import broadcast_shapes, broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.block import Block

@@ -2,8 +2,7 @@
 
 from rdpgraph.interface.structure import REGISTRY
 from rdpgraph.structures.chain.model import Chain
-from rdpgraph.structures.dependency.nonprojective import NonProjectiveDependencies
-from rdpgraph.structures.dependency.projective import ProjectiveDependencies
+from rdpgraph.structures.dependency.trees import NonProjectiveDependencies, ProjectiveDependencies
 from rdpgraph.structures.derivations.model import Derivations
 from rdpgraph.structures.grammar.model import Hypertree
 from rdpgraph.structures.parity.model import ParityModel

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rdpgraph._core.shapes import broadcasts
+from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.potentials.table import checked_log_values

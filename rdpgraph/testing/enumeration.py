@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.domain import Named

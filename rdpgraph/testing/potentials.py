@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.infer import infer
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._core.shapes import broadcasts
+from rdpgraph._core.types import broadcasts
 from rdpgraph.estimate.estimator import Setting
 from rdpgraph.estimate.proposals import Proposal, Scores
 from rdpgraph.estimate.randomized import Randomized

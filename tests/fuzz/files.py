@@ -13,8 +13,7 @@ from rdpgraph.io.bif import parse_bif
 from rdpgraph.io.evidence import parse_evidence
 from rdpgraph.io.toulbar import parse_cfn, parse_wcsp
 from rdpgraph.io.uai import parse_uai
-from rdpgraph.io.xdsl import parse_xdsl
-from rdpgraph.io.xmlbif import parse_xmlbif
+from rdpgraph.io.xml import parse_xdsl, parse_xmlbif
 from tests.fuzz import readers
 from tests.fuzz.compare import holds
 

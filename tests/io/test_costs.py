@@ -8,8 +8,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.errors import FileFormatError, UnsupportedError
 from rdpgraph.io.toulbar import format_cfn, format_wcsp, parse_cfn, parse_wcsp
-from rdpgraph.io.xdsl import format_xdsl, parse_xdsl
-from rdpgraph.io.xmlbif import format_xmlbif, parse_xmlbif
+from rdpgraph.io.xml import format_xdsl, format_xmlbif, parse_xdsl, parse_xmlbif
 
 XML = """<?xml version="1.0"?>
 <!DOCTYPE BIF [ <!ELEMENT BIF ( NETWORK )*> ]>

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import broadcast_shapes
 
 SHAPES = ((), (1,), (3,), (0,), (2, 1), (2, 3), (4, 1, 3), (1, 1, 1))
 

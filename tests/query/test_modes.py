@@ -9,7 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.engines.exact.program import compiled
 from rdpgraph.plan import scheduler
-from rdpgraph.structures.dependency.projective import _rows
+from rdpgraph.structures.dependency.trees import _rows
 from tests.query.routes import (
     ANSWERS,
     ROUTES,

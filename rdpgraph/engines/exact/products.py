@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import remembered
-from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.logspace.logmatrix import finite, safe_log
 
 

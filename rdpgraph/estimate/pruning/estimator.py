@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.progress import Progress, goes_on
-from rdpgraph._core.shapes import broadcasts
+from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Model, Problem
 from rdpgraph.estimate.pruning.graphs import GraphMasks

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rdpgraph._core.shapes import broadcast_shapes
-from rdpgraph._core.types import ArrayLike
+from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
 from rdpgraph.model.potentials.potential import (

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.shapes import broadcast_shapes
-from rdpgraph._core.types import ArrayLike
+from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_sum
 from rdpgraph.model.potentials.potential import Stored, message_lead, select_lead

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rdpgraph._core.compiler import in_transform
 from rdpgraph._core.numbers import is_whole
-from rdpgraph._core.shapes import broadcast_shapes, broadcasts
+from rdpgraph._core.types import broadcast_shapes, broadcasts
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import current_property
-from rdpgraph._core.shapes import broadcast_shapes
-from rdpgraph._core.types import ArrayLike
+from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.potential import Decomposition, Part, Stored, select_lead
 from rdpgraph.model.potentials.table import checked_log_values, settle

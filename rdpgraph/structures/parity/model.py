@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.numbers import is_real, is_whole
-from rdpgraph._core.shapes import broadcast_shapes
-from rdpgraph._core.types import ArrayLike
+from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Match, Structure

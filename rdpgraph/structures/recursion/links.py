@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
-from rdpgraph._core.shapes import broadcasts
+from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix
 from rdpgraph.model.potentials.potential import Potential
