@@ -44,7 +44,7 @@ def common(views: Sequence[View]) -> tuple[int, int]:
     """The places and labels of views that broadcast; 1 broadcasts to any."""
     places, widths = [view.places for view in views], [view.width for view in views]
     most, widest = max(places), max(widths)
-    if any(own not in (1, most) for own in places) or any(own not in (1, widest) for own in widths):
+    if any(n not in (1, most) for n in places) or any(n not in (1, widest) for n in widths):
         raise ModelError(
             "Tape.total needs values of as many places and as many labels, or one; got "
             f"{places} places and {widths} labels."
@@ -92,9 +92,9 @@ def checked_pick(x: Value, which: Tensor, to: Value | None) -> None:
     checked_value("pick", to or x)
     if not isinstance(which, Tensor):
         raise ModelError(f"Tape.pick needs a tensor of labels; got {which!r:.80}.")
-    own = None if to is None or to.labels.states is not None else to.width
-    if which.dtype != torch.long or which.ndim != 1 or own not in (None, len(which)):
-        many = "labels" if own is None else f"a label for each of the {own} of the other"
+    width = None if to is None or to.labels.states is not None else to.width
+    if which.dtype != torch.long or which.ndim != 1 or width not in (None, len(which)):
+        many = "labels" if width is None else f"a label for each of the {width} of the other"
         raise ModelError(
             f"Tape.pick needs {many}, (N,) as int64; got {which.dtype} of shape "
             f"{tuple(which.shape)}."

@@ -45,8 +45,8 @@ def chosen(matrix: LogMatrix, x: Tensor, below: Tensor) -> tuple[Tensor, Tensor]
     Values before and entropies below are (B, P, I).
     """
     value = matrix.times(x)
-    own, total = _relative(matrix, x, value)
-    mean = matrix.means(x, finite(below) - own, matrix.surprises)
+    shift, total = _relative(matrix, x, value)
+    mean = matrix.means(x, finite(below) - shift, matrix.surprises)
     return value, torch.where(value > -math.inf, mean + total, 0.0)
 
 
@@ -64,10 +64,10 @@ def compared(
     ``divergence`` the entropy is subtracted.
     """
     parts = [_relative(*each) for each in zip(matrices, befores, values, strict=True)]
-    (own, total), (other, others) = parts
+    (gain, total), (other, others) = parts
     gains, scores, rest = -other, matrices[1].surprises[0], others
     if divergence:
-        gains, scores = own - other, scores - matrices[0].surprises[0]
+        gains, scores = gain - other, scores - matrices[0].surprises[0]
         rest = others - total
     weighted = matrices[0].weights * scores
     mean = matrices[0].means(befores[0], finite(below) + gains, (scores, weighted))
@@ -123,8 +123,8 @@ def entropy(tape: Tape) -> Tensor:
             value, mean = _chosen(step, ours, means)
         ours.values.append(value)
         means.values.append(mean)
-        for own in ended[number]:
-            ours.values[own] = means.values[own] = value
+        for last in ended[number]:
+            ours.values[last] = means.values[last] = value
     # Steps with one alternative pass the mean on, possible or not.
     return torch.where(goal(tape, ours) > -math.inf, goal(tape, means), 0.0)
 

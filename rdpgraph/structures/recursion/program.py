@@ -70,13 +70,13 @@ class Program:
     @cached_property
     def ranges(self) -> list[tuple[int, int, int, int]]:
         """`values` as a list."""
-        return [tuple(own) for own in self.values.tolist()]
+        return [tuple(row) for row in self.values.tolist()]
 
     @cached_property
     def row_sizes(self) -> tuple[int, int]:
         """The sizes of the rows before and after products, for one item."""
         ends = self.rows.values()
-        return max((own[1] for own in ends), default=0), max((own[3] for own in ends), default=0)
+        return max((row[1] for row in ends), default=0), max((row[3] for row in ends), default=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,15 +104,15 @@ def with_tensors(
     steps: Sequence[Step], slots: Sequence[Slot], tensors: Sequence[Tensor]
 ) -> tuple[list[Step], list[Slot]]:
     """The same steps and slots with other tensors."""
-    own = dict[int, Slot]()
+    replaced = dict[int, Slot]()
     places = dict[int, Tensor]()
     for slot, tensor in zip(slots, tensors, strict=True):
         if isinstance(slot, Leaf):
-            own[id(slot)] = replace(slot, logs=tensor)
+            replaced[id(slot)] = replace(slot, logs=tensor)
         elif isinstance(slot, Table):
-            own[id(slot)] = Table(tensor)
+            replaced[id(slot)] = Table(tensor)
         else:
-            own[id(slot)] = replace(slot, index=tensor)
+            replaced[id(slot)] = replace(slot, index=tensor)
             places[id(slot.index)] = tensor
 
     def fresh(view: View) -> View:
@@ -121,7 +121,7 @@ def with_tensors(
 
     def changed(step: Step) -> Step:
         if isinstance(step, Linked) and step.link is not None:
-            return replace(step, link=own[id(step.link)])
+            return replace(step, link=replaced[id(step.link)])
         if isinstance(step, Total) and places:
             return Total([tuple(map(fresh, way)) for way in step.ways])
         if isinstance(step, Pairs) and places:
@@ -130,8 +130,8 @@ def with_tensors(
             return Concatenated(list(map(fresh, step.views)))
         return step
 
-    made = [own.get(id(step)) or changed(step) for step in steps]
-    return made, [own[id(slot)] for slot in slots]  # pyright: ignore
+    made = [replaced.get(id(step)) or changed(step) for step in steps]
+    return made, [replaced[id(slot)] for slot in slots]  # pyright: ignore
 
 
 @dataclass(eq=False)
@@ -165,12 +165,12 @@ class _Lowering:
 
     def part(self, view: View) -> list[int]:
         """A factor: size of its pool, start, alternatives, places, labels, slot of its places."""
-        own = view.index is not None and view.index.ndim == 3
-        read = None if own or view.index is None else view.index.flatten()
+        each = view.index is not None and view.index.ndim == 3
+        read = None if each or view.index is None else view.index.flatten()
         few = view.size <= _FEW and (read is None or len(read) <= _FEW)
         start = self.put((_few_entries if few else _entries)(view, read))
         return [
-            view.size, start, view.ways, view.places, view.width, self.slot(view) if own else -1
+            view.size, start, view.ways, view.places, view.width, self.slot(view) if each else -1
         ]  # fmt: skip
 
     def add(self, places: int, labels: int, *numbers: int, stored: bool = True) -> None:
@@ -178,8 +178,8 @@ class _Lowering:
         levelled = stored and labels > 1 and numbers[0] in _LEVELLED
         self.values.append((self.size, places, labels, self.levels if levelled else -1))
         self.levels += places * levelled
-        own = [numbers[0], len(self.steps), *numbers[1:]]
-        self.steps.append(own + [0] * (_FIELDS - len(own)))
+        fields = [numbers[0], len(self.steps), *numbers[1:]]
+        self.steps.append(fields + [0] * (_FIELDS - len(fields)))
         self.size += places * labels if stored else 0
 
 

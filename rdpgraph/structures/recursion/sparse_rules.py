@@ -220,8 +220,8 @@ class Listed(Step):
         left, right = (reader.at(view, item, place) for view in (self.left, self.right))
         terms = left.gather(2, first.unsqueeze(1).expand(shape))
         terms = terms + right.gather(2, second.unsqueeze(1).expand(shape))
-        own = item if len(self.rules.log_weights) > 1 else torch.zeros_like(item)
-        weights = self.rules.log_weights[own.unsqueeze(1), rows].masked_fill(~known, -math.inf)
+        source = item if len(self.rules.log_weights) > 1 else torch.zeros_like(item)
+        weights = self.rules.log_weights[source.unsqueeze(1), rows].masked_fill(~known, -math.inf)
         return terms, weights, torch.arange(len(item), device=item.device)
 
     def children(

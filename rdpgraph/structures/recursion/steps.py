@@ -127,8 +127,8 @@ class Concatenated(Step):
             if len(self.views) > 1:
                 here = ((label >= start) & (label < stop)).nonzero().squeeze(1)
                 inside, parts = label[here] - start, (item[here], place[here])
-            ways, own = inside // view.width, inside % view.width
-            yield child(view, here, ways, *parts, own)
+            ways, within = inside // view.width, inside % view.width
+            yield child(view, here, ways, *parts, within)
             start = stop
 
     def passed_terms(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
@@ -322,8 +322,8 @@ class Relabelled(Step):
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
-        own = self.which[label] if self.which.ndim == 1 else self.which[item, place, label]
-        yield (self.x,), None, place if self.x.places > 1 else place * 0, own
+        picked = self.which[label] if self.which.ndim == 1 else self.which[item, place, label]
+        yield (self.x,), None, place if self.x.places > 1 else place * 0, picked
 
     def passed_down(
         self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool

@@ -240,7 +240,7 @@ class Tape:
 
     def lookup(self, values: Tensor, to: Value | Labels) -> Value:
         """A log-value for each label, from (*batch, M), of given labels or of a value's."""
-        row = self.sources.derived(values, lambda own: own.unsqueeze(-2))
+        row = self.sources.derived(values, lambda logs: logs.unsqueeze(-2))
         return self.link(self.one, row, to=to)
 
     def merge(self, *ways: Way) -> Value:
