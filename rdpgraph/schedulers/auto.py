@@ -115,13 +115,14 @@ class Auto(Scheduler):
     states that violate the fewest factors. Over 50,000 factors with cycles go to `Loopy` alone.
 
     Log Z is exact where it fits by itself. With seconds, that of models whose factors are mostly
-    constraints is counted, as by `Counting`, in two fifths of what is left at most; marginals are
-    exact where a circuit is compiled in that time. Else it is the estimate of `MiniBuckets`, unless
-    its error is above half a nat and messages say what contradicts neither bounds nor estimate; it
-    has no gradients then. Marginals are those of messages, and of `MiniBuckets` where its estimates
-    are precise and contradict messages by three standard errors: this takes the seconds that are
-    left, unless a tenth of them shows that estimates will not be precise. Messages answer for
-    trained tables, more than 8,000 factors, and more than eight batch items.
+    constraints is counted, as by `Counting`, in two fifths of what is left at most; marginals and
+    batches are exact where a circuit is compiled in that time. Else it is the estimate of
+    `MiniBuckets`, unless its error is above half a nat and messages say what contradicts neither
+    bounds nor estimate; it has no gradients then. Marginals are those of messages, and of
+    `MiniBuckets` where its estimates are precise and contradict messages by three standard errors:
+    this takes the seconds that are left, unless a tenth of them shows that estimates will not be
+    precise. Messages answer for trained tables, more than 8,000 factors, and more than eight batch
+    items.
 
     Without seconds answers come soon, and are the same on every machine, as operations are counted
     and no clock is looked at: exact ones where 2.4e9 multiply-adds give all marginals, which is

@@ -38,6 +38,10 @@ _HARD = 0.75
 """Part of the factors that are constraints alone from which `Auto` counts."""
 
 
+_SHARED = 0.5
+"""Part of the time of a count in which a circuit for all rows is compiled."""
+
+
 @dataclass(frozen=True)
 class Counting(Scheduler):
     """Exact answers of models with many hard zeros, by counts and circuits, whatever the width.
@@ -85,7 +89,7 @@ class Counting(Scheduler):
         compiler = _compiler()
         if compiler is None:
             require_counter()
-        network = reduced_without_tables(graph, self.seconds)
+        network = network_of_clauses(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         hard, joint = _constraints(network)
         why = (
@@ -102,11 +106,11 @@ def has_projections(graph: FactorGraph) -> bool:
     return any(isinstance(block.potential, Projection) for block in graph.blocks)
 
 
-def reduced_without_tables(graph: FactorGraph, seconds: float) -> Network:
-    """The graph's network, without tables of projections."""
-    if not has_projections(graph):
-        return reduced(graph, seconds)
-    # Settled variables are the same in all rows.
+def network_of_clauses(graph: FactorGraph, seconds: float) -> Network:
+    """The graph's network, without tables of projections.
+
+    Evidence on a batch is in tables of one variable, so that clauses are those of all rows.
+    """
     held = graph_held(graph) if graph.batch_shape else graph
     blocks = [
         Block(b.scopes[:, :0], Table(b.potential.zero), (), None, b.declared)
@@ -133,16 +137,23 @@ def counting_of(network: Network, memory: float) -> tuple[str, CountOf | None]:
     """Reason why log Z is counted or not, and the counter, if any; empty if width decides."""
     hard, joint = _constraints(network)
     trained = any(group.log_tables.requires_grad for group in network.groups)
-    if trained or network.batch > 1 or hard < _HARD * max(joint, 1):
+    if trained or hard < _HARD * max(joint, 1):
         return "", None
     why = f"{hard:,} of {joint:,} factors are constraints alone"
+    if network.batch > 1:
+        known = f"first asked of one circuit for all rows, as {why}"
+        return (known, partial(_counted, network, memory)) if _compiler() else ("", None)
     if not has_counter():
         return f"estimated; pip install 'rdpgraph[counting]' to count it, as {why}", None
     return f"counted first, as {why}", partial(_counted, network, memory)
 
 
 def _counted(network: Network, memory: float, seconds: float) -> CountedSolution:
-    return CountedSolution(network, memory, Allowance(seconds), _compiler())
+    allowance = Allowance(seconds if network.batch == 1 else _SHARED * seconds)
+    if network.batch > 1:
+        with allowance.spending():
+            network = network_of_clauses(network.graph, seconds)
+    return CountedSolution(network, memory, allowance, _compiler())
 
 
 def is_constraints_alone(network: Network) -> bool:

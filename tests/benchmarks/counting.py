@@ -1,11 +1,17 @@
 """Random weighted clauses: a circuit of this library beside pysdd, and its count beside pyganak.
 
-    python tests/benchmarks/counting.py --seconds 20
+    python tests/benchmarks/counting.py --seconds 20 --seeds 10
+    python tests/benchmarks/counting.py --equivalences
 
-Prints for each size and ratio of clauses to variables how many of the models each answers within
-the seconds, the median seconds of those that all answer, and the size of circuits. Each answer is
-by a process of its own, with 2 GB. Then the time of rows of evidence by one circuit, beside a count
-each.
+For each size and ratio of clauses to variables the first prints how many of the models each way
+answers within the seconds; of those that it answers the median seconds, the median memory beyond
+that of the imports, and the size of circuits. Each answer is by a process of its own, with 2 GB;
+that of "count" has the memory of "pyganak" besides, where no circuit is compiled in a fifth of the
+time. Then the time of rows of evidence by one circuit, beside a count each.
+
+The second compiles clauses with pairs of equivalent literals among them, and the same with such
+literals merged (strongly connected components of the clauses of two literals), and prints the sizes
+of both circuits.
 """
 
 import argparse
@@ -20,6 +26,7 @@ import time
 
 SIZES = ((50, 1.0), (50, 2.0), (50, 3.0), (100, 3.5), (200, 0.6), (300, 0.5))
 SEEDS = 3
+NAMES = ("circuit", "pysdd", "count", "pyganak")
 ROWS = 1000
 LIMIT = 2 * 10**9
 CHILD = "--child"
@@ -53,7 +60,19 @@ def text_of(variables: int, clauses: list[list[int]]) -> str:
 def answer(what: str, variables: int, ratio: float, seed: int, seconds: float) -> dict[str, float]:
     """Log Z, the seconds, and the size of a circuit; in a process of its own."""
     clauses = clauses_of(variables, ratio, seed)
-    size = 0
+    size, posterior = 0, None
+    if what in ("circuit", "count"):
+        import rdpgraph as rg
+        from rdpgraph.io.dimacs import parse_dimacs
+
+        scheduler = rg.Counting(seconds=seconds, memory=LIMIT)
+        # The first model loads what is imported when it is needed.
+        for few in ([[1, 2, 3]], clauses):
+            graph = parse_dimacs(text_of(variables, few).encode(), source="random")
+            posterior = rg.infer(graph, scheduler=scheduler)
+            if few is not clauses:
+                posterior.marginals()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if what == "pysdd":
         from pysdd.sdd import SddManager, Vtree
 
@@ -84,17 +103,15 @@ def answer(what: str, variables: int, ratio: float, seed: int, seconds: float) -
                 counter.set_lit_weight(literal, weight(literal))
         log_z = math.log(counter.count())
     else:
-        import rdpgraph as rg
-        from rdpgraph.io.dimacs import parse_dimacs
-
-        graph = parse_dimacs(text_of(variables, clauses).encode(), source="random")
+        assert posterior is not None
         begin = time.perf_counter()
-        posterior = rg.infer(graph, scheduler=rg.Counting(seconds=seconds, memory=LIMIT))
         if what == "circuit":
             posterior.marginals()
-            size = posterior.solution.circuit.size
+            size = vars(posterior.solution)["circuit"].size
         log_z = float(posterior.log_partition)
-    return {"log_z": log_z, "seconds": time.perf_counter() - begin, "size": size}
+    seconds = time.perf_counter() - begin
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {"log_z": log_z, "seconds": seconds, "size": size, "MB": used / 1e3}
 
 
 def asked(
@@ -105,7 +122,7 @@ def asked(
     try:
         done = subprocess.run(
             [sys.executable, __file__, CHILD, *arguments], capture_output=True, text=True,
-            timeout=seconds + 6, check=False,
+            timeout=seconds + 30, check=False,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT)),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -132,35 +149,91 @@ def rows(count: int) -> None:
     times: list[float] = []
     for model in (graph.condition(evidence), graph.condition(evidence), graph):
         begin = time.perf_counter()
-        log_z = rg.infer(model, scheduler=counting).log_partition
+        _ = rg.infer(model, scheduler=counting).log_partition
         times.append(time.perf_counter() - begin)
     print(f"{count} rows: {times[0]:.2f} s with compiling, {times[1]:.2f} s again; a count alone ",
           end="")  # fmt: skip
     one = asked("pyganak", variables, ratio, 0, 60.0)
-    print("not in a minute" if one is None else f"{one['seconds']:.3f} s", f"(log Z {log_z:.3f})")
+    if one is None:
+        print("not in a minute")
+    else:
+        ratio = count * one["seconds"] / times[1]
+        print(f"{one['seconds']:.3f} s, {count} of them {ratio:.0f} times as long")
+
+
+def merged(clauses: list[list[int]]) -> list[list[int]]:
+    """The clauses with a literal in place of all that are equivalent to it by clauses of two."""
+    import networkx
+
+    while True:
+        graph = networkx.DiGraph()
+        for one, other in (clause for clause in clauses if len(clause) == 2):
+            graph.add_edges_from([(-one, other), (-other, one)])
+        parts = networkx.strongly_connected_components(graph)
+        moved = {x: min(part, key=abs) for part in parts for x in part if x != min(part, key=abs)}
+        if not moved:
+            return clauses
+        rows = {tuple(sorted({moved.get(x, x) for x in clause})) for clause in clauses}
+        clauses = [[*row] for row in rows if not any(-x in row for x in row)]
+
+
+def equivalences(seconds: float) -> None:
+    """Sizes of circuits with equivalent literals, and with these merged."""
+    import torch
+
+    from rdpgraph.engines.counting.circuit import circuit_of
+    from rdpgraph.structures.recursion.library import function
+
+    compiler = function("compile", torch.float64)
+    ratios: list[float] = []
+    for seed in range(42):
+        rng = random.Random(seed)
+        variables = rng.randint(40, 60)
+        clauses = clauses_of(variables, rng.uniform(1.3, 2.0), seed)
+        for _ in range(variables // 8):
+            one, other = rng.sample(range(1, variables + 1), 2)
+            clauses += [[-one, other], [one, -other]]
+        sizes = []
+        for every in (clauses, merged(clauses)):
+            rows_of = [tuple(sorted(clause)) for clause in every]
+            sizes.append(circuit_of(rows_of, variables, 0, compiler, seconds, LIMIT).size)
+        ratios.append(sizes[1] / sizes[0])
+        print(f"{variables} variables: {sizes[0]:,} nodes, merged {sizes[1]:,}")
+    spread = min(ratios), statistics.median(ratios), max(ratios)
+    print("merged over as given, least, median, most:", *(f"{ratio:.2f}" for ratio in spread))
 
 
 def main() -> None:
     """Compare all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--equivalences", action="store_true")
     options = parser.parse_args()
-    names = ("circuit", "pysdd", "count", "pyganak")
+    if options.equivalences:
+        equivalences(options.seconds)
+        return
+    print("| variables x ratio | " + " | ".join(NAMES) + " |")
+    print("|---" * (1 + len(NAMES)) + "|")
     for variables, ratio in SIZES:
         table = {
-            name: [asked(name, variables, ratio, seed, options.seconds) for seed in range(SEEDS)]
-            for name in names
+            name: [asked(name, variables, ratio, s, options.seconds) for s in range(options.seeds)]
+            for name in NAMES
         }
         cells: list[str] = []
-        for name in names:
-            known = [row for row in table[name] if row is not None]
-            median = statistics.median([row["seconds"] for row in known]) if known else math.nan
-            size = statistics.median([row["size"] for row in known]) if known else math.nan
-            cells.append(f"{name} {len(known)}/{SEEDS} {median:.2f} s size {size:.0f}")
+        for rows_of in table.values():
+            known = [row for row in rows_of if row is not None]
+            cell = f"{len(known)}/{len(rows_of)}"
+            if known:
+                keys = "seconds", "MB", "size"
+                middle = [statistics.median([row[key] for row in known]) for key in keys]
+                cell += f", {middle[0]:.2f} s, {middle[1]:.0f} MB"
+                cell += f", {middle[2]:,.0f} nodes" if middle[2] else ""
+            cells.append(cell)
         for every in zip(*table.values(), strict=True):
             values = [row["log_z"] for row in every if row is not None]
             assert not values or max(values) - min(values) < 1e-9, values
-        print(f"{variables} x {ratio:g}: " + "; ".join(cells), flush=True)
+        print(f"| {variables} x {ratio:g} | " + " | ".join(cells) + " |", flush=True)
     rows(ROWS)
 
 

@@ -278,3 +278,29 @@ def test_a_circuit_answers_first_where_it_is_compiled() -> None:
     assert float(graph.score_states(posterior.mode())) == pytest.approx(
         float(graph.score_states(exact.solution.mode()))
     )
+
+
+def test_auto_answers_rows_by_one_circuit() -> None:
+    bits, count = rg.VariableArray("x", (40,), 2), 40
+    weights = torch.randn(count, 2, generator=seeded(), dtype=torch.float64)
+    apart = rg.Table(torch.tensor([[0.0, 0.0], [0.0, -math.inf]], dtype=torch.float64))
+    pairs = [rg.Factor((bits[i], bits[j]), apart) for i in range(count) for j in range(i)]
+    graph = rg.FactorGraph([*pairs, rg.FactorBlock((bits,), rg.Table(weights))])
+    rows = torch.randint(-1, 2, (50, count), generator=seeded(1))
+    rows[rows.cumsum(1).clamp(min=0) > 1] = -1
+    rows[0, :2], rows[1, :2] = 1, torch.tensor([0, 1])
+    given = graph.condition({bits: rows})
+    # Of at most one bit that is 1: no bit, or that of each column.
+    ones = torch.cat([torch.zeros(1, count), torch.eye(count)]).bool()
+    scores = torch.where(ones, weights[:, 1], weights[:, 0]).sum(1)
+    fits = ((rows.unsqueeze(1) == -1) | (rows.unsqueeze(1) == ones)).all(2)
+    expected = torch.where(fits, scores, -math.inf)
+    auto = rg.Auto(seconds=20.0, memory=1e7)
+    assert "one circuit for all rows" in rg.explain(given, scheduler=auto).why
+    posterior = rg.infer(given, scheduler=auto)
+    torch.testing.assert_close(posterior.log_partition, expected.logsumexp(1))
+    assert posterior.status.method == "counting"
+    with pytest.warns(UserWarning, match="No configuration"):
+        marginals = posterior.marginal(bits)
+    shares = expected.softmax(1).nan_to_num(0.0) @ ones.double()
+    torch.testing.assert_close(marginals[..., 1], shares)

@@ -13,7 +13,7 @@ from rdpgraph.engines.counting.counter import log_count
 from rdpgraph.engines.counting.encoding import encoded
 from rdpgraph.io.dimacs import format_dimacs, parse_dimacs
 from rdpgraph.model.potentials.projection import Projection
-from rdpgraph.schedulers.counting import reduced_without_tables
+from rdpgraph.schedulers.counting import network_of_clauses
 from rdpgraph.testing import check_potential
 
 SEEDS = range(24)
@@ -81,7 +81,7 @@ def test_rows_of_evidence_are_projected_each(seed: int) -> None:
 def test_the_counter_alone_projects(seed: int) -> None:
     pytest.importorskip("pyganak")
     graph, expected = random_file(seed)
-    network = reduced_without_tables(graph, 1.0)
+    network = network_of_clauses(graph, 1.0)
     if not network.impossible:
         log_z = log_count(encoded(network), seconds=60.0, memory=1e9)
         assert math.exp(log_z) == pytest.approx(float(expected.exp().sum()), rel=1e-12)

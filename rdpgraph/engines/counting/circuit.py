@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.recent import Recent
 from rdpgraph.engines.counting.encoding import Clause, Encoding
 from rdpgraph.errors import BudgetError
@@ -59,10 +60,28 @@ class Circuit:
             at += len(sums)
         return values
 
-    def down(self, values: Tensor, flow: Tensor) -> Tensor:
-        """(2 n, B) gradient of the root in each literal's log-weight, times a flow (B,)."""
+    def by_rows(self, log_weights: Tensor, answer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Answers (B, ...) of log-weights (B, 2 n), from blocks of rows whose nodes fit memory."""
+        step = tuning.per_block(self.size, tuning.LARGE_BLOCK)
+        return torch.cat([answer(rows) for rows in log_weights.split(step)])
+
+    def roots(self, log_weights: Tensor, *, maximum: bool = False) -> Tensor:
+        """(B,) log-sum, or maximum, over all models."""
+        return self.by_rows(log_weights, lambda rows: self.up(rows, maximum=maximum)[-1])
+
+    def shares(self, log_weights: Tensor) -> Tensor:
+        """(B, 1 + 2 n) log-sum over all models, and the probability of each literal."""
+
+        def both(rows: Tensor) -> Tensor:
+            values = self.up(rows)
+            return torch.cat([values[-1:], self._down(values)]).T
+
+        return self.by_rows(log_weights, both)
+
+    def _down(self, values: Tensor) -> Tensor:
+        """(2 n, B) gradient of the root in each literal's log-weight; 0 where none is possible."""
         flows = torch.zeros_like(values)
-        flows[-1] = flow
+        flows[-1] = values[-1] > -math.inf
         at = len(values)
         for children, owners, count, sums in reversed(self.levels):
             at -= len(sums)
@@ -97,19 +116,20 @@ class Circuit:
 
 
 class LogSum(torch.autograd.Function):
-    """Root of a circuit (B,) from log-weights (B, 2 n), with one pass down for its gradient."""
+    """Root of a circuit (B,) from log-weights (B, 2 n), whose gradient is that of `shares`."""
 
     @staticmethod
     def forward(ctx: Any, log_weights: Tensor, circuit: Circuit) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        values = circuit.up(log_weights.detach())
-        ctx.save_for_backward(values)
-        ctx.circuit = circuit
-        return values[-1].clone()
+        if not ctx.needs_input_grad[0]:
+            return circuit.roots(log_weights)
+        shares = circuit.shares(log_weights)
+        ctx.save_for_backward(shares)
+        return shares[:, 0].clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.circuit.down(ctx.saved_tensors[0], grads[0]).T, None
+        return ctx.saved_tensors[0][:, 1:] * grads[0].unsqueeze(1), None
 
 
 def compiled(

@@ -110,19 +110,20 @@ class CountedSolution(Solution):
         return self._encoding.log_weights.detach().expand(self.network.batch, -1)
 
     @cached_property
-    def _sums(self) -> Tensor:
-        """(N, B) log-sums of all nodes."""
-        return self.circuit.up(self._weights)
+    def _solved(self) -> Tensor:
+        """(B, 1 + 2 n) log-sum of all literals, and the probability of each."""
+        return self.circuit.shares(self._weights)
 
     @cached_property
     def _alive(self) -> Tensor:
         """(B,) 1 for items with a possible configuration, else 0."""
-        return ((self._sums[-1] > -math.inf) & (self._encoding.constant > -math.inf)).to(self._sums)
+        possible = (self._solved[:, 0] > -math.inf) & (self._encoding.constant > -math.inf)
+        return possible.to(self._solved)
 
     @cached_property
     def _shares(self) -> Tensor:
         """(B, 2 n) probability of each literal."""
-        return self.circuit.down(self._sums, self._alive).T
+        return self._solved[:, 1:] * self._alive.unsqueeze(1)
 
     def _of_states(self, values: Tensor, empty: float, settled: Tensor | float) -> Tensor:
         """(B, S) from values (B, 2 n) of literals."""
@@ -149,8 +150,8 @@ class CountedSolution(Solution):
             weights = self._weights.unsqueeze(1).repeat(1, len(part), 1)
             for number, row in enumerate(part):
                 weights[:, number, [place(-x) for x in row]] = -math.inf
-            values = self.circuit.up(weights.flatten(0, 1), maximum=maximum)
-            sums.append(values[-1].reshape(self.network.batch, -1))
+            roots = self.circuit.roots(weights.flatten(0, 1), maximum=maximum)
+            sums.append(roots.reshape(self.network.batch, -1))
         return torch.cat(sums, 1)
 
     def factor_marginals(self, block: int) -> Tensor:
@@ -172,7 +173,7 @@ class CountedSolution(Solution):
             for scope in scopes.tolist()
             for cell in cells
         ]
-        log_z = self._sums[-1].unsqueeze(1)
+        log_z = self._solved[:, :1]
         ratios = (self._given(rows) - torch.where(log_z > -math.inf, log_z, 0.0)).exp()
         return ratios.reshape(self.network.batch, len(scopes), *shape)
 
@@ -192,7 +193,7 @@ class CountedSolution(Solution):
         literals = [[sign * x] for x in range(1, count + 1) for sign in (1, -1)]
         log_values = self._given(literals, maximum=True)
         constant = self._encoding.constant.detach().unsqueeze(1)
-        best = self.circuit.up(self._weights, maximum=True)[-1]
+        best = self.circuit.roots(self._weights, maximum=True)
         return self._of_states(log_values + constant, -math.inf, best + constant[:, 0])
 
     def _states(self, chosen: Tensor) -> Tensor:
@@ -207,13 +208,21 @@ class CountedSolution(Solution):
         if self._none:
             none = torch.zeros(1, self.network.batch, len(self.network.sizes)).long()
             return full_states(self.network, none)[0]
-        values = self.circuit.up(self._weights, maximum=True)
-        states = self._states(self.circuit.descend(values, None, best=True))
+
+        def best(rows: Tensor) -> Tensor:
+            values = self.circuit.up(rows, maximum=True)
+            return self._states(self.circuit.descend(values, None, best=True))
+
+        states = self.circuit.by_rows(self._weights, best)
         return full_states(self.network, states.unsqueeze(0))[0].to(self.network.constant.device)
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        draws = [self.circuit.descend(self._sums, generator, best=False) for _ in range(count)]
-        states = torch.stack([self._states(one) for one in draws])
+        def drawn(rows: Tensor) -> Tensor:
+            values, descend = self.circuit.up(rows), self.circuit.descend
+            draws = [descend(values, generator, best=False) for _ in range(count)]
+            return torch.stack([self._states(one) for one in draws], 1)
+
+        states = self.circuit.by_rows(self._weights, drawn).transpose(0, 1)
         return full_states(self.network, states).to(self.network.constant.device)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
