@@ -188,7 +188,7 @@ class Derivations(Recursion):
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
         """
-        return self._used(self._best_tape, self._best(), 1)[0]
+        return self._used(*self._best(), 1)[0]
 
     def k_best(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, k: int

@@ -54,15 +54,15 @@ def descend(
         ImpossibleEvidenceError: an item has no derivation of the structure ``name``.
     """
     require_generator(generator)
-    done, reader = machine.values_of(tape, best=best), Reader()
-    if done is None:
-        tape = whole(tape)
-        reader = up(tape, float(not best))
-    goal = reader.values[-1].reshape(-1) if done is None else done.goal
-    possible = (goal > -math.inf).expand(tape.batch).reshape(tape.lead)
-    require_possible(f"{name} has no samples and no mode", possible)
-    if done is not None:
-        return Drawn(*done.descend(count, generator))
+    done = machine.values_of(tape, best=best)
+    tape = tape if done is not None else whole(tape)
+    reader = done or up(tape, float(not best))
+    possible = reader.goal > -math.inf
+    if not bool(possible.all()):
+        possible = possible.expand(tape.batch).reshape(tape.lead)
+        require_possible(f"{name} has no samples and no mode", possible)
+    if isinstance(reader, machine.Run):
+        return Drawn(*reader.descend(count, generator))
     pick = largest if best else drawn(generator)
     return picked(tape, reader, torch.arange(count * tape.batch, device=tape.device), pick)
 

@@ -88,7 +88,8 @@ def log_sum(tape: Tape) -> Tensor:
     given = machine.inputs_of(tape, program)
     if not torch.is_grad_enabled():
         return machine.run(program, given, whole=False).goal.clone().reshape(tape.lead)
-    return machine.log_sum(program, given, _by_torch(tape, program)).reshape(tape.lead)
+    result = machine.log_sum(program, given, _by_torch(tape, program))
+    return result if len(tape.lead) == 1 else result.reshape(tape.lead)
 
 
 def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:

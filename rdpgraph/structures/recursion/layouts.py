@@ -55,7 +55,7 @@ class Filled(Tape):
         self.sources.known.update({
             machine.PROGRAM: self.layout.program, machine.GIVEN: self.given,
         })  # fmt: skip
-        self.steps.extend(self.layout.steps)
+        object.__setattr__(self, "steps", self.layout.steps)
 
     @cached_property
     def whole(self) -> Tape:

@@ -279,8 +279,8 @@ class Sources:
                 copies = math.prod(self.lead) // max(1, len(source)) if len(source) > 1 else 1
                 logs = source.to(self.dtype)
                 logs = logs.repeat(copies, 1, 1, 1) if copies > 1 else logs
-                # Contiguous along the labels that are summed.
-                return Table(logs.mT.contiguous().mT)
+                # Contiguous along the labels that are summed, unless the copy has a gradient.
+                return Table(logs if logs.requires_grad else logs.mT.contiguous().mT)
             return Table(source.table(2).to(self.dtype)[None, None])
 
         return self.once(("table", id(source)), made)

@@ -79,15 +79,14 @@ class Run:
             if not use:
                 results.append(None)
             elif slot in program.rows:
-                products = self._of_table(slot, own, self.rows[0], after)
-                results.append(extra.view(own.shape) + products)
+                results.append(self._of_table(slot, own, after, extra.view(own.shape)))
             else:
                 before, places, labels, _ = program.ranges[program.leaves[slot]]
                 at = batch * before
                 part = below[at : at + batch * places * labels].view(batch, places, labels)
                 results.append(part.sum_to_size(own.shape).clone())
-        lost = self.goal.isnan() & (gradient != 0)
-        if bool(lost.any()):
+        lost = self.goal.isnan()
+        if bool(lost.any()) and bool((lost := lost & (gradient != 0)).any()):
             for own in results:
                 if own is not None:
                     spoilt = lost if len(own) > 1 else lost.any()
@@ -145,18 +144,23 @@ class Run:
         taken(held.buffer_info()[0], result.data_ptr())
         return result.T
 
-    def _of_table(self, slot: int, table: Tensor, befores: Tensor, afters: Tensor) -> Tensor:
-        """The gradient of a table: its weights times products of its links' rows."""
+    def _of_table(self, slot: int, table: Tensor, afters: Tensor, extra: Tensor) -> Tensor:
+        """The gradient of a table: its weights times products of its links' rows, and the rest."""
         batch = self.inputs.unary.shape[0]
         first, last, begin, end = self.program.rows[slot]
-        depth, columns = table.shape[-2:]
-        before = befores[batch * first : batch * last]
+        items, _, depth, columns = table.shape
+        before = self.rows[0][batch * first : batch * last]
         after = afters[batch * begin : batch * end]
-        top = table.amax(-2, keepdim=True)
-        weights = (table - torch.where(top > -torch.inf, top, 0.0)).exp_()
-        if table.shape[0] == 1:
+        # The weights, in panels, as they were prepared.
+        wide = library.panel_width(table.element_size())
+        panels, start = -(-columns // wide), self.tables[8 * slot + 7] + columns
+        sizes = items, panels, depth, wide
+        hop = columns + panels * wide * depth + -(-depth // wide) * wide * columns
+        weights = self.room.as_strided(sizes, (hop, depth * wide, wide, 1), start)
+        weights = weights.transpose(1, 2).reshape(items, 1, depth, panels * wide)[..., :columns]
+        if items == 1:
             products = before.view(-1, depth).mT @ after.view(-1, columns)
-            return weights.mul_(products)
+            return extra.addcmul_(weights, products)
         total, at = torch.zeros_like(table), [0, 0]
         for places in self.program.places[slot]:
             sizes = batch * places * depth, batch * places * columns
@@ -164,7 +168,7 @@ class Run:
             other = after[at[1] : at[1] + sizes[1]].view(batch, places, columns)
             total += (own.mT @ other).unsqueeze(1)
             at = [at[0] + sizes[0], at[1] + sizes[1]]
-        return weights.mul_(total)
+        return extra.addcmul_(weights, total)
 
     @property
     def addresses(self) -> int:
@@ -200,8 +204,9 @@ def inputs_of(tape: Tape, program: Program) -> Inputs:
     given = tape.sources.known.get(GIVEN)
     if given is None:
         given = [tensor_of(slot, tape.dtype) for slot in program.slots]
-    shape = tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1]
-    return Inputs(tape.unary.reshape(shape).to(tape.dtype).contiguous(), given)
+    unary, shape = tape.unary, (tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1])
+    unary = unary if unary.shape == shape else unary.reshape(shape)
+    return Inputs(unary.to(tape.dtype).contiguous(), given)
 
 
 def serves(unary: Tensor, dtype: torch.dtype) -> bool:

@@ -227,12 +227,13 @@ class Recursion(Structure):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        return self._best().states(self._best_tape, 1)[0]
+        tape, drawn = self._best()
+        return drawn.states(tape, 1)[0]
 
-    @torch.no_grad()
-    def _best(self) -> Drawn:
-        """The sites of one best derivation."""
-        return descend(self._best_tape, 1, name=self.name, best=True)
+    def _best(self) -> tuple[Tape, Drawn]:
+        """The tape of maxima, and the sites of one best derivation."""
+        tape = self._best_tape
+        return tape, descend(tape, 1, name=self.name, best=True)
 
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
@@ -258,7 +259,6 @@ class Recursion(Structure):
         tape, drawn = self._draws(count, generator)
         return drawn.states(tape, count)
 
-    @torch.no_grad()
     def _draws(self, count: int, generator: torch.Generator | None) -> tuple[Tape, Drawn]:
         """A tape, and the sites of independent draws on it."""
         count = checked_count(count, self.states_shape)

@@ -48,6 +48,11 @@ class Reader:
         default_factory=dict[tuple[int, ...], Tensor], init=False
     )
 
+    @property
+    def goal(self) -> Tensor:
+        """(B or 1,) the value of the last step."""
+        return self.values[-1].reshape(-1)
+
     def value(self, number: int) -> Tensor:
         """(B or 1, P, K) of a step."""
         remade = self.remade.get(number)

@@ -198,7 +198,7 @@ class Tracer(TorchFunctionMode):
             self._sound = False
         elif func in _NUMBERLESS or (func in _TYPED and not self._known(given[:1])):
             self._sized.update(self._numbers[id(own)] for own in given if self._known([own]))
-        elif known:
+        elif known and not (func is Tensor.to and result is args[0]):
             self._held += given
             self._used.update(map(_origin, given))
             self._record(func, args, kwargs, result)

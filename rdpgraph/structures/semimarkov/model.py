@@ -202,7 +202,7 @@ class SemiMarkov(Recursion):
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
-        return self._segmentation(self._best(), ())
+        return self._segmentation(self._best()[1], ())
 
     def k_best(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, k: int
