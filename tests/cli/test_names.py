@@ -9,7 +9,9 @@ import pytest
 
 import rdpgraph as rg
 from rdpgraph.errors import FileFormatError, ModelError, RdpgraphError, UnknownVariableError
-from rdpgraph.io.bif import parse_bif
+from tests.io.helpers import of_format
+
+parse_bif, _ = of_format(".bif")
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 MARKUP = ("[/x]", "[bold]", ":dog:", "[red]red[/red]", "[link=a]b", "\\[x]", "日本", "a$b_{")

@@ -10,6 +10,15 @@ from hypothesis import strategies as st
 
 from rdpgraph import Factor, FactorGraph, Table, Variable
 from rdpgraph.errors import FileFormatError
+from rdpgraph.extend import FORMATS
+
+
+def of_format(suffix: str) -> tuple[Callable[..., FactorGraph], Callable[..., str]]:
+    """The parser and the writer of a file format, by the public registry."""
+    found = FORMATS.find(f"m{suffix}")
+    assert found is not None
+    assert found.text is not None
+    return found.parse, found.text
 
 
 def same_graph(left: FactorGraph, right: FactorGraph, *, names: bool = True) -> None:

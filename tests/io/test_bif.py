@@ -12,8 +12,9 @@ from hypothesis import given, settings
 
 from rdpgraph import Factor, FactorGraph, Table, Variable, read, write
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.io.bif import format_bif, parse_bif
-from tests.io.helpers import assignments, networks, refused, same_graph
+from tests.io.helpers import assignments, networks, of_format, refused, same_graph
+
+parse_bif, format_bif = of_format(".bif")
 
 SMALL = """
 // a comment with "a quote { and a brace

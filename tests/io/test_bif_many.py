@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.bif import parse_bif
+from tests.io.helpers import of_format
+
+parse_bif, _ = of_format(".bif")
 
 
 def test_a_block_means_the_same_among_others():

@@ -7,8 +7,13 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import FileFormatError, UnsupportedError
-from rdpgraph.io.toulbar import format_cfn, format_wcsp, parse_cfn, parse_wcsp
-from rdpgraph.io.xml import format_xdsl, format_xmlbif, parse_xdsl, parse_xmlbif
+from tests.io.helpers import of_format
+
+parse_xdsl, format_xdsl = of_format(".xdsl")
+parse_xmlbif, format_xmlbif = of_format(".xmlbif")
+
+parse_cfn, format_cfn = of_format(".cfn")
+parse_wcsp, format_wcsp = of_format(".wcsp")
 
 XML = """<?xml version="1.0"?>
 <!DOCTYPE BIF [ <!ELEMENT BIF ( NETWORK )*> ]>

@@ -10,7 +10,9 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import FileFormatError, UnsupportedError
-from rdpgraph.io.dimacs import format_dimacs, parse_dimacs
+from tests.io.helpers import of_format
+
+parse_dimacs, format_dimacs = of_format(".cnf")
 
 
 def of(text: str) -> rg.FactorGraph:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence, read_query
-from rdpgraph.io.uai import parse_uai
-from tests.io.helpers import refused
+from tests.io.helpers import of_format, refused
+
+parse_uai, _ = of_format(".uai")
 
 ROWS = st.lists(st.dictionaries(st.integers(0, 50).map(str), st.integers(0, 5), max_size=4))
 

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from rdpgraph import read
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.bif import parse_bif
 from rdpgraph.io.evidence import parse_evidence, parse_query
-from rdpgraph.io.uai import parse_uai
+from tests.io.helpers import of_format
+
+parse_uai, _ = of_format(".uai")
+
+parse_bif, _ = of_format(".bif")
 
 UAI = "MARKOV\n3\n2 3 2\n3\n1 2\n2 0 1\n0\n2 1 4\n6 1 2 3 4 5 6\n1 .5 # a tail\n"
 BIF = """network x { property a = "b"; } // c

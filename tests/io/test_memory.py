@@ -8,11 +8,14 @@ import pytest
 
 from rdpgraph import read
 from rdpgraph.errors import BudgetError, FileFormatError
-from rdpgraph.io.bif import parse_bif
 from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence
 from rdpgraph.io.tokens import Numbers
-from rdpgraph.io.uai import parse_uai
 from rdpgraph.trees import parse_grammar
+from tests.io.helpers import of_format
+
+parse_uai, _ = of_format(".uai")
+
+parse_bif, _ = of_format(".bif")
 
 WIDE = 18
 MANY = 50_000

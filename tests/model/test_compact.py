@@ -10,10 +10,12 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import UnknownVariableError
-from rdpgraph.io.uai import parse_uai
 from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.names import Decimals, Names
+from tests.io.helpers import of_format
+
+parse_uai, _ = of_format(".uai")
 
 COUNT = 1_500
 LARGE = tuple(f"s{n}" for n in range(5_000))

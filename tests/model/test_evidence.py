@@ -6,7 +6,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import tuning
-from rdpgraph.model import domain, evidence
+from rdpgraph.model import domain
 
 
 def many_keys():
@@ -39,7 +39,7 @@ def test_many_keys_at_once_are_those_keys_one_by_one(kind, monkeypatch):
     found = []
     for lowest in (1, 1, 10_000):
         monkeypatch.setattr(tuning, "EVIDENCE_KEYS", lowest)
-        found.append(evidence.states_given(given, graph.domain))
+        found.append(graph.condition(given).observed)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
@@ -47,9 +47,9 @@ def test_many_keys_at_once_are_those_keys_one_by_one(kind, monkeypatch):
 def test_names_are_resolved_once(monkeypatch):
     graph, given = many_keys()
     named = {own.name: state for own, state in given.items()}
-    first = evidence.states_given(named, graph.domain)
+    first = graph.condition(named).observed
     monkeypatch.setattr(domain, "_split", None)
-    assert torch.equal(evidence.states_given(named, graph.domain), first)
+    assert torch.equal(graph.condition(named).observed, first)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_what_one_of_many_keys_gets_wrong_is_said_as_alone(key, state, kind, mes
     named = {own.name: 0 for own in given} | {key: state}
     if kind is None:  # a whole array beside its members
         assert torch.equal(
-            evidence.states_given(named, graph.domain),
-            torch.zeros(graph.domain.count, dtype=torch.long),
+            graph.condition(named).observed,
+            torch.zeros(graph.num_variables, dtype=torch.long),
         )
         return
     with pytest.raises(kind, match=message):
-        evidence.states_given(named, graph.domain)
+        graph.condition(named)

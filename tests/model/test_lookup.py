@@ -1,23 +1,28 @@
-"""Entries by their numbers are those by an index for each dim."""
+"""Entries of tables are those of indexing, for few and for many."""
 
 import pytest
 import torch
 
-from rdpgraph.model.potentials.table import looked_up
+import rdpgraph as rg
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_entries_are_those_of_indexing(dims, transposed):
+@pytest.mark.parametrize("count", [0, 2, 17])
+def test_entries_are_those_of_indexing(dims, transposed, count):
     generator = torch.Generator().manual_seed(dims)
     sizes = [3, 4, 2, 5][:dims]
     values = torch.randn(sizes, generator=generator, dtype=torch.float64, requires_grad=True)
-    taken = values.transpose(0, -1) if transposed else values
-    index = [
-        torch.randint(size, (2, *(1 if place != dim else 6 for place in range(dims))))
-        for dim, size in enumerate(taken.shape)
+    table = rg.Table(values.transpose(0, -1) if transposed else values)
+    counts = range(count, count + dims)
+    states = [
+        torch.randint(size, (each,), generator=generator)
+        for size, each in zip(table.shape, counts, strict=True)
     ]
-    found, expected = looked_up(taken, index), taken[tuple(index)]
+    found, expected = (
+        table.evaluate(states),
+        table.log_values[torch.meshgrid(*states, indexing="ij")],
+    )
     assert torch.equal(found, expected)
     weights = torch.randn(found.shape, generator=generator, dtype=torch.float64)
     first, second = (
@@ -25,4 +30,3 @@ def test_entries_are_those_of_indexing(dims, transposed):
         for part in (found, expected)
     )
     torch.testing.assert_close(first, second)
-    assert looked_up(taken, [part[:0] for part in index]).shape == expected[:0].shape
