@@ -89,13 +89,13 @@ def followed(tape: Tape, goals: Nodes, below: Below) -> Drawn:
     ends: dict[int, tuple[Pool, list[int]]] = {}
     waiting[-1] = [goals]
     for number in range(len(tape.steps) - 1, -1, -1):
-        step, own = tape.steps[number], waiting[number]
+        step, parts = tape.steps[number], waiting[number]
         if single[number]:
-            own.append(torch.tensor(single[number], device=tape.device).unbind(1))
+            parts.append(torch.tensor(single[number], device=tape.device).unbind(1))
             single[number] = []
-        if not own:
+        if not parts:
             continue
-        nodes = tuple(map(torch.cat, zip(*own, strict=True))) if len(own) > 1 else own[0]
+        nodes = tuple(map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
         waiting[number] = []
         if not isinstance(step, Leaf):
             for pool, parts in below(number, nodes):
@@ -208,17 +208,17 @@ def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
         for way in step.products:
             ranks[number] += reader.ranks(way)
         many.append(terms.shape[0])
-        for own in ended[number]:
-            lists[own] = lists[number]
+        for last in ended[number]:
+            lists[last] = lists[number]
 
     def below(number: int, nodes: Nodes) -> Iterator[tuple[Pool, Nodes]]:
-        step, (tree, place, label, rank), own = tape.steps[number], nodes, chosen[number]
+        step, (tree, place, label, rank), picks = tape.steps[number], nodes, chosen[number]
         item, at = tree % tape.batch, None
         indices = item, place, label, rank
-        for index, size, stride in zip(indices, own.shape, own.stride(), strict=True):
+        for index, size, stride in zip(indices, picks.shape, picks.stride(), strict=True):
             if size > 1:
                 at = index * stride if at is None else at.add(index, alpha=stride)
-        way = pair = own.view(-1).index_select(0, place * 0 if at is None else at)
+        way = pair = picks.view(-1).index_select(0, place * 0 if at is None else at)
         if many[number] > 1:
             way, pair = way // many[number], way % many[number]
         parts = step.children(way, item, place, label)

@@ -30,11 +30,11 @@ def leaves(tape: Tape) -> Iterator[Tensor]:
     sites = [step.sites for step in wanted if step.sites is not None]
     flat = tape.unary.reshape(tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1])
     if flat.numel() > _MANY and not flat.requires_grad:
-        read = (flat.index_select(1, own).to(tape.dtype) for own in sites)
+        read = (flat.index_select(1, numbers).to(tape.dtype) for numbers in sites)
     else:
         numbers = torch.cat(sites) if sites else torch.zeros(0, dtype=torch.long)
         chosen = flat.index_select(1, numbers.to(flat.device)).to(tape.dtype)
-        read = iter(chosen.split_with_sizes([len(own) for own in sites], 1))
+        read = iter(chosen.split_with_sizes([len(numbers) for numbers in sites], 1))
     for step in wanted:
         yield next(read) if step.logs is None else step.logs.to(tape.dtype)
 
@@ -96,8 +96,8 @@ def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:
     """A function of the inputs: (B,) the log-sum in operations that autograd records."""
 
     def summed(unary: Tensor, *given: Tensor) -> Tensor:
-        own = unary.reshape(tape.unary.shape)
-        other = Tape(own, tape.site_dims, ranks=tape.ranks, dtype=tape.dtype)
+        scores = unary.reshape(tape.unary.shape)
+        other = Tape(scores, tape.site_dims, ranks=tape.ranks, dtype=tape.dtype)
         other.steps.extend(with_tensors(tape.steps, program.slots, given)[0])
         return goal(other, up(other)).reshape(-1)
 
@@ -167,24 +167,24 @@ def down(tape: Tape, reader: Reader, *, scores: bool = True) -> list[Tensor]:
     """(B, P, K) of every step: the score of the best derivation through each entry, given maxima.
 
     An alternative loses, against the best of its parent, the difference of their log-values, which
-    include the steps' own if ``scores``.
+    include those of steps if ``scores``.
     """
     batch = tape.batch
     given = _Given([[] for _ in reader.values])
     given.parts[-1] = [reader.values[-1].expand(batch, 1, 1)]
     result = list(reader.values)
     for number in range(len(tape.steps) - 1, -1, -1):
-        step, own = tape.steps[number], reader.value(number)
+        step, value = tape.steps[number], reader.value(number)
         above = given.all_of(number)
         if above is None:
-            above = own.new_full((batch, *own.shape[1:]), -math.inf)
+            above = value.new_full((batch, *value.shape[1:]), -math.inf)
         # Skip values that the upward pass recomputes.
         result[number] = above if number not in reader.remade else above[:, :0].clone()
         if isinstance(step, Leaf):
             # In the dtype of the potentials, to save memory for long sequences.
             result[number] = above.to(tape.unary.dtype)
         else:
-            for view, part in step.passed_down(reader, own, above, scores=scores):
+            for view, part in step.passed_down(reader, value, above, scores=scores):
                 given.give(view, part)
     return result
 
@@ -211,8 +211,8 @@ class _Given:
             flat = part.squeeze(2 if view.as_alternatives else 1)
             places = [value.places for value in view.pool]
             parts = [flat] if view.whole else flat.split_with_sizes(places, 1)
-            for value, own in zip(view.pool, parts, strict=True):
-                self._add(value, own)
+            for value, piece in zip(view.pool, parts, strict=True):
+                self._add(value, piece)
             return
         count = view.size + 1
         flat = part.flatten(1, 2)
@@ -225,8 +225,8 @@ class _Given:
             sums = soft_scatter(flat.flatten(0, 1), groups, len(flat) * count, 0.0)
             sums = sums.unflatten(0, (len(flat), count))
         places = [value.places for value in view.pool]
-        for value, own in zip(view.pool, sums[:, :-1].split(places, 1), strict=True):
-            self._add(value, own)
+        for value, piece in zip(view.pool, sums[:, :-1].split(places, 1), strict=True):
+            self._add(value, piece)
 
     def _add(self, value: Value, part: Tensor) -> None:
         parts = self.parts[value.number]
@@ -249,7 +249,7 @@ def of_sites(tape: Tape, values: Sequence[Tensor]) -> Tensor:
     ]
     if not read:
         return torch.full_like(tape.unary, -math.inf)
-    numbers = torch.cat([own for own, _ in read])
+    numbers = torch.cat([places for places, _ in read])
     rows = torch.cat([part for _, part in read], 1)
     if bool((numbers.bincount() <= 1).all()):
         flat = tape.unary.new_full((tape.batch, sites, width), -math.inf)
@@ -283,14 +283,14 @@ def mean_values(tape: Tape, landmarks: int, generator: torch.Generator | None) -
         sums = total.new_full((tape.batch, sites, width), -math.inf)
         counts = total.new_zeros(sites, 1)
         for before, source, after in tape.meetings:
-            own = after if end else before
-            if own.sites is None or own.sites.ndim > 1:  # of other sites in each item
+            labels = after if end else before
+            if labels.sites is None or labels.sites.ndim > 1:  # of other sites in each item
                 continue
             if id(source) not in known:
                 known[id(source)] = _sides(source, landmarks, generator)
             logs = known[id(source)][end].to(sums)
-            sums[:, own.sites] = torch.logaddexp(sums[:, own.sites], logs)
-            counts[own.sites] += 1.0
+            sums[:, labels.sites] = torch.logaddexp(sums[:, labels.sites], logs)
+            counts[labels.sites] += 1.0
         mean = torch.where(counts > 0, sums - counts.log(), 0.0)
         total = total + mean
     return total.reshape(tape.unary.shape)

@@ -83,8 +83,8 @@ def laid_out(tape: Tape, model: Any) -> Tape:
     known, tensors, key = _TRIES, list[Tensor](), None
     if tape.states is None and machine.serves(tape.unary, tape.dtype):
         try:
-            parts, own = (tape.unary, model), dict[int, int]()
-            key = [described(part, tensors, own) for part in parts], tape.ranks, tape.dtype
+            parts, met = (tape.unary, model), dict[int, int]()
+            key = [described(part, tensors, met) for part in parts], tape.ranks, tape.dtype
             key = *key[0], *key[1:], torch.is_grad_enabled(), torch.is_inference_mode_enabled()
             key = *key, torch.get_default_dtype()
             known = _KEPT.get(key, 0)
@@ -118,7 +118,7 @@ def _traced(tape: Tape, model: Any, tensors: Sequence[Tensor], failures: int) ->
         tape.finish(fresh(model).recursion(tape))
         program = machine.program_of(tape)
         slots = () if program is None else program.slots
-        given = [tensor_of(own, tape.dtype) for own in slots]
+        given = [tensor_of(slot, tape.dtype) for slot in slots]
     trace = None if program is None else tracer.trace(given, names)
     if program is None or trace is None:
         return None
@@ -135,7 +135,7 @@ def _keep(key: Any, kept: Layout | int) -> None:
         _KEPT.move_to_end(key)
         total = 0
         for old in reversed(list(_KEPT)):
-            own = _KEPT[old]
-            total += own.size if isinstance(own, Layout) else _STEP
+            layout = _KEPT[old]
+            total += layout.size if isinstance(layout, Layout) else _STEP
             if total > _MOST:
                 del _KEPT[old]

@@ -1,4 +1,4 @@
-"""The compiled library: the package's own, or built by this machine's compiler on first use.
+"""The compiled library: that of the package, or built by this machine's compiler on first use.
 
 Every structure loads it, so files are checked first: a name holds a digest of the content, and the
 cache folder must be writable by the user alone. A truncated or planted file is not loaded.
@@ -158,7 +158,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, KernelStatus]:
             return None, KernelStatus(
                 None,
                 f"The compiled library cannot be kept: {error}; using torch. Set XDG_CACHE_HOME to "
-                "the absolute path of a folder of your own.",
+                "the absolute path of a folder that you own.",
             )
         except subprocess.CalledProcessError as error:
             failure = _first_line(error.stderr) or f"exit status {error.returncode}"

@@ -60,7 +60,7 @@ class Table:
         if temperature == 0.0 and self.values.shape[1] == 1 and not torch.is_grad_enabled():
             rows = self.values.mT
             blocks = in_blocks(x.numel() * self.width, (x,), 1)
-            return torch.cat([(own.unsqueeze(2) + rows).amax(3) for (own,) in blocks], 1)
+            return torch.cat([(block.unsqueeze(2) + rows).amax(3) for (block,) in blocks], 1)
         if temperature != 1.0 or math.prod(self.values.shape[-2:]) <= _SMALL:
             return in_parts(x, self.values, temperature)
         if self.values.shape[1] > 1:
@@ -181,19 +181,19 @@ def by_places(link: LookupLink | RuleLink, x: Tensor, temperature: float) -> Ten
     if places <= width:
         return in_parts(x, link.logs(), temperature)
 
-    def block(own: Tensor, first: int) -> Tensor:
-        return in_parts(own, link.part(first, first + width).logs(), temperature)
+    def block(given: Tensor, first: int) -> Tensor:
+        return in_parts(given, link.part(first, first + width).logs(), temperature)
 
     blocks: list[Tensor] = []
     for first in range(0, places, width):
-        own = x if x.shape[1] == 1 else x[:, first : first + width]
+        given = x if x.shape[1] == 1 else x[:, first : first + width]
         if torch.is_grad_enabled():
             made: Tensor = checkpoint(  # pyright: ignore
-                block, own, first, use_reentrant=False, preserve_rng_state=False
+                block, given, first, use_reentrant=False, preserve_rng_state=False
             )
             blocks.append(made)
         else:
-            blocks.append(block(own, first))
+            blocks.append(block(given, first))
     return torch.cat(blocks, 1)
 
 
@@ -260,12 +260,12 @@ class Sources:
                 return potential, potential
             table = potential.table(2) if isinstance(potential, Potential) else potential
             if math.prod(table.shape[:-2]) != 1:
-                own = self.lead[max(len(self.lead) - table.ndim + 2, 0) :]
-                if not broadcasts(table.shape[:-2], own):
+                lead = self.lead[max(len(self.lead) - table.ndim + 2, 0) :]
+                if not broadcasts(table.shape[:-2], lead):
                     raise ModelError(
-                        f"Tape.link needs log-values of the batch, {own}; got {tuple(table.shape)}."
+                        f"Tape.link needs values of the batch, {lead}; got {tuple(table.shape)}."
                     )
-                table = table.expand(*own, *table.shape[-2:])
+                table = table.expand(*lead, *table.shape[-2:])
             # Hold the potential, so that its id is not reused.
             return potential, table.reshape(-1, 1, *table.shape[-2:])
 
@@ -292,7 +292,7 @@ def _ranks(rules: LowRankRules | FactorisedRules) -> tuple[Tensor, Tensor, Tenso
         more = rules.left.shape[-2] - rules.parent.shape[-2]
         return rules.left, rules.right, pad(rules.parent, (0, 0, 0, more), value=-math.inf).mT
     parents, rank = rules.left.shape[-3], rules.left.shape[-1]
-    own = torch.eye(parents, device=rules.left.device).repeat_interleave(rank, 0) > 0
-    logs = torch.where(own, -rules.log_normaliser.unsqueeze(-2), -math.inf)
+    same = torch.eye(parents, device=rules.left.device).repeat_interleave(rank, 0) > 0
+    logs = torch.where(same, -rules.log_normaliser.unsqueeze(-2), -math.inf)
     left, right = (part.transpose(-3, -2).flatten(-2) for part in rules.parts)
     return left, right, pad(logs, (0, left.shape[-2] - parents), value=-math.inf)

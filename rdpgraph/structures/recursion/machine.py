@@ -63,8 +63,8 @@ class Run:
         below[start : start + batch] = gradient
         sites, after = torch.zeros_like(unary), torch.empty_like(self.rows[1])
         extras = [
-            values.new_zeros(own.numel() if use and slot + 1 in program.rows else 0)
-            for slot, (use, own) in enumerate(zip(wanted[1:], self.inputs.given, strict=True))
+            values.new_zeros(given.numel() if use and slot + 1 in program.rows else 0)
+            for slot, (use, given) in enumerate(zip(wanted[1:], self.inputs.given, strict=True))
         ]
         places = array("q", [0, *(part.data_ptr() for part in extras)])
         library.function("down", dtype)(
@@ -73,24 +73,24 @@ class Run:
             len(self.inputs.given) + 1, library.threads(program.work * batch, batch),
         )  # fmt: skip
         results: list[Tensor | None] = [sites if wanted[0] else None]
-        for slot, (use, own, extra) in enumerate(
+        for slot, (use, given, extra) in enumerate(
             zip(wanted[1:], self.inputs.given, extras, strict=True), 1
         ):
             if not use:
                 results.append(None)
             elif slot in program.rows:
-                results.append(self._of_table(slot, own, after, extra.view(own.shape)))
+                results.append(self._of_table(slot, given, after, extra.view(given.shape)))
             else:
                 before, places, labels, _ = program.ranges[program.leaves[slot]]
                 at = batch * before
                 part = below[at : at + batch * places * labels].view(batch, places, labels)
-                results.append(part.sum_to_size(own.shape).clone())
+                results.append(part.sum_to_size(given.shape).clone())
         lost = self.goal.isnan()
         if bool(lost.any()) and bool((lost := lost & (gradient != 0)).any()):
-            for own in results:
-                if own is not None:
-                    spoilt = lost if len(own) > 1 else lost.any()
-                    own.masked_fill_(spoilt.reshape(-1, *(1,) * (own.ndim - 1)), math.nan)
+            for result in results:
+                if result is not None:
+                    spoilt = lost if len(result) > 1 else lost.any()
+                    result.masked_fill_(spoilt.reshape(-1, *(1,) * (result.ndim - 1)), math.nan)
         return results
 
     def most(self) -> Tensor:
@@ -109,7 +109,7 @@ class Run:
     def descend(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(3, U) derivation, site and state of all sites used by best derivations, or draws.
 
-        Number d of item b is derivation d * B + b; each draw has its own stream of numbers.
+        Number d of item b is derivation d * B + b; each draw has a separate stream of numbers.
         """
         batch, dtype = self.inputs.unary.shape[0], self.inputs.unary.dtype
         seed = 0
@@ -164,9 +164,9 @@ class Run:
         total, at = torch.zeros_like(table), [0, 0]
         for places in self.program.places[slot]:
             sizes = batch * places * depth, batch * places * columns
-            own = before[at[0] : at[0] + sizes[0]].view(batch, places, depth)
+            left = before[at[0] : at[0] + sizes[0]].view(batch, places, depth)
             other = after[at[1] : at[1] + sizes[1]].view(batch, places, columns)
-            total += (own.mT @ other).unsqueeze(1)
+            total += (left.mT @ other).unsqueeze(1)
             at = [at[0] + sizes[0], at[1] + sizes[1]]
         return extra.addcmul_(weights, total)
 
@@ -181,8 +181,8 @@ class Run:
         fixed = [part.data_ptr() for part in (program.values, program.steps, program.index)]
         levels = 0 if self.levels is None else self.levels.data_ptr()
         rows = [part.data_ptr() for part in self.rows or ()] or [0, 0]
-        own = self.tables.buffer_info()[0], self.values.data_ptr(), self.room.data_ptr(), levels
-        return array("q", [*fixed, *own, *rows])
+        values = self.tables.buffer_info()[0], self.values.data_ptr(), self.room.data_ptr(), levels
+        return array("q", [*fixed, *values, *rows])
 
 
 def program_of(tape: Tape) -> Program | None:

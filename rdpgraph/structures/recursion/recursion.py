@@ -69,7 +69,7 @@ class Recursion(Structure):
     doubles: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check the potentials; a `__post_init__` of your own calls this one."""
+        """Check the potentials; a `__post_init__` of a subclass calls this one."""
         settle(self, "unary")
         checked_log_values(f"{self.name}'s unary", self.unary)
         if self.unary.ndim <= self._dims or not self.unary.shape[-1]:
@@ -83,7 +83,7 @@ class Recursion(Structure):
         """Lay out the recursion; the value of the whole, of one place.
 
         Sites' potentials come from `tape.sites`, and batch dims from the tape, which may have more
-        of them and fewer states than `unary`. Tensors of your own with batch dims go through
+        of them and fewer states than `unary`. Further tensors with batch dims go through
         `tape.flat` and `tape.lengths`.
         """
 
@@ -362,5 +362,5 @@ class KeptStates(Recursion):
     def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":
         """The recursion on some of the states kept."""
         unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
-        own = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
-        return KeptStates(unary, own, self.original)
+        kept = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
+        return KeptStates(unary, kept, self.original)

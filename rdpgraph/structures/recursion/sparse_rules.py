@@ -233,10 +233,10 @@ class Listed(Step):
         yield child(self.right, None, split, item, place, second)
 
     def passed_down(
-        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
+        self, reader: Reader, value: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         left, right = reader.read(self.left), reader.read(self.right)
-        ahead, triples = less_value(own, above), self.rules.triples
+        ahead, triples = less_value(value, above), self.rules.triples
         weights = self.rules.log_weights if scores else torch.zeros_like(self.rules.log_weights)
         size = tuning.per_block(left[..., 0].numel(), tuning.BLOCK)
         sides = torch.full_like(left, -math.inf), torch.full_like(right, -math.inf)

@@ -102,7 +102,7 @@ class Reader:
         if self.most == 1:
             return parts
         ranks = self.ranks(way)
-        return [part if own is None else part[own] for part, own in zip(parts, ranks, strict=True)]
+        return [part if at is None else part[at] for part, at in zip(parts, ranks, strict=True)]
 
     def ranks(self, way: Sequence[View]) -> Sequence[Tensor | None]:
         """(C,) for each view the ranks that may be needed; None: all, where the others have one."""
@@ -148,7 +148,7 @@ def rows(values: Tensor, item: Tensor, place: Tensor) -> Tensor:
 def entries(terms: Tensor, *nodes: Tensor) -> Tensor:
     """(Q, A) of (B or 1, A, P or 1, K or 1) at nodes by item, place and label."""
     rows = terms.movedim(1, 3)
-    index = tuple([own for own, size in zip(nodes, rows.shape, strict=False) if size > 1])
+    index = tuple([node for node, size in zip(nodes, rows.shape, strict=False) if size > 1])
     rows = rows.squeeze(tuple([dim for dim in range(3) if rows.shape[dim] == 1]))
     return rows[index] if index else rows.expand(nodes[0].shape[0], -1)
 
@@ -261,7 +261,7 @@ class Step(ABC):
 
         Args:
             reader: the values so far.
-            scores: whether the step's own log-values are included.
+            scores: whether the step's log-values are included.
         """
         del scores
         return self.up(reader, 1.0).unsqueeze(-3)
@@ -288,7 +288,7 @@ class Step(ABC):
         """The parts of chosen alternatives (Q,)."""
 
     def passed_down(
-        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
+        self, reader: Reader, value: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         """Scores passed to the values read: views, with (B, M, P, K) for their entries.
 
@@ -296,13 +296,13 @@ class Step(ABC):
 
         Args:
             reader: the values.
-            own: (B or 1, P, K) those of this step.
+            value: (B or 1, P, K) that of this step.
             above: (B, P, K) the best of the derivations through each of its entries.
-            scores: whether the step's own log-values are included.
+            scores: whether the step's log-values are included.
         """
         terms = above.unsqueeze(self.dim)
         if self.alternatives > 1:
-            terms = self.terms(reader, scores=scores) + less_value(own, above).unsqueeze(self.dim)
+            terms = self.terms(reader, scores=scores) + less_value(value, above).unsqueeze(self.dim)
         yield from self.passed_terms(terms)
 
     def passed_terms(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
@@ -330,10 +330,10 @@ class Step(ABC):
         return 0.0
 
 
-def less_value(own: Tensor, above: Tensor) -> Tensor:
+def less_value(value: Tensor, above: Tensor) -> Tensor:
     """(B, P, K) the score of the best derivation through an entry, less the entry's value."""
     # Impossible entries stay at -inf.
-    return above - own.clamp(min=torch.finfo(own.dtype).min)
+    return above - value.clamp(min=torch.finfo(value.dtype).min)
 
 
 def child(

@@ -186,11 +186,11 @@ class Pairs(Step):
         yield child(self.right, None, chosen, item, place, second)
 
     def passed_down(
-        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
+        self, reader: Reader, value: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         left, right = reader.read(self.left), reader.read(self.right)
         ahead = (
-            less_value(own, above).unflatten(-1, (self.left.width, self.right.width)).unsqueeze(1)
+            less_value(value, above).unflatten(-1, (self.left.width, self.right.width)).unsqueeze(1)
         )
         parts = left, right, ahead.expand(-1, 1, left.shape[2], -1, -1)
         sides = list[tuple[Tensor, Tensor]]()
@@ -267,9 +267,9 @@ class Linked(Step):
         yield (self.x,), None, place if self.x.places > 1 else place * 0, chosen
 
     def passed_down(
-        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
+        self, reader: Reader, value: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
-        x, ahead = reader.value(self.x.number), less_value(own, above)
+        x, ahead = reader.value(self.x.number), less_value(value, above)
         if self.more:
             ahead = ahead[..., : -self.more]
         if self.link is not None and scores:
@@ -326,7 +326,7 @@ class Relabelled(Step):
         yield (self.x,), None, place if self.x.places > 1 else place * 0, picked
 
     def passed_down(
-        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
+        self, reader: Reader, value: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         if self.which.ndim == 1:
             parts = soft_scatter(above.movedim(2, 0), self.which, self.x.width, 0.0)

@@ -52,41 +52,41 @@ class UnknownError(Exception):
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple([own.name for own in fields(kind)])
+    return tuple([item.name for item in fields(kind)])
 
 
-def described(own: Any, tensors: list[Tensor], known: dict[int, int]) -> Any:
+def described(item: Any, tensors: list[Tensor], known: dict[int, int]) -> Any:
     """A hashable description of a model, the same for like ones; appends its tensors.
 
     Raises:
         UnknownError: a field holds something else than tensors and constants.
     """
-    kind = type(own)
+    kind = type(item)
     if kind is Tensor or kind is torch.nn.Parameter:
-        number = known.setdefault(id(own), len(tensors))
+        number = known.setdefault(id(item), len(tensors))
         if number < len(tensors):
             return number
-        tensors.append(own)
-        return kind, own.shape, own.dtype, own.is_cpu, own.layout
+        tensors.append(item)
+        return kind, item.shape, item.dtype, item.is_cpu, item.layout
     if kind in _PLAIN:
-        return kind, own
+        return kind, item
     if kind is tuple or kind is list:
-        return (kind, *[described(part, tensors, known) for part in own])
-    if not is_dataclass(own):
+        return (kind, *[described(part, tensors, known) for part in item])
+    if not is_dataclass(item):
         raise UnknownError
-    return (kind, *[described(getattr(own, name), tensors, known) for name in _names(kind)])
+    return (kind, *[described(getattr(item, name), tensors, known) for name in _names(kind)])
 
 
-def fresh(own: Any) -> Any:
+def fresh(item: Any) -> Any:
     """A copy of a described object with the same tensors, and without anything cached."""
-    kind = type(own)
+    kind = type(item)
     if kind is tuple or kind is list:
-        return kind(map(fresh, own))
-    if not is_dataclass(own):
-        return own
+        return kind(map(fresh, item))
+    if not is_dataclass(item):
+        return item
     made: Any = object.__new__(kind)
     for name in _names(kind):
-        object.__setattr__(made, name, fresh(getattr(own, name)))
+        object.__setattr__(made, name, fresh(getattr(item, name)))
     return made
 
 
@@ -118,13 +118,13 @@ class Trace:
     @cached_property
     def size(self) -> int:
         """The size of its constants, in numbers."""
-        parts = [self.results, *((own.args, own.options) for own in self.operations)]
+        parts = [self.results, *((item.args, item.options) for item in self.operations)]
         return sum(part.numel() for part in _leaves(parts) if isinstance(part, Tensor))
 
     def again(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
         """The results from other given tensors; None where the steps may be others."""
-        for space, name, own in self.captured:
-            if space.get(name, _ABSENT) is not own:
+        for space, name, item in self.captured:
+            if space.get(name, _ABSENT) is not item:
                 return None
         made = dict(enumerate(tensors))
         for each in self.operations:
@@ -146,31 +146,31 @@ class Trace:
                     return None
                 made[number] = part
                 number += 1
-        return [made[own] if type(own) is _Part else own for own in self.results]
+        return [made[item] if type(item) is _Part else item for item in self.results]
 
 
-def _filled(own: Any, made: dict[int, Tensor]) -> Any:
+def _filled(item: Any, made: dict[int, Tensor]) -> Any:
     """Containers with tensors in place of their numbers."""
-    if type(own) is _Part:
-        return made[own]
-    if type(own) is dict:
-        return {name: _filled(part, made) for name, part in own.items()}
-    if type(own) is tuple or type(own) is list:
-        return type(own)([_filled(part, made) for part in own])
-    return own
+    if type(item) is _Part:
+        return made[item]
+    if type(item) is dict:
+        return {name: _filled(part, made) for name, part in item.items()}
+    if type(item) is tuple or type(item) is list:
+        return type(item)([_filled(part, made) for part in item])
+    return item
 
 
-def _leaves(own: Any) -> Iterator[Any]:
+def _leaves(item: Any) -> Iterator[Any]:
     """The members of containers."""
-    if isinstance(own, dict):
-        own = list(own.values())
-    elif isinstance(own, slice):
-        own = own.start, own.stop, own.step
-    if isinstance(own, tuple | list) and not isinstance(own, torch.Size):
-        for part in own:
+    if isinstance(item, dict):
+        item = list(item.values())
+    elif isinstance(item, slice):
+        item = item.start, item.stop, item.step
+    if isinstance(item, tuple | list) and not isinstance(item, torch.Size):
+        for part in item:
             yield from _leaves(part)
     else:
-        yield own
+        yield item
 
 
 class Tracer(TorchFunctionMode):
@@ -179,7 +179,7 @@ class Tracer(TorchFunctionMode):
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self._sound, self._operations = True, list[Operation]()
-        self._numbers = {id(own): number for number, own in enumerate(tensors)}
+        self._numbers = {id(item): number for number, item in enumerate(tensors)}
         self._count, self._gradients = len(tensors), torch.is_grad_enabled()
         self._held = list(tensors)  # an id stands for a tensor as long as it lives
         self._used, self._state = set[int](), torch.get_rng_state()
@@ -192,12 +192,12 @@ class Tracer(TorchFunctionMode):
         if func is Tensor.__iter__:
             return iter(self.__torch_function__(Tensor.unbind, types, args, kwargs))
         result = func(*args, **kwargs)
-        given = [own for own in _leaves((args, kwargs)) if isinstance(own, Tensor)]
+        given = [item for item in _leaves((args, kwargs)) if isinstance(item, Tensor)]
         writes, known = _writes(func, kwargs), self._known(given)
         if writes and (known or not self._used.isdisjoint(map(_origin, given[:1]))):
             self._sound = False
         elif func in _NUMBERLESS or (func in _TYPED and not self._known(given[:1])):
-            self._sized.update(self._numbers[id(own)] for own in given if self._known([own]))
+            self._sized.update(self._numbers[id(item)] for item in given if self._known([item]))
         elif known and not (func is Tensor.to and result is args[0]):
             self._held += given
             self._used.update(map(_origin, given))
@@ -205,24 +205,24 @@ class Tracer(TorchFunctionMode):
         return result
 
     def _known(self, tensors: Iterable[Tensor]) -> bool:
-        return any(id(own) in self._numbers for own in tensors)
+        return any(id(item) in self._numbers for item in tensors)
 
     def _record(self, func: Any, args: Any, options: Any, result: Any) -> None:
         args, options = self._numbered(args), self._numbered(options)  # some return an argument
         parts = (result,) if isinstance(result, Tensor) else result
         shapes, first = list[torch.Size](), self._count
-        if isinstance(parts, tuple | list) and all(isinstance(own, Tensor) for own in parts):
-            for own in parts:
-                shapes.append(own.shape)
-                self._numbers[id(own)] = self._count
-                self._held.append(own)
+        if isinstance(parts, tuple | list) and all(isinstance(item, Tensor) for item in parts):
+            for item in parts:
+                shapes.append(item.shape)
+                self._numbers[id(item)] = self._count
+                self._held.append(item)
                 self._count += 1
-        elif func in _HIDDEN or not all(isinstance(own, _PLAIN) for own in _leaves(result)):
+        elif func in _HIDDEN or not all(isinstance(item, _PLAIN) for item in _leaves(result)):
             self._sound = False
         # Functions of autograd turn gradients off.
         self._sound &= torch.is_grad_enabled() == self._gradients
-        places = [(at, int(own)) for at, own in enumerate(args) if type(own) is _Part]
-        every = [own for own in _leaves((args, options)) if type(own) is _Part]
+        places = [(at, int(item)) for at, item in enumerate(args) if type(item) is _Part]
+        every = [item for item in _leaves((args, options)) if type(item) is _Part]
         self._operations.append(
             Operation(
                 func, args, options, places if len(places) == len(every) else None, first, shapes,
@@ -230,32 +230,32 @@ class Tracer(TorchFunctionMode):
             )
         )  # fmt: skip
 
-    def _numbered(self, own: Any) -> Any:
-        if isinstance(own, Tensor):
-            number = self._numbers.get(id(own))
-            self._sound &= number is not None or not own.requires_grad
-            return own if number is None else _Part(number)
-        if isinstance(own, dict):
-            return {name: self._numbered(part) for name, part in own.items()}
-        if isinstance(own, tuple | list) and not isinstance(own, torch.Size):
-            return (list if isinstance(own, list) else tuple)(map(self._numbered, own))
-        if isinstance(own, slice):
-            self._sound &= not self._known(_leaves(own))
-        return own
+    def _numbered(self, item: Any) -> Any:
+        if isinstance(item, Tensor):
+            number = self._numbers.get(id(item))
+            self._sound &= number is not None or not item.requires_grad
+            return item if number is None else _Part(number)
+        if isinstance(item, dict):
+            return {name: self._numbered(part) for name, part in item.items()}
+        if isinstance(item, tuple | list) and not isinstance(item, torch.Size):
+            return (list if isinstance(item, list) else tuple)(map(self._numbered, item))
+        if isinstance(item, slice):
+            self._sound &= not self._known(_leaves(item))
+        return item
 
     def trace(self, results: Sequence[Tensor], captured: Sequence[Captured]) -> Trace | None:
         """The trace of some tensors; None where not all of it was seen."""
         ends = self._numbered(list(results))
         if not self._sound or not torch.equal(self._state, torch.get_rng_state()):
             return None
-        needed = self._sized.union(own for own in ends if type(own) is _Part)
+        needed = self._sized.union(item for item in ends if type(item) is _Part)
         operations = list[Operation]()
         for each in reversed(self._operations):
             made = range(each.first, each.first + len(each.shapes))
             if not made or not needed.isdisjoint(made):
                 operations.append(each)
                 parts = _leaves((each.args, each.options))
-                needed.update(own for own in parts if type(own) is _Part)
+                needed.update(item for item in parts if type(item) is _Part)
         return Trace(operations[::-1], ends, captured)
 
 
@@ -268,9 +268,9 @@ def _writes(func: Any, options: dict[str, Any]) -> bool:
     return name.endswith("_") or options.get("out") is not None or bool(options.get("inplace"))
 
 
-def _origin(own: Tensor) -> int:
+def _origin(item: Tensor) -> int:
     """The tensor that a view is of."""
-    return id(own if own._base is None else own._base)
+    return id(item if item._base is None else item._base)
 
 
 def captured(model: Any) -> list[Captured]:
@@ -280,15 +280,17 @@ def captured(model: Any) -> list[Captured]:
         UnknownError: something that may change unseen.
     """
     kind, found, seen = type(model), list[Captured](), set[CodeType]()
-    owners = {own for own in _kinds(model) if not _is_sound(own)}
-    laid = [_is_sound(own) for own in kind.__mro__ if "recursion" in vars(own)]
+    owners = {item for item in _kinds(model) if not _is_sound(item)}
+    laid = [_is_sound(item) for item in kind.__mro__ if "recursion" in vars(item)]
     if kind in owners and any(laid[:-1]):  # ours may call what this class overrides
         raise UnknownError
     _attribute(kind, "recursion", found)
     waiting = [_function(kind.recursion)]
     for owner in owners - {kind}:  # any of their methods may be called
-        own = [part for name, part in vars(owner).items() if not name.startswith("__")]
-        waiting += [_function(part) for part in own if callable(part) or isinstance(part, property)]
+        each = [part for name, part in vars(owner).items() if not name.startswith("__")]
+        waiting += [
+            _function(part) for part in each if callable(part) or isinstance(part, property)
+        ]
     while waiting:
         function = waiting.pop()
         code = getattr(function, "__code__", None)
@@ -299,74 +301,74 @@ def captured(model: Any) -> list[Captured]:
         names, attributes = _read(code)
         if (
             {*code.co_freevars} - {"__class__"}
-            or not all(isinstance(own, _PLAIN) for own in defaults)
-            or any(own.startswith("__") or own in _STATES for own in attributes)
+            or not all(isinstance(item, _PLAIN) for item in defaults)
+            or any(item.startswith("__") or item in _STATES for item in attributes)
         ):
             raise UnknownError
         for name in names:
-            own = function.__globals__.get(name, _ABSENT)
-            found.append((function.__globals__, name, own))
-            if isinstance(own, FunctionType):
-                waiting.append(_function(own))
-            elif own is _ABSENT:
+            item = function.__globals__.get(name, _ABSENT)
+            found.append((function.__globals__, name, item))
+            if isinstance(item, FunctionType):
+                waiting.append(_function(item))
+            elif item is _ABSENT:
                 error = isinstance(made := getattr(builtins, name, None), type) and issubclass(
                     made, Exception
                 )
                 if name not in _BUILTINS and not error:
                     raise UnknownError
-            elif not isinstance(own, _PLAIN) and not _is_sound(own):
+            elif not isinstance(item, _PLAIN) and not _is_sound(item):
                 raise UnknownError
         for name in attributes:
             for owner in owners:
-                own = None if name in _names(owner) else _attribute(owner, name, found)
-                if not isinstance(own, _PLAIN):
-                    waiting.append(_function(own))
+                item = None if name in _names(owner) else _attribute(owner, name, found)
+                if not isinstance(item, _PLAIN):
+                    waiting.append(_function(item))
     return found
 
 
 _STATES = frozenset(("is_grad_enabled", "load", "get_default_device"))
 
 
-def _kinds(own: Any) -> Iterator[type]:
+def _kinds(item: Any) -> Iterator[type]:
     """The classes of an object, and of all that its fields hold."""
-    yield type(own)
-    parts = own if isinstance(own, tuple | list) else ()
-    if is_dataclass(own):
-        parts = [getattr(own, name) for name in _names(type(own))]
+    yield type(item)
+    parts = item if isinstance(item, tuple | list) else ()
+    if is_dataclass(item):
+        parts = [getattr(item, name) for name in _names(type(item))]
     for part in parts:
         yield from _kinds(part)
 
 
 def _attribute(kind: type, name: str, found: list[Captured]) -> Any:
     """An attribute of a class, from a class that is not of the library; None: it has none."""
-    for own in kind.__mro__:
-        if _is_sound(own):
+    for item in kind.__mro__:
+        if _is_sound(item):
             break
-        found.append((vars(own), name, vars(own).get(name, _ABSENT)))
-        if name in vars(own):
-            return vars(own)[name]
+        found.append((vars(item), name, vars(item).get(name, _ABSENT)))
+        if name in vars(item):
+            return vars(item)[name]
     return None
 
 
-def _is_sound(own: Any) -> bool:
+def _is_sound(item: Any) -> bool:
     """Return whether a module, class or function is of a package that holds no state."""
-    if not isinstance(own, ModuleType | type | FunctionType | BuiltinFunctionType):
+    if not isinstance(item, ModuleType | type | FunctionType | BuiltinFunctionType):
         return False
-    name = own.__name__ if isinstance(own, ModuleType) else own.__module__
-    if isinstance(own, FunctionType):
-        name = own.__globals__["__name__"]  # not that of a function within it
+    name = item.__name__ if isinstance(item, ModuleType) else item.__module__
+    if isinstance(item, FunctionType):
+        name = item.__globals__["__name__"]  # not that of a function within it
     return isinstance(name, str) and name.partition(".")[0] in _SOUND
 
 
-def _function(own: Any) -> Any:
+def _function(item: Any) -> Any:
     """The function of a method or property."""
     for name in ("fget", "func", "compute", "__func__"):
-        own = getattr(own, name, own)
-    while _is_sound(own) and hasattr(own, "__wrapped__"):
-        own = own.__wrapped__
-    if not isinstance(own, FunctionType) and not _is_sound(own):
+        item = getattr(item, name, item)
+    while _is_sound(item) and hasattr(item, "__wrapped__"):
+        item = item.__wrapped__
+    if not isinstance(item, FunctionType) and not _is_sound(item):
         raise UnknownError
-    return own
+    return item
 
 
 def _read(code: CodeType) -> tuple[set[str], set[str]]:
@@ -379,9 +381,9 @@ def _read(code: CodeType) -> tuple[set[str], set[str]]:
             attributes.add(step.argval)
         elif step.opname in _CHANGES or step.opname.startswith("IMPORT_"):
             raise UnknownError
-    for own in code.co_consts:
-        if isinstance(own, CodeType):
-            within = _read(own)
+    for item in code.co_consts:
+        if isinstance(item, CodeType):
+            within = _read(item)
             names |= within[0]
             attributes |= within[1]
     return names, attributes
