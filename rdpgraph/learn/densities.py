@@ -89,7 +89,7 @@ class Density(Emission):
             except RuntimeError:
                 raise ModelError(
                     f"Density's {name} broadcasts to {lead}, by states and columns, with {dims} "
-                    f"dims of its own; got {tuple(table.shape)}."
+                    f"dims of events; got {tuple(table.shape)}."
                 ) from None
             tables[name] = expanded.to(observed).clone()
         return replace(self, parameters=tables, states=states)

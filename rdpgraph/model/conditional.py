@@ -99,7 +99,7 @@ def network_factors(conditionals: Iterable[Conditional], tolerance: float) -> li
         lacking = [name for name in names if name not in parents]
         if lacking:
             raise ModelError(
-                f"Variable {lacking[0]!r} is a parent of {child!r} and has no table of its own; "
+                f"Variable {lacking[0]!r} is a parent of {child!r} and has no table; "
                 "add one, without parents if it has none."
             )
     refuse_cycle(parents)

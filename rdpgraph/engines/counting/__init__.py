@@ -1,1 +1,1 @@
-"""Weighted model counts: networks as clauses, a counter in a process of its own, circuits."""
+"""Weighted model counts: networks as clauses, a counter in a separate process, circuits."""

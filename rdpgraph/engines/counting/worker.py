@@ -1,6 +1,6 @@
 """Counting program: a request in JSON on standard input, the answer on standard output.
 
-Runs by its path in a process of its own, so that it imports nothing of the package.
+Runs by its path in a separate process, so that it imports nothing of the package.
 """
 
 import ctypes

@@ -327,7 +327,7 @@ class SlicedSolution(Solution):
     def drawn(self, choice: Tensor, seeds: Tensor) -> Tensor:
         """(count, B, V) draws within the slices ``choice`` (count, B); 0 where it is none of these.
 
-        Each slice's noise has its own seed, so that it does not depend on the others.
+        Each slice's noise has a separate seed, so that it does not depend on the others.
         """
         drawn = torch.zeros((), dtype=torch.long, device=choice.device)
         drawn = drawn.expand(*choice.shape, self.variables)

@@ -176,7 +176,7 @@ def error_beside(logs: Floats, fewer: Floats) -> float:
     """Standard error of the log of a mean, given estimates by populations `FEWER` times smaller.
 
     The smaller ones tell more if all the larger ones miss the same mass: by the gap of both means,
-    if that is no chance, and by their own error, which should not fall faster than members are
+    if that is no chance, and by their error, which should not fall faster than members are
     added. Without smaller ones it is +inf.
     """
     error, other = error_of(logs), error_of(fewer)

@@ -367,6 +367,6 @@ def message_lead(
         return broadcast_shapes(*leads)
     except RuntimeError:
         raise ModelError(
-            f"Messages of {name} need leads that broadcast with its own, {leads[0]}, and with the "
+            f"Messages of {name} need leads that broadcast with {leads[0]} and the "
             f"temperature's; got {leads[1:]}."
         ) from None

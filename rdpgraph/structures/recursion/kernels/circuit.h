@@ -104,10 +104,10 @@ struct Compiler {
     std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> parts;
     for (int32_t root : variables) {
       if (value[root] || seen_variable[root] == mark) continue;
-      std::vector<int32_t> own{root}, rows;
+      std::vector<int32_t> members{root}, rows;
       seen_variable[root] = mark;
-      for (size_t at = 0; at < own.size(); at++) {
-        for (int32_t literal : {own[at], -own[at]}) {
+      for (size_t at = 0; at < members.size(); at++) {
+        for (int32_t literal : {members[at], -members[at]}) {
           for (int32_t c : holding[node(literal)]) {
             if (satisfied[c] || seen_clause[c] == mark) continue;
             seen_clause[c] = mark;
@@ -116,7 +116,7 @@ struct Compiler {
               const int32_t other = std::abs(literals[i]);
               if (value[other] || seen_variable[other] == mark) continue;
               seen_variable[other] = mark;
-              own.push_back(other);
+              members.push_back(other);
             }
           }
         }
@@ -124,14 +124,14 @@ struct Compiler {
       if (rows.empty()) {
         if (!hidden(root)) children.push_back(free_nodes[root]);
       } else {
-        parts.emplace_back(std::move(own), std::move(rows));
+        parts.emplace_back(std::move(members), std::move(rows));
       }
     }
     std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) {
       return a.first.size() < b.first.size();
     });
-    for (auto& [own, rows] : parts) {
-      const int64_t child = sum(own, rows);
+    for (auto& [members, rows] : parts) {
+      const int64_t child = sum(members, rows);
       if (child == kNever) return kNever;
       if (child != empty) children.push_back(child);
     }

@@ -128,11 +128,11 @@ struct Decode {
 
   // Beliefs of all bits, and what they send to each of their checks: all but what it sent.
   template <typename Message>
-  void gather(const Shots* own, Shots* in, Shots* exps, Shots* total, Bytes* hard, Shots* room,
+  void gather(const Shots* channel, Shots* in, Shots* exps, Shots* total, Bytes* hard, Shots* room,
               Message message) const {
     for (int64_t v = 0; v < count; ++v) {
       const int64_t a = columns[v], n = columns[v + 1] - a;
-      Shots sum = own[v], after{};
+      Shots sum = channel[v], after{};
       for (int64_t k = 0; k < n; ++k) {
         room[2 * k] = sum, room[2 * k + 1] = message(a + k);
         sum += room[2 * k + 1];
@@ -157,13 +157,13 @@ struct Decode {
     return sent;
   }
 
-  Shots alone(int64_t own, Shots even, const Shots* in, const Shots* exps) const {
-    const int64_t c = owners[own];
+  Shots alone(int64_t edge, Shots even, const Shots* in, const Shots* exps) const {
+    const int64_t c = owners[edge];
     Shots least = size_of(even), odds{};
     Mask signs = negative(even);
     for (int64_t e = starts[c]; e < starts[c + 1]; ++e) {
       const int64_t k = edges[2 * e];
-      if (k == own) continue;
+      if (k == edge) continue;
       least = smaller(size_of(in[k]), least);
       signs ^= negative(in[k]);
       if (product) odds = joined(odds, exps[k]);
@@ -177,7 +177,7 @@ struct Decode {
     int64_t widest = 0;
     for (int64_t c = 0; c < checks; ++c) widest = std::max(widest, starts[c + 1] - starts[c]);
     for (int64_t v = 0; v < count; ++v) widest = std::max(widest, columns[v + 1] - columns[v]);
-    std::vector<Shots> in(size), total(count), own(count), room(3 * widest);
+    std::vector<Shots> in(size), total(count), channel(count), room(3 * widest);
     std::vector<Shots> out(damping || (product && !serial) ? size : 0);
     std::vector<Shots> exps(product && serial ? size : 0), even(checks, Shots{} + kFarthest);
     std::vector<Sent> sent(product || serial ? 0 : checks);
@@ -194,10 +194,10 @@ struct Decode {
         even[c][l] = odd[c][l] ? -kFarthest : kFarthest;
       }
       for (int64_t v = 0; v < count; ++v) {
-        own[v][l] = prior[item[l] * stride + v];
-        const double odds = exps.empty() ? 0 : std::exp(-std::abs(own[v][l]));
+        channel[v][l] = prior[item[l] * stride + v];
+        const double odds = exps.empty() ? 0 : std::exp(-std::abs(channel[v][l]));
         for (int64_t k = columns[v]; k < columns[v + 1]; ++k) {
-          in[k][l] = own[v][l];
+          in[k][l] = channel[v][l];
           if (!out.empty()) out[k][l] = 0;
           if (!exps.empty()) exps[k][l] = odds;
         }
@@ -205,7 +205,7 @@ struct Decode {
     };
     auto each = [&](auto message) {
       Shots* odds = exps.empty() ? nullptr : exps.data();
-      gather(own.data(), in.data(), odds, total.data(), hard.data(), room.data(), message);
+      gather(channel.data(), in.data(), odds, total.data(), hard.data(), room.data(), message);
     };
     for (int64_t l = 0; l < kShots; ++l) load(l);
     while (busy) {

@@ -108,9 +108,9 @@ template <typename Real> struct Nodes {
   template <typename Visit>
   void parts(int64_t n, int64_t place, int64_t label, int64_t chosen, Visit visit) const {
     const int64_t* step = this->step(n);
-    const auto part_of = [&](const int32_t* part, int64_t way, int64_t own) {
+    const auto part_of = [&](const int32_t* part, int64_t way, int64_t inner) {
       const int32_t* found = m.found(part, way, item, place);
-      if (found) visit(found[0], found[1], part[4] > 1 ? own : 0);
+      if (found) visit(found[0], found[1], part[4] > 1 ? inner : 0);
     };
     switch (step[0]) {
       case kTotal:
@@ -198,7 +198,7 @@ template <typename Real> struct Descent {
     return std::lower_bound(terms.begin(), terms.end(), terms.back()) - terms.begin();
   }
 
-  // A range of draws, each with its own stream.
+  // A range of draws, each with a separate stream.
   void run(uint64_t seed, int64_t from, int64_t last) {
     const Machine<Real>& m = nodes.m;
     first = from;
@@ -264,8 +264,8 @@ std::vector<Used>* k_best(const Machine<Real>& m, int64_t most, int64_t* there, 
 template <typename Real> void raise(Real& to, Real value) { to = std::max(to, value); }
 
 // The score of the best derivation through an entry, less the entry's value.
-template <typename Real> Real besides(Real above, Real own) {
-  return above > kNever<Real> ? above - own : above;
+template <typename Real> Real besides(Real above, Real value) {
+  return above > kNever<Real> ? above - value : above;
 }
 
 template <typename Real>

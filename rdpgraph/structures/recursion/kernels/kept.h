@@ -204,7 +204,7 @@ template <int N> struct Kept {
         copy(&mass[i], from, 1), copy(&keys[i], from + 1, N);
     };
     if (carried && *carried >= 0)
-      move([](auto* own, int64_t* other, int64_t n) { std::memcpy(own, other, 8 * n); });
+      move([](auto* here, int64_t* other, int64_t n) { std::memcpy(here, other, 8 * n); });
     for (int64_t t = 0; t < p.count; ++t) {
       const int64_t* step = p.steps + 3 * t;
       const int64_t word = step[1] / 64;
@@ -229,7 +229,7 @@ template <int N> struct Kept {
         }
       }
     }
-    if (carried) move([](auto* own, int64_t* other, int64_t n) { std::memcpy(other, own, 8 * n); });
+    if (carried) move([](auto* here, int64_t* other, int64_t n) { std::memcpy(other, here, 8 * n); });
     if (!out) return;
     const int64_t cosets = int64_t(1) << seen;
     std::fill(out, out + cosets, 0.0);

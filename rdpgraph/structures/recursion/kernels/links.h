@@ -30,9 +30,9 @@ template <typename Real> struct Link {
       depth = firsts * seconds;
     } else {
       depth = m.labels(inner);
-      const int64_t* own = m.steps + kFields * inner;
-      if (own[0] == kProduct) {
-        product = m.index + own[2] + 2;
+      const int64_t* fields = m.steps + kFields * inner;
+      if (fields[0] == kProduct) {
+        product = m.index + fields[2] + 2;
         factors = product[-1];
       }
     }
@@ -47,13 +47,13 @@ template <typename Real> struct Link {
 
   // Visits the rows that a row is the product of, and their labels; none if a part is missing.
   template <typename Visit> void each_factor(int64_t item, int64_t place, Visit visit) const {
-    const int64_t own = source(place);
-    if (!product) return visit(m.at(inner, item, own), depth);
+    const int64_t spot = source(place);
+    if (!product) return visit(m.at(inner, item, spot), depth);
     for (int64_t f = 0; f < factors; ++f)
-      if (m.entry(product + f * kPart, 0, item, own) < 0) return;
+      if (m.entry(product + f * kPart, 0, item, spot) < 0) return;
     for (int64_t f = 0; f < factors; ++f) {
       const int32_t* part = product + f * kPart;
-      visit(m.entry(part, 0, item, own), part[4]);
+      visit(m.entry(part, 0, item, spot), part[4]);
     }
   }
 
@@ -70,8 +70,8 @@ template <typename Real> struct Link {
     bool some = false;
     for (int64_t s = 0; s < splits; ++s) {
       if (m.entry(left, s, item, place) < 0 || m.entry(right, s, item, place) < 0) continue;
-      const double own = m.level_of(left, s, item, place) + m.level_of(right, s, item, place);
-      sum = some ? std::max(sum, own) : own;
+      const double level = m.level_of(left, s, item, place) + m.level_of(right, s, item, place);
+      sum = some ? std::max(sum, level) : level;
       some = true;
     }
     return sum;
@@ -142,11 +142,11 @@ template <typename Real> struct Link {
   NOINLINE const Real* in_logs(int64_t item, int64_t place, double off, Real* to,
                                Room<Real>& room) const {
     if (!rules) {
-      const int64_t own = source(place);
-      if (!product) return m.arena + m.at(inner, item, own);
-      const int64_t one = m.entry(product, 0, item, own);
+      const int64_t spot = source(place);
+      if (!product) return m.arena + m.at(inner, item, spot);
+      const int64_t one = m.entry(product, 0, item, spot);
       if (factors == 2 && product[4] > 1 && product[kPart + 4] > 1) {
-        const int64_t two = m.entry(product + kPart, 0, item, own);
+        const int64_t two = m.entry(product + kPart, 0, item, spot);
         const Real *x = m.arena + one, *y = m.arena + two;
         if (one >= 0 && two >= 0) {
           for (int64_t i = 0; i < depth; ++i) to[i] = x[i] + y[i];
@@ -155,7 +155,7 @@ template <typename Real> struct Link {
       }
       std::fill(to, to + depth, one < 0 ? kNever<Real> : Real(0));
       for (int64_t f = 0; f < factors; ++f) {
-        const int64_t from = m.entry(product + f * kPart, 0, item, own);
+        const int64_t from = m.entry(product + f * kPart, 0, item, spot);
         const bool wide = product[f * kPart + 4] > 1;
         for (int64_t i = 0; i < depth; ++i) to[i] += from < 0 ? kNever<Real> : m.arena[from + i * wide];
       }
@@ -307,16 +307,16 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
         const double base = link.base(item, place);
         const Real* row = link.in_logs(item, place, base, room);
         const Real more = Real(base - m.level(link.out, item, place));
-        std::vector<Real> own(depth);
+        std::vector<Real> share(depth);
         for (int64_t j = 0; j < columns; ++j) {
           if (!(sum[j] < low && grad[j] != 0 && out[j] > kNever<Real>)) continue;
           for (int64_t i = 0; i < depth; ++i)
-            own[i] = grad[j] * std::exp(row[i] + t.logs[i * t.row + j * t.column] + more - out[j]);
-          exact_down(m, link, item, place, own.data(), row, base, grads);
+            share[i] = grad[j] * std::exp(row[i] + t.logs[i * t.row + j * t.column] + more - out[j]);
+          exact_down(m, link, item, place, share.data(), row, base, grads);
 #pragma omp critical(rdpgraph_extra)
           if (Real* extra = extras[step[3]]) {
             extra += (table[1] > 1 ? item : 0) * depth * columns;
-            for (int64_t i = 0; i < depth; ++i) extra[i * columns + j] += own[i];
+            for (int64_t i = 0; i < depth; ++i) extra[i * columns + j] += share[i];
           }
         }
       }

@@ -60,9 +60,9 @@ template <typename Real, typename Graph> struct Lists {
   }
 
   int32_t list_of(int64_t step, int64_t place, int64_t label) {
-    int32_t& own = known[starts[step] + place * nodes.labels(step) + label];
-    if (own >= 0) return own;
-    own = lists.size();
+    int32_t& number = known[starts[step] + place * nodes.labels(step) + label];
+    if (number >= 0) return number;
+    number = lists.size();
     lists.emplace_back();
     List& list = lists.back();
     list.step = step, list.place = place, list.label = label;
@@ -70,7 +70,7 @@ template <typename Real, typename Graph> struct Lists {
       const Real value = nodes.value(step, place, label);
       if (value > kNever<Real>) list.done.push_back({value, 0, 0});
       list.ended = true;
-      return own;
+      return number;
     }
     nodes.expand(step, place, label, terms);
     list.heap.reserve(std::min(most, terms.size()) + 1);
@@ -87,7 +87,7 @@ template <typename Real, typename Graph> struct Lists {
       }
     }
     std::make_heap(list.heap.begin(), list.heap.end(), later());
-    return own;
+    return number;
   }
 
   auto sooner() const {
@@ -108,8 +108,8 @@ template <typename Real, typename Graph> struct Lists {
   }
 
   // Finds a node's derivation of that rank, if it exists.
-  bool find(int32_t own, size_t rank) {
-    waiting.assign(1, {own, int32_t(rank)});
+  bool find(int32_t asked, size_t rank) {
+    waiting.assign(1, {asked, int32_t(rank)});
     while (!waiting.empty()) {
       const auto [number, wanted] = waiting.back();
       List& list = lists[number];
@@ -156,12 +156,12 @@ template <typename Real, typename Graph> struct Lists {
         list.follows = true;
       }
     }
-    return lists[own].done.size() > rank;
+    return lists[asked].done.size() > rank;
   }
 
   // The sites that a found derivation uses.
-  void use(int32_t own, int32_t rank, int64_t tree, std::vector<Used>& used) {
-    std::vector<Asked> open{{own, rank}};
+  void use(int32_t asked, int32_t rank, int64_t tree, std::vector<Used>& used) {
+    std::vector<Asked> open{{asked, rank}};
     while (!open.empty()) {
       const auto [number, place] = open.back();
       open.pop_back();
@@ -215,9 +215,9 @@ void best_sequences(const Real* messages, const Real* turned, const int64_t* len
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (int64_t b = 0; b < batch; ++b) {
     if (!lengths[b]) continue;
-    const Steps<Real> own{messages + b * steps * states, turned, states, lengths[b]};
+    const Steps<Real> chain{messages + b * steps * states, turned, states, lengths[b]};
     std::vector<Used> used;
-    Lists<Real, Steps<Real>>(own, k).use_best(lengths[b], b, batch, used);
+    Lists<Real, Steps<Real>>(chain, k).use_best(lengths[b], b, batch, used);
     for (const Used& one : used) found[one[0] * steps + one[1]] = one[2];
   }
 }

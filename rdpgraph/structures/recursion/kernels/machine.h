@@ -39,8 +39,8 @@ void moved(const Machine<Real>& m, const int64_t* step, int64_t item, Visit visi
   }
   const bool apart = step[0] == kApart;
   for (int64_t place = 0; place < places; ++place) {
-    const int64_t own = !apart && m.places(x) > 1 ? place : 0, from = m.at(x, item, own);
-    const double level = m.level(x, item, own);
+    const int64_t spot = !apart && m.places(x) > 1 ? place : 0, from = m.at(x, item, spot);
+    const double level = m.level(x, item, spot);
     if (levels) levels[place] = level;
     const Real more = levels ? 0 : Real(level);
     if (apart) visit(here + place, from + place, more);
@@ -198,8 +198,8 @@ template <typename Real, typename Run>
 void by_items(int64_t batch, int threads, Run run) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    const int64_t team = team_size(), own = thread_number();
-    const int64_t first = batch * own / team, last = batch * (own + 1) / team;
+    const int64_t team = team_size(), thread = thread_number();
+    const int64_t first = batch * thread / team, last = batch * (thread + 1) / team;
     if (first < last) run(first, last);
   }
 }

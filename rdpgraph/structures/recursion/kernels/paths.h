@@ -86,10 +86,10 @@ void trace(const Real* messages, const Real* turned, const int64_t* lengths, con
   for (int64_t path = 0; path < count * batch; ++path) {
     const int64_t b = path % batch, length = lengths[b];
     int64_t* sequence = found + path * steps;
-    const Real* own = messages + b * steps * states;
+    const Real* sent = messages + b * steps * states;
     bool possible = false;
     for (int64_t k = 0; length && k < states; ++k)
-      possible |= own[(length - 1) * states + k] > kNever<Real>;
+      possible |= sent[(length - 1) * states + k] > kNever<Real>;
     std::vector<Real> logs(states);
     for (int64_t t = last; t >= first; --t) {
       if (!possible || t >= length) {
@@ -97,7 +97,7 @@ void trace(const Real* messages, const Real* turned, const int64_t* lengths, con
         continue;
       }
       Real* __restrict log = logs.data();
-      const Real* __restrict here = own + t * states;
+      const Real* __restrict here = sent + t * states;
       if (t + 1 < length) {
         const Real* __restrict into = turned + sequence[t + 1] * states;
         for (int64_t k = 0; k < states; ++k) log[k] = here[k] + into[k];

@@ -159,19 +159,19 @@ struct Eliminator {
     messages.resize(std::max(messages.size(), size_t(sums_used)));
     sums.resize(std::max(sums.size(), size_t(sums_used)));
     for (size_t k = buckets.size(); k-- > 0;) {
-      Bucket& own = buckets[k];
-      const auto begin = dims.begin() + own.dims;
-      std::sort(begin, begin + own.count, [&](int a, int b) { return place[a] < place[b]; });
-      if (own.count == 1) continue;
-      own.parent = place[begin[1]];
-      own.sibling = buckets[own.parent].child;
-      buckets[own.parent].child = int(k);
+      Bucket& bucket = buckets[k];
+      const auto begin = dims.begin() + bucket.dims;
+      std::sort(begin, begin + bucket.count, [&](int a, int b) { return place[a] < place[b]; });
+      if (bucket.count == 1) continue;
+      bucket.parent = place[begin[1]];
+      bucket.sibling = buckets[bucket.parent].child;
+      buckets[bucket.parent].child = int(k);
     }
     for (int64_t f = m.factors; f-- > 0;) {
       int home = -1;
       for (int64_t i = m.starts[f]; i < m.starts[f + 1]; ++i) {
-        const int own = place[m.scopes[i]];
-        if (own >= 0 && (home < 0 || own < home)) home = own;
+        const int slot = place[m.scopes[i]];
+        if (slot >= 0 && (home < 0 || slot < home)) home = slot;
       }
       if (home < 0) {
         constant.push_back(int(f));
@@ -188,7 +188,7 @@ struct Eliminator {
     const bool fits = lay_out();
     to[0] = fits ? cells : kInfinite;
     to[1] = fits ? 0.0 : kInfinite;
-    for (const Bucket& own : buckets) to[1] = std::max(to[1], double(own.cells));
+    for (const Bucket& bucket : buckets) to[1] = std::max(to[1], double(bucket.cells));
   }
 
   // A factor's entry at the states that a row has; strides of those it lacks, where asked for.
@@ -203,10 +203,10 @@ struct Eliminator {
   }
 
   // Strides of the sums of a bucket, over its separator.
-  void separate(const Bucket& own) {
+  void separate(const Bucket& bucket) {
     int64_t each = 1;
-    for (int64_t i = own.count; i-- > 1; each *= m.sizes[dims[own.dims + i]])
-      stride[dims[own.dims + i]] = each;
+    for (int64_t i = bucket.count; i-- > 1; each *= m.sizes[dims[bucket.dims + i]])
+      stride[dims[bucket.dims + i]] = each;
   }
 
   void spread(std::vector<int>& to, const int* first, const int* last) {
@@ -221,8 +221,8 @@ struct Eliminator {
 
   // Calls for each cell of a bucket, with its place in a table of the strides set, which are reset.
   template <typename Act>
-  void walk(const Bucket& own, Act act) {
-    const int *first = dims.data() + own.dims, *last = first + own.count, *middle = last;
+  void walk(const Bucket& bucket, Act act) {
+    const int *first = dims.data() + bucket.dims, *last = first + bucket.count, *middle = last;
     const int64_t whole = stride[last[-1]] == 1;  // of the last variables, or without them
     int64_t size = 1;
     while (middle != first && stride[middle[-1]] == whole * size) size *= m.sizes[*--middle];
@@ -245,9 +245,9 @@ struct Eliminator {
   }
 
   template <bool kLogs>
-  void multiply(const Bucket& own, const double* from) {
-    double* table = tables.data() + own.table;
-    walk(own, [=](int64_t i, int64_t j) {
+  void multiply(const Bucket& bucket, const double* from) {
+    double* table = tables.data() + bucket.table;
+    walk(bucket, [=](int64_t i, int64_t j) {
       if (kLogs) table[i] += from[j];
       else table[i] *= from[j];
     });
@@ -255,10 +255,10 @@ struct Eliminator {
 
   // Sums over the variable of a bucket, with their peak and least entry; in logarithms as they are.
   template <bool kLogs>
-  void sum(Bucket& own) {
-    const int64_t size = m.sizes[own.variable], length = own.cells / size;
-    const double* table = tables.data() + own.table;
-    double* to = messages.data() + own.message;
+  void sum(Bucket& bucket) {
+    const int64_t size = m.sizes[bucket.variable], length = bucket.cells / size;
+    const double* table = tables.data() + bucket.table;
+    double* to = messages.data() + bucket.message;
     std::copy(table, table + length, to);
     double peak = to[0];
     for (int64_t s = 1; s < size; ++s) {
@@ -275,7 +275,7 @@ struct Eliminator {
       }
     }
     for (int64_t i = 0; i < length; ++i) peak = std::max(peak, to[i]);
-    own.peak = peak;
+    bucket.peak = peak;
     if (kLogs) return;
     double least = 1.0;
     const double scale = peak > 0.0 ? 1.0 / peak : 0.0;
@@ -283,7 +283,7 @@ struct Eliminator {
       to[i] *= scale;
       if (to[i] > 0.0 && to[i] < least) least = to[i];
     }
-    own.least = least;
+    bucket.least = least;
   }
 
   template <bool kLogs>
@@ -291,26 +291,26 @@ struct Eliminator {
     log_z = 0.0;
     for (int f : constant) log_z += m.logs[m.offsets[f] + entry(f, false)];
     if (log_z == -kInfinite) return kImpossible;
-    for (Bucket& own : buckets) {
-      double* table = tables.data() + own.table;
-      std::fill(table, table + own.cells, kLogs ? 0.0 : 1.0);
+    for (Bucket& bucket : buckets) {
+      double* table = tables.data() + bucket.table;
+      std::fill(table, table + bucket.cells, kLogs ? 0.0 : 1.0);
       double least = 1.0;
-      for (int f = own.factor; f >= 0; f = next[f]) {
+      for (int f = bucket.factor; f >= 0; f = next[f]) {
         const int64_t at = m.offsets[f] + entry(f, true);
-        multiply<kLogs>(own, (kLogs ? m.logs : m.values) + at);
+        multiply<kLogs>(bucket, (kLogs ? m.logs : m.values) + at);
         least *= m.least[f];
         if (!kLogs) log_z += m.peaks[f];
       }
-      for (int c = own.child; c >= 0; c = buckets[c].sibling) {
+      for (int c = bucket.child; c >= 0; c = buckets[c].sibling) {
         separate(buckets[c]);
-        multiply<kLogs>(own, messages.data() + buckets[c].message);
+        multiply<kLogs>(bucket, messages.data() + buckets[c].message);
         least *= buckets[c].least;
       }
       if (!kLogs && !(least > 1e-290)) return kDoubtful;
-      sum<kLogs>(own);
-      if (own.peak == (kLogs ? -kInfinite : 0.0)) return kImpossible;
-      if (!kLogs) log_z += std::log(own.peak);
-      else if (own.parent < 0) log_z += own.peak;
+      sum<kLogs>(bucket);
+      if (bucket.peak == (kLogs ? -kInfinite : 0.0)) return kImpossible;
+      if (!kLogs) log_z += std::log(bucket.peak);
+      else if (bucket.parent < 0) log_z += bucket.peak;
     }
     return kSolved;
   }
@@ -319,21 +319,21 @@ struct Eliminator {
   template <bool kLogs>
   void down() {
     for (size_t k = buckets.size(); k-- > 0;) {
-      const Bucket& own = buckets[k];
-      const int64_t length = own.cells / m.sizes[own.variable];
-      double *table = tables.data() + own.table, *above = sums.data() + own.message;
-      const double* given = messages.data() + own.message;
-      std::fill(above, above + length, own.parent < 0 ? 1.0 : 0.0);
-      if (own.parent >= 0) {
-        const Bucket& parent = buckets[own.parent];
+      const Bucket& bucket = buckets[k];
+      const int64_t length = bucket.cells / m.sizes[bucket.variable];
+      double *table = tables.data() + bucket.table, *above = sums.data() + bucket.message;
+      const double* given = messages.data() + bucket.message;
+      std::fill(above, above + length, bucket.parent < 0 ? 1.0 : 0.0);
+      if (bucket.parent >= 0) {
+        const Bucket& parent = buckets[bucket.parent];
         const double* joint = tables.data() + parent.table;
-        separate(own);
+        separate(bucket);
         walk(parent, [=](int64_t i, int64_t j) { above[j] += joint[i]; });
       }
       if (!kLogs)
         for (int64_t i = 0; i < length; ++i)
-          above[i] = given[i] > 0.0 ? above[i] / (given[i] * own.peak) : 0.0;
-      for (int64_t s = 0; s < m.sizes[own.variable]; ++s) {
+          above[i] = given[i] > 0.0 ? above[i] / (given[i] * bucket.peak) : 0.0;
+      for (int64_t s = 0; s < m.sizes[bucket.variable]; ++s) {
         double* row = table + s * length;
         for (int64_t i = 0; i < length; ++i) {
           if (!kLogs) row[i] *= above[i];
@@ -360,16 +360,16 @@ struct Eliminator {
         for (int64_t s = m.begins[v]; s < m.begins[v + 1]; ++s) to[s] = m.left[s] == 0;
       }
     }
-    for (const Bucket& own : buckets) {
-      const int64_t size = m.sizes[own.variable], length = own.cells / size;
-      const double* table = tables.data() + own.table;
+    for (const Bucket& bucket : buckets) {
+      const int64_t size = m.sizes[bucket.variable], length = bucket.cells / size;
+      const double* table = tables.data() + bucket.table;
       totals.assign(size, 0.0);
       double total = 0.0;
       for (int64_t s = 0; s < size; ++s) {
         for (int64_t i = 0; i < length; ++i) totals[s] += table[s * length + i];
         total += totals[s];
       }
-      const int64_t* columns = m.columns + m.firsts[own.variable];
+      const int64_t* columns = m.columns + m.firsts[bucket.variable];
       for (int64_t s = 0; s < size; ++s)
         if (columns[s] >= 0) to[columns[s]] = Real(totals[s] / total);
     }
@@ -379,12 +379,12 @@ struct Eliminator {
   void count(double by, double* to) {
     for (int f : constant)
       if (m.targets[f] >= 0) to[m.targets[f] + entry(f, false)] += by;
-    for (const Bucket& own : buckets) {
-      const double* table = tables.data() + own.table;
-      for (int f = own.factor; f >= 0; f = next[f]) {
+    for (const Bucket& bucket : buckets) {
+      const double* table = tables.data() + bucket.table;
+      for (int f = bucket.factor; f >= 0; f = next[f]) {
         if (m.targets[f] < 0) continue;
         double* counts = to + m.targets[f] + entry(f, true);
-        walk(own, [=](int64_t i, int64_t j) { counts[j] += by * table[i]; });
+        walk(bucket, [=](int64_t i, int64_t j) { counts[j] += by * table[i]; });
       }
     }
   }
@@ -400,28 +400,28 @@ void rows_of_evidence(const Tables& m, const int64_t* observed, const double* we
   const int64_t states = m.begins[m.declared];
   std::vector<std::vector<double>> parts(threads);
   by_items<double>(rows, threads, [&](int64_t first, int64_t last) {
-    Eliminator own(m, near, most);
+    Eliminator solver(m, near, most);
     std::vector<double>& part = parts[thread_number()];
     if (counts && !stride) part.resize(entries);
     for (int64_t r = first; r < last; ++r) {
       const int64_t* row = observed + r * m.declared;
       if (cells) {
-        if (own.read(row)) own.measure(cells + 2 * r);
+        if (solver.read(row)) solver.measure(cells + 2 * r);
         continue;
       }
       log_z[r] = -kInfinite;
-      if (!own.read(row)) continue;
-      if (!own.lay_out()) {
+      if (!solver.read(row)) continue;
+      if (!solver.lay_out()) {
         log_z[r] = std::nan("");
         continue;
       }
       const bool back = marginals || (counts && (stride || weights[r] != 0.0));
-      if (own.run(log_z[r], back) != Eliminator::kSolved) {
+      if (solver.run(log_z[r], back) != Eliminator::kSolved) {
         log_z[r] = -kInfinite;
         continue;
       }
-      if (marginals) own.marginals(row, marginals + r * states);
-      if (counts && back) own.count(stride ? 1.0 : weights[r], stride ? counts + r * stride : part.data());
+      if (marginals) solver.marginals(row, marginals + r * states);
+      if (counts && back) solver.count(stride ? 1.0 : weights[r], stride ? counts + r * stride : part.data());
     }
   });
   for (const auto& part : parts)

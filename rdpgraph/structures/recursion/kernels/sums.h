@@ -55,7 +55,7 @@ void forward_few(const Real* unary, const Real* emission, const Real* transition
   for (int64_t j = 0; j < N; ++j) std::copy_n(matrix + j * N, N, rows[j]);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t b = 0; b < batch; ++b) {
-    Real own[N] = {}, shown[N] = {}, thin[N], small[N];
+    Real mass[N] = {}, shown[N] = {}, thin[N], small[N];
     std::fill_n(thin, N, Real(1)), std::fill_n(small, N, Real(1));
     Real first = 1;
     double sum = 0, product = 1;
@@ -74,7 +74,7 @@ void forward_few(const Real* unary, const Real* emission, const Real* transition
       }
       if (t) {
         for (int64_t j = 0; j < N; ++j)
-          for (int64_t k = 0; k < N; ++k) next[k] += own[j] * rows[j][k];
+          for (int64_t k = 0; k < N; ++k) next[k] += mass[j] * rows[j][k];
       } else {
         std::fill_n(next, N, Real(1));
       }
@@ -82,10 +82,10 @@ void forward_few(const Real* unary, const Real* emission, const Real* transition
       for (int64_t k = 0; k < N; ++k) total += next[k] *= shown[k];
       const Real factor = total > 0 ? 1 / total : 0;
       for (int64_t k = 0; k < N; ++k) {
-        own[k] = next[k] * factor;
-        small[k] = own[k] > 0 && own[k] < small[k] ? own[k] : small[k];
+        mass[k] = next[k] * factor;
+        small[k] = mass[k] > 0 && mass[k] < small[k] ? mass[k] : small[k];
       }
-      std::copy_n(own, N, states_out + place);
+      std::copy_n(mass, N, states_out + place);
       scales[b * steps + t] = total;
       sum += double(offset[b * steps + t]);
       product *= double(total);
@@ -281,12 +281,12 @@ void backward(const Real* __restrict found, const Real* __restrict scales,
                      packed + p * wide * states, states, block);
           for (int64_t r = 0; r < rows; ++r) {
             const int64_t b = from + r, place = b * row_size + t * states + first;
-            Real* __restrict own = marginals + place;
+            Real* __restrict row = marginals + place;
             Real* previous = ahead + place - states;
             if (t == steps - 1)
               for (int64_t k = 0; k < count; ++k) ahead[place + k] = 0;
             if (t >= lengths[b]) {
-              for (int64_t k = 0; k < count; ++k) own[k] = 0;
+              for (int64_t k = 0; k < count; ++k) row[k] = 0;
               if (t)
                 for (int64_t k = 0; k < count; ++k) previous[k] = 0;
               continue;
@@ -295,7 +295,7 @@ void backward(const Real* __restrict found, const Real* __restrict scales,
             if (t == lengths[b] - 1)
               for (int64_t k = 0; k < count; ++k) beta[k] = gradient[b];
             const Real* __restrict state = found + place;
-            for (int64_t k = 0; k < count; ++k) own[k] = state[k] * beta[k];
+            for (int64_t k = 0; k < count; ++k) row[k] = state[k] * beta[k];
             if (!t) continue;
             const Real scale = scales[b * steps + t];
             const Real factor = scale > 0 ? 1 / scale : 0;

@@ -47,8 +47,8 @@ template <typename Real> struct Machine {
     return levels && v[3] >= 0 ? levels + batch * v[3] + item * v[1] + place : nullptr;
   }
   double level(int64_t n, int64_t item, int64_t place) const {
-    const double* own = level_at(n, item, place);
-    return own ? *own : 0;
+    const double* known = level_at(n, item, place);
+    return known ? *known : 0;
   }
   const int64_t* table(int64_t slot) const { return tables + kTable * slot; }
   template <typename T> const T* tensor(int64_t slot) const {
@@ -65,14 +65,14 @@ template <typename Real> struct Machine {
       number = places[(given[1] > 1 ? item * given[2] : 0) + number];
       if (number >= part[0]) return nullptr;
     }
-    const int32_t* own = index + part[1] + 2 * number;
-    return own[0] < 0 ? nullptr : own;
+    const int32_t* pair = index + part[1] + 2 * number;
+    return pair[0] < 0 ? nullptr : pair;
   }
 
   // The offset of a factor's entry in the arena; below 0: none.
   int64_t entry(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
-    const int32_t* own = found(part, way, item, place);
-    return own ? at(own[0], item, own[1]) : -1;
+    const int32_t* pair = found(part, way, item, place);
+    return pair ? at(pair[0], item, pair[1]) : -1;
   }
 
   // Visits the entries of a factor at some places in turn, with their levels; below 0: none.
@@ -85,18 +85,18 @@ template <typename Real> struct Machine {
     if (given && given[1] > 1) numbers += item * given[2];
     for (int64_t p = 0; p < count; ++p) {
       const int64_t number = numbers ? numbers[start + hop * p] : start + hop * p;
-      const int32_t* own = index + part[1] + 2 * number;
-      const bool none = (numbers && number >= part[0]) || own[0] < 0;
+      const int32_t* pair = index + part[1] + 2 * number;
+      const bool none = (numbers && number >= part[0]) || pair[0] < 0;
       if (none) visit(p, -1, 0.0);
-      else visit(p, at(own[0], item, own[1]), level(own[0], item, own[1]));
+      else visit(p, at(pair[0], item, pair[1]), level(pair[0], item, pair[1]));
     }
   }
 
   // The level of a factor's entry; 0: none.
   double level_of(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
     if (!levels) return 0;
-    const int32_t* own = found(part, way, item, place);
-    return own ? level(own[0], item, own[1]) : 0;
+    const int32_t* pair = found(part, way, item, place);
+    return pair ? level(pair[0], item, pair[1]) : 0;
   }
 };
 
