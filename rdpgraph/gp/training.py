@@ -193,19 +193,25 @@ class Training:
                 group["lr"] = rate * (min(1.0, 2 * left) if self.decay else 1.0)
             optimiser.zero_grad(set_to_none=True)
             moving = bool(learned) and step % self.kernel_every == self.kernel_every - 1
-            if self.sequences is None:
-                bounds.append(_all(objective, groups, generator, moving=moving))
-                optimiser.step()
+            if self.sequences is not None and not order:
+                device = "cpu" if generator is None else generator.device
+                order = torch.randperm(len(groups), generator=generator, device=device).tolist()
+            item = order.pop() if order else None
+            try:
+                bounds.append(
+                    _all(objective, groups, generator, moving=moving) if item is None
+                    else _one(objective, groups, item, generator, moving=moving)
+                )  # fmt: skip
+            except ModelError as error:
+                if not step:
+                    raise
+                raise ModelError(
+                    f"Training diverged at step {step + 1}: {error} Use a smaller learning rate."
+                ) from None
+            if isinstance(optimiser, SAGA):
+                optimiser.step(item=item or 0)
             else:
-                if not order:
-                    device = "cpu" if generator is None else generator.device
-                    order = torch.randperm(len(groups), generator=generator, device=device).tolist()
-                item = order.pop()
-                bounds.append(_one(objective, groups, item, generator, moving=moving))
-                if isinstance(optimiser, SAGA):
-                    optimiser.step(item=item)
-                else:
-                    optimiser.step()
+                optimiser.step()
             if moving:
                 objective.basis.forget()
             told = Progress("steps", step + 1, bounds[-1], time.monotonic() - begun)

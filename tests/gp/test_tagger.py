@@ -173,6 +173,13 @@ def test_everything_is_made_where_the_features_are(sparse, estimator, likelihood
         assert math.isfinite(bound)
 
 
+def test_a_rate_that_is_too_large_is_told_in_a_line():
+    rows, labels = data()
+    training = Training(steps=60, optimiser=functools.partial(torch.optim.SGD, lr=1e3))
+    with pytest.raises(ModelError, match=r"diverged at step .* smaller learning rate"):
+        tagger(training=training).fit(rows, labels)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_features_of_either_precision_are_the_same(dtype):
     rows, labels = data()
