@@ -19,7 +19,7 @@ from rdpgraph.nn.tokens import checked_tokens, require_known
 from rdpgraph.structures.chain import rank_chains
 from rdpgraph.structures.chain.model import Chain
 
-_SPREAD = 2.0
+_SPREAD, _CLUSTERED_SPREAD = 2.0, 0.5  # standard deviations of the first logits
 
 
 class HMM(Pretrained):
@@ -63,7 +63,7 @@ class HMM(Pretrained):
             frequencies (a token counted 0 as half of one), which saves the first epochs. Default:
             near uniform.
         generator: of the initial parameters. States begin different enough, logits of standard
-            deviation 2, to be told apart from the first step on.
+            deviation 2, to be told apart from the first step on; in clusters, 0.5.
 
     Raises:
         ModelError: sizes below 1, a dropout outside [0, 1), counts of another shape or below 0, or
@@ -112,8 +112,9 @@ class HMM(Pretrained):
         super().__init__()
         self.dropout, self.rank = dropout, rank
         self.vocabulary, self.dimension = vocabulary, dimension
-        # Of products of two, or by itself, a deviation of _SPREAD.
-        scale = _SPREAD if dimension is None else math.sqrt(_SPREAD) / dimension**0.25
+        # Of products of two, or by itself, a deviation of this.
+        spread = _SPREAD if clusters is None else _CLUSTERED_SPREAD
+        scale = spread if dimension is None else math.sqrt(spread) / dimension**0.25
 
         def drawn(size: int, columns: int) -> nn.Parameter:
             return nn.Parameter(scale * torch.randn(size, columns, generator=generator))
