@@ -11,6 +11,7 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.loopy.clusters import JoinLayout, laid_out
 from rdpgraph.engines.loopy.gradients import Implicit
+from rdpgraph.engines.loopy.network_equations import without_floors
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, Sweep, propagate
 from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
 from rdpgraph.engines.reduction.network import Network
@@ -143,6 +144,7 @@ class JoinedSolution(Supplemented):
         if network.impossible:
             return torch.full_like(network.constant, -math.inf).expand(network.batch)
         total = self._layout.equations.log_partition(self._plain.messages)
+        total = without_floors(total, network, self._layout.equations.lowest)
         return (total + network.constant).to(network.constant)
 
     @differentiable_property

@@ -219,6 +219,23 @@ def reach(groups: Sequence[Group], dtype: torch.dtype) -> float:
     return largest * (1e6 if dtype == torch.float64 else 1e3)
 
 
+def without_floors(total: Tensor, network: Network, lowest: float) -> Tensor:
+    """Bethe values, or the least score of a possible assignment where a floor of messages entered.
+
+    Messages at their floor contradict each other, and the floor is a number of no meaning.
+    """
+    if network.high_order:
+        return total
+    with torch.no_grad():
+        least = torch.zeros_like(total)
+        for group in network.groups:
+            logs = group.each().flatten(2)
+            scores = torch.where(logs > -math.inf, logs, math.inf).amin(2).double()
+            least = least + scores.expand(-1, len(group.scopes)).sum(1)
+        beyond = (total > -math.inf) & (total < least + 0.5 * lowest)
+    return torch.where(beyond & least.isfinite(), least, total)
+
+
 def _kernels(
     network: Network, temperature: float, weights: tuple[Tensor, ...] | None
 ) -> tuple[FactorKernel, ...]:

@@ -21,6 +21,7 @@ from rdpgraph.engines.loopy.network_equations import (
     edges_in,
     equations_of,
     message_groups,
+    without_floors,
 )
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
 from rdpgraph.engines.reduction.network import Network
@@ -195,6 +196,8 @@ class LoopySolution(Approximation):
         boundary, constant = self.equations.boundary, network.constant
         if boundary is not None:
             constant = boundary.total(constant)
+        elif not self.equations.bounded:
+            total = without_floors(total, network, self.equations.lowest)
         return (total + constant).to(network.constant)
 
     def variable_marginals(self) -> Tensor:

@@ -479,3 +479,19 @@ def test_states_are_struck_by_sums_which_cost_low_rank_factors_less(scale):
     same(posterior.log_partition, truth.log_partition, 1e-9)
     for variable in x:
         same(posterior.marginal(variable), truth.joint((variable,)), 1e-9)
+
+
+def test_floors_of_messages_do_not_enter_log_z():
+    """Clauses of two literals, on which messages that have not converged contradict each other."""
+    generator, signs = torch.Generator().manual_seed(28), []
+    variables = list(rg.VariableArray("x", (8,), 2))
+    for _ in range(14):
+        pair = torch.randperm(8, generator=generator)[:2].tolist()
+        table = torch.zeros(2, 2, dtype=torch.float64)
+        table[tuple(torch.randint(2, (2,), generator=generator).tolist())] = -math.inf
+        signs.append(rg.Factor([variables[number] for number in pair], rg.Table.from_logs(table)))
+    graph = rg.FactorGraph(signs)
+    assert float(rg.infer(graph, scheduler=rg.Contraction()).log_partition) > 0
+    found = rg.infer(graph, scheduler=rg.Loopy(sweeps=60))
+    assert not found.status.converged
+    assert float(found.log_partition) >= 0.0  # the score of every assignment that is possible

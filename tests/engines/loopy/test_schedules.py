@@ -514,7 +514,7 @@ def test_a_batch_swept_in_shares_is_the_batch_swept_whole(name, cached, monkeypa
     """However many items are swept at a time, the answers, residuals and sweeps are the same."""
     found = []
     for size in (1e12, cached):
-        monkeypatch.setattr(tuning, "CORE_BLOCK", size / 16)
+        monkeypatch.setattr(tuning, "CORE_BLOCK", int(size / 16))
         _, graph = grid(*grid_tables(0, 4, 4, 2, COUPLINGS, (4,)))
         found.append(loopy(graph, name, tolerance=1e-9))
     whole, parts = found
@@ -526,7 +526,7 @@ def test_a_batch_swept_in_shares_is_the_batch_swept_whole(name, cached, monkeypa
 
 def test_the_tables_of_a_batch_are_prepared_a_share_at_a_time(monkeypatch):
     """All at once they are one new stretch of memory for each batch, and slower than a loop."""
-    monkeypatch.setattr(tuning, "CORE_BLOCK", 0.0)
+    monkeypatch.setattr(tuning, "CORE_BLOCK", 0)
     _, graph = grid(*grid_tables(0, 4, 4, 2, COUPLINGS, (4,)))
     posterior = loopy(graph, "flooding")
     assert posterior.log_partition.shape == (4,)
