@@ -68,6 +68,13 @@ CLASS_WORDS = 256
 NOISY_ALTERNATIVES = 256
 """Alternatives of a draw for which noise is faster than inverting the running sum."""
 
+SORTED_NODES, LOWERED_PLACES = 2**5, 64
+"""Nodes of a step that Python sorts, and places of a view that it lowers, faster than tensors."""
+
+LOGGED_ENTRIES, LOGGED_TERMS = 256, 2**12
+"""Entries of a link's table whose sums are faster in logs than as a product of matrices, and terms
+of a link, of all items, for means."""
+
 BROADCAST_SEQUENCES = 4
 """Sequences for which broadcasting is faster than a batched matrix product."""
 

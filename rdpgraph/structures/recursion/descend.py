@@ -20,7 +20,6 @@ from rdpgraph.structures.recursion.steps import Leaf
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
 
-_FEW = 2**5  # nodes below which Python sorts them by value
 Pool = tuple[Value, ...]
 Nodes = tuple[Tensor, ...]
 """Derivations, places, labels and, for lists, ranks, (Q,) each."""
@@ -99,7 +98,7 @@ def followed(tape: Tape, goals: Nodes, below: Below) -> Drawn:
         waiting[number] = []
         if not isinstance(step, Leaf):
             for pool, parts in below(number, nodes):
-                if len(pool) > 1 and parts[0].shape[0] <= _FEW:
+                if len(pool) > 1 and parts[0].shape[0] <= tuning.SORTED_NODES:
                     for value, node in _each(pool, ends, parts):
                         single[value.number].append(node)
                 else:

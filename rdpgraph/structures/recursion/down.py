@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.recursion import machine
@@ -20,16 +21,13 @@ from rdpgraph.structures.recursion.steps import Leaf, Pairs
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View
 
-_HELD = 2**20  # pairs of labels, and terms, that are stored for the way down
-_MANY = 2**20  # potentials up to which they are read at once
-
 
 def leaves(tape: Tape) -> Iterator[Tensor]:
     """(B or 1, P, K) of every leaf in turn; sites are read all at once unless they are many."""
     wanted = [step for step in tape.steps if isinstance(step, Leaf)]
     sites = [step.sites for step in wanted if step.sites is not None]
     flat = tape.unary.reshape(tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1])
-    if flat.numel() > _MANY and not flat.requires_grad:
+    if flat.numel() > tuning.CACHE_BLOCK and not flat.requires_grad:
         read = (flat.index_select(1, numbers).to(tape.dtype) for numbers in sites)
     else:
         numbers = torch.cat(sites) if sites else torch.zeros(0, dtype=torch.long)
@@ -62,7 +60,7 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
         inputs = machine.inputs_of(tape, program)
         return _read(tape, program, machine.run(program, inputs, best=not temperature))
     given, held = leaves(tape), 0
-    small = 0 if torch.is_grad_enabled() else _HELD // len(tape.steps)
+    small = 0 if torch.is_grad_enabled() else tuning.CACHE_BLOCK // len(tape.steps)
     reader = Reader(temperature=temperature, small=small)
     for number, step in enumerate(tape.steps):
         leaf = isinstance(step, Leaf)
@@ -72,7 +70,7 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
         if isinstance(before, Pairs) and not torch.is_grad_enabled():
             pairs = reader.values[number - 1]
             held += pairs.numel()
-            if held > _HELD:
+            if held > tuning.CACHE_BLOCK:
                 # A slice would hold the whole tensor.
                 reader.values[number - 1] = pairs[:, :0].clone()
                 reader.remade[number - 1] = before
@@ -106,7 +104,7 @@ def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:
 
 def _read(tape: Tape, program: Program, done: machine.Run) -> Reader:
     """The values of a run as a reader."""
-    reader = Reader(temperature=float(not done.best), small=_HELD // len(tape.steps))
+    reader = Reader(temperature=float(not done.best), small=tuning.CACHE_BLOCK // len(tape.steps))
     for number, step in enumerate(tape.steps):
         reader.values.append(done.value(number))
         if number in program.unstored:

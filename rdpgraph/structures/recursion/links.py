@@ -20,8 +20,6 @@ from rdpgraph.model.potentials.table import looked_up
 from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, Rules
 from rdpgraph.structures.recursion.step import in_blocks, soft
 
-_SMALL = 256  # entries of a table that is summed in logs rather than multiplied
-
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -61,7 +59,7 @@ class Table:
             rows = self.values.mT
             blocks = in_blocks(x.numel() * self.width, (x,), 1)
             return torch.cat([(block.unsqueeze(2) + rows).amax(3) for (block,) in blocks], 1)
-        if temperature != 1.0 or math.prod(self.values.shape[-2:]) <= _SMALL:
+        if temperature != 1.0 or math.prod(self.values.shape[-2:]) <= tuning.LOGGED_ENTRIES:
             return in_parts(x, self.values, temperature)
         if self.values.shape[1] > 1:
             return self.matrix.times(x.unsqueeze(-2)).squeeze(-2)

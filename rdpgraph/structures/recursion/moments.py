@@ -20,15 +20,13 @@ from rdpgraph.structures.recursion.step import Reader, Step
 from rdpgraph.structures.recursion.steps import Leaf, Linked
 from rdpgraph.structures.recursion.tape import Tape
 
-_SMALL = 2**12  # terms of a link, of all items, that are not summed by matrix products
-
 
 def matrix_of(step: Step, batch: int) -> LogMatrix | None:
     """The table of a step, if it is one for all places and large; else None."""
     if not isinstance(step, Linked) or not isinstance(step.link, Table):
         return None
     logs = step.link.values
-    if logs.shape[1] > 1 or batch * math.prod(logs.shape[-2:]) <= _SMALL:
+    if logs.shape[1] > 1 or batch * math.prod(logs.shape[-2:]) <= tuning.LOGGED_TERMS:
         return None
     return step.whole.matrix
 

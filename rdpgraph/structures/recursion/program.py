@@ -14,6 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.step import Step
@@ -35,7 +36,6 @@ from rdpgraph.structures.recursion.values import View
 ) = range(12)  # fmt: skip
 _FIELDS = 12
 _LEVELLED = {_TOTAL, _LINKED, _RULES, _BESIDE, _PICKED}  # kinds whose rows have a level in float32
-_FEW = 64  # places below which they are lowered in Python
 
 
 Slot = Leaf | Table | View
@@ -167,7 +167,9 @@ class _Lowering:
         """A factor: size of its pool, start, alternatives, places, labels, slot of its places."""
         each = view.index is not None and view.index.ndim == 3
         read = None if each or view.index is None else view.index.flatten()
-        few = view.size <= _FEW and (read is None or len(read) <= _FEW)
+        few = view.size <= tuning.LOWERED_PLACES and (
+            read is None or len(read) <= tuning.LOWERED_PLACES
+        )
         start = self.put((_few_entries if few else _entries)(view, read))
         return [
             view.size, start, view.ways, view.places, view.width, self.slot(view) if each else -1

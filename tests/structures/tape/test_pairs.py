@@ -8,14 +8,12 @@ from torch.testing import assert_close
 
 from rdpgraph._core import tuning
 from rdpgraph.structures.draws import drawn
-from rdpgraph.structures.recursion import down as upwards
 from tests.structures.tape.models import RULES, Spans, draw
 
 
 @pytest.fixture
 def made_again(monkeypatch):
     def start():
-        monkeypatch.setattr(upwards, "_HELD", 0)
         monkeypatch.setattr(tuning, "CACHE_BLOCK", 8)
 
     return start

@@ -5,8 +5,8 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
+from rdpgraph._core import tuning
 from rdpgraph.logspace.logmatrix import LogMatrix
-from rdpgraph.structures.recursion import moments as products
 from rdpgraph.structures.recursion.down import last_read
 from tests.structures.tape.models import Segments, Spans, Tags, draw
 
@@ -51,7 +51,7 @@ def test_products_are_choices_looked_at_one_by_one(kind, zeros, monkeypatch):
     for name, answer in answers.items():
         found = []
         for small in (2**12, 0):
-            monkeypatch.setattr(products, "_SMALL", small)
+            monkeypatch.setattr(tuning, "LOGGED_TERMS", small)
             value = answer()
             finite = torch.where(value.isfinite(), value, 0.0).sum()
             gradients = torch.autograd.grad(finite, inputs, materialize_grads=True)
@@ -62,7 +62,7 @@ def test_products_are_choices_looked_at_one_by_one(kind, zeros, monkeypatch):
 
 
 def test_products_are_differentiable_twice(monkeypatch):
-    monkeypatch.setattr(products, "_SMALL", 0)
+    monkeypatch.setattr(tuning, "LOGGED_TERMS", 0)
     unary, table = draw(1, 3, 3, seed=3).requires_grad_(), draw(3, 3, seed=4).requires_grad_()
     torch.autograd.gradgradcheck(
         lambda *parts: Tags(*parts).entropy(), (unary, table), fast_mode=True
@@ -85,7 +85,7 @@ def test_means_are_those_of_softmax_shares():
 
 
 def test_entropies_of_faint_choices_are_exact(monkeypatch):
-    monkeypatch.setattr(products, "_SMALL", 0)
+    monkeypatch.setattr(tuning, "LOGGED_TERMS", 0)
     # All that is possible has a share of e^-900 of the largest sums.
     unary = torch.zeros(2, 2, dtype=torch.float64)
     table = torch.tensor([[0.0, -900.0], [0.0, -900.0]], dtype=torch.float64)
