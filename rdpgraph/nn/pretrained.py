@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import FileFormatError, ModelError
-from rdpgraph.io import hub
-from rdpgraph.io.tensors import read_tensors, require_like, write_tensors
+from rdpgraph.io.tensors import downloaded, read_tensors, require_like, upload, write_tensors
 from rdpgraph.io.text import PathLike, write_bytes_atomically
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import Banded, Monarch, PairOperator
@@ -100,9 +99,7 @@ class Pretrained(nn.Module):
         Raises:
             UnsupportedError: huggingface_hub or safetensors is not installed, or the hub refuses.
         """
-        return hub.upload(
-            self.save_pretrained, name, token=token, private=private, note=commit_message
-        )
+        return upload(self.save_pretrained, name, token=token, private=private, note=commit_message)
 
     @classmethod
     def from_pretrained(
@@ -120,7 +117,7 @@ class Pretrained(nn.Module):
             FileFormatError: not such files.
             UnsupportedError: safetensors is not installed.
         """
-        folder = hub.downloaded(folder)
+        folder = downloaded(folder)
         path = Path(folder, "model.safetensors")
         known, _ = read_tensors(path, "the tensors of an HMM")
         if names is not None:

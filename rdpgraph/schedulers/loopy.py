@@ -220,7 +220,8 @@ def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None 
     )
 
 
-_DAMPING = 0.3
+DAMPING = 0.3
+"""Damping of messages that answer questions of other schedulers."""
 _SETUP = 0.5
 
 
@@ -281,7 +282,7 @@ class JoinGraph(Scheduler):
             return planned
         left = Allowance(self.seconds, clock.now() - begin).left()
         loopy = Loopy(
-            sweeps=self.sweeps, damping=_DAMPING, seconds=left, memory=self.memory,
+            sweeps=self.sweeps, damping=DAMPING, seconds=left, memory=self.memory,
             progress=self.progress,
         )  # fmt: skip
         return loopy.plan_because(graph, "no clusters larger than factors keep to the budget")
@@ -358,7 +359,7 @@ class JoinGraph(Scheduler):
 def _modes(graph: FactorGraph, allowance: Allowance) -> Solution:
     with allowance.spending():
         network = reduce_graph(graph, high_order=True)
-    return Loopy(damping=_DAMPING, seconds=allowance.seconds).solution(network, allowance)
+    return Loopy(damping=DAMPING, seconds=allowance.seconds).solution(network, allowance)
 
 
 def sweep_seconds(network: Network) -> float:

@@ -28,7 +28,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers.loopy import ForMessages, Loopy
+from rdpgraph.schedulers.loopy import DAMPING, ForMessages, Loopy
 from rdpgraph.schedulers.scheduler import (
     Scheduler,
     asked_plan,
@@ -131,7 +131,6 @@ def _by_messages(
 
 _ASKED = 0.1
 """Part of the time of the messages that a proposal asks for."""
-_DAMPING = 0.3
 _HOPELESS = 2.0
 """Predicted time of a pass, relative to the limit, at which it is refused."""
 _GRACE = 1.0
@@ -227,7 +226,7 @@ class MiniBuckets(Scheduler):
 
     def _messages(self, model: Model) -> Posterior:
         assert isinstance(model, FactorGraph)
-        plan, run = Loopy(damping=_DAMPING, seconds=_ASKED * self.seconds).plan(model)
+        plan, run = Loopy(damping=DAMPING, seconds=_ASKED * self.seconds).plan(model)
         return Posterior(plan, run(), model, model, _unsolved, self._messages)
 
 
