@@ -34,14 +34,6 @@ template <typename Real> struct Nodes {
 
   const int64_t* step(int64_t n) const { return m.steps + kFields * n; }
 
-  // Visits the alternatives of a sum until the visitor stops.
-  template <typename Visit> void each_way(const int64_t* step, Visit visit) const {
-    const int32_t* way = m.index + step[2];
-    for (int64_t w = 0; w < step[3]; ++w, way += 2 + kPart * way[1])
-      for (int64_t a = 0; a < way[0]; ++a)
-        if (visit(way + 2, way[1], a)) return;
-  }
-
   // Log-values of a node's alternatives: one where values are moved, none for a leaf.
   void expand(int64_t n, int64_t place, int64_t label, std::vector<Real>& terms) {
     const int64_t* step = this->step(n);
@@ -51,14 +43,13 @@ template <typename Real> struct Nodes {
       case kGiven: return;
       case kTotal:
       case kProduct:
-        each_way(step, [&](const int32_t* part, int64_t factors, int64_t way) {
+        m.each_way(step, [&](int64_t, const int32_t* part, int64_t factors, int64_t way) {
           Real sum = 0;
           for (int64_t f = 0; f < factors && sum > kNever<Real>; ++f, part += kPart) {
             const int64_t from = m.entry(part, way, item, place);
             sum += from < 0 ? kNever<Real> : m.arena[from + (part[4] > 1 ? label : 0)];
           }
           terms.push_back(sum);
-          return false;
         });
         return;
       case kSummed:
@@ -114,13 +105,12 @@ template <typename Real> struct Nodes {
     };
     switch (step[0]) {
       case kTotal:
-      case kProduct:
-        each_way(step, [&](const int32_t* part, int64_t factors, int64_t way) {
-          if (chosen--) return false;
-          for (int64_t f = 0; f < factors; ++f, part += kPart) part_of(part, way, label);
-          return true;
-        });
+      case kProduct: {
+        const int32_t* way = m.index + step[2];
+        for (; chosen >= way[0]; way += 2 + kPart * way[1]) chosen -= way[0];
+        for (int64_t f = 0; f < way[1]; ++f) part_of(way + 2 + f * kPart, chosen, label);
         return;
+      }
       case kPairs:
       case kNone:
         part_of(m.index + step[4], chosen, label / step[7]);
@@ -323,20 +313,17 @@ NOINLINE void total_best(const Machine<Real>& m, const int64_t* step, int64_t fi
     for (int64_t place = 0; place < places; ++place) {
       const int64_t here = m.at(step[1], item, place);
       if (!(largest(above + here, labels) > kNever<Real>)) continue;
-      Real* terms = room.terms.data();
       alternatives(m, step, item, place, labels, 0, room.terms);
-      const int32_t* way = m.index + step[2];
-      for (int64_t w = 0; w < step[3]; ++w, way += 2 + kPart * way[1])
-        for (int64_t a = 0; a < way[0]; ++a, terms += labels) {
-          for (int64_t j = 0; j < labels; ++j) terms[j] += besides(above[here + j], m.arena[here + j]);
-          for (int64_t f = 0; f < way[1]; ++f) {
-            const int32_t* part = way + 2 + f * kPart;
-            const int64_t to = m.entry(part, a, item, place);
-            if (to < 0) break;
-            if (part[4] == 1) raise(above[to], largest(terms, labels));
-            else for (int64_t j = 0; j < labels; ++j) raise(above[to + j], terms[j]);
-          }
+      m.each_way(step, [&](int64_t row, const int32_t* part, int64_t factors, int64_t a) {
+        Real* terms = room.terms.data() + row * labels;
+        for (int64_t j = 0; j < labels; ++j) terms[j] += besides(above[here + j], m.arena[here + j]);
+        for (int64_t f = 0; f < factors; ++f, part += kPart) {
+          const int64_t to = m.entry(part, a, item, place);
+          if (to < 0) return;
+          if (part[4] == 1) raise(above[to], largest(terms, labels));
+          else for (int64_t j = 0; j < labels; ++j) raise(above[to + j], terms[j]);
         }
+      });
     }
 }
 

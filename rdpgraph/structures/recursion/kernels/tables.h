@@ -12,6 +12,7 @@ enum Kind : int64_t {
 
 // Large functions are not inlined, which would double the build time.
 #define NOINLINE __attribute__((noinline))
+#define INLINE __attribute__((always_inline)) inline
 
 constexpr int64_t kFields = 12;   // numbers of one step
 constexpr int64_t kValue = 4;     // numbers of one value
@@ -53,6 +54,13 @@ template <typename Real> struct Machine {
   const int64_t* table(int64_t slot) const { return tables + kTable * slot; }
   template <typename T> const T* tensor(int64_t slot) const {
     return reinterpret_cast<const T*>(table(slot)[0]);
+  }
+
+  // Visits the alternatives of a sum: their number, factors, and number in their way.
+  template <typename Visit> INLINE void each_way(const int64_t* step, Visit visit) const {
+    const int32_t* way = index + step[2];
+    for (int64_t w = 0, row = 0; w < step[3]; ++w, way += 2 + kPart * way[1])
+      for (int64_t a = 0; a < way[0]; ++a) visit(row++, way + 2, way[1], a);
   }
 
   // The step and place of a factor's entry; null: none.

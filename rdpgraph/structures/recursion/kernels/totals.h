@@ -8,35 +8,23 @@ namespace {
 
 // (ways, labels) log-values of all alternatives of an entry, less a level.
 template <typename Real>
-NOINLINE int64_t alternatives(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place,
-                     int64_t labels, double level, std::vector<Real>& terms) {
-  const int32_t* way = m.index + step[2];
-  int64_t row = 0;
-  for (int64_t w = 0; w < step[3]; ++w) {
-    const int64_t many = way[0], factors = way[1];
-    for (int64_t a = 0; a < many; ++a, ++row) {
-      Real* to = terms.data() + row * labels;
-      const int32_t* part = way + 2;
-      double more = -level;
-      for (int64_t f = 0; f < factors; ++f, part += kPart) {
-        const int64_t from = m.entry(part, a, item, place);
-        const Real* x = m.arena + from;
-        if (from < 0) {
-          std::fill(to, to + labels, kNever<Real>);
-          more = 0;
-          break;
-        }
-        more += m.level_of(part, a, item, place);
-        if (part[4] > 1 && f == 0) std::memcpy(to, x, labels * sizeof(Real));
-        else if (part[4] > 1) for (int64_t j = 0; j < labels; ++j) to[j] += x[j];
-        else if (f == 0) std::fill(to, to + labels, x[0]);
-        else for (int64_t j = 0; j < labels; ++j) to[j] += x[0];
-      }
-      if (more != 0) for (int64_t j = 0; j < labels; ++j) to[j] += Real(more);
+NOINLINE void alternatives(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place,
+                           int64_t labels, double level, std::vector<Real>& terms) {
+  m.each_way(step, [&](int64_t row, const int32_t* part, int64_t factors, int64_t a) {
+    Real* to = terms.data() + row * labels;
+    double more = -level;
+    for (int64_t f = 0; f < factors; ++f, part += kPart) {
+      const int64_t from = m.entry(part, a, item, place);
+      const Real* x = m.arena + from;
+      if (from < 0) return std::fill(to, to + labels, kNever<Real>);
+      more += m.level_of(part, a, item, place);
+      if (part[4] > 1 && f == 0) std::memcpy(to, x, labels * sizeof(Real));
+      else if (part[4] > 1) for (int64_t j = 0; j < labels; ++j) to[j] += x[j];
+      else if (f == 0) std::fill(to, to + labels, x[0]);
+      else for (int64_t j = 0; j < labels; ++j) to[j] += x[0];
     }
-    way += 2 + kPart * factors;
-  }
-  return row;
+    if (more != 0) for (int64_t j = 0; j < labels; ++j) to[j] += Real(more);
+  });
 }
 
 // (ways, labels, count) log-values of the alternatives of some places.
@@ -121,17 +109,12 @@ void soft_shares(Real* terms, int64_t ways, int64_t count, const Real* grad) {
 template <typename Real>
 double highest(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place) {
   double top = kNever<double>;
-  const int32_t* way = m.index + step[2];
-  for (int64_t w = 0; w < step[3]; ++w, way += 2 + kPart * way[1])
-    for (int64_t a = 0; a < way[0]; ++a) {
-      double sum = 0;
-      for (int64_t f = 0; f < way[1]; ++f) {
-        const int32_t* part = way + 2 + f * kPart;
-        const bool none = m.entry(part, a, item, place) < 0;
-        sum = none ? kNever<double> : sum + m.level_of(part, a, item, place);
-      }
-      top = std::max(top, sum);
-    }
+  m.each_way(step, [&](int64_t, const int32_t* part, int64_t factors, int64_t a) {
+    double sum = 0;
+    for (int64_t f = 0; f < factors; ++f, part += kPart)
+      sum += m.entry(part, a, item, place) < 0 ? kNever<double> : m.level_of(part, a, item, place);
+    top = std::max(top, sum);
+  });
   return finite(top);
 }
 
@@ -199,28 +182,15 @@ NOINLINE void total_down(const Machine<Real>& m, const int64_t* step, int64_t fi
         beside_down(m, step, item, place, labels, terms, grads);
         continue;
       }
-      const int32_t* way = m.index + step[2];
-      for (int64_t w = 0; w < step[3]; ++w) {
-        const int64_t many = way[0], factors = way[1];
-        for (int64_t a = 0; a < many; ++a, terms += labels) {
-          const int32_t* part = way + 2;
-          bool none = false;
-          for (int64_t f = 0; f < factors; ++f)
-            none |= m.entry(part + f * kPart, a, item, place) < 0;
-          if (none) continue;
-          for (int64_t f = 0; f < factors; ++f, part += kPart) {
-            Real* to = grads + m.entry(part, a, item, place);
-            if (part[4] > 1) {
-              for (int64_t j = 0; j < labels; ++j) to[j] += terms[j];
-            } else {
-              Real sum = 0;
-              for (int64_t j = 0; j < labels; ++j) sum += terms[j];
-              to[0] += sum;
-            }
-          }
+      m.each_way(step, [&](int64_t row, const int32_t* part, int64_t factors, int64_t a) {
+        for (int64_t f = 0; f < factors; ++f)
+          if (m.entry(part + f * kPart, a, item, place) < 0) return;
+        const Real* own = terms + row * labels;
+        for (int64_t f = 0; f < factors; ++f, part += kPart) {
+          Real* to = grads + m.entry(part, a, item, place);
+          for (int64_t j = 0; j < labels; ++j) to[part[4] > 1 ? j : 0] += own[j];
         }
-        way += 2 + kPart * factors;
-      }
+      });
     }
 }
 
