@@ -68,7 +68,7 @@ CLASS_WORDS = 256
 NOISY_ALTERNATIVES = 256
 """Alternatives of a draw for which noise is faster than inverting the running sum."""
 
-SORTED_NODES, LOWERED_PLACES = 2**5, 64
+SORTED_NODES = 2**5
 """Nodes of a step that Python sorts, and places of a view that it lowers, faster than tensors."""
 
 LOGGED_ENTRIES, LOGGED_TERMS = 256, 2**12

@@ -14,7 +14,6 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.step import Step
@@ -166,11 +165,7 @@ class _Lowering:
     def part(self, view: View) -> list[int]:
         """A factor: size of its pool, start, alternatives, places, labels, slot of its places."""
         each = view.index is not None and view.index.ndim == 3
-        read = None if each or view.index is None else view.index.flatten()
-        few = view.size <= tuning.LOWERED_PLACES and (
-            read is None or len(read) <= tuning.LOWERED_PLACES
-        )
-        start = self.put((_few_entries if few else _entries)(view, read))
+        start = self.put(_entries(view))
         return [
             view.size, start, view.ways, view.places, view.width, self.slot(view) if each else -1
         ]  # fmt: skip
@@ -185,22 +180,12 @@ class _Lowering:
         self.size += places * labels if stored else 0
 
 
-def _entries(view: View, places: Tensor | None) -> Tensor:
-    """(n, 2) the step and place for places in a view's pool, or for all; -1: none."""
-    places = torch.arange(view.size, device="cpu") if places is None else places.to("cpu")
-    known = torch.tensor([*((x.number, x.places) for x in view.pool), (-1, 0)], device="cpu")
-    numbers, sizes = known.unbind(1)
-    ends = sizes.cumsum(0)
-    which = torch.bucketize(places, ends[:-1], right=True)
-    return torch.stack((numbers[which], places - (ends - sizes)[which]), 1)
-
-
-def _few_entries(view: View, places: Tensor | None) -> Iterable[int]:
-    """The entries in Python, faster for a few."""
+def _entries(view: View) -> Iterable[int]:
+    """The step and place for each place of a view's pool that it reads, in turn; -1: none."""
     known = [(x.number, place) for x in view.pool for place in range(x.places)]
-    if places is not None:
+    if view.index is not None and view.index.ndim < 3:
         known.append((-1, 0))
-        known = [known[place] for place in places.tolist()]
+        known = [known[place] for place in view.index.flatten().tolist()]
     return chain.from_iterable(known)
 
 

@@ -192,7 +192,12 @@ class Tracer(TorchFunctionMode):
         if func is Tensor.__iter__:
             return iter(self.__torch_function__(Tensor.unbind, types, args, kwargs))
         result = func(*args, **kwargs)
-        given = [item for item in _leaves((args, kwargs)) if isinstance(item, Tensor)]
+        given = list[Tensor]()
+        for item in (*args, *kwargs.values()):
+            if isinstance(item, Tensor):
+                given.append(item)
+            elif isinstance(item, tuple | list | slice):
+                given += [part for part in _leaves(item) if isinstance(part, Tensor)]
         writes, known = _writes(func, kwargs), self._known(given)
         if writes and (known or not self._used.isdisjoint(map(_origin, given[:1]))):
             self._sound = False
