@@ -88,7 +88,11 @@ SECONDS_PER_GROUP = 1e-4
 """Seconds of the calls for one batched group of alike steps, whatever its size."""
 
 SECONDS_PER_CALL = 5e-6
-"""Seconds of a call into torch."""
+"""Seconds of a call into torch, or of a launch on a GPU."""
+
+SCAN_LEVEL, SCAN_MATRIX, RECURSION_STEP = 165e-6, 1.2e-6, 11e-6
+"""Seconds of a level of an associative scan, of each of its matrices, and of a step of the
+recursion that it replaces."""
 
 SECONDS_PER_FACTOR = 1e-4
 """Seconds of a pass of mini-buckets for each variable and factor; on 100,000 and 200,000."""
@@ -103,8 +107,9 @@ MESSAGE_ENTRY, AUTOMATON_ENTRY, CLUSTER_ENTRY = 5.0, 500.0, 6.0
 """Operations for each entry of a message, beside those of tables; of a message of an automaton;
 and of a cluster for each separator."""
 
-ANNEALING_VISIT = 600.0
-"""Operations of a visit of a node by simulated annealing of orders."""
+ANNEALING_VISIT, SEARCH_VISIT = 600.0, 6e3
+"""Operations of a visit of a node by annealing of orders, and of a variable, or a factor of it, by
+all chains of a search."""
 
 EASY_ENTRIES = 2e7
 """Entries of all tables of an order that needs no better one: a fraction of a second."""

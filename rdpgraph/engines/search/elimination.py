@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rdpgraph._core import tuning
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
@@ -175,8 +176,6 @@ def _log_sum(joint: Floats) -> Floats:
 
 _CHAINS, _SWEEPS, _FEWEST = 64, 24, 6
 """Parallel chains, sweeps of each over all variables, and the fewest sweeps."""
-_VISIT = 6e3
-"""Operations of a variable, or a factor of it, at each visit by all chains."""
 _LOOK = 100
 """Variables between two checks of the clock."""
 _FLAT = 3.0
@@ -245,7 +244,7 @@ def _cooled(tables: Tables, rng: np.random.Generator, deadline: float) -> Intege
         power = least ** (1.0 - sweep / (sweeps - 1))
         for place, v in enumerate(rng.permutation(len(sizes)).tolist()):
             log_values = np.zeros((tables.sizes[v], _CHAINS))
-            clock.count(_VISIT * (1 + len(near[v])))
+            clock.count(tuning.SEARCH_VISIT * (1 + len(near[v])))
             for values, others, strides, along in near[v]:
                 log_values += values[along[:, None] + strides @ states[others]]
             log_values -= log_values.max(0)

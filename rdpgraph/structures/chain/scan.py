@@ -14,10 +14,7 @@ from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.structures.chain.factors import inside, masked, peak
 
-# Seconds on a CPU: a level of the tree, each of its matrices, and a step of the recursion.
-_LEVEL, _MATRIX, _STEP = 165e-6, 1.2e-6, 11e-6
-# Seconds of a launch on a GPU, and launches of a step and of a level.
-_LAUNCH, _STEP_LAUNCHES, _LEVEL_LAUNCHES = 5e-6, 7, 22
+_STEP_LAUNCHES, _LEVEL_LAUNCHES = 7, 22  # on a GPU
 
 
 def worthwhile(unary: Tensor) -> bool:
@@ -28,12 +25,12 @@ def worthwhile(unary: Tensor) -> bool:
     levels = math.ceil(math.log2(steps))
     if unary.device.type == "cpu":
         work = 6 * batch * steps * states**2 / 2e10
-        recursion = steps * _STEP
-        scan = levels * _LEVEL + batch * steps * _MATRIX
+        recursion = steps * tuning.RECURSION_STEP
+        scan = levels * tuning.SCAN_LEVEL + batch * steps * tuning.SCAN_MATRIX
     else:
         work = 6 * batch * steps * states**2 / 1e12
-        recursion = steps * _LAUNCH * _STEP_LAUNCHES
-        scan = levels * _LAUNCH * _LEVEL_LAUNCHES
+        recursion = steps * tuning.SECONDS_PER_CALL * _STEP_LAUNCHES
+        scan = levels * tuning.SECONDS_PER_CALL * _LEVEL_LAUNCHES
     # Small matrices run below the rate of large ones.
     return scan + 4 * work * states < recursion + work
 
