@@ -3,9 +3,9 @@
     python tests/benchmarks/recursions.py [--seconds 0.5] [--only WORD]
 
 One process, one thread, float32, standard normal log-potentials; milliseconds of CPU time, the
-least of calls made in turns: log Z, log Z and its gradient, the mode. ``own`` is the same model as
-a `Recursion` of a user, as docs/extending.md writes it; ratios are its time over that of ours.
-Fails where the two disagree.
+least of calls made in turns: log Z, log Z and its gradient, the mode, ten draws. ``own`` is the
+same model as a `Recursion` of a user, as docs/extending.md writes it; ratios are its time over that
+of ours. Fails where the two disagree.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 
 import rdpgraph as rg
 
-CHAINS = [(4, 64, 8), (4, 64, 32), (4, 64, 128)]  # items, steps, states
+CHAINS = [(1, 32, 8), (4, 64, 8), (4, 64, 32), (4, 64, 128), (16, 256, 32)]  # items, steps, states
 SEGMENTS = [(4, 60, 8, 16), (4, 60, 8, 64)]  # items, steps, durations, labels
 GRAMMARS = [(4, 8, 3), (4, 20, 10)]  # items, words, symbols
 TREES = (4, 20)  # items, words
@@ -103,7 +103,7 @@ def rows() -> dict[str, tuple[list[torch.Tensor], Make, Make | None]]:
 
 
 def questions(make: Make, leaves: list[torch.Tensor]) -> list[Callable[[], torch.Tensor]]:
-    """Log Z, log Z and its gradient, the mode; the structure is made anew for each."""
+    """Log Z, log Z and its gradient, the mode, draws; the structure is made anew for each."""
     watched = [leaf.clone().requires_grad_() for leaf in leaves]
 
     def gradient() -> torch.Tensor:
@@ -111,7 +111,13 @@ def questions(make: Make, leaves: list[torch.Tensor]) -> list[Callable[[], torch
         torch.autograd.grad(value.sum(), watched)
         return value.detach()
 
-    return [lambda: make(*leaves).log_partition(), gradient, lambda: make(*leaves).mode()]
+    generator = torch.Generator().manual_seed(0)
+    return [
+        lambda: make(*leaves).log_partition(),
+        gradient,
+        lambda: make(*leaves).mode(),
+        lambda: make(*leaves).sample(10, generator),
+    ]
 
 
 def least(works: list[Callable], seconds: float) -> list[float]:
@@ -134,7 +140,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a word of the names of the rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    heads = ["log Z", "gradient", "mode"]
+    heads = ["log Z", "gradient", "mode", "draws"]
     heads += [f"{own}{head}" for head in heads for own in ("own ", "ratio of ")]
     print(f"| | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}")
     for name, (leaves, make, own) in rows().items():
@@ -145,8 +151,8 @@ def main() -> None:
         for work, other in zip(ours[:1], theirs[:1], strict=False):
             torch.testing.assert_close(other(), work(), rtol=1e-4, atol=1e-3)
         times = least([*ours, *theirs], options.seconds)
-        pairs = zip(times[3:], times, strict=False)
-        cells = times[:3] + [cell for other, one in pairs for cell in (other, other / one)]
+        pairs = zip(times[4:], times, strict=False)
+        cells = times[:4] + [cell for other, one in pairs for cell in (other, other / one)]
         shown = [f"{cell:.2f}" for cell in cells] + ["-"] * (len(heads) - len(cells))
         print(f"| {name} | {' | '.join(shown)} |", flush=True)
 

@@ -30,7 +30,9 @@ _BUILTINS = frozenset((
     "isinstance", "iter", "len", "list", "map", "max", "min", "next", "pow", "range", "reversed",
     "round", "set", "slice", "sorted", "str", "sum", "super", "tuple", "zip",
 ))  # fmt: skip
-_ASPECTS = "shape", "ndim", "dtype", "device", "is_cuda", "is_cpu", "is_meta", "layout"
+_ASPECTS = (
+    "shape", "ndim", "dtype", "device", "is_cuda", "is_cpu", "is_meta", "layout", "requires_grad",
+)  # fmt: skip
 _NUMBERLESS: frozenset[Any] = frozenset((
     *(getattr(Tensor, name).__get__ for name in _ASPECTS), Tensor.size, Tensor.dim, Tensor.numel,
     Tensor.__len__, Tensor.is_floating_point, torch.is_floating_point, torch.numel,
@@ -67,7 +69,7 @@ def described(item: Any, tensors: list[Tensor], known: dict[int, int]) -> Any:
         if number < len(tensors):
             return number
         tensors.append(item)
-        return kind, item.shape, item.dtype, item.is_cpu, item.layout
+        return kind, item.shape, item.dtype, item.is_cpu, item.layout, item.requires_grad
     if kind in _PLAIN:
         return kind, item
     if kind is tuple or kind is list:
