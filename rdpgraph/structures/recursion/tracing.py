@@ -5,7 +5,6 @@ tensors. Repeated on a like model's tensors, it gives the tensors of that layout
 model may take other steps. Code that reads anything that may change unseen is not traced.
 """
 
-import builtins
 import dis
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -28,7 +27,8 @@ _SOUND = frozenset((
 _BUILTINS = frozenset((
     "abs", "all", "any", "bool", "dict", "divmod", "enumerate", "filter", "float", "int",
     "isinstance", "iter", "len", "list", "map", "max", "min", "next", "pow", "range", "reversed",
-    "round", "set", "slice", "sorted", "str", "sum", "super", "tuple", "zip",
+    "round", "set", "slice", "sorted", "str", "sum", "super", "tuple", "zip", "IndexError",
+    "KeyError", "NotImplementedError", "RuntimeError", "TypeError", "ValueError",
 ))  # fmt: skip
 _ASPECTS = (
     "shape", "ndim", "dtype", "device", "is_cuda", "is_cpu", "is_meta", "layout", "requires_grad",
@@ -317,13 +317,7 @@ def captured(model: Any) -> list[Captured]:
             found.append((function.__globals__, name, item))
             if isinstance(item, FunctionType):
                 waiting.append(_function(item))
-            elif item is _ABSENT:
-                error = isinstance(made := getattr(builtins, name, None), type) and issubclass(
-                    made, Exception
-                )
-                if name not in _BUILTINS and not error:
-                    raise UnknownError
-            elif not isinstance(item, _PLAIN) and not _is_sound(item):
+            elif not (name in _BUILTINS if item is _ABSENT else _is_constant(item)):
                 raise UnknownError
         for name in attributes:
             for owner in owners:
@@ -365,6 +359,10 @@ def _is_sound(item: Any) -> bool:
     if isinstance(item, FunctionType):
         name = item.__globals__["__name__"]  # not that of a function within it
     return isinstance(name, str) and name.partition(".")[0] in _SOUND
+
+
+def _is_constant(item: Any) -> bool:
+    return isinstance(item, _PLAIN) or _is_sound(item)
 
 
 def _function(item: Any) -> Any:
