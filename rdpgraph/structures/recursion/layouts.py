@@ -40,7 +40,7 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """Its numbers."""
+        """The size of the layout, in numbers."""
         return _STEP * len(self.steps) + len(self.program.index) + self.trace.size
 
 

@@ -286,12 +286,12 @@ def captured(model: Any) -> list[Captured]:
     Raises:
         UnknownError: something that may change unseen.
     """
-    kind, found, seen = type(model), list[Captured](), set[CodeType]()
+    kind, uses, seen = type(model), list[Captured](), set[CodeType]()
     owners = {item for item in _kinds(model) if not _is_sound(item)}
     laid = [_is_sound(item) for item in kind.__mro__ if "recursion" in vars(item)]
     if kind in owners and any(laid[:-1]):  # ours may call what this class overrides
         raise UnknownError
-    _attribute(kind, "recursion", found)
+    _attribute(kind, "recursion", uses)
     waiting = [_function(kind.recursion)]
     for owner in owners - {kind}:  # any of their methods may be called
         each = [part for name, part in vars(owner).items() if not name.startswith("__")]
@@ -314,17 +314,17 @@ def captured(model: Any) -> list[Captured]:
             raise UnknownError
         for name in names:
             item = function.__globals__.get(name, _ABSENT)
-            found.append((function.__globals__, name, item))
+            uses.append((function.__globals__, name, item))
             if isinstance(item, FunctionType):
                 waiting.append(_function(item))
             elif not (name in _BUILTINS if item is _ABSENT else _is_constant(item)):
                 raise UnknownError
         for name in attributes:
             for owner in owners:
-                item = None if name in _names(owner) else _attribute(owner, name, found)
+                item = None if name in _names(owner) else _attribute(owner, name, uses)
                 if not isinstance(item, _PLAIN):
                     waiting.append(_function(item))
-    return found
+    return uses
 
 
 _STATES = frozenset(("is_grad_enabled", "load", "get_default_device"))
@@ -340,12 +340,12 @@ def _kinds(item: Any) -> Iterator[type]:
         yield from _kinds(part)
 
 
-def _attribute(kind: type, name: str, found: list[Captured]) -> Any:
+def _attribute(kind: type, name: str, uses: list[Captured]) -> Any:
     """An attribute of a class, from a class that is not of the library; None: it has none."""
     for item in kind.__mro__:
         if _is_sound(item):
             break
-        found.append((vars(item), name, vars(item).get(name, _ABSENT)))
+        uses.append((vars(item), name, vars(item).get(name, _ABSENT)))
         if name in vars(item):
             return vars(item)[name]
     return None
