@@ -45,7 +45,7 @@ def count_of(rows: Rows) -> int:
 
 
 def rows_at(rows: Rows, places: Tensor | slice) -> Rows:
-    """Select rows."""
+    """Rows at some places, of every tensor of the data."""
     if isinstance(rows, Tensor):
         return rows[places]
     if isinstance(rows, dict):

@@ -90,10 +90,10 @@ def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
         return ["class", next(of, ""), value.__name__]
     if is_dataclass(value):
         held = [f.name for f in fields(value) if f.init and f.name != "progress"]
-        found = [
+        learned = [
             name for name in vars(value) if name.endswith("_") and isinstance(value, Arguments)
         ]
-        each = ({name: getattr(value, name) for name in names} for names in (held, found))
+        each = ({name: getattr(value, name) for name in names} for names in (held, learned))
         return parts("object", [type(value), *each])
     if isinstance(value, Iterable):
         return parts("tuple" if isinstance(value, tuple) else "list", value)

@@ -68,8 +68,8 @@ def cluster_likelihood(
     if each >= len(tokens):
         return some(tokens, lengths)
     parts = zip(tokens.split(each), lengths.split(each), strict=True)
-    found = [checkpoint(some, *part, use_reentrant=False) for part in parts]
-    return torch.cat(found)  # pyright: ignore
+    values = [checkpoint(some, *part, use_reentrant=False) for part in parts]
+    return torch.cat(values)  # pyright: ignore
 
 
 def checked_clusters(clusters: Tensor, vocabulary: int, states: int) -> int:
@@ -156,7 +156,7 @@ def exchange_clusters(
 def _neighbours(
     first: np.ndarray, second: np.ndarray, size: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each token those that occur beside it, and how often."""
+    """Tokens that occur beside each token, and how often."""
     pairs, often = np.unique(first * size + second, return_counts=True)
     ends = np.searchsorted(pairs, np.arange(1, size) * size)
     return list(zip(np.split(pairs % size, ends), np.split(often, ends), strict=True))

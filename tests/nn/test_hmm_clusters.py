@@ -95,7 +95,7 @@ def test_clusters_that_do_not_fit_are_refused(options, said):
 
 
 def bigram_likelihood(text, which):
-    """Of clusters given those before, and of tokens in them, but for a constant."""
+    """Log-likelihood of clusters given those before, and of their tokens, but for a constant."""
     counts = torch.zeros(3, 3).double()
     for first, second in text.unfold(0, 2, 1):
         counts[which[first], which[second]] += 1
