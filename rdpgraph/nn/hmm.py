@@ -122,7 +122,8 @@ class HMM(Pretrained):
         self.start, self.features = nn.Parameter(torch.zeros(states)), None
         self.before = self.after = self.tokens = None
         links = () if transition is None else transition.tensors
-        self.links = nn.ParameterList(part.detach().clone() for part in links)
+        parts = nn.ParameterList(part.detach().clone() for part in links)
+        self.links = parts if links else None
         # Its kind and offsets; the values are in `links`.
         zeros = [part.new_zeros(()).expand(part.shape) for part in links]
         self._kind = transition and transition.replaced(zeros)
@@ -249,6 +250,7 @@ class HMM(Pretrained):
     def _transition(self, active: Tensor | None) -> Tensor | LowRank | PairOperator:
         if self.before is None:
             assert self._kind is not None
+            assert self.links is not None
             return self._kind.replaced(list(self.links)).normal()
         before = _some(self.before, active)
         if self.after is None:
@@ -309,7 +311,10 @@ class HMM(Pretrained):
         return tokens, lengths
 
     def extra_repr(self) -> str:
-        return f"states={len(self.start)}, vocabulary={self.vocabulary}, dropout={self.dropout}"
+        kind = f"clusters={self._groups}, " if self.clusters is not None else ""
+        return (
+            f"states={len(self.start)}, {kind}vocabulary={self.vocabulary}, dropout={self.dropout}"
+        )
 
 
 def _shares(logits: Tensor) -> Tensor:
