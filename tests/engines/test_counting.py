@@ -1,16 +1,19 @@
 """Counts of models of clauses against enumeration, in a process that ends when it must."""
 
 import itertools
+import json
 import math
 import os
 import random
 import subprocess
+import sys
 from typing import NoReturn
 
 import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.engines.counting import worker
 from rdpgraph.engines.counting.counter import log_count
 from rdpgraph.engines.counting.encoding import encoded
 from rdpgraph.engines.counting.solution import CountedFirst, CountedSolution
@@ -304,3 +307,14 @@ def test_auto_answers_rows_by_one_circuit() -> None:
         marginals = posterior.marginal(bits)
     shares = expected.softmax(1).nan_to_num(0.0) @ ones.double()
     torch.testing.assert_close(marginals[..., 1], shares)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
+def test_a_counter_keeps_to_a_lower_limit_of_the_process():
+    limits = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (10**9, 10**9))"
+    run = f"{limits}; import runpy; runpy.run_path({worker.__file__!r}, run_name='__main__')"
+    request = json.dumps({"memory": 2e9, "parts": [(2, [[1, 2]], None, None)]})
+    done = subprocess.run(
+        [sys.executable, "-c", run], input=request, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == pytest.approx([math.log(3)])

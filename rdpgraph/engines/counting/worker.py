@@ -68,7 +68,8 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     request = json.load(sys.stdin)
-    limit = int(request["memory"])
+    limit, hard = int(request["memory"]), resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     answers = os.dup(1)
     os.dup2(2, 1)  # the counter prints
