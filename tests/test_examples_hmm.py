@@ -52,7 +52,7 @@ def test_a_language_model_learns_and_is_evaluated(text, tmp_path, kind):
     assert log[-1]["valid"] < log[0]["valid"] < 9  # there are nine words
     assert (out / "perplexity.png").stat().st_size
     shown = call(module, "evaluate", text, "--out", out).stdout
-    assert float(shown.split()[-1]) == pytest.approx(log[-1]["valid"], rel=1e-3)
+    assert float(shown.split()[-1]) == pytest.approx(log[-1]["valid"], abs=0.006)
 
 
 @pytest.mark.long

@@ -276,7 +276,7 @@ class _Approximate:
         network, hard = self.network, self.network.possible is not None
         allowance = replace(self.allowance, spent=self.allowance.spent + spent)
         loopy = tuple(partial(self._attempt, each) for each in (_HARD if hard else _SOFT))
-        joined = () if (joining := self.clusters) is None else (lambda _: joining[1](),)
+        joined = () if self.clusters is None else (self._clustered,)
         bounding = _joint(network) <= max(MOST_JOINED, _BOUNDED * allowance.seconds)
         options = bounding, self.progress, compiled_moves
         seeker = Seeker(network, self.memory_bytes, _PATIENCE, *options)
@@ -298,6 +298,10 @@ class _Approximate:
         if network.possible is None:
             return float(timed and allowance.left() < 2.0 * _soon(network))
         return 1.0 if timed and is_constraints_alone(network) else _PLAIN
+
+    def _clustered(self, _: float) -> Solution:
+        assert self.clusters is not None
+        return self.clusters[1]()
 
     def _attempt(self, settings: "_Try", left: float) -> Solution:
         schedule = Flooding()
