@@ -281,14 +281,9 @@ class _Approximate:
         options = bounding, self.progress, compiled_moves
         seeker = Seeker(network, self.memory_bytes, _PATIENCE, *options)
         messages = FirstConverged(
-            (*joined, *loopy),
-            loopy[0],
-            seeker,
-            allowance,
-            self._plainly,
-            self._plain_part(allowance),
-            self.remedy,
-        )
+            (*joined, *loopy), loopy[0], seeker, allowance, self._plainly,
+            self._plain_part(allowance), self.remedy,
+        )  # fmt: skip
         known = BestKnown(messages, self._drawn, self.forward, allowance)
         return known if _is_estimated(network) else messages
 

@@ -117,18 +117,6 @@ def answered(model):
     return value, *found, model.log_partition(), model.score(model.mode())
 
 
-@pytest.fixture
-def by_torch(monkeypatch):
-    """Answers of steps laid out anew."""
-
-    def asked(answer):
-        with monkeypatch.context() as patch:
-            patch.setattr(library, "available", lambda dtype: False)
-            return answer()
-
-    return asked
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_what_a_recursion_looks_at_steers_it(name, by_torch):
     if name == "hidden":  # NumPy takes no tensor that needs a gradient

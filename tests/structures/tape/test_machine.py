@@ -112,18 +112,6 @@ MODELS = models()
 each = pytest.mark.parametrize("name", MODELS)
 
 
-@pytest.fixture
-def by_torch(monkeypatch):
-    """Answers as they are where no library is."""
-
-    def asked(answer):
-        with monkeypatch.context() as patch:
-            patch.setattr(library, "available", lambda dtype: False)
-            return answer()
-
-    return asked
-
-
 def leaves(model):
     """The tensors that a model's gradients are in."""
     parts = [model.unary]
