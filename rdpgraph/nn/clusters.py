@@ -12,6 +12,9 @@ from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain.model import Chain
 
+_FEW = 0.005  # share of the vocabulary
+_ROUNDING = 1e-9  # nats that two sums of the same terms may differ by
+
 
 def cluster_emission(states: Tensor, tokens: Tensor, bias: Tensor, clusters: Tensor) -> Tensor:
     """(V, k) log-probabilities of each token in the k states of its cluster.
@@ -101,8 +104,8 @@ def exchange_clusters(
     """(V,) a cluster for each token, by the likelihood of bigrams of clusters.
 
     Each token in turn, the frequent first, moves to the cluster that makes the text likeliest,
-    until few move: a local maximum. A round costs O(V K + pairs of tokens x K). Kneser and Ney
-    1993; Martin, Liermann and Ney 1998.
+    until fewer than 1 of 200 move, or none. A round costs O(V K + pairs of tokens x K). Kneser and
+    Ney 1993; Martin, Liermann and Ney 1998.
 
     Args:
         sentences: tensors of tokens below ``vocabulary``.
@@ -141,14 +144,14 @@ def exchange_clusters(
             _add(counts, old, -out, -into, -itself)
             gain = _gain(counts, out, into, itself)
             new = int(gain.argmax())
-            if tokens[old] == 1 or gain[new] <= gain[old] + 1e-9:
+            if tokens[old] == 1 or gain[new] <= gain[old] + _ROUNDING:
                 new = old
             _add(counts, new, out, into, itself)
             tokens[old] -= 1
             tokens[new] += 1
             which[token] = new
             moved += new != old
-        if moved < vocabulary / 200:
+        if moved < _FEW * vocabulary:
             break
     return torch.from_numpy(which)
 
