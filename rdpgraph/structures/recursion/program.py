@@ -140,6 +140,7 @@ class _Lowering:
     index: "array[int]" = field(default_factory=lambda: array("i"))
     slots: list[Slot] = field(default_factory=list[Slot])
     known: dict[int, int] = field(default_factory=dict[int, int])
+    same: dict[int, int] = field(default_factory=dict[int, int])  # the step that a step repeats
     links: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
     leaves: dict[int, int] = field(default_factory=dict[int, int])
     size: int = 0
@@ -165,10 +166,19 @@ class _Lowering:
     def part(self, view: View) -> list[int]:
         """A factor: size of its pool, start, alternatives, places, labels, slot of its places."""
         each = view.index is not None and view.index.ndim == 3
-        start = self.put(_entries(view))
+        start = self.put(self.entries(view))
         return [
             view.size, start, view.ways, view.places, view.width, self.slot(view) if each else -1
         ]  # fmt: skip
+
+    def entries(self, view: View) -> Iterable[int]:
+        """The step and place for each place of a view's pool that it reads, in turn; -1: none."""
+        pool = ((self.same.get(x.number, x.number), x.places) for x in view.pool)
+        known = [(number, place) for number, places in pool for place in range(places)]
+        if view.index is not None and view.index.ndim < 3:
+            known.append((-1, 0))
+            known = [known[place] for place in view.index.flatten().tolist()]
+        return chain.from_iterable(known)
 
     def add(self, places: int, labels: int, *numbers: int, stored: bool = True) -> None:
         """Append a step."""
@@ -178,15 +188,6 @@ class _Lowering:
         fields = [numbers[0], len(self.steps), *numbers[1:]]
         self.steps.append(fields + [0] * (_FIELDS - len(fields)))
         self.size += places * labels if stored else 0
-
-
-def _entries(view: View) -> Iterable[int]:
-    """The step and place for each place of a view's pool that it reads, in turn; -1: none."""
-    known = [(x.number, place) for x in view.pool for place in range(x.places)]
-    if view.index is not None and view.index.ndim < 3:
-        known.append((-1, 0))
-        known = [known[place] for place in view.index.flatten().tolist()]
-    return chain.from_iterable(known)
 
 
 def lowered(steps: Sequence[Step], states: int) -> Program:
@@ -217,8 +218,22 @@ def lowered(steps: Sequence[Step], states: int) -> Program:
         for number, step in enumerate(steps)
         if isinstance(step, Total) and readers[number] and number not in apart and _is_product(step)
     }
+    read = {
+        step.x.number for step in steps if isinstance(step, Linked | Relabelled | LabelsAsPlaces)
+    }
+    copies = {
+        number
+        for number, step in enumerate(steps)
+        if isinstance(step, Relabelled) and readers[number] and number not in read
+        and step.places == step.x.places and step.which.tolist() == list(range(step.x.width))
+    }  # fmt: skip
     for number, step in enumerate(steps):
-        _lower(made, number, step, states, fused, products)
+        if number in copies:
+            assert isinstance(step, Relabelled)
+            made.same[number] = step.x.number
+            made.add(step.places, step.x.width, _NONE, stored=False)
+        else:
+            _lower(made, number, step, states, fused, products)
     rows = _rows(made)
     for number in fused:  # by the links that read them
         made.steps[number][0] = _NONE
@@ -233,7 +248,7 @@ def lowered(steps: Sequence[Step], states: int) -> Program:
         rows,
         {slot: [places for _, places, *_ in links] for slot, links in made.links.items()},
         made.leaves,
-        frozenset(fused | products),
+        frozenset(fused | products | copies),
         sum(step.work for step in steps),
     )
 
