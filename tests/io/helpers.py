@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from rdpgraph import Factor, FactorGraph, Table, Variable
-from rdpgraph.errors import FileFormatError
+from rdpgraph.errors import BudgetError, FileFormatError
 from rdpgraph.extend import FORMATS
 
 
@@ -109,3 +110,53 @@ def networks(draw):
         variables.append(child)
     order = draw(st.permutations(variables))
     return FactorGraph(factors, variables=order)
+
+
+def peak(work: Callable[[], object]) -> tuple[int, Exception | None]:
+    """Peak memory of some work over that of before, in bytes, and the error it raised."""
+    raised = None
+    tracemalloc.start()
+    try:
+        work()
+    except (FileFormatError, BudgetError) as error:
+        raised = error
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found, raised
+
+
+PIECES = st.one_of(
+    st.characters(exclude_categories=["Cs"]),
+    st.sampled_from(list("0123456789.-+eE \n{}()[]|,;\"'#/*_")),
+    st.sampled_from(
+        ["1e9", "1e999", "-1", "nan", "inf", "999999999999", "0", "/*", "//", "\x00", "default",
+         "table", "variable", "property", "probability", "9" * 5000, "٣", "1_0"]
+    ),
+)  # fmt: skip
+
+
+def mutated(data, text: str) -> str:
+    """A text with a few stretches replaced, deleted or doubled."""
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        stop = min(len(text), start + data.draw(st.integers(0, 12)))
+        middle = data.draw(st.one_of(PIECES, st.just(""), st.just(text[start:stop] * 2)))
+        text = text[:start] + middle + text[stop:]
+    return text
+
+
+def cuts(text: str) -> Iterator[str]:
+    """Every beginning and end of a text, and the text without one character."""
+    for at in range(len(text)):
+        yield from (text[:at], text[at:], text[:at] + text[at + 1 :])
+
+
+def accepted_or_refused(parse: Callable[[], object]) -> None:
+    """Assert that a text is parsed, or refused by a `FileFormatError` of one line."""
+    message = "nothing to refuse"
+    try:
+        parse()
+    except FileFormatError as error:
+        message = str(error)
+    assert len(message.splitlines()) == 1
+    assert len(message) < 600

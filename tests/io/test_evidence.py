@@ -1,14 +1,25 @@
-"""Evidence and queries in both dialects."""
+"""Evidence and queries in both dialects, and results in the competitions' format."""
 
+import math
 import random
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence, read_query
-from tests.io.helpers import of_format, refused
+from rdpgraph.io.evidence import (
+    format_map,
+    format_mar,
+    format_mmap,
+    format_pr,
+    parse_evidence,
+    parse_query,
+    read_evidence,
+    read_query,
+)
+from tests.io.helpers import accepted_or_refused, cuts, mutated, of_format, peak, refused
 
 parse_uai, _ = of_format(".uai")
 
@@ -129,3 +140,93 @@ def test_the_competition_evidence(shared_data):
         words = path.read_text().split()
         assert len(words) - 2 * len(row) in (0, 1, 2)
         assert [str(x) for pair in row.items() for x in pair] == words[len(words) - 2 * len(row) :]
+
+
+MUTATED = [(parse_evidence, "2\n2 0 1 3 0\n1 2 1\n"), (parse_query, "3 0 4 2\n")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("parse", "text"), MUTATED)
+@given(data=st.data())
+@settings(deadline=None, max_examples=100)
+def test_mutations(parse, text, data):
+    changed = mutated(data, text)
+    accepted_or_refused(lambda: parse(changed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("parse", "text"), MUTATED)
+def test_cuts_and_deletions(parse, text):
+    for changed in cuts(text):
+        accepted_or_refused(lambda changed=changed: parse(changed))
+
+
+MANY = 50_000
+EVIDENCE = {
+    "one row": f"{MANY} " + " ".join(f"{n} 1" for n in range(MANY)),
+    "one observation, again and again": f"{MANY} " + "0 1 " * MANY,
+    "many rows": f"{MANY // 10} "
+    + ("10 " + " ".join(f"{n} 1" for n in range(10)) + " ") * (MANY // 10),
+    "rows of one observation": f"{MANY} " + "1 0 1 " * MANY,
+    "rows without observations": f"{4 * MANY} " + "0 " * 4 * MANY,
+    "large numbers": f"{MANY} " + " ".join(f"{2**40 + n} 1" for n in range(MANY)),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", EVIDENCE)
+def test_the_memory_of_evidence_is_at_most_six_times_its_text(case):
+    data = EVIDENCE[case].encode()
+    parse_evidence("1 0 1")
+    found, raised = peak(lambda: parse_evidence(data))
+    assert raised is None
+    assert found + len(data) < 6 * len(data) + 400_000
+
+
+def test_the_memory_of_a_query_is_at_most_six_times_its_text():
+    data = f"{MANY} {' '.join(map(str, range(MANY)))}".encode()
+    parse_query("1 0")
+    found, raised = peak(lambda: parse_query(data))
+    assert raised is None
+    assert found + len(data) < 6 * len(data) + 400_000
+
+
+def solution(text, task):
+    head, *body = text.split()
+    assert head == task
+    assert text == f"{task}\n{' '.join(body)}\n"
+    return body
+
+
+@given(st.floats(allow_nan=False))
+def test_pr(value):
+    assert [float(word) for word in solution(format_pr(value), "PR")] == [value]
+
+
+def test_pr_of_a_tensor():
+    assert format_pr(torch.tensor(-math.inf)) == "PR\n-inf\n"
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4), max_size=4))
+def test_mar(marginals):
+    for given_as in (list, np.array, lambda p: torch.tensor(p, dtype=torch.float64)):
+        words = solution(format_mar([given_as(p) for p in marginals]), "MAR")
+        count, words = int(words[0]), words[1:]
+        found = []
+        for _ in range(count):
+            size = int(words[0])
+            found.append([float(word) for word in words[1 : 1 + size]])
+            words = words[1 + size :]
+        assert found == marginals
+        assert words == []
+
+
+@given(st.lists(st.integers(0, 9)))
+def test_map_and_mmap(states):
+    words = solution(format_map(torch.tensor(states, dtype=torch.long)), "MPE")
+    assert [int(word) for word in words] == [len(states), *states]
+    query = [str(3 * n) for n in range(len(states))]
+    words = solution(format_mmap(query, states), "MMAP")
+    assert [int(w) for w in words[:1]] == [len(states)]
+    assert words[1::2] == query
+    assert [int(w) for w in words[2::2]] == states

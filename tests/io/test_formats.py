@@ -7,9 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError
-from rdpgraph.extend import FileFormat
-from rdpgraph.io import files
-from rdpgraph.io.files import Formats
+from rdpgraph.extend import FORMATS, FileFormat
 
 
 def parse(data, *, source, dtype):
@@ -30,9 +28,9 @@ COIN = FileFormat(".coin", parse, text, ("coin",))
 
 @pytest.fixture
 def registered():
-    files.FORMATS.add(COIN)
+    FORMATS.add(COIN)
     yield
-    files.FORMATS.remove(".coin")
+    FORMATS.remove(".coin")
 
 
 @pytest.mark.usefixtures("registered")
@@ -63,9 +61,9 @@ def test_an_unregistered_format_is_refused(tmp_path):
 )
 def test_what_is_taken_is_refused(wrong):
     with pytest.raises(ModelError, match="registered already"):
-        files.FORMATS.add(wrong)
+        FORMATS.add(wrong)
     with pytest.raises(ModelError, match="registered"):
-        files.FORMATS.remove(".nothing")
+        FORMATS.remove(".nothing")
 
 
 @pytest.mark.parametrize("suffix", ["", ".", "coin", ".Coin", ".coin.gz"])
@@ -75,7 +73,7 @@ def test_a_suffix_is_one(suffix):
 
 
 def test_a_format_that_is_only_read(tmp_path):
-    known = Formats()
+    known = type(FORMATS)()
     known.add(FileFormat(".coin", parse))
     found = known.find("m.coin")
     assert found is not None
@@ -83,35 +81,28 @@ def test_a_format_that_is_only_read(tmp_path):
     assert known.suffixes == ()
 
 
-def test_an_installed_package_offers_a_format(monkeypatch):
+def test_an_installed_package_offers_a_format(tmp_path, monkeypatch):
     """Packages are asked once, and only for a name that nothing known fits."""
-    asked = []
 
-    class Entry:
-        name = "coin"
+    def install(value):
+        folder = tmp_path / "coins-1.0.dist-info"
+        folder.mkdir(exist_ok=True)
+        (folder / "METADATA").write_text("Name: coins\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(f"[rdpgraph.formats]\ncoin = {value}\n")
 
-        def __init__(self, value):
-            self.value = value
-
-        def load(self):
-            return self.value
-
-    def entry_points(*, group):
-        asked.append(group)
-        return [Entry(COIN)]
-
-    monkeypatch.setattr(files, "entry_points", entry_points)
-    known = Formats()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install("nowhere:nothing")
+    known = type(FORMATS)()
     known.add(FileFormat(".other", parse))
-    assert known.find("m.other") is not None
-    assert asked == []
+    assert known.find("m.other") is not None  # no package was asked
+    install(f"{__name__}:COIN")
     assert known.find("m.coin") == COIN
     assert known.find("pipe", "coin") == COIN
+    install("nowhere:nothing")
     assert known.find("m.unknown") is None
-    assert asked == [files.ENTRY_POINTS]
-    monkeypatch.setattr(files, "entry_points", lambda group: [Entry("no format")])
+    install(f"{__name__}:text")
     with pytest.raises(ModelError, match="coin"):
-        Formats().find("m.coin")
+        type(FORMATS)().find("m.coin")
 
 
 def test_the_version_is_that_of_the_package():

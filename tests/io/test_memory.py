@@ -1,17 +1,14 @@
 """Memory and work follow the bytes of a file, whatever its header or its archive promises."""
 
 import gzip
-import tracemalloc
 from itertools import combinations, islice, product
 
 import pytest
 
 from rdpgraph import read
 from rdpgraph.errors import BudgetError, FileFormatError
-from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence
-from rdpgraph.io.tokens import Numbers
 from rdpgraph.trees import parse_grammar
-from tests.io.helpers import of_format
+from tests.io.helpers import of_format, peak
 
 parse_uai, _ = of_format(".uai")
 
@@ -37,19 +34,6 @@ UAI = {
     "comments": "MARKOV 1 2 0\n" + "#\n" * 250_000,
     "blanks": "MARKOV 1 2 0" + " \n" * 250_000,
 }
-
-
-def peak(work):
-    """Peak memory of some work over that of before, in bytes, and the error it raised."""
-    raised = None
-    tracemalloc.start()
-    try:
-        work()
-    except (FileFormatError, BudgetError) as error:
-        raised = error
-    found = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return found, raised
 
 
 @pytest.mark.long
@@ -161,11 +145,10 @@ def test_a_body_that_is_no_table_is_read_in_linear_time():
         parse_bif(network(0, "table " + " " * 500_000 + "x;").replace(" | ", ""))
 
 
-@pytest.mark.parametrize("reader", [read, read_evidence])
-def test_an_archive_is_unpacked_up_to_a_limit(tmp_path, reader):
+def test_an_archive_is_unpacked_up_to_a_limit(tmp_path):
     path = tmp_path / "bomb.uai"
     path.write_bytes(gzip.compress(b"11 " * 10_000_000))
-    found, raised = peak(lambda: reader(path, limit=2**21))
+    found, raised = peak(lambda: read(path, limit=2**21))
     assert isinstance(raised, FileFormatError)
     assert all(word in str(raised) for word in ("2097152 bytes", "--limit"))
     assert found < 8_000_000
@@ -183,35 +166,6 @@ def test_factors_of_too_many_shapes_are_refused_before_they_are_made():
     assert isinstance(raised, BudgetError)
     assert "16,384 different shapes" in str(raised)
     assert found < 6 * len(text)
-
-
-EVIDENCE = {
-    "one row": f"{MANY} " + " ".join(f"{n} 1" for n in range(MANY)),
-    "one observation, again and again": f"{MANY} " + "0 1 " * MANY,
-    "many rows": f"{MANY // 10} "
-    + ("10 " + " ".join(f"{n} 1" for n in range(10)) + " ") * (MANY // 10),
-    "rows of one observation": f"{MANY} " + "1 0 1 " * MANY,
-    "rows without observations": f"{4 * MANY} " + "0 " * 4 * MANY,
-    "large numbers": f"{MANY} " + " ".join(f"{2**40 + n} 1" for n in range(MANY)),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", EVIDENCE)
-def test_the_memory_of_evidence_is_at_most_six_times_its_text(case):
-    data = EVIDENCE[case].encode()
-    parse_evidence("1 0 1")
-    found, raised = peak(lambda: parse_evidence(data))
-    assert raised is None
-    assert found + len(data) < 6 * len(data) + 400_000
-
-
-def test_the_memory_of_a_query_is_at_most_six_times_its_text():
-    data = f"{MANY} {' '.join(map(str, range(MANY)))}".encode()
-    parse_query("1 0")
-    found, raised = peak(lambda: parse_query(data))
-    assert raised is None
-    assert found + len(data) < 6 * len(data) + 400_000
 
 
 RULES = 20_000
@@ -274,21 +228,6 @@ def test_a_grammar_s_table_is_refused_by_name_before_it_is_made():
     with pytest.raises(BudgetError):
         print(parse_grammar(small, memory_bytes=8 * 1000 - 1).log_rules)
     assert len(parse_grammar(small, memory_bytes=8 * 1000).log_rules) == 10
-
-
-def test_every_number_is_read_once(monkeypatch):
-    """Time is linear in the bytes."""
-    read_once, parsed = 0, Numbers._parsed
-
-    def counted(self, piece):
-        nonlocal read_once
-        read_once += len(piece)
-        return parsed(self, piece)
-
-    monkeypatch.setattr(Numbers, "_parsed", counted)
-    text = UAI["factors of two shapes"]
-    parse_uai(text)
-    assert read_once == len(text) - len("MARKOV")
 
 
 def test_a_number_may_be_long_and_a_line_too():
