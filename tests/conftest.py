@@ -4,6 +4,7 @@ import gc
 import itertools
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -128,3 +129,41 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text("\n".join(lines) + "\n\n")
     return path
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Make everything in blocks of a few entries from now on, as where sizes are large."""
+    from rdpgraph._core import tuning
+
+    def begin(entries: int) -> None:
+        for name in vars(tuning):
+            if name.endswith("BLOCK"):
+                monkeypatch.setattr(tuning, name, entries)
+
+    return begin
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Advance the clock by a second whenever anything looks at it, from now on."""
+    from rdpgraph.plan import clock
+
+    def begin() -> None:
+        times = itertools.count()
+        monkeypatch.setattr(clock, "now", lambda: float(next(times)))
+
+    return begin
+
+
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], object]:
+    """Ask as where there is no compiled library: by torch, with steps laid out anew."""
+    from rdpgraph.structures.recursion import library
+
+    def asked(answer: Callable[[], object]) -> object:
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "available", lambda dtype: False)
+            return answer()
+
+    return asked

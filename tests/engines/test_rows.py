@@ -7,11 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.schedulers import rows
-from rdpgraph.structures.recursion.library import available
 from rdpgraph.testing import brute_force
-
-pytestmark = pytest.mark.skipif(not available(torch.float64), reason="needs the compiled library")
 
 SCOPES = ((0, 1, 2), (2, 3), (3, 4), (4, 0), (3,))
 WHOLE = rg.Contraction(optimize="greedy")  # all rows at once

@@ -15,6 +15,7 @@ from rdpgraph import (
     Table,
     Variable,
     VariableArray,
+    infer,
     read,
     write,
 )
@@ -233,3 +234,17 @@ def test_the_competition_models(shared_data):
         assert float(score) == pytest.approx(expected, rel=1e-9)
         cells = [len(table) for scope, table in zip(scopes, tables, strict=True) if scope]
         assert sum(cells) == sum(b.count * math.prod(b.sizes) for b in graph.blocks if b.arity)
+
+
+@pytest.mark.long
+def test_a_graph_of_many_answers_by_name_and_by_variable():
+    count = 1_500
+    pairs = "".join(f"2 {n} {n + 1} " for n in range(count - 1))
+    text = f"MARKOV {count} {'2 ' * count}{count - 1} {pairs}" + "4 2 1 1 2 " * (count - 1)
+    graph = parse_uai(text)
+    posterior = infer(graph.condition({"0": 1}))
+    near = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
+    torch.testing.assert_close(posterior.marginal("1"), near)
+    torch.testing.assert_close(posterior.marginal(graph.variables[1]), near)
+    torch.testing.assert_close(posterior.marginals()[graph.variables[1]], near)
+    assert int(posterior.mode()[graph["1499"]]) == 1

@@ -1,4 +1,4 @@
-"""Shapes broadcast as torch's do, without what torch imports for it."""
+"""Batch shapes broadcast as torch's do, without what torch imports for it."""
 
 import itertools
 import subprocess
@@ -7,9 +7,15 @@ import sys
 import pytest
 import torch
 
-from rdpgraph._core.types import broadcast_shapes
+import rdpgraph as rg
 
 SHAPES = ((), (1,), (3,), (0,), (2, 1), (2, 3), (4, 1, 3), (1, 1, 1))
+
+
+def graph_of(shapes):
+    """Factors of one variable with these batch shapes."""
+    x = rg.Variable("x", 2)
+    return rg.FactorGraph([rg.Factor((x,), rg.Table(torch.zeros(*s, 2))) for s in shapes], [x])
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
@@ -18,10 +24,10 @@ def test_shapes_broadcast_as_tensors_do(count):
         try:
             expected = tuple(torch.broadcast_shapes(*shapes))
         except RuntimeError:
-            with pytest.raises(RuntimeError, match="do not broadcast"):
-                broadcast_shapes(*shapes)
+            with pytest.raises(rg.errors.ModelError, match="broadcast"):
+                graph_of(shapes)
         else:
-            assert broadcast_shapes(*shapes) == expected
+            assert graph_of(shapes).batch_shape == expected
 
 
 @pytest.mark.long

@@ -9,8 +9,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import BudgetError
-from rdpgraph.learn import EM, Probabilities
-from rdpgraph.learn.gradient import fit_by_gradient
+from rdpgraph.learn import EM, Probabilities, fit_by_gradient
 
 
 def frustrated(rows=6, columns=6, states=2, spread=3.0):

@@ -9,7 +9,6 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError
-from rdpgraph.plan import clock
 from rdpgraph.testing import brute_force
 
 INF = math.inf
@@ -189,13 +188,12 @@ def words(flips: torch.Tensor) -> tuple[rg.VariableArray, rg.FactorGraph]:
     return bits, rg.FactorGraph([channel, parities])
 
 
-def test_words_that_are_not_decoded_come_with_their_violations(monkeypatch):
+def test_words_that_are_not_decoded_come_with_their_violations(ticking):
     generator = torch.Generator().manual_seed(0)
     flips = torch.rand(6, 24, generator=generator) < torch.tensor([0.0, 0.5] * 3).unsqueeze(1)
     bits, graph = words(flips)
     posterior = rg.infer(graph, scheduler=rg.Loopy(sweeps=20))
-    times = itertools.count()
-    monkeypatch.setattr(clock, "now", lambda: float(next(times)))  # no search is begun
+    ticking()  # no search is begun
     with pytest.warns(UserWarning, match="FactorGraph.violations"):
         mode = posterior.mode()
     violations = graph.violations(mode)
@@ -221,10 +219,9 @@ def test_violations_are_the_factors_that_allow_nothing():
     torch.testing.assert_close(counts > 0, graph.score(assignment) == -INF)
 
 
-def test_a_search_names_the_items_that_it_found_nothing_for(monkeypatch):
+def test_a_search_names_the_items_that_it_found_nothing_for(ticking):
     x, graph = of_cycles()
-    times = itertools.count()
-    monkeypatch.setattr(clock, "now", lambda: float(next(times)))  # no move is begun
+    ticking()  # no move is begun
     with pytest.raises(BudgetError, match=r"found in .* of 5 batch items .* raise the time"):
         rg.infer(graph, scheduler=rg.Search(seconds=1.0)).mode()
     assert len(x) == 3

@@ -7,7 +7,6 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from rdpgraph.structures.draws import gumbel
 from tests.query.routes import ROUTES, embedded, evidence, inferred, logical, ring, seeded, weights
 
 RELAXED = [
@@ -47,13 +46,24 @@ def flat(answers):
                       answers.items()], -1)  # fmt: skip
 
 
+def noise_of(graph, seed):
+    """The noise of a draw, up to a constant of each variable: that of a model without scores."""
+    tables = [
+        rg.FactorBlock((entry,), rg.Table(torch.zeros(*graph.batch_shape, entry.size).double()))
+        if entry.shape
+        else rg.Factor((entry,), rg.Table(torch.zeros(*graph.batch_shape, entry.size).double()))
+        for entry in graph.variables
+    ]
+    free = rg.FactorGraph(tables, variables=graph.variables)
+    return flat(rg.infer(free).rsample(temperature=1.0, generator=seeded(seed))).log()
+
+
 @pytest.mark.parametrize("model", [ring, logical, evidence])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
 def test_it_is_the_marginals_of_the_perturbed_model(model, temperature):
     graph = model(weights().detach())
     drawn = rg.infer(graph).rsample(temperature=temperature, generator=seeded(3))
-    shape = (*graph.batch_shape, graph.domain.total_states)
-    noise = gumbel(shape, torch.zeros((), dtype=torch.float64), seeded(3))
+    noise = noise_of(graph, 3)
     if graph.observed is None:
         assert_close(flat(drawn), enumerated(graph, temperature, noise))
         return
@@ -113,7 +123,7 @@ def test_towards_temperature_0_it_is_the_perturbed_mode(route):
     assert bool((graph.score(states) > -torch.inf).all())
     if posterior.solved is not graph:
         return
-    noise = gumbel((graph.domain.total_states,), w, seeded(2))
+    noise = noise_of(graph, 2)
     counts = [entry.size * torch.Size(entry.shape).numel() for entry in graph.variables]
     unary = [
         rg.FactorBlock((entry,), rg.Table(part.reshape(*entry.shape, entry.size)))

@@ -1,4 +1,4 @@
-"""Variables whose objects are made when they are asked for are those of a tuple."""
+"""Names, variables and rows at little memory: equal to a dictionary, a tuple and `torch.unique`."""
 
 import copy
 import pickle
@@ -13,12 +13,67 @@ from rdpgraph.errors import UnknownVariableError
 from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.names import Decimals, Names
-from tests.io.helpers import of_format
-
-parse_uai, _ = of_format(".uai")
+from rdpgraph.model.restriction import distinct_rows
 
 COUNT = 1_500
 LARGE = tuple(f"s{n}" for n in range(5_000))
+
+
+def test_names_are_those_of_a_dictionary():
+    """Across several enlargements of the table; some of them empty, long, or beyond ASCII."""
+    given = ["", "ab", "a", "b", "\u00e9", "\U0001f600", "\ud800", "x" * 1000]
+    given += [str(number % 700) for number in range(2000)]
+    names, truth = Names(), dict[str, int]()
+    for name in given:
+        assert names.add(name) == truth.setdefault(name, len(truth))
+    assert names == tuple(truth)
+    assert tuple(truth) == names
+    assert list(names) == list(truth)
+    assert all(names.find(name) == names.index(name) == truth[name] for name in truth)
+    assert all(name in names for name in truth)
+    for absent in ("aab", "701", "ba"):
+        assert names.find(absent) == -1
+        assert absent not in names
+        with pytest.raises(ValueError, match="not among"):
+            names.index(absent)
+    assert 3 not in names
+    assert names[-1] == "699"
+    assert names[1:4] == ("ab", "a", "b")
+    with pytest.raises(IndexError):
+        names[len(names)]
+    with pytest.raises(ValueError, match="not among"):
+        names.index("ab", 2)
+
+
+def test_names_are_compared_hashed_copied_and_picked_as_tuples():
+    names = Names(["S", "NP", "S", "VP"])
+    assert repr(names) == "('S', 'NP', 'VP')"
+    assert hash(names) == hash(("S", "NP", "VP"))
+    assert names != ("S", "NP")
+    assert names != ["S", "NP", "VP"]
+    assert names != ("S", "NP", 3)
+    assert names.picked([2, 0]) == ("VP", "S")
+    for other in (copy.deepcopy(names), pickle.loads(pickle.dumps(names))):
+        assert other == names
+        assert other.find("VP") == 2
+
+
+def test_names_that_are_added_together_are_those_added_one_by_one(monkeypatch):
+    """Some of them repeated, known, or of one hash; and in a text with longer places."""
+    monkeypatch.setattr("rdpgraph.model.names._SHORT", 5000)
+    monkeypatch.setattr("rdpgraph.model.names._BITS", 7)
+    given = [b"", b"x" * 1000, *(b"%d" % (number % 700) for number in range(2000))]
+    one_by_one, together = Names(), Names()
+    for start in range(0, len(given), 90):
+        part = given[start : start + 90]
+        known = [one_by_one.find_bytes(name) for name in part]
+        assert together.find_all(part).tolist() == known
+        assert together.add_all(part).tolist() == list(map(one_by_one.add_bytes, part))
+    assert together == one_by_one
+    assert together.find_all([*given, b"absent"]).tolist() == [
+        *map(one_by_one.find_bytes, given),
+        -1,
+    ]
 
 
 def numbered(count=COUNT):
@@ -101,14 +156,14 @@ def test_names_that_are_numbers():
     assert Decimals(range(3)) == ("0", "1", "2")
 
 
-@pytest.mark.long
-def test_a_graph_of_many_answers_by_name_and_by_variable():
-    pairs = "".join(f"2 {n} {n + 1} " for n in range(COUNT - 1))
-    text = f"MARKOV {COUNT} {'2 ' * COUNT}{COUNT - 1} {pairs}" + "4 2 1 1 2 " * (COUNT - 1)
-    graph = parse_uai(text)
-    posterior = rg.infer(graph.condition({"0": 1}))
-    near = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
-    torch.testing.assert_close(posterior.marginal("1"), near)
-    torch.testing.assert_close(posterior.marginal(graph.variables[1]), near)
-    torch.testing.assert_close(posterior.marginals()[graph.variables[1]], near)
-    assert int(posterior.mode()[graph["1499"]]) == 1
+@pytest.mark.parametrize("limit", [1, 2, 7, 10**6, 2**31 - 1])
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (40, 1), (200, 3), (30, 9), (5, 0)])
+def test_distinct_rows_are_those_of_unique(shape, limit):
+    rows = torch.randint(0, limit, shape, generator=torch.Generator().manual_seed(limit))
+    rows = torch.cat([rows, rows[: shape[0] // 2]])
+    found, which = distinct_rows(rows)
+    assert torch.equal(found[which], rows)
+    if shape[1]:
+        expected, inverse = torch.unique(rows, dim=0, return_inverse=True)
+        assert torch.equal(found, expected)
+        assert torch.equal(which, inverse)
