@@ -133,12 +133,12 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Make everything in blocks of a few entries from now on, as where sizes are large."""
+    """Make everything in blocks of a few entries, in no tables and by streams, from now on."""
     from rdpgraph._core import tuning
 
     def begin(entries: int) -> None:
         for name in vars(tuning):
-            if name.endswith("BLOCK"):
+            if name.endswith(("BLOCK", "_TERMS")):
                 monkeypatch.setattr(tuning, name, entries)
 
     return begin

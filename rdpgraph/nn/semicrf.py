@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._core import tuning
 from rdpgraph._core.compiler import operator
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
@@ -19,9 +20,6 @@ from rdpgraph.nn.crf import (
     require_reduction,
 )
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov, scoring
-
-_MOST_BYTES = 2**26
-"""Maximum of bytes of the scores of all segments; beyond it they are recomputed (`streamed`)."""
 
 
 class SemiCRF(Transitions):
@@ -145,7 +143,7 @@ class SemiCRF(Transitions):
 
 
 def _is_long(unary: Tensor, duration: Tensor) -> bool:
-    return unary.numel() * len(duration) * 4 > _MOST_BYTES
+    return unary.numel() * len(duration) > tuning.LARGE_BLOCK
 
 
 def _fields(

@@ -27,8 +27,8 @@ from rdpgraph.plan.plan import PASSES, Budget, Plan
 from rdpgraph.schedulers.scheduler import Planned
 from rdpgraph.structures.recursion.library import available, function, threads
 
-_MEAN, _MOST = 2.0**20, 2.0**24
-"""Cells of a row: the mean from which products of whole batches are as fast, and the limit."""
+_MEAN = 2.0**20
+"""Mean cells of a row from which products of whole batches are as fast."""
 
 _TRIED = 16
 """Rows whose work is measured for a plan: so many with most gaps, and as many of all."""
@@ -155,7 +155,7 @@ class RowsSolution(Delegate):
         pointers = [0 if part is None else part.data_ptr() for part in (*given, cells)]
         entries = 0 if counts is None else counts.numel()
         used = threads(len(observed) * self.graph.num_variables * _PER_VARIABLE)
-        function("rows", dtype)(*pointers, len(observed), entries, stride, _MOST, used)
+        function("rows", dtype)(*pointers, len(observed), entries, stride, tuning.LARGE_BLOCK, used)
         return log_z
 
     @cached_property
@@ -305,7 +305,7 @@ def planned_rows(
     solution.run(observed[tried], cells=cells)
     most, widest = cells.amax(0).tolist()
     mean = float(cells[min(_TRIED, count) :, 0].mean())
-    if most > _MOST or mean > _MEAN:
+    if most > tuning.LARGE_BLOCK or mean > _MEAN:
         return None
     work = count * (mean + _PER_VARIABLE * float(gaps.double().mean()))
     element = torch.finfo(graph.dtype).bits / 8

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.portfolio import FirstConverged
-from rdpgraph.plan.clock import Allowance
 from rdpgraph.testing import brute_force
 
 DOUBLE = torch.float64
@@ -162,33 +160,6 @@ def test_modes_come_from_max_product():
 def test_settings_out_of_range(options):
     with pytest.raises(rg.errors.ModelError, match="JoinGraph needs"):
         rg.JoinGraph(**options)
-
-
-def test_the_first_that_converged_answers():
-    _, graph = grid(4, 4, 2, 2.5, seed=7)
-    never = rg.Loopy(sweeps=1, tolerance=0.0).plan(graph)[1]
-    first = rg.Loopy(sweeps=20, tolerance=10.0).plan(graph)[1]
-    unused = []
-
-    def third(seconds):
-        unused.append(seconds)
-        return first()
-
-    left = []
-
-    def second(seconds):
-        left.append(seconds)
-        return first()
-
-    attempts = (lambda _: never(), second, third)
-    chosen = FirstConverged(attempts, attempts[0], unasked, Allowance(1000.0))
-    assert chosen.status().converged
-    assert chosen.status().iterations == 1
-    assert not unused
-    assert 0 < left[0] < 1000
-    attempts = (lambda _: never(), lambda _: never())
-    last = FirstConverged(attempts, attempts[0], unasked, Allowance(1.0))
-    assert not last.status().converged
 
 
 @pytest.mark.long

@@ -65,12 +65,12 @@ def test_rows_are_those_of_enumeration(scale, zeros):
 
 
 @pytest.mark.parametrize("first", ["status", "log_partition", "marginals"])
-def test_rows_that_lack_too_much_are_solved_with_all_others(first, monkeypatch):
+def test_rows_that_lack_too_much_are_solved_with_all_others(first, small_blocks):
     values = [table.requires_grad_() for table in tables(5, zeros=0.2)]
     graph = evidence(graph_of(values), 9)
     posterior, truth = rg.infer(graph), brute_force(graph)
     assert "by itself" in posterior.plan.why
-    monkeypatch.setattr(rows, "_MOST", 4.0)
+    small_blocks(4)
     if first == "marginals":
         with torch.no_grad():
             posterior.marginals()

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
 from rdpgraph.nn import HMM, exchange_clusters
 
@@ -22,8 +21,8 @@ def model(dropout=0.0):
 
 @pytest.mark.parametrize("cells", [2**24, 1])
 @pytest.mark.parametrize("length", [0, 1, 7])
-def test_the_likelihood_is_that_of_the_whole_tables(monkeypatch, cells, length):
-    monkeypatch.setattr(tuning, "LARGE_BLOCK", cells)
+def test_the_likelihood_is_that_of_the_whole_tables(small_blocks, cells, length):
+    small_blocks(cells)
     made, generator = model(), torch.Generator().manual_seed(1)
     tokens = torch.randint(5, (4, length), generator=generator)
     lengths = torch.tensor([7, 3, 1, 0]).clamp(max=length)

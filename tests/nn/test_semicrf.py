@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from rdpgraph import Segmentation
-from rdpgraph._core import tuning
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.nn import Constraints, SemiCRF
-from rdpgraph.nn import semicrf as layers
 
 LENGTHS = torch.tensor([5, 1, 3])
 MASK = torch.arange(5) < LENGTHS.unsqueeze(1)
@@ -21,11 +19,10 @@ RULES = Constraints(
 
 
 @pytest.fixture(params=[False, True], ids=["kept", "streamed"])
-def route(request, monkeypatch):
+def route(request, small_blocks):
     """Both ways to answer; pieces of two positions."""
     if request.param:
-        monkeypatch.setattr(layers, "_MOST_BYTES", 0)
-        monkeypatch.setattr(tuning, "CACHE_BLOCK", 2 * 3 * 2 * 3)
+        small_blocks(2 * 3 * 2 * 3)
 
 
 def layer(constraints=None):

@@ -9,7 +9,6 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Randomized
-from rdpgraph._core import tuning
 from rdpgraph.randomized import (
     Global,
     Landmark,
@@ -294,11 +293,11 @@ def test_masses_are_marginals_with_the_label_put_among_those_kept(kind):
             torch.testing.assert_close(found, few.marginals()[site], **CLOSE)
 
 
-def test_masses_are_the_same_in_parts(monkeypatch):
+def test_masses_are_the_same_in_parts(small_blocks):
     model = model_of("dense", 3, 2, 7, batch=(2,))
     states, weights = few_of(model, 3)
     whole = model.sites().masses(states, weights)
-    monkeypatch.setattr(tuning, "BLOCK", 60)
+    small_blocks(60)
     assert torch.equal(model.sites().masses(states, weights), whole)
 
 

@@ -7,9 +7,6 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.loopy.arithmetic import product
-from rdpgraph.engines.loopy.gradients import gmres
-from rdpgraph.plan import clock
 from tests.engines.loopy.helpers import (
     differences,
     grid,
@@ -343,82 +340,6 @@ def test_a_gradient_in_unaries_alone():
             expected = differences(make, [unary], ask)
             for gradient in ALL if ask is log_z else THROUGH_MESSAGES:
                 agree(gradients(make, [unary], ask, gradient), expected)
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("own_batch", [1, 3])
-@pytest.mark.parametrize("factors", [1, 4])
-@pytest.mark.parametrize("columns", [1, 2, 6])
-def test_the_contraction_and_its_first_and_second_derivative(batch, own_batch, factors, columns):
-    table = torch.rand(own_batch, 3, columns, factors, generator=seeded(0), dtype=torch.float64)
-    vector = torch.rand(batch, columns, 4, generator=seeded(1), dtype=torch.float64)
-    expected = torch.einsum(
-        "bijf,bjf->bif",
-        table.expand(max(batch, own_batch), -1, -1, 4),
-        vector.expand(max(batch, own_batch), -1, -1),
-    )
-    same(product(table, vector), expected, 1e-12)
-    table.requires_grad_()
-    vector.requires_grad_()
-    same(product(table, vector), expected, 1e-12)
-    assert torch.autograd.gradcheck(product, (table, vector), fast_mode=True)
-    assert torch.autograd.gradgradcheck(product, (table, vector), fast_mode=True)
-
-
-def test_the_contraction_is_computed_alike_on_both_sides_of_its_size_limits():
-    """Large operands go column by column."""
-    table = torch.rand(2, 8, 8, 1200, generator=seeded(0), dtype=torch.float64)
-    vector = torch.rand(2, 8, 1200, generator=seeded(1), dtype=torch.float64)
-    same(product(table, vector), torch.einsum("bijf,bjf->bif", table, vector), 1e-12)
-    leaf = table.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(product(leaf, vector).sum(), leaf)
-    same(slope, vector.unsqueeze(1).expand_as(table), 1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [1, 5, 40])
-def test_gmres_solves_what_a_direct_solve_does(dtype, size):
-    matrix = torch.randn(size, size, generator=seeded(0), dtype=torch.float64) / (2 * size**0.5)
-    matrix = (matrix + torch.eye(size)).to(dtype)
-    right = torch.randn(size, generator=seeded(1), dtype=torch.float64).to(dtype)
-    exact = torch.linalg.solve(matrix.double(), right.double())
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
-    found, residual = gmres(lambda v: matrix @ v, right, 60, tolerance)
-    assert found.dtype == dtype
-    assert residual <= 10 * tolerance
-    same(found.double(), exact, 1e-9 if dtype == torch.float64 else 1e-4)
-
-
-def test_gmres_of_few_iterations_minimises_the_residual():
-    matrix = torch.randn(12, 12, generator=seeded(2), dtype=torch.float64) / 4
-    matrix = matrix + torch.eye(12, dtype=torch.float64)
-    right = torch.randn(12, generator=seeded(3), dtype=torch.float64)
-    basis = torch.stack([torch.linalg.matrix_power(matrix, n) @ right for n in range(5)], 1)
-    best = torch.linalg.lstsq(matrix @ basis, right).solution
-    least = (matrix @ basis @ best - right).norm() / right.norm()
-    found, residual = gmres(lambda v: matrix @ v, right, 5, 0.0)
-    same(torch.tensor(residual, dtype=torch.float64), least, 1e-8)
-    same((matrix @ found - right).norm() / right.norm(), least, 1e-8)
-    zero, none = gmres(lambda v: matrix @ v, torch.zeros_like(right), 5, 1e-6)
-    assert none == 0.0
-    assert not bool(zero.any())
-
-
-def test_gmres_ends_at_its_deadline(monkeypatch):
-    ticks = iter(range(1000))
-    monkeypatch.setattr(clock, "now", lambda: float(next(ticks)))
-    matrix = torch.randn(40, 40, generator=seeded(4), dtype=torch.float64)
-    seen = []
-
-    def operator(vector):
-        seen.append(vector)
-        return matrix @ vector
-
-    right = torch.randn(40, generator=seeded(5), dtype=torch.float64)
-    found, residual = gmres(operator, right, 40, 0.0, deadline=5.5)
-    assert len(seen) == 7
-    left = (matrix @ found - right).norm() / right.norm()
-    same(left, torch.tensor(residual, dtype=torch.float64), 1e-8)
 
 
 def test_gradients_in_single_precision():

@@ -7,10 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from rdpgraph import Chain
-from rdpgraph._core import tuning
 from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.structures.chain import native
-from rdpgraph.structures.recursion import library
 from tests.structures.chain.enumeration import (
     KINDS,
     SHAPES,
@@ -32,13 +29,11 @@ def place_of(listed, states):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("states", "total"), SHAPES)
 @pytest.mark.parametrize(("seed", "compiled"), [(0, True), (1, False)])
-def test_viterbi_finds_the_best_of_all_sequences(kind, states, total, seed, compiled, monkeypatch):
-    if not compiled:
-        monkeypatch.setattr(native, "applies", lambda unary, transition: False)
+def test_viterbi_finds_the_best_of_all_sequences(kind, states, total, seed, compiled, by_torch):
     parts = chains(kind, seed=seed, states=states, total=total)
     some, gone = possible_items(*parts)
     model = chain_of(*some)
-    found = model.mode()
+    found = model.mode() if compiled else by_torch(model.mode)
     scores = model.score(found)
     for item, length in enumerate(some[2].tolist()):
         listed, expected = sequences(*some, item)
@@ -57,12 +52,11 @@ def test_viterbi_finds_the_best_of_all_sequences(kind, states, total, seed, comp
 @pytest.mark.parametrize("k", [1, 2, 7, 30])
 @pytest.mark.parametrize("whole", [False, True])
 def test_k_best_are_the_first_of_all_sequences_sorted(
-    kind, states, total, k, whole, compiled, monkeypatch
+    kind, states, total, k, whole, compiled, by_torch
 ):
-    if not compiled:
-        monkeypatch.setattr(library, "available", lambda dtype: False)
     parts = chains(kind, seed=k, states=states, total=total, whole=whole)
-    best = chain_of(*parts).k_best(k)
+    model = chain_of(*parts)
+    best = model.k_best(k) if compiled else by_torch(lambda: model.k_best(k))
     found, scores = best.states, best.scores
     assert found.shape == (k, total + 1, total)
     assert scores.shape == (k, total + 1)
@@ -80,13 +74,9 @@ def test_k_best_are_the_first_of_all_sequences_sorted(
 
 
 @pytest.mark.parametrize("k", [1, 4, 60])
-def test_lists_of_a_few_states_and_of_all_are_the_same(k, monkeypatch):
-    unary, transition, lengths = chains("shared", seed=k, states=5, total=40)
-    scores = []
-    for compiled in (True, False):
-        if not compiled:
-            monkeypatch.setattr(library, "available", lambda dtype: False)
-        best = chain_of(unary, transition, lengths).k_best(k)
+def test_lists_of_a_few_states_and_of_all_are_the_same(k, by_torch):
+    model, scores = chain_of(*chains("shared", seed=k, states=5, total=40)), []
+    for best in (model.k_best(k), by_torch(lambda: model.k_best(k))):
         scores.append(best.scores)
         possible = (best.scores > -math.inf).sum(0)
         for item, count in enumerate(possible.tolist()):
@@ -130,12 +120,12 @@ def test_a_batch_is_its_items_one_by_one(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_of_any_size_give_the_same(kind, monkeypatch):
+def test_blocks_of_any_size_give_the_same(kind, small_blocks):
     parts, _ = possible_items(*chains(kind, seed=6))
     model = chain_of(*parts)
     watched = chain_of(parts[0], parts[1].clone().requires_grad_(), parts[2])
     before = [model.mode(), *answers(model, 5)]
-    monkeypatch.setattr(tuning, "CACHE_BLOCK", 1)
+    small_blocks(1)
     for one, other in zip(before, [model.mode(), *answers(model, 5)], strict=True):
         assert torch.equal(one, other)
     assert torch.equal(watched.max_marginals(), before[-1])

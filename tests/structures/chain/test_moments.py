@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.chain import scaled
 
 D = torch.float64
 
@@ -154,7 +153,6 @@ def test_transitions_are_counted(kind, zeros):
 def test_a_range_beyond_the_type_is_summed_in_logs(kind):
     unary, transition = (x.float() for x in potentials(3, 6, kind=kind, scale=300.0))
     first, exact = rg.Chain(unary, transition), rg.Chain(unary.double(), transition.double())
-    assert bool(scaled.log_partition(*first._parts())[1].any())
     other = rg.Chain(*potentials(3, 6, kind=kind, seed=1))
     assert torch.allclose(first.entropy().double(), exact.entropy(), atol=1e-3)
     assert torch.allclose(first.edge_counts().double(), exact.edge_counts(), atol=1e-3)

@@ -8,7 +8,6 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import NonProjectiveDependencies, ProjectiveDependencies
-from rdpgraph.structures.dependency import elimination
 from tests.estimate.enumeration import expectation
 from tests.structures.hypertree.enumeration import entropy_of, normal
 
@@ -64,16 +63,20 @@ def _check_lists(model, trees, scores):
 
 @pytest.mark.parametrize("multiroot", [False, True])
 @pytest.mark.parametrize("hard", [0.0, 0.5])
-def test_both_ways_to_the_k_best_trees_agree(multiroot, hard, monkeypatch):
-    """Lists of whole numbers agree with max-marginals."""
+def test_both_ways_to_the_k_best_trees_agree(multiroot, hard):
+    """Few sentences are taken one by one, in lists of whole numbers, and many by max-marginals."""
     unary = normal(3, 7, 8).masked_fill(normal(3, 7, 8, seed=1).sigmoid() < hard, -math.inf)
     unary[2] *= 1e-200
-    model = NonProjectiveDependencies(unary, multiroot=multiroot, lengths=torch.tensor([7, 5, 4]))
-    found = []
-    for way in (True, False):
-        monkeypatch.setattr(elimination, "quicker", lambda batch, words, way=way: way)
-        found.append(model.k_best(20))
-    torch.testing.assert_close(found[0].scores, found[1].scores, rtol=1e-9, atol=0.0)
+    lengths = torch.tensor([7, 5, 4])
+    model, many = (
+        NonProjectiveDependencies(
+            unary.repeat(copies, 1, 1), multiroot=multiroot, lengths=lengths.repeat(copies)
+        )
+        for copies in (1, 4)
+    )
+    found = model.k_best(20), many.k_best(20)
+    expected = found[0].scores.repeat(1, 4)
+    torch.testing.assert_close(found[1].scores, expected, rtol=1e-9, atol=0.0)
     alive = found[0].scores > -math.inf
     again = model.score(found[0].heads.clamp(min=0))
     torch.testing.assert_close(again[alive], found[0].scores[alive], **CLOSE)
@@ -123,20 +126,13 @@ def test_low_scores_that_stand_for_no_arc_take_no_digits_from_others(kind, multi
         assert bool((model.score(drawn) > 0.5 * low).all())
 
 
-def test_short_sentences_are_taken_in_lists():
-    assert elimination.quicker(1, 20)
-    assert elimination.quicker(4, 8)
-    assert not elimination.quicker(1, 40)
-    assert not elimination.quicker(16, 8)
-
-
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("multiroot", [False, True])
 @pytest.mark.parametrize("spread", [1.0, 500.0])
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_every_answer_is_that_of_all_trees(kind, multiroot, spread, length, seed, monkeypatch):
+def test_every_answer_is_that_of_all_trees(kind, multiroot, spread, length, seed):
     unary = spread * normal(length, length + 1, seed=seed)
     if seed:
         unary = unary.masked_fill(normal(length, length + 1, seed=seed + 9) > 0.6, -math.inf)
@@ -152,9 +148,6 @@ def test_every_answer_is_that_of_all_trees(kind, multiroot, spread, length, seed
     if length:
         torch.testing.assert_close(model.max_marginals(), through.amax(0), **CLOSE)
     _check_lists(model, trees, scores)
-    if kind is rg.NonProjectiveDependencies:
-        monkeypatch.setattr(elimination, "quicker", lambda batch, words: False)
-        _check_lists(model, trees, scores)
     if log_z == -math.inf:
         assert not model.marginals().any()
         assert bool((model.log_prob(trees) == -math.inf).all())

@@ -5,9 +5,7 @@ import math
 import pytest
 import torch
 
-import rdpgraph as rg
 from rdpgraph import NonProjectiveDependencies
-from rdpgraph.structures.dependency import elimination
 from tests.structures.hypertree.enumeration import normal
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -61,15 +59,14 @@ def test_max_marginals_are_those_of_trees_with_the_arc(multiroot, hard, words):
 
 
 @pytest.mark.parametrize("multiroot", [False, True])
-@pytest.mark.parametrize("lists", [False, True])
-def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot, lists, monkeypatch):
-    monkeypatch.setattr(elimination, "quicker", lambda batch, words: lists)
-    model = trees(3, 9, multiroot=multiroot, hard=0.4)
+@pytest.mark.parametrize("batch", [3, 9])  # few sentences are taken one by one
+def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot, batch):
+    model = trees(batch, 9, multiroot=multiroot, hard=0.4)
     best = model.k_best(12)
     torch.testing.assert_close(best.scores, model.score(best.heads), **CLOSE)
     assert bool((best.scores[1:] <= best.scores[:-1]).all())
     assert torch.equal(model.score(model.mode()), best.scores[0])
-    for item in range(3):
+    for item in range(batch):
         assert len({tuple(heads) for heads in best.heads[:, item].tolist()}) == 12
     torch.testing.assert_close(model.k_best(5).scores, best.scores[:5], **CLOSE)
     # The second best has an arc that the best has not.
@@ -78,13 +75,13 @@ def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot, lists
 
 
 @pytest.mark.parametrize("multiroot", [False, True])
-@pytest.mark.parametrize("lists", [False, True])
-def test_trees_of_equal_score_are_told_apart(multiroot, lists, monkeypatch):
-    monkeypatch.setattr(elimination, "quicker", lambda batch, words: lists)
-    model = NonProjectiveDependencies(torch.zeros(4, 5), multiroot=multiroot)
-    count = round(float(model.log_partition().exp()))
+@pytest.mark.parametrize("batch", [1, 20])
+def test_trees_of_equal_score_are_told_apart(multiroot, batch):
+    model = NonProjectiveDependencies(torch.zeros(batch, 4, 5), multiroot=multiroot)
+    count = round(float(model.log_partition()[0].exp()))
     best = model.k_best(count + 3)
-    assert len({tuple(heads) for heads in best.heads.tolist()}) == count + 1  # and none at all
+    for heads in best.heads.unbind(1):
+        assert len({tuple(each) for each in heads.tolist()}) == count + 1  # and none at all
     assert bool((best.scores[count:] == -math.inf).all())
 
 
@@ -124,18 +121,3 @@ def test_finite_scores_for_absent_arcs_change_nothing_in_long_sentences():
     )
     for ask in ("log_partition", "marginals", "entropy", "mode"):
         torch.testing.assert_close(getattr(soft, ask)(), getattr(hard, ask)(), **CLOSE)
-
-
-def test_all_items_and_arcs_are_taken_at_once(monkeypatch):
-    counted = []
-    own = elimination._Step.of
-
-    def counting(*given):
-        counted.append(given)
-        return own(*given)
-
-    monkeypatch.setattr(elimination._Step, "of", staticmethod(counting))
-    for batch in (1, 6):
-        counted.clear()
-        rg.infer(trees(batch, 16, multiroot=False)).max_marginals()
-        assert len(counted) == 15

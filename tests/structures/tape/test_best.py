@@ -4,8 +4,6 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.recursion import library
-from rdpgraph.structures.recursion.descend import best
 from tests.structures.tape.models import PAIRS, Spans, draw
 
 
@@ -26,19 +24,11 @@ def recursions():
 
 
 @pytest.mark.parametrize("name", RECURSIONS := dict(recursions()))
-def test_both_ways_find_the_same_lists(name, monkeypatch):
-    k, answers = 7, []
-    for compiled in (True, False):
-        if not compiled:
-            monkeypatch.setattr(library, "available", lambda dtype: False)
-        tape = RECURSIONS[name].to_tape(ranks=False, double=True)
-        drawn, there = best(tape, k)
-        states = drawn.states(tape, k)
-        assert set(drawn.tree.tolist()) <= set(there.flatten().nonzero().flatten().tolist())
-        scores = RECURSIONS[name].score(states).masked_fill(~there.reshape(k, *tape.lead), -99.0)
-        answers.append(scores)
-    torch.testing.assert_close(*answers)
-    assert bool((answers[0][:-1] >= answers[0][1:] - 1e-9).all())
+def test_both_ways_find_the_same_lists(name, by_torch):
+    model, k = RECURSIONS[name], 7
+    ours, theirs = model.k_best(k).scores, by_torch(lambda: model.k_best(k)).scores
+    torch.testing.assert_close(ours, theirs)
+    assert bool((ours[:-1] >= ours[1:] - 1e-9).all())
 
 
 def test_lists_of_one_are_the_modes_and_impossible_items_have_none():

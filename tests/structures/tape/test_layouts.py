@@ -1,6 +1,7 @@
 """Layouts that are kept: whatever a recursion looks at, answers are those of its own steps."""
 
 import functools
+import gc
 import math
 import random
 from dataclasses import dataclass, field, replace
@@ -187,3 +188,36 @@ def test_the_recursion_runs_again_only_where_it_must(name, monkeypatch):
     assert len(traced) == 2
     if name in UNKNOWN:
         assert all(isinstance(kept, int) for kept in traced)
+
+
+@pytest.mark.skipif(not library.available(torch.float64), reason=str(library.status()))
+def test_a_pool_that_grows_is_what_it_was_when_it_was_asked_for(monkeypatch):
+    taken = []
+    trace = layouts._traced
+    monkeypatch.setattr(layouts, "_traced", lambda *own: taken.append(1) or trace(*own))
+    for seed in range(3):
+        model = rg.Bitext.words(draw(2, 3, seed=seed), draw(2, seed=seed), draw(3, seed=seed))
+        model.log_partition()
+    assert len(taken) <= 1
+
+
+def indices():
+    """The numbers of the largest tensors of integers that are alive."""
+    gc.collect()
+    return sum(
+        own.numel()
+        for own in gc.get_objects()
+        if type(own) is torch.Tensor and not own.is_floating_point() and own.numel() > 500
+    )
+
+
+@pytest.mark.long
+def test_the_places_of_long_sentences_take_no_more_than_is_allowed(monkeypatch):
+    most, before = 2**19, indices()
+    monkeypatch.setattr(layouts, "_MOST", most)
+    for words in range(65, 69):
+        arcs = torch.zeros(words, words + 1)
+        assert rg.ProjectiveDependencies(arcs).mode().shape == (words,)
+        spans = torch.zeros(words, words, 1)
+        assert rg.Hypertree(spans).mode().shape == (words, words)
+    assert indices() - before < 2 * most  # in the program, and in the steps

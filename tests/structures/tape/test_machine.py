@@ -8,7 +8,6 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from rdpgraph.structures.recursion import layouts, library
 from tests.structures.tape.models import Segments, Spans, Tags, draw
 
 INF = math.inf
@@ -215,17 +214,6 @@ def test_layouts_serve_other_batches_lengths_and_places(by_torch):
         asked.append(Spans(draw(*batch, steps, steps, 2), rg.trees.NoRules(), lengths=given))
     for model in [*asked, *asked[:7]]:
         assert_close(gradients(model), by_torch(lambda: gradients(model)))  # noqa: B023
-
-
-@pytest.mark.skipif(not library.available(torch.float64), reason=str(library.status()))
-def test_a_pool_that_grows_is_what_it_was_when_it_was_asked_for(monkeypatch):
-    taken = []
-    trace = layouts._traced
-    monkeypatch.setattr(layouts, "_traced", lambda *own: taken.append(1) or trace(*own))
-    for seed in range(3):
-        model = rg.Bitext.words(draw(2, 3, seed=seed), draw(2, seed=seed), draw(3, seed=seed))
-        model.log_partition()
-    assert len(taken) <= 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,6 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from rdpgraph._core import tuning
-from rdpgraph.structures.recursion import down as downwards
-from rdpgraph.structures.recursion.down import down, goal, of_sites, up
 from rdpgraph.testing import check_structure
 from tests.estimate.enumeration import expectation
 from tests.structures.tape.models import LENGTHS, PAIRS, RULES, Segments, Spans, Tags, draw
@@ -43,27 +40,23 @@ def test_conformance(name):
 @each
 def test_what_the_best_configuration_uses_is_worth_what_it_is(name):
     model, _ = PAIRS[name]
-    tape = model.to_tape(ranks=False)
-    reader = up(tape, 0.0)
-    through, states = of_sites(tape, down(tape, reader)), model.mode()
-    best = goal(tape, reader).reshape(-1, *(1,) * (states.ndim - 1)).expand(states.shape)
+    through, states = model.max_marginals(), model.mode()
+    best = model.score(states)
+    best = best.reshape(-1, *(1,) * (states.ndim - 1)).expand(states.shape)
     own = through.gather(-1, states.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     assert_close(own[states >= 0], best[states >= 0])
     assert bool((through <= best.unsqueeze(-1) + 1e-9).all())
 
 
-@small
-def test_shares_of_an_entry_are_compared_a_few_at_a_time(name, monkeypatch):
-    tape = SMALL[name].to_tape(ranks=False)
-    reader = up(tape, 0.0)
-    whole = down(tape, reader)
-    monkeypatch.setattr(downwards, "_MOST", 2)
-    for one, other in zip(whole, down(tape, reader), strict=True):
-        assert_close(one, other)
+def test_an_entry_that_many_others_use_has_the_best_of_them():
+    """Each word of twenty is in nineteen larger spans that begin or end with it."""
+    unary = draw(20, 20, 2)
+    model, other = Spans(unary, RULES["dense"]), rg.Hypertree(unary, RULES["dense"])
+    assert_close(model.max_marginals(), other.max_marginals())
 
 
 @small
-def test_terms_made_again_for_the_gradient_of_the_entropy_are_the_same(name, monkeypatch):
+def test_terms_made_again_for_the_gradient_of_the_entropy_are_the_same(name, small_blocks):
     model = SMALL[name]
 
     def asked():
@@ -75,7 +68,7 @@ def test_terms_made_again_for_the_gradient_of_the_entropy_are_the_same(name, mon
         return first, second
 
     kept = asked()
-    monkeypatch.setattr(tuning, "CACHE_BLOCK", 0)
+    small_blocks(1)
     assert_close(asked(), kept)
 
 
