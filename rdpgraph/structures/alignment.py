@@ -157,21 +157,23 @@ def ctc_unary(
     spelt[:, 1::2] = torch.where(inside, targets, blank)
     index = spelt.expand(frames, *spelt.shape)
     heard = log_probs.gather(2, index).transpose(0, 1)
-    heard = pad(heard, (1, 1, 1, 1), value=-math.inf)
+    cells = pad(heard, (1, 1, 1, 1), value=-math.inf)
     # One end after the frames and the labels of each item.
     place = torch.arange(frames + 2, device=device).unsqueeze(1)
     stand = torch.arange(2 * most + 3, device=device)
-    after = (place == (spans + 1).reshape(-1, 1, 1)) & (stand == (2 * sizes + 2).reshape(-1, 1, 1))
-    beyond = (place > spans.reshape(-1, 1, 1)) | (stand > (2 * sizes + 1).reshape(-1, 1, 1))
-    cells = torch.where(after, 0.0, torch.where(beyond, -math.inf, heard))
+    ends = spans + 1, 2 * sizes + 2
+    beyond = (place >= ends[0].reshape(-1, 1, 1)) | (stand >= ends[1].reshape(-1, 1, 1))
+    cells = cells.masked_fill_(beyond, -math.inf)
+    cells[torch.arange(batch, device=device), *ends] = 0.0
     # A blank is skipped before a label that differs from the last, and before the end.
     skips = torch.zeros_like(cells[:, 0], dtype=torch.bool)
     last_but_one = pad(spelt, (2, 0), value=-1)[:, :-2]
     skips[:, 1:-1] = (spelt != blank) & (spelt != last_but_one)
-    skips = skips | (stand == (2 * sizes + 2).unsqueeze(1))
-    allowed = torch.stack([torch.ones_like(skips), torch.ones_like(skips), skips], -1)
-    unary = torch.where(allowed.unsqueeze(1), cells.unsqueeze(-1), -math.inf)
-    return unary, spans + 1, 2 * sizes + 2
+    skips = skips | (stand == ends[1].unsqueeze(1))
+    moves = cells.new_zeros(batch, 1, 2 * most + 3, 3)
+    moves[..., 2].masked_fill_(~skips.unsqueeze(1), -math.inf)
+    unary = cells.unsqueeze(-1) + moves
+    return unary, *ends
 
 
 _grid = remembered(8, where=lambda shape, moves, device: shape[0] * shape[1] <= 2**15)(Grid.of)  # noqa: ARG005

@@ -26,7 +26,7 @@ from rdpgraph.structures.recursion.steps import (
     Relabelled,
     Total,
 )
-from rdpgraph.structures.recursion.values import View
+from rdpgraph.structures.recursion.values import Value, View
 
 # As in tables.h.
 (
@@ -34,7 +34,8 @@ from rdpgraph.structures.recursion.values import View
     _PRODUCT,
 ) = range(12)  # fmt: skip
 _FIELDS = 12
-_LEVELLED = {_TOTAL, _LINKED, _RULES, _BESIDE, _PICKED}  # kinds whose rows have a level in float32
+_LEVELLED = {_TOTAL, _LINKED, _RULES}  # kinds whose rows have a level in float32
+_MOVED = {_BESIDE, _PICKED}  # kinds whose rows have one if those that they read have
 
 
 Slot = Leaf | Table | View
@@ -180,9 +181,14 @@ class _Lowering:
             known = [known[place] for place in view.index.flatten().tolist()]
         return chain.from_iterable(known)
 
-    def add(self, places: int, labels: int, *numbers: int, stored: bool = True) -> None:
-        """Append a step."""
-        levelled = stored and labels > 1 and numbers[0] in _LEVELLED
+    def add(
+        self, places: int, labels: int, *numbers: int, stored: bool = True, of: Iterable[Value] = ()
+    ) -> None:
+        """Append a step, which moves rows ``of`` others or computes its own."""
+        levelled = numbers[0] in _LEVELLED
+        if numbers[0] in _MOVED:
+            levelled = any(self.values[self.same.get(x.number, x.number)][3] >= 0 for x in of)
+        levelled = levelled and stored and labels > 1
         self.values.append((self.size, places, labels, self.levels if levelled else -1))
         self.levels += places * levelled
         fields = [numbers[0], len(self.steps), *numbers[1:]]
@@ -321,10 +327,11 @@ def _lower(
             start = made.put(n for part in parts for n in part)
             width = sum(part[2] * part[4] for part in parts)
             places = max(part[3] for part in parts)
-            made.add(places, width, _BESIDE, 0, start, len(parts))
+            pool = [x for view in step.views for x in view.pool]
+            made.add(places, width, _BESIDE, 0, start, len(parts), of=pool)
         case Relabelled() if step.which.ndim == 1:
             start = made.put(step.which)
-            made.add(step.places, len(step.which), _PICKED, step.x.number, start)
+            made.add(step.places, len(step.which), _PICKED, step.x.number, start, of=[step.x])
         case LabelsAsPlaces():
             made.add(step.x.places * step.x.width, 1, _APART, step.x.number)
         case _:

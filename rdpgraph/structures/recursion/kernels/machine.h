@@ -20,8 +20,11 @@ void moved(const Machine<Real>& m, const int64_t* step, int64_t item, Visit visi
       int64_t to = here;
       for (int64_t f = 0; f < step[4]; ++f, part += kPart)
         for (int64_t a = 0; a < part[2]; ++a, to += part[4])
-          m.each_place(part, a, item, 0, places, [&](int64_t p, int64_t from, double level) {
-            call(p, from, level, to + p * labels, part[4]);
+          m.each_run(part, a, item, 0, places, [&](int64_t p, int64_t run, int64_t from, int64_t hop,
+                                                   const double* level) {
+            for (int64_t k = 0; k < run; ++k)
+              call(p + k, from < 0 ? -1 : from + k * hop, level ? level[hop ? k : 0] : 0,
+                   to + (p + k) * labels, part[4]);
           });
     };
     if (levels) {

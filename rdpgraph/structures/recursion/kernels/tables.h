@@ -83,20 +83,31 @@ template <typename Real> struct Machine {
     return pair ? at(pair[0], item, pair[1]) : -1;
   }
 
-  // Visits the entries of a factor at some places in turn, with their levels; below 0: none.
+  // Visits the entries of a factor at some places in turn, by runs at consecutive places of one value:
+  // the first place, how many, the first offset (below 0: none) and the hop, the levels or null.
   template <typename Visit>
-  void each_place(const int32_t* part, int64_t way, int64_t item, int64_t first, int64_t count,
-                  Visit visit) const {
+  void each_run(const int32_t* part, int64_t way, int64_t item, int64_t first, int64_t count,
+                Visit visit) const {
     const int64_t hop = part[3] > 1, start = (part[2] > 1 ? way : 0) * part[3] + hop * first;
     const int64_t* given = part[5] < 0 ? nullptr : table(part[5]);
     const int64_t* numbers = given ? reinterpret_cast<const int64_t*>(given[0]) : nullptr;
     if (given && given[1] > 1) numbers += item * given[2];
-    for (int64_t p = 0; p < count; ++p) {
-      const int64_t number = numbers ? numbers[start + hop * p] : start + hop * p;
-      const int32_t* pair = index + part[1] + 2 * number;
-      const bool none = (numbers && number >= part[0]) || pair[0] < 0;
-      if (none) visit(p, -1, 0.0);
-      else visit(p, at(pair[0], item, pair[1]), level(pair[0], item, pair[1]));
+    const auto pair = [&](int64_t p) -> const int32_t* {
+      const int64_t number = numbers ? numbers[start + p] : start + p;
+      if (numbers && number >= part[0]) return nullptr;
+      const int32_t* one = index + part[1] + 2 * number;
+      return one[0] < 0 ? nullptr : one;
+    };
+    for (int64_t p = 0, run; p < count; p += run) {
+      const int32_t* one = pair(hop * p);
+      run = hop ? 1 : count;
+      for (; p + run < count; ++run) {
+        const int32_t* next = pair(p + run);
+        if (!one != !next) break;
+        if (one && (next[0] != one[0] || next[1] != one[1] + run)) break;
+      }
+      if (!one) visit(p, run, -1, 0, nullptr);
+      else visit(p, run, at(one[0], item, one[1]), hop * labels(one[0]), level_at(one[0], item, one[1]));
     }
   }
 

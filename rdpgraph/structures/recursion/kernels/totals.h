@@ -38,10 +38,15 @@ NOINLINE void beside(const Machine<Real>& m, const int64_t* step, int64_t item, 
       for (int64_t f = 0; f < way[1]; ++f) {
         const int32_t* part = way + 2 + f * kPart;
         const int64_t wide = part[4] > 1;
-        m.each_place(part, a, item, place, count, [&](int64_t p, int64_t from, double level) {
+        m.each_run(part, a, item, place, count, [&](int64_t p, int64_t run, int64_t from, int64_t hop,
+                                                    const double* level) {
           for (int64_t i = 0; i < labels; ++i) {
-            const Real value = from < 0 ? kNever<Real> : m.arena[from + i * wide] + Real(level);
-            to[i * count + p] = f ? to[i * count + p] + value : value;
+            Real* row = to + i * count + p;
+            const Real* x = m.arena + from + i * wide;
+            if (from < 0) std::fill(row, row + run, kNever<Real>);
+            else if (f == 0) for (int64_t k = 0; k < run; ++k) row[k] = x[k * hop];
+            else for (int64_t k = 0; k < run; ++k) row[k] += x[k * hop];
+            for (int64_t k = 0; k < run && level; ++k) row[k] += Real(level[hop ? k : 0]);
           }
         });
       }
@@ -58,8 +63,13 @@ NOINLINE void beside_down(const Machine<Real>& m, const int64_t* step, int64_t i
       for (int64_t f = 0; f < way[1]; ++f) {
         const int32_t* part = way + 2 + f * kPart;
         const int64_t wide = part[4] > 1;
-        m.each_place(part, a, item, place, count, [&](int64_t p, int64_t to, double) {
-          for (int64_t i = 0; i < labels && to >= 0; ++i) grads[to + i * wide] += shares[i * count + p];
+        m.each_run(part, a, item, place, count, [&](int64_t p, int64_t run, int64_t to, int64_t hop,
+                                                    const double*) {
+          for (int64_t i = 0; i < labels && to >= 0; ++i) {
+            const Real* row = shares + i * count + p;
+            Real* x = grads + to + i * wide;
+            for (int64_t k = 0; k < run; ++k) x[k * hop] += row[k];
+          }
         });
       }
 }
