@@ -126,3 +126,40 @@ def test_a_file_holds_one_idea() -> None:
     counts = {str(path): len(path.read_text().splitlines()) for path in FILES}
     long = {name: count for name, count in counts.items() if count > 400}
     assert not long, "split them by idea"
+
+
+ARITHMETIC = (ast.Tuple, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
+BUDGETS = {"seconds", "deadline", "memory", "memory_bytes"}
+
+
+def _is_number(node: ast.AST) -> bool:
+    return isinstance(node, ARITHMETIC) or (
+        isinstance(node, ast.Constant) and type(node.value) in (int, float)
+    )
+
+
+def _names(tree: ast.AST) -> set[str]:
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
+    return {node.id if isinstance(node, ast.Name) else node.attr for node in names}
+
+
+@pytest.mark.parametrize("room", sorted({path.relative_to(PACKAGE).parts[0] for path in FILES}))
+def test_numbers_of_an_algorithm_are_explained_and_share_no_budget(room: str) -> None:
+    """Shares of time and memory are in `_core/tuning.py` and `_core/effort.py`, with units."""
+    faults = []
+    for path in (PACKAGE / room).rglob("*.py") if (PACKAGE / room).is_dir() else [PACKAGE / room]:
+        text, private = path.read_text(), set[str]()
+        lines, tree = text.splitlines(), ast.parse(text)
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and all(map(_is_number, ast.walk(node.value))):
+                names = set().union(*map(_names, node.targets))
+                private |= {name for name in names if name.startswith("_")}
+                said = "#" in "".join(lines[node.lineno - 2 : node.end_lineno])
+                if names & private and not said and lines[node.end_lineno or 0][:3] != '"""':
+                    faults.append(f"{path}:{node.lineno} does not say what it is")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BinOp | ast.Compare):
+                inside = _names(node)
+                if inside & private and inside & BUDGETS:
+                    faults.append(f"{path}:{node.lineno} sets a number against time or memory")
+    assert not faults, "\n".join(faults)

@@ -9,7 +9,7 @@ from rdpgraph.errors import printable
 
 Point = tuple[float, float]
 
-_MOST_ROWS, _MOST_DOTS, _LONGEST = 20, 200, 80
+_MOST_ROWS, _MOST_DOTS, _LONGEST = 20, 200, 80  # shown of a table, a picture and a text
 _BOX = "font-family:ui-sans-serif,sans-serif;font-size:13px;line-height:1.5"
 _CELL = "text-align:left;vertical-align:top;padding:1px 12px 1px 0;color:inherit"
 _BAR = "display:inline-block;height:.7em;background:currentColor;opacity:.45;margin-right:6px"

@@ -1,8 +1,9 @@
 """Sizes, thresholds and rates of this machine: they decide speed and memory, never an answer.
 
 Measured with floats of 64 bits on one core of an AMD EPYC at 2.4 GHz with 1 MB of private cache
-and 32 MB shared. `tests/benchmarks/tuning.py` measures blocks, thresholds and rates again. Parts of
-a time budget, and numbers that belong to one algorithm's mathematics, stand beside it.
+and 32 MB shared. `tests/benchmarks/tuning.py` measures blocks, thresholds and rates again, and the
+benchmark of a room (`tests/benchmarks/`) what stands under its name. Parts of a time budget and
+sizes of searches are in `effort.py`; numbers of one algorithm's mathematics stand beside it.
 """
 
 CORE_BLOCK = 2**18
@@ -117,6 +118,93 @@ EASY_ENTRIES = 2e7
 LITTLE_WORK, LITTLE_SWEEP = 3e6, 2**14
 """Multiply-adds that take no longer than the overhead of an answer, and places and ways visited
 that take no longer than that of a masked sweep, some milliseconds."""
+
+# Limits of memory.
+MOST_DENSE, MOST_DECIDED, MOST_ENUMERATED = 2**30, 2**16, 2**20
+"""Entries of a low-rank table that is written out; configurations of a projected clause, of a
+structure or of a graph that are decided, written out or enumerated one by one."""
+MOST_OBSERVABLES, OPEN_CHECKS = 20, 34
+"""Observables of a parity model, of which all cosets are listed; open checks of its sweep."""
+LITTLE_BYTES, COUNTER_BYTES = 2**28, 64e6
+"""Bytes that any machine has, and those that a process that counts takes itself."""
+BRANCHED_CELLS, CLUSTER_BITS = 1e8, 27.0
+"""Entries of all tables of an order beyond which circuits do not branch by it; log2 of the largest
+table of a cluster that is tried."""
+MOST_SHAPES, SHAPE_TEXT = 2**14, 700
+"""Shapes of tables in a file, and bytes of text per shape beyond them: a block takes 4 kB."""
+KEPT_LAYOUTS, LAYOUT_STEP, LAYOUT_TRIES = 2**23, 2**6, 3
+"""Numbers of all layouts that are kept, those of a step without its places, and objects with other
+steps after which a layout is no longer kept."""
+
+# Bytes, from which memory is predicted.
+CLUSTER_BYTES, PIN_BYTES, MOVE_BYTES, SUM_BYTES = 16, 32.0, 4.0, 28.0
+"""Bytes of an entry of a cluster with its belief, of the tables of a move of pins, of those of a
+move of a search with messages, and of the largest table of a sum."""
+MEMBER_VARIABLE, MEMBER_EXTENDED, MEMBER_STEP = 16.0, 6.0, 64.0
+"""Bytes of a member for each variable while its population grows, how many times that for each
+state that it is extended by, and bytes of a member for each variable where all steps are kept."""
+WRITTEN_NUMBER, PLAIN_NUMBER, ROW_STATE = 900.0, 120.0, 24.0
+"""Bytes for each number written by a command, from the evidence to the text, with names and
+without, on 60,000 rows of eight variables as JSON and on a million states; and for each state of a
+row as it is read, given and kept."""
+
+# Items that are worked on at a time.
+LEARNED_ROWS, LEARNED_SEQUENCES, DECODED_TOKENS = 4096, 8, 4096
+"""Rows whose log Z is computed together by default, the fewest sequences of a batch, and tokens
+that are decoded at a time without gradients."""
+NAMES_PIECE, HEADERS, UNPACKED = 2**12, 2**9, 2**20
+"""Names hashed, headers of a file read, and bytes of an archive unpacked at a time."""
+PATH_PARTS, LEVELLED_STEPS, COLLECTED_PARTS = 8, 8, 16
+"""Blocks of a chain's draws with gradients, steps of a chain between shifts, and parts of an entry
+that are collected before they are compared."""
+
+# Sizes from which another way is faster, or a smaller one enough.
+COMPARED_STATES, TABLED_CLAUSE = 64, 6
+"""States of automata that are compared by value, to share a block; literals of a clause that is a
+table, while longer ones are automata."""
+LISTED_VARIABLES, LISTED_NAMES, SLOW_NAMES = 2**10, 2**12, 2**5
+"""Variables that are kept as objects, a third of a MB; names of their states, half a MB; and names
+of one variable, which are slow to make."""
+FIRST_NAMES, FEW_NAMES = 2**8, 2**3
+"""Names whose numbers are in a dictionary too, and names left that Python finds one by one."""
+ERROR_STATES, WARNING_STATES, SUMMED_RULES = 2048, 256, 2**12
+"""States of each side whose errors under features are measured, and for a warning; rules that
+errors are summed over: of more, a sample stands for all."""
+ROW_MEAN, ROWS_TRIED = 2.0**20, 16
+"""Mean cells of a row from which products of whole batches are as fast; rows whose work is measured
+for a plan, with most gaps, and as many of all."""
+RANKED_ENTRIES, RANKED_GAIN = 2**18, 4
+"""Entries of all low-rank factors as tables, and their ratio to those of both sides of the factors,
+from which sums are over ranks."""
+SOLVED_TREES, PATH_NODES, PAIRED_COLUMNS = 2000, 600, 8
+"""Variables whose spanning trees are counted by a linear solve, nodes of a picture laid out by
+shortest paths, and columns of which all products are made at once."""
+DENSE_RULES, SMALL_RULES = 500.0, 2.0**15
+"""Entries of a table of rules, for each rule, or in all, below which it is faster than a list."""
+RECOGNISED_CHECKS, RECOGNISED_WORK = 20, 1e9
+"""Open checks of a graph that is answered as a parity model (tables of 64 MB), and multiply-adds
+of its sweep, about a second."""
+FEWEST_SITES, MOST_PADDED = 3, 2
+"""Variables of a chain in a graph, fewer being contracted as fast; most sites for each of them."""
+
+# Rates beside those above.
+STEP_LAUNCHES, LEVEL_LAUNCHES = 7, 22
+"""Launches on a GPU of a step of a chain's recursion, and of a level of a scan."""
+ASSUMED_SWEEPS, CLUSTER_PASSES, DAMPED_SWEEP = 20, 3, 1.2
+"""Sweeps that clusters are assumed to need, passes over a cluster's table for each link and sweep,
+and the cost of a damped sweep, in sweeps."""
+MESSAGES_BEGIN, LAYER_BEGINS, POTENTIALS_BEGIN = 1e5, 4e4, 6e5
+"""Overhead in operations of the messages of all factors of a kernel, of those of a layer, and of
+potentials that answer messages themselves."""
+MEMBERS_VARIABLE, MEMBER_STATE = 5e4, 100.0
+"""Operations of a population for a variable, and for each member extended by one of its states."""
+BUCKET, BUCKET_ENTRY = 3e4, 10.0
+"""Operations of a mini-bucket, and of each entry of its table."""
+ROW_CELLS_PER_SECOND, ROW_VARIABLE = 1e8, 100.0
+"""Cells of all passes over a row per second, and what a missing variable costs besides, in cells;
+`tests/benchmarks/bnlearn.py --rows`."""
+SUMMED_PER_SECOND = 2e7, 1e8
+"""Entries that a search sums per second, in NumPy and in compiled code."""
 
 
 def per_block(each: int, block: int = BLOCK) -> int:

@@ -28,8 +28,8 @@ from rdpgraph.query.answers import Assignment, StateValues
 from rdpgraph.query.posterior import Posterior
 
 CONFIDENCE = 0.95
-_MOST_ROWS = 400
-_BAR = 24
+_MOST_ROWS = 400  # printed to a terminal
+_BAR = 24  # characters of a probability of one
 
 
 @dataclass(frozen=True)

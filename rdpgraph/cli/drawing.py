@@ -46,7 +46,7 @@ def _error(number: int, target: Path) -> OSError:
     return OSError(number, os.strerror(number), str(target))
 
 
-_MOST_WORDS = 400
+_MOST_WORDS = 400  # of a readable picture
 
 
 @dataclass

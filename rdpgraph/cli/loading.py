@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import typer
 
+from rdpgraph._core import tuning
 from rdpgraph.cli.options import Device, Format, Task
 from rdpgraph.errors import EvidenceError, FileFormatError, ModelError, UnsupportedError
 from rdpgraph.io.evidence import LIMIT as EVIDENCE_LIMIT
@@ -21,13 +22,6 @@ from rdpgraph.model.domain import Named
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import State, names_of
 from rdpgraph.plan.plan import require_room
-
-_NUMBER, _PLAIN = 900.0, 120.0
-"""Bytes for each number that is written, from the evidence to the text: with names, and without;
-measured on 60,000 rows of eight variables as JSON, and on a million states."""
-_STATE = 24.0
-"""Bytes for each state of a row: as it is read, given and kept."""
-
 
 _GAPS = "", "?", "*", "NA", "NaN", "nan", "null", "-1"
 """Texts of missing values, unless a state has such a name."""
@@ -99,7 +93,7 @@ def read_rows(path: Path, graph: FactorGraph, limit: int, wait: float) -> Any:
 def require_room_for_rows(rows: Sequence[Any], graph: FactorGraph, memory: float | None) -> None:
     """Refuse evidence rows whose states exceed memory."""
     what = f"{len(rows):,} rows of evidence on {graph.num_variables:,} variables"
-    require_room(_STATE * len(rows) * graph.num_variables, what, memory)
+    require_room(tuning.ROW_STATE * len(rows) * graph.num_variables, what, memory)
 
 
 def queried(graph: FactorGraph, names: Sequence[str]) -> list[str]:
@@ -129,7 +123,7 @@ def require_room_for_answers(
         numbers = int(sizes[places].sum()) if places else graph.domain.total_states
     elif task is not Task.PR:
         numbers = len(query) or graph.num_variables
-    each = _PLAIN if style is Format.UAI else _NUMBER
+    each = tuning.PLAIN_NUMBER if style is Format.UAI else tuning.WRITTEN_NUMBER
     what = f"Answers for {rows:,} rows of evidence, {numbers:,} numbers each,"
     require_room(each * rows * (1 + numbers), what, memory)
 

@@ -11,9 +11,9 @@ import typer
 _BYTES = {"": 1, "b": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SECONDS = {"ms": 1e-3, "": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
-_MOST_BYTES = 2.0**62
-_LEAST_BARE = 2**20
-_MOST_SECONDS = 1e9
+_MOST_BYTES = 2.0**62  # an int of 64 bits
+_LEAST_BARE = 2**20  # bytes; a smaller number lacks its unit
+_MOST_SECONDS = 1e9  # thirty years
 
 
 class Task(StrEnum):

@@ -12,6 +12,7 @@ from time import monotonic
 import torch
 import typer
 
+from rdpgraph._core import effort
 from rdpgraph.cli.interrupts import raise_swallowed
 from rdpgraph.cli.options import EstimatorName, Method, ProposalName, Task
 from rdpgraph.engines.loopy.schedules import Sequential
@@ -34,7 +35,7 @@ from rdpgraph.plan.clock import Stop, interruptible
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
 
-_REPLICATES = 16
+_REPLICATES = 16  # by default
 
 
 _PROPOSALS: dict[ProposalName, Callable[[], Proposal]] = {
@@ -45,8 +46,6 @@ _PROPOSALS: dict[ProposalName, Callable[[], Proposal]] = {
     ProposalName.LANDMARK: Landmark,
     ProposalName.PILOT: Pilot,
 }
-_SLACK = 1.2
-_MORE = 1.0  # seconds, for small models
 
 
 def scheduler_of(
@@ -248,7 +247,7 @@ def ending(seconds: float, *, spent: float = 0.0) -> Generator[None]:
 
     begin = monotonic()
     before = signal.signal(signal.SIGALRM, ring)
-    most = _SLACK * seconds + _MORE - min(spent, 0.5 * seconds)
+    most = effort.COMMAND_LATE * seconds + effort.COMMAND_MORE - min(spent, 0.5 * seconds)
     left, interval = signal.setitimer(signal.ITIMER_REAL, most)
     try:
         yield

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.estimate import Estimate
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
@@ -21,17 +21,10 @@ from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Valu
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan.clock import Allowance
 
-_EXACTLY = 0.5
-"""Part of the time that exact log Z may take."""
-_DRAWN = 0.7
-"""Part of the remaining time that estimates take."""
 _PRECISE = 0.1
 """Standard error (nats) below which messages are not asked."""
-_TRIAL, _HOPELESS = 0.1, 1.0
-"""Part of the time after which estimates with a larger standard error (nats) are given up, if
-marginals are asked for."""
-_WORTH = 0.3
-"""Part of the time that must be left for them."""
+_HOPELESS = 1.0
+"""Standard error (nats) of a trial above which estimates are given up."""
 _MEMBERS = 100
 """Members of a population that its marginals need: fewer are pinned in all populations alike."""
 _CONTRADICTED, _NEAR = 3.0, 1e-4
@@ -61,7 +54,7 @@ class BestKnown(Delegate):
             return None
         try:
             with self.allowance.spending(), torch.no_grad():
-                solution = self.exactly(_EXACTLY * self.allowance.left())
+                solution = self.exactly(effort.EXACT_SUM * self.allowance.left())
                 solution.log_partition()
         except BudgetError:
             return None
@@ -70,7 +63,7 @@ class BestKnown(Delegate):
     @cached_property
     def _drawn(self) -> MiniBucketSolution:
         with self.allowance.spending():
-            solution = self.drawn(self.allowance.left(_DRAWN))
+            solution = self.drawn(self.allowance.left(effort.DRAWN_SUM))
             _ = solution.estimates
         return solution
 
@@ -101,10 +94,10 @@ class BestKnown(Delegate):
     def _is_hopeless(self) -> bool:
         """True if there is no time for estimates, or a trial shows them far from precise."""
         left = self.allowance.left()
-        if left < _WORTH * self.allowance.seconds:
+        if left < effort.DRAWN_LEAST * self.allowance.seconds:
             return True
-        trial = self.drawn(_TRIAL * left)
-        if _TRIAL * left < tuning.SECONDS_PER_FACTOR * sum(
+        trial = self.drawn(effort.DRAWN_TRIAL * left)
+        if effort.DRAWN_TRIAL * left < tuning.SECONDS_PER_FACTOR * sum(
             len(g.scopes) for g in trial.network.groups
         ):
             return True

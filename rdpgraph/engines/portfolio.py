@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.search.solution import SearchedMarginalModes, Seeker, proved
 from rdpgraph.engines.search.starts import Searched, best_of, likeliest, violations
@@ -18,22 +19,6 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 
 _log = logging.getLogger(__name__)
-
-_PLAINLY = 0.4
-"""Part of the remaining time in which plain messages are decoded without hard zeros."""
-
-_MODES = 0.8
-"""Part of the time for modes, if sums have not begun."""
-
-_MARGINAL, _LIKELY = 0.9, 0.1
-"""Part of the time for marginal modes, and for the messages that they begin with."""
-
-_BOUNDING = 0.05
-"""Part of the time for a bound on their scores."""
-
-_STARTED, _BRIEFLY = 0.4, 0.05
-"""Parts of that after which messages end, and the search begins from them: with hard zeros, and
-without, where plain ones are the better start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,16 +110,16 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _messages(self) -> Solution:
         """Messages for modes."""
         soft = self.plainly is not None and self._decoding is None
-        return self._modal(_BRIEFLY if soft else _STARTED)
+        return self._modal(effort.SOFT_MODE_START if soft else effort.MODE_START)
 
     @cached_property
     def _maxima(self) -> Solution:
         """Messages for max-marginals."""
-        return self._messages if self._decoding is not None else self._modal(_STARTED)
+        return self._messages if self._decoding is not None else self._modal(effort.MODE_START)
 
     def _modal(self, part: float) -> Solution:
         with self.allowance.spending(), torch.no_grad():
-            solution = self.modal(part * self.allowance.left(_MODES))
+            solution = self.modal(part * self.allowance.left(effort.MODES))
             solution.mode()
         return solution
 
@@ -154,7 +139,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
             best = best_of(network, every)
             if plain is not None and bool(best.found.all()):
                 return best.states
-            part = max(_PLAINLY if self._decoding is None else 1.0, self.first)
+            part = max(effort.PLAIN_MODES if self._decoding is None else 1.0, self.first)
             other = self.plainly(self.allowance.left(part)).mode()
             return best_of(network, [best.states, other]).states
 
@@ -177,7 +162,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _found(self) -> Searched:
         start = self._start
         with self.allowance.spending(), torch.no_grad():
-            best = self.seeker.sought(None, start, self.allowance.left(_MODES))
+            best = self.seeker.sought(None, start, self.allowance.left(effort.MODES))
             if self._decoding is not None and not bool(best.optimal.all()):
                 seconds = self.allowance.left() if self.allowance.counter is None else None
                 other = self._decoding(seconds).mode()
@@ -232,7 +217,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
         with self.allowance.spending():
-            return self.seeker.above(numbers, scores, _BOUNDING * self.allowance.seconds)
+            return self.seeker.above(numbers, scores, effort.AUTO_BOUNDS * self.allowance.seconds)
 
     def mass_at_least(self) -> Tensor:
         """(B,) largest score of a known mode or marginal mode, a lower bound on log Z."""
@@ -255,9 +240,9 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         with self.allowance.spending(), torch.no_grad():
             start = None
             if self.plainly is not None:
-                plain = self.plainly(self.allowance.left(_LIKELY))
+                plain = self.plainly(self.allowance.left(effort.MARGINAL_START))
                 start = likeliest(plain, self.seeker.network.graph)
-            best = self.seeker.sought(numbers, start, self.allowance.left(_MARGINAL))
+            best = self.seeker.sought(numbers, start, self.allowance.left(effort.MARGINAL_MODES))
         return best.required(self.seeker.network.graph, "marginal mode")
 
 

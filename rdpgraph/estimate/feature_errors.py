@@ -25,7 +25,6 @@ from rdpgraph.structures.grammar.model import Hypertree
 from rdpgraph.structures.recursion.rules import BilinearRules, DenseRules
 
 _MOST = 2**40  # features
-_RULES = 2**12  # rules that errors are summed over; of more, a sample stands for all
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +218,7 @@ def _first_order(
         real = (drawn >= 0) & (local >= 0) & (local < len(kind))
         local = torch.where(real, local, 0)
         known = torch.zeros_like(columns)
-        for some in torch.cat([rows, local.flatten()]).unique().split(_RULES):
+        for some in torch.cat([rows, local.flatten()]).unique().split(tuning.SUMMED_RULES):
             known[some] = (vectors[some] @ vectors[points].mT).expm1() @ right
         products = left.mT @ known[rows]
         variance, normalisers = products[-1, -1].clamp(min=0.0), products[:-1, :-1]
@@ -236,14 +235,14 @@ def _first_order(
 
 def _stand_ins(columns: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Rows that stand for all in sums, and their values: all of them, or a sample with weights."""
-    if len(columns) <= _RULES:
+    if len(columns) <= tuning.SUMMED_RULES:
         return torch.arange(len(columns), device=columns.device), columns
     sizes = (columns.abs() / columns.abs().sum(0)).nan_to_num(0.0)  # without slopes no variance
     chance = sizes[:, :-1].mean(1) + sizes[:, -1]
     where = columns.device if generator is None else generator.device
-    rows = chance.to(where).multinomial(_RULES, replacement=True, generator=generator)
+    rows = chance.to(where).multinomial(tuning.SUMMED_RULES, replacement=True, generator=generator)
     rows = rows.to(columns.device)
-    return rows, columns[rows] * (chance.sum() / (_RULES * chance[rows])).unsqueeze(1)
+    return rows, columns[rows] * (chance.sum() / (tuning.SUMMED_RULES * chance[rows])).unsqueeze(1)
 
 
 def _unbiased(

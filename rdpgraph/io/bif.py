@@ -28,8 +28,6 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.names import CODEC, Names
 from rdpgraph.model.variable import Variable, names_of
 
-_AT_ONCE = 1 << 9  # headers read at a time
-
 # Blocks of the usual form, matched many at a time.
 _VARIABLE = (
     rb"variable\s++([^\s{}()\[\]|,;\"]++)\s*+\{\s*+type\s++discrete\s*+\[\s*+([1-9][0-9]{0,8})\s*+\]\s*+\{"
@@ -200,8 +198,8 @@ class _Blocks:
             fail(source, "expected a variable; the file declares none.")
         spans = np.frombuffer(self._spans, np.int64).reshape(-1, 3)
         starts, members, defined = array("q", [0]), array("i"), bytearray(len(names))
-        for at in range(0, len(spans), _AT_ONCE):
-            part = spans[at : at + _AT_ONCE]
+        for at in range(0, len(spans), tuning.HEADERS):
+            part = spans[at : at + tuning.HEADERS]
             scopes = self._usual_scopes(part, defined)
             if scopes is not None:
                 starts.frombytes((scopes[0].cumsum() + len(members)).tobytes())

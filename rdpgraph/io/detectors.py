@@ -12,7 +12,7 @@ from rdpgraph.io.text import read_text
 
 _LINE = re.compile(r"(?P<name>\w+)(\[[^\]]*\])?\s*(\((?P<args>[^)]*)\))?\s*(?P<rest>.*)$")
 _TARGET = re.compile(r"([DL]?)(\d+)$")
-_MOST = 10_000_000
+_MOST = 10_000_000  # errors, detectors and observables of a file
 
 
 @dataclass(frozen=True)

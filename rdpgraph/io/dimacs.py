@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.tables import refuse_several
 from rdpgraph.io.text import Bytes, fail, shown
@@ -23,10 +24,7 @@ from rdpgraph.model.potentials.projection import Projection
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable
 
-_TABLED = 6
-"""Literals of a clause that is a table; longer ones are automata."""
-
-_MOST_CLAUSES = 10**6
+_MOST_CLAUSES = 10**6  # written to a file
 
 
 def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64) -> FactorGraph:
@@ -139,7 +137,7 @@ def _graph(
         if any(-x in literals for x in literals):
             continue
         negative = sum(x < 0 for x in literals)
-        shape = len(literals), negative if len(literals) > _TABLED else -1
+        shape = len(literals), negative if len(literals) > tuning.TABLED_CLAUSE else -1
         by_shape.setdefault(shape, []).append((number, literals))
     blocks: list[Block] = []
     for (arity, negative), members in by_shape.items():
@@ -246,7 +244,7 @@ def clauses_of(graph: FactorGraph) -> tuple[list[tuple[int, ...]], int, Tensor, 
             placed, hidden = potential.placed([v + 1 for v in numbers], count)
             clauses, count = [*clauses, *placed], count + hidden
             continue
-        if isinstance(potential, Automaton) and len(numbers) > _TABLED:
+        if isinstance(potential, Automaton) and len(numbers) > tuning.TABLED_CLAUSE:
             chosen = block.select(torch.tensor([row], device="cpu"))
             assert isinstance(chosen, Automaton)
             values, cells = chosen.log_accept.flatten(), _rejected(chosen)

@@ -16,7 +16,7 @@ from rdpgraph.model.names import Decimals
 
 LIMIT = 1 << 25
 """Default maximum of bytes of text, 32 MiB."""
-_MOST = 2.0**53
+_MOST = 2.0**53  # whole numbers that a double holds
 Array = NDArray[np.signedinteger[Any]]
 
 

@@ -12,8 +12,8 @@ from rdpgraph.interface.structure import Structure
 from rdpgraph.io.text import write_bytes_atomically
 
 PICTURES = (".png", ".svg", ".pdf")
-_MOST_DOTS = 8_000
-_MOST_SITES = 4_000
+_MOST_DOTS = 8_000  # of a side
+_MOST_SITES = 4_000  # of a readable picture
 _LARGEST = 40.0  # inches per side
 _INK, _LINE, _USED = "#3b4752", "#9aa3ad", "#d3dce6"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NoReturn, Self, TypeAlias
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError
 
 WAIT = 60.0
@@ -24,7 +25,6 @@ Bytes: TypeAlias = bytes | bytearray
 
 LIMIT = 1 << 29
 """Default maximum of bytes of text, 512 MiB."""
-_PIECE = 1 << 20
 _GZIP = b"\x1f\x8b"
 _WITH_HEADER = 31  # zlib's wbits of gzip archives
 _CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r"))
@@ -143,7 +143,7 @@ def read_bytes(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> byt
     with Source(path, wait) as file:
         unpacked = _Unpacked(file) if file.head == _GZIP else file
         try:
-            while piece := unpacked.read(_PIECE):
+            while piece := unpacked.read(tuning.UNPACKED):
                 if len(whole) + len(piece) > limit:
                     fail(
                         source,
@@ -205,8 +205,8 @@ def encoding_of(data: Bytes) -> str:
     """The encoding of bytes, UTF-8 or else Latin-1, tested piece by piece."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        for start in range(0, len(data), _PIECE // 16):
-            decoder.decode(data[start : start + _PIECE // 16])
+        for start in range(0, len(data), tuning.UNPACKED // 16):
+            decoder.decode(data[start : start + tuning.UNPACKED // 16])
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return "latin-1"

@@ -31,8 +31,6 @@ from rdpgraph.model.potentials.table import Table
 
 _KINDS = ("MARKOV", "BAYES")
 _ARITIES = {float(arity): arity for arity in range(tuning.MOST_DIMS + 1)}
-_MOST_SHAPES = 1 << 14
-_BYTES_PER_SHAPE = 700  # text per shape beyond that; a block takes 4 kB
 
 
 def parse_uai(
@@ -132,7 +130,7 @@ class Content:
 
 def read_content(data: Bytes, source: str, dtype: torch.dtype) -> Content:
     """Read a UAI file in pieces."""
-    most_shapes = max(_MOST_SHAPES, len(data) // _BYTES_PER_SHAPE)
+    most_shapes = max(tuning.MOST_SHAPES, len(data) // tuning.SHAPE_TEXT)
     numbers = Numbers(data, source, kinds=_KINDS)
     del data
     sizes = _read_sizes(numbers)

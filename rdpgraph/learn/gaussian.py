@@ -20,14 +20,12 @@ Kind = Literal["spherical", "diagonal", "full", "tied"]
 _APART = 1e6
 """Squared distance of a mean from the common one, in variances, up to which squares are expanded:
 what cancels is this part of rounding."""
-_SINGULAR = 1e-12
+_SINGULAR = 1e-12  # relative size of a variance that is rounding
 _LOWER = transform_to(constraints.lower_cholesky)
 _SQUARE: Map = (
     lambda free: _LOWER(free) @ _LOWER(free).mT,
     lambda table: _LOWER.inv(torch.linalg.cholesky(table)),
 )
-_FEW = 8
-"""Columns of which all products are made at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,7 +295,7 @@ class Gaussian(Emission):
             return bool((near.square() <= _APART * self._variances).all())
         inverse = torch.linalg.inv(self._table).diagonal(dim1=1, dim2=2).sum(1)
         size = near.square().sum(1) + self._table.diagonal(dim1=1, dim2=2).sum(1)
-        return near.shape[1] <= _FEW and bool((size * inverse <= _APART).all())
+        return near.shape[1] <= tuning.PAIRED_COLUMNS and bool((size * inverse <= _APART).all())
 
     def _features(self, observed: Tensor) -> Tensor:
         """(k, rows): indicators of seen entries, values and squares about the common mean.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.arguments import Arguments
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.infer import infer
@@ -23,9 +24,6 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, names_of
 from rdpgraph.schedulers import Scheduler
-
-_BATCH = 4096
-"""Default number of rows whose log Z is computed together."""
 
 
 @dataclass(eq=False)
@@ -123,7 +121,7 @@ class BayesianNetwork(Arguments):
             families.model, parameters, tolerance=self.tolerance, limit=self.limit,
             starts=self.starts, scheduler=self.scheduler, progress=self.progress,
         )  # fmt: skip
-        batches, masses = families.batches(rows, self.batch_size or _BATCH)
+        batches, masses = families.batches(rows, self.batch_size or tuning.LEARNED_ROWS)
         try:
             self.fit_: Fit = em.fit(batches, masses, generator=generator)
         except ImpossibleEvidenceError:
@@ -156,7 +154,7 @@ class BayesianNetwork(Arguments):
             with torch.no_grad():
                 answers = [
                     ask(FactorGraph.from_blocks(graph.domain, graph.blocks, states.long()))
-                    for states in part.states.split(self.batch_size or _BATCH)
+                    for states in part.states.split(self.batch_size or tuning.LEARNED_ROWS)
                 ]
             yield part, torch.cat(answers)
 
@@ -257,7 +255,7 @@ class BayesianNetwork(Arguments):
         """
         families = Families.read(self._graph, {}, {})
         rows = distinct_rows(data, families.domain, weights)
-        batches, masses = families.batches(rows, self.batch_size or _BATCH)
+        batches, masses = families.batches(rows, self.batch_size or tuning.LEARNED_ROWS)
         em = EM(families.model, self.fit_.parameters, scheduler=self.scheduler)
         errors = standard_errors(em, self.fit_, batches, masses)
         return {name: error for name, (error,) in errors.items()}

@@ -19,8 +19,6 @@ PaddedBatch = Mapping[str, Tensor]
 "places" (B, 2), the number of the first step of each among all, and that of all."""
 
 _LLOYD, _SAMPLED, _SOFT = 10, 2**14, 0.1  # steps, rows, and the weight shared by all clusters
-_LEAST = 8
-"""Minimum of sequences in a batch."""
 
 
 def sequences_of(given: Any, lengths: Any = None) -> list[Tensor]:
@@ -91,7 +89,7 @@ def batches_of(
     while order:
         longest = sizes[order[0]]
         cells = max(1, longest * width)
-        count = max(1, min(max(_LEAST, aim // cells), tuning.BLOCK // cells))
+        count = max(1, min(max(tuning.LEARNED_SEQUENCES, aim // cells), tuning.BLOCK // cells))
         least = longest / 2 if count * cells > aim else 0
         count = sum(sizes[number] >= least for number in order[:count])
         chosen, order = order[:count], order[count:]

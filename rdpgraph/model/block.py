@@ -17,8 +17,6 @@ from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 
-_FEW_STATES = 64  # of automata that are compared by value
-
 
 @dataclass(frozen=True, eq=False)
 class Block:
@@ -156,7 +154,7 @@ def _group_key(factor: Factor, alike: dict[int, object]) -> object:
 def _value_of(potential: Automaton) -> object:
     """A key that equal small constant constraints share, unique for any other one."""
     accept = potential.log_accept
-    few = accept.ndim == 1 and len(accept) <= _FEW_STATES
+    few = accept.ndim == 1 and len(accept) <= tuning.COMPARED_STATES
     if accept.requires_grad or accept.device.type != "cpu" or not few:
         return id(potential)
     steps = tuple(map(tuple, potential.transitions.tolist()))

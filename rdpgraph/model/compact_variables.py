@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rdpgraph._core import tuning
 from rdpgraph.model.names import CODEC, Listing, Names, NumberedNames, Numbers
 from rdpgraph.model.variable import Variable
 
 SHARED = 1 << 10
 """Number of lists of states that are stored once for all equal ones."""
 MOST_SHARED = 1 << 8  # bytes of a shared list
-_FEW = 1 << 10  # variables: a third of a MB
-_FEW_NAMED = 1 << 12  # states with names: half a MB
-_MANY_NAMES = 1 << 5  # of one variable, slow to make
 
 
 class StateLists:
@@ -55,7 +53,7 @@ class StateLists:
         if places is None:
             names = self.encoded(number)
             count = names.count(b"\n") + 1
-            if count > _FEW_NAMED:
+            if count > tuning.LISTED_NAMES:
                 known = Names()
                 for name in _lines(names):
                     known.add_bytes(name)
@@ -63,7 +61,7 @@ class StateLists:
                     lambda: (name.encode(*CODEC) for name in known), len(known), known.find_bytes
                 )
             places = {name: place for place, name in enumerate(names.split(b"\n"))}
-            if count <= _MANY_NAMES and len(self._places) < SHARED:
+            if count <= tuning.SLOW_NAMES and len(self._places) < SHARED:
                 self._places[number] = places
         return places
 
@@ -92,7 +90,11 @@ class CompactVariables(Listing[Variable]):
     def made(self) -> Sequence[Variable]:
         """A tuple of the variables if they are few, else this object."""
         named = 0 if self._lists is None else int(self.sizes.sum())
-        return tuple(self) if len(self) <= _FEW and named <= _FEW_NAMED else self
+        return (
+            tuple(self)
+            if len(self) <= tuning.LISTED_VARIABLES and named <= tuning.LISTED_NAMES
+            else self
+        )
 
     @property
     def numbers(self) -> Mapping[str, int]:
@@ -120,7 +122,9 @@ class CompactVariables(Listing[Variable]):
             size = int(self.sizes[number])
             states = size if self._lists is None else self._lists[0].names(self._lists[1][number])
             made = Variable(self.names.entry(number), states)
-            if len(self._made) < _FEW or (self._lists is not None and size > _MANY_NAMES):
+            if len(self._made) < tuning.LISTED_VARIABLES or (
+                self._lists is not None and size > tuning.SLOW_NAMES
+            ):
                 self._made[number] = made
         return made
 

@@ -9,11 +9,10 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from rdpgraph._core import tuning
+
 T = TypeVar("T")
 CODEC = ("utf-8", "surrogatepass")  # texts may hold lone surrogates
-_FIRST = 1 << 8
-_FEW = 1 << 3
-_PIECE = 1 << 12
 _BITS = 0xFFFFFFFF  # of hashes that are stored
 _SHORT = 1 << 32  # length of text up to which offsets take four bytes
 
@@ -150,7 +149,7 @@ class Names(NumberedNames):
         if known is not None:
             return known
         number = self.add_bytes(name.encode(*CODEC))
-        if number < _FIRST:
+        if number < tuning.FIRST_NAMES:
             self._first[name] = number
         return number
 
@@ -205,7 +204,7 @@ class Names(NumberedNames):
         mask = len(table) - 1
         numbers = np.full(len(names), -1, dtype=np.int32)
         left, places, step = np.arange(len(names)), hashes & mask, 0
-        while len(left) > _FEW:
+        while len(left) > tuning.FEW_NAMES:
             entries = table[places]
             kept = (entries >= 0).nonzero()[0]
             left, places, entries = left[kept], places[kept], entries[kept]
@@ -225,8 +224,8 @@ class Names(NumberedNames):
     def picked(self, numbers: Sequence[int]) -> "Names":
         """A selection of the names, in another order."""
         names = Names()
-        for at in range(0, len(numbers), _PIECE):
-            names.add_all([self._bytes(number) for number in numbers[at : at + _PIECE]])
+        for at in range(0, len(numbers), tuning.NAMES_PIECE):
+            names.add_all([self._bytes(number) for number in numbers[at : at + tuning.NAMES_PIECE]])
         return names
 
     def entry(self, number: int) -> str:
@@ -266,8 +265,10 @@ class Names(NumberedNames):
         if places == len(self._table):
             return False
         self._table = _empty(places)
-        for start in range(0, len(self), _PIECE):
-            hashes = np.frombuffer(self._hashes[start : start + _PIECE], dtype=np.uint32)
+        for start in range(0, len(self), tuning.NAMES_PIECE):
+            hashes = np.frombuffer(
+                self._hashes[start : start + tuning.NAMES_PIECE], dtype=np.uint32
+            )
             numbers = np.arange(start, start + len(hashes), dtype=np.int32)
             self._place_all(hashes, numbers)
         return True

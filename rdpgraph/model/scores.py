@@ -16,7 +16,7 @@ from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 
-_SHOWN = 6
+_SHOWN = 6  # entries of a list
 
 
 def outliving(

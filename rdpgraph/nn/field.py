@@ -12,7 +12,7 @@ from rdpgraph.nn.tokens import checked_tokens, require_known
 from rdpgraph.structures.chain.model import Chain
 
 _TOLERANCE = 1e-6  # of messages, relative
-_SWEEPS = 500
+_SWEEPS = 500  # at most
 
 
 class MarkovField(nn.Module):

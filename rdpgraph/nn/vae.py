@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator
@@ -108,7 +109,6 @@ def _network(inputs: int, hidden: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
-_TOKENS = 4096  # decoded at a time without gradients
 _COLLAPSED = 0.01  # nats a token
 
 
@@ -330,7 +330,7 @@ class StructuredVAE(nn.Module):
             log_q = few.log_prob(states) - torch.where(within, stands, 0.0).sum(-1)
             chosen = kept.states.unsqueeze(0).take_along_dim(place, -1).squeeze(-1)
             states = torch.where(within, chosen, -1)
-        at_once = max(1, _TOKENS // max(1, tokens.numel()))
+        at_once = max(1, tuning.DECODED_TOKENS // max(1, tokens.numel()))
         parts = [self._decoded(tokens, lengths, s) for s in states.flatten(0, 1).split(at_once)]
         words, told = (torch.cat(part).reshape(log_q.shape) for part in zip(*parts, strict=True))
         for name, part in (("words", words), ("states", told)):

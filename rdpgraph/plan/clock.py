@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from time import perf_counter
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph.errors import BudgetError
 
 PLANNING = 0.2
@@ -17,13 +17,6 @@ PLANNING = 0.2
 
 LEAST_PLANNING = 0.1
 """Seconds that planning may take whatever the budget."""
-
-_NEVER = 30 * 86_400.0
-"""Seconds that nobody waits for: a month."""
-
-_LEAST = 0.1
-
-_EARLY, _HOPELESS, _LITTLE = 0.25, 2.0, 1e-3
 
 
 @dataclass(eq=False)
@@ -50,7 +43,7 @@ class Stop:
     def passed(self) -> float:
         """Seconds added to the clock: once asked, each look at it is past every deadline."""
         if self.asked:
-            self._passed += _NEVER
+            self._passed += effort.NEVER
         return self._passed
 
 
@@ -156,10 +149,10 @@ class Watch:
         if stopped():
             raise BudgetError("Stopped; exact inference has no answer before its end.")
         spent = self.spent
-        if spent <= _EARLY * self.seconds:
+        if spent <= effort.EARLY * self.seconds:
             return
-        whole = spent if done is None else spent / max(done(), _LITTLE)
-        if spent > self.seconds or whole > _HOPELESS * self.seconds:
+        whole = spent if done is None else spent / max(done(), effort.LEAST_DONE)
+        if spent > self.seconds or whole > effort.HOPELESS * self.seconds:
             raise BudgetError(
                 f"Exact inference would take {whole:.3g} s, more than was predicted; "
                 f"{ways_out(whole, 'time', 'use an approximate method')}."
@@ -168,7 +161,7 @@ class Watch:
 
 def ways_out(seconds: float, budget: str, *others: str) -> str:
     """Advice to raise a budget, unless so many seconds are hopeless, or to do something else."""
-    ways = [f"raise the {budget} budget", *others] if seconds < _NEVER else [*others]
+    ways = [f"raise the {budget} budget", *others] if seconds < effort.NEVER else [*others]
     return ", or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
 
 
@@ -182,12 +175,12 @@ class Allowance:
 
     def left(self, share: float = 1.0) -> float:
         """Part of the seconds that are left, and at least a tenth of all for every answer."""
-        return max(share * (self.seconds - self.spent), _LEAST * self.seconds)
+        return max(share * (self.seconds - self.spent), effort.LEAST_LEFT * self.seconds)
 
     @property
     def is_over(self) -> bool:
         """True if next to nothing is left."""
-        return self.spent > (1.0 - _LEAST) * self.seconds
+        return self.spent > (1.0 - effort.LEAST_LEFT) * self.seconds
 
     @contextmanager
     def spending(self) -> Generator[None]:

@@ -10,19 +10,6 @@ from rdpgraph.plan.orders import elimination_order, min_weight
 from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.topology import Topology
 
-_SWEEPS = 20
-"""Sweeps that a run of messages is assumed to need."""
-
-_PASSES = 3
-"""Passes over a cluster's table for each of its links and sweep."""
-
-
-_MOST_BITS = 27.0
-"""Log2 of the largest table tried."""
-
-_BYTES = 16
-"""Bytes per entry of a cluster, its belief included."""
-
 _graphs: "Recent[tuple[Budget, ClusterGraph | None]]" = Recent(32)
 
 
@@ -56,7 +43,7 @@ class ClusterGraph:
     def setup_seconds(self, batch: int) -> float:
         """Predicted seconds to make the tables and read the answers off them."""
         count = len(self.scopes) + sum(map(len, self.tensors))
-        work = 2 * _PASSES * batch * self.elements()
+        work = 2 * tuning.CLUSTER_PASSES * batch * self.elements()
         return tuning.SECONDS_PER_GROUP * count + work / tuning.CLUSTER_ENTRIES_PER_SECOND
 
     def seconds(self, batch: int) -> float:
@@ -70,7 +57,9 @@ class ClusterGraph:
             for scope, links in zip(self.scopes, degree, strict=True)
         )
         calls = 2e-4 * len(self.links)
-        return _SWEEPS * (_PASSES * batch * work / tuning.CLUSTER_ENTRIES_PER_SECOND + calls)
+        return tuning.ASSUMED_SWEEPS * (
+            tuning.CLUSTER_PASSES * batch * work / tuning.CLUSTER_ENTRIES_PER_SECOND + calls
+        )
 
 
 def join_graph(
@@ -189,9 +178,9 @@ def _choose(topology: Topology, budget: Budget, batch: int, deadline: float) -> 
         order = elimination_order(topology, min_weight, deadline=half)
     if order is None:
         return None
-    elements = budget.memory_bytes / _BYTES / batch
+    elements = budget.memory_bytes / tuning.CLUSTER_BYTES / batch
     tables = [prod([topology.sizes[v] for v in scope]) for scope in topology.scopes]
-    low, high = log2(max(tables, default=1)), _MOST_BITS
+    low, high = log2(max(tables, default=1)), tuning.CLUSTER_BITS
     best = join_graph(topology, order, 2.0**low, deadline=deadline)
     while best is not None and high - low > 1:
         bits = (low + high) / 2

@@ -14,7 +14,7 @@ from rdpgraph.plan.tree import ContractionTree
 SHARE = 0.6
 """Part of the machine's available memory that a plan takes by default."""
 
-_ALIKE = 1.25
+_ALIKE = 1.25  # ratio of memory within which budgets have the same plan
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def require_room(needed: float, what: str, memory: float | None = None) -> None:
     Raises:
         BudgetError: they do not fit.
     """
-    if needed <= (SMALL if memory is not None else _LITTLE):
+    if needed <= (SMALL if memory is not None else tuning.LITTLE_BYTES):
         return
     room = Budget.of_machine().memory_bytes
     room = room if memory is None else min(memory, room)
@@ -73,8 +73,6 @@ def require_room(needed: float, what: str, memory: float | None = None) -> None:
 
 SMALL = 2.0**24
 """Bytes that are taken whatever the budget."""
-
-_LITTLE = 2**28  # bytes that any machine has
 
 
 def _gigabytes(size: float) -> str:

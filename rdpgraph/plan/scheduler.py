@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf, log, prod
 from typing import Any, TypeAlias
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.recent import Recent
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.plan import clock
@@ -23,9 +23,6 @@ from rdpgraph.plan.tree import ContractionTree, tree_from_order, tree_from_path
 Optimize: TypeAlias = str | Callable[..., Iterable[Sequence[int]]]
 """A name of opt_einsum's, or a call (inputs, output, sizes) that gives a path, such as an
 optimizer of opt_einsum or cotengra."""
-
-_SECONDS = 10.0
-"""Seconds after which the search for a path ends; it ends sooner where contraction is quick."""
 
 
 def require_optimize(optimize: Optimize | None) -> None:
@@ -97,7 +94,7 @@ def contraction_path(
     scopes = tuple(tuple(sorted(rank[name] for name in operands[leaf])) for leaf in leaves)
     topology = Topology(scopes, tuple(int(size_dict[name]) for name in names))
     limit = inf if memory_limit is None else float(memory_limit)
-    tree = search(topology, deadline=clock.now() + _SECONDS, memory_elements=limit)
+    tree = search(topology, deadline=clock.now() + effort.PATH_SECONDS, memory_elements=limit)
     path, made = list[tuple[int, ...]](), len(inputs)
 
     def join(left: int, right: int) -> int:
@@ -128,7 +125,6 @@ def contraction_path(
 SEARCHING = 0.12
 """Part of a time budget after which the search for an order ends."""
 
-_SLICING = 0.02
 
 BOTH_WAYS = 2.5
 """Memory of marginals relative to the tables of the upward pass: those of the downward pass, and
@@ -242,7 +238,7 @@ def _plan(
         return replace(plan, fits=False, remedy=remedy)
     most = budget.seconds * tuning.OPERATIONS_PER_SECOND / PASSES / batch
     slices: tuple[int, ...] = ()
-    deadline = clock.now() + max(_SLICING * budget.seconds, clock.LEAST_PLANNING)
+    deadline = clock.now() + max(effort.SLICING * budget.seconds, clock.LEAST_PLANNING)
     if not last:
         slices = choose_slices(
             tree, elements=elements, below=sliceable, operations=most, deadline=deadline

@@ -20,16 +20,16 @@ from rdpgraph.query.layouts import Point, edges_of, layered, line_of, unfolded
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 
-_WITH_BARS = 40
-_WITH_NAMES = 150
-_MOST = 400
+_WITH_BARS = 40  # variables with marginals
+_WITH_NAMES = 150  # variables with names
+_MOST = 400  # variables
 _DOT = 0.13  # inches
-_SQUARE = 0.09
-_NOTHING = 1e-6
+_SQUARE = 0.09  # inches, of a factor
+_NOTHING = 1e-6  # inches
 _MOST_STATES = 8  # with bars
 _NAMES, _BARS = 8.5, 5.5  # points
 _WIDE = 0.61 / 72  # width of a letter, inches per point
-_LONGEST = 18
+_LONGEST = 18  # characters of a name
 _SHARES = (0.5, 0.35, 0.65, 0.2, 0.8)  # candidate places of a factor along an edge
 _FONTS = ["DejaVu Sans Mono", "DejaVu Sans"]  # the second as a fallback for glyphs
 _INK, _LINE, _SEEN, _BLUE = "#3b4752", "#9aa3ad", "#d3dce6", "#1d4e79"

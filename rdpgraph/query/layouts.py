@@ -14,19 +14,20 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rdpgraph._core import tuning
+
 Places: TypeAlias = NDArray[np.floating[Any]]
 Point: TypeAlias = tuple[float, float]
 Scope: TypeAlias = tuple[int, ...]
 
-_SWEEPS = 24
+_SWEEPS = 24  # of layers, down and up
 _GAP = 0.25  # between neighbours of a layer, in inches
 _BETWEEN = 0.55  # between layers
 _BEND = 0.12  # width of an edge that crosses a layer
-_MANY = 600  # nodes above which shortest paths are too slow
 _APART = 0.22  # between two boxes of an undirected graph
 _LARGEST = 60.0  # inches of a side
 _ASPECT = 1.4  # width of boxes over height
-_BENDS = (0.0, 0.15, -0.15, 0.3, -0.3, 0.5, -0.5)
+_BENDS = (0.0, 0.15, -0.15, 0.3, -0.3, 0.5, -0.5)  # of an edge, relative to its length
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def _laid(part: Any, nodes: list[int]) -> Places:
     start = nx.spectral_layout(part)
     if len({tuple(np.round(place, 6)) for place in start.values()}) < len(nodes):
         start = nx.circular_layout(part)  # for symmetric nodes, such as the leaves of a star
-    if len(nodes) <= _MANY:
+    if len(nodes) <= tuning.PATH_NODES:
         layout = nx.kamada_kawai_layout(part, pos=start)
     else:
         layout = nx.spring_layout(part, pos=start, seed=0, iterations=200)

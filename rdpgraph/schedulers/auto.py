@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
+from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import tensors_in
 from rdpgraph._core.progress import Progress
@@ -66,44 +67,6 @@ MOST_JOINED = 8_000
 EXACT = 8.0
 """Predicted seconds of exact inference, 3e8 operations each, that it may take without a limit."""
 
-_SOON, _RUNS = 2.0, 4.0
-"""Counted seconds for approximate answers without a limit: at least so many, or runs of plain
-messages."""
-
-_RUN = 100
-"""Sweeps of such a run."""
-
-_PLAIN = 0.5
-"""Part of the time for plain messages before others where some scores are zeros."""
-
-_SURE = 0.1
-"""Part of the time below which a prediction for exact inference is relied on."""
-
-_PATIENCE = 0.5
-"""Part of the time without a gain after which a search for modes ends."""
-
-_BOUNDED = 400
-"""Factors per second of the budget for which modes are bounded in any case."""
-
-_FORWARD, _SURELY = 2.0, 0.25
-"""Predicted time of log Z alone, in parts of the time: where it is tried, and where it surely fits.
-
-Products of large tables take a fraction of the prediction, and a pass that is too slow ends."""
-
-_COUNTED = 0.4
-"""Part of the time that a count may take: messages need the rest where it fails."""
-_JOINED, _CALM = 0.24, 1e-3
-"""The part of the time that messages between clusters take, and their tolerance."""
-
-_ITEMS = 8
-"""Batch items, at most, whose log Z is estimated one after the other."""
-
-_MARGIN = 1.25
-"""Ratio of advised and predicted seconds: under a clock another plan may be found."""
-
-_LONG = 3600.0
-"""Seconds of exact inference above which it is not advised."""
-
 
 @dataclass(frozen=True)
 class Auto(Scheduler):
@@ -158,7 +121,9 @@ class Auto(Scheduler):
 
     def plan(self, graph: FactorGraph) -> Planned:
         if has_projections(graph):
-            return Counting(min(self.seconds or Counting.seconds, _LONG), self.memory).plan(graph)
+            return Counting(
+                min(self.seconds or Counting.seconds, effort.LONGEST_ADVISED), self.memory
+            ).plan(graph)
         kinds = StructurePotential, Automaton  # structures that are found with evidence
         held = graph.observed is None or any(isinstance(b.potential, kinds) for b in graph.blocks)
         match = REGISTRY.recognise(graph_held(graph)) if held else None
@@ -208,7 +173,7 @@ class Auto(Scheduler):
         if plan.fits:
             self._spend(allowance, begin)
             # Predictions fail where others use the machine, unless operations are counted.
-            quick = plan.num_slices == 1 and plan.seconds < _SURE * seconds
+            quick = plan.num_slices == 1 and plan.seconds < effort.SURE * seconds
             sure, taken = quick or counter is not None, Allowance(math.inf, 0.0, counter)
             return plan, lambda: ExactFirst(run(), route.solution, sure, taken)
         short = plan.remedy.split(";")[0] if counter is None else _advice(plan)
@@ -217,13 +182,16 @@ class Auto(Scheduler):
         deadline = max(begin + clock.PLANNING * allowance.seconds, least)
         if joint <= MOST_JOINED:
             part = JoinGraph(
-                self.memory, _JOINED * allowance.seconds, tolerance=_CALM, progress=self.progress
+                self.memory,
+                effort.JOINED * allowance.seconds,
+                tolerance=1e-3,
+                progress=self.progress,
             )
             clusters = part.plan_network(graph, network, why, deadline=deadline)
             route = replace(route, clusters=clusters)
         self._spend(allowance, begin)
         route = replace(route, forward=_forward(network, plan, budget, allowance))
-        sure = route.forward and plan.seconds / PASSES <= _SURELY * allowance.seconds
+        sure = route.forward and plan.seconds / PASSES <= effort.FORWARD_SURE * allowance.seconds
         if self.seconds is not None and not sure:
             route = replace(route, counting=counting_of(network, budget.memory_bytes))
         return route.planned(why)
@@ -232,7 +200,7 @@ class Auto(Scheduler):
         """Seconds for approximate answers."""
         if self.seconds is not None:
             return Allowance(0.9 * self.seconds)
-        return Allowance(max(_SOON, _soon(network)), 0.0, counter)
+        return Allowance(max(effort.APPROXIMATE_SECONDS, _soon(network)), 0.0, counter)
 
     def _spend(self, allowance: Allowance, begin: float) -> None:
         """Subtract the time of planning from the given seconds."""
@@ -270,16 +238,18 @@ class _Approximate:
     def solution(self, spent: float = 0.0) -> Solution:
         """Solution, after so many seconds that others took."""
         if self.counting[1] is not None:
-            part = _COUNTED * (self.allowance.left() - spent)
+            part = effort.COUNTED * (self.allowance.left() - spent)
             others = replace(self, counting=("", None)).solution
             return CountedFirst(self.counting[1](part), others)
         network, hard = self.network, self.network.possible is not None
         allowance = replace(self.allowance, spent=self.allowance.spent + spent)
         loopy = tuple(partial(self._attempt, each) for each in (_HARD if hard else _SOFT))
         joined = () if self.clusters is None else (self._clustered,)
-        bounding = _joint(network) <= max(MOST_JOINED, _BOUNDED * allowance.seconds)
+        bounding = _joint(network) <= max(
+            MOST_JOINED, effort.BOUNDED_PER_SECOND * allowance.seconds
+        )
         options = bounding, self.progress, compiled_moves
-        seeker = Seeker(network, self.memory_bytes, _PATIENCE, *options)
+        seeker = Seeker(network, self.memory_bytes, effort.PATIENCE, *options)
         messages = FirstConverged(
             (*joined, *loopy), loopy[0], seeker, allowance, self._plainly,
             self._plain_part(allowance), self.remedy,
@@ -292,7 +262,7 @@ class _Approximate:
         network, timed = self.network, allowance.counter is None
         if network.possible is None:
             return float(timed and allowance.left() < 2.0 * _soon(network))
-        return 1.0 if timed and is_constraints_alone(network) else _PLAIN
+        return 1.0 if timed and is_constraints_alone(network) else effort.PLAIN_WITH_ZEROS
 
     def _clustered(self, _: float) -> Solution:
         assert self.clusters is not None
@@ -349,16 +319,16 @@ convex counting numbers converge as slowly as one over the number of sweeps."""
 def _advice(plan: Plan) -> str:
     """Needs of exact inference, where no limit was given."""
     short = plan.remedy.split(";")[0]
-    if not plan.seconds <= _LONG or "memory" in short:
+    if not plan.seconds <= effort.LONGEST_ADVISED or "memory" in short:
         return short
-    enough = 10 * math.ceil(_MARGIN * plan.seconds / 10)
+    enough = 10 * math.ceil(effort.ADVISED * plan.seconds / 10)
     width = f"width {plan.width:.0f}"
     return f"would take about {duration(plan.seconds)} ({width}): Auto(seconds={enough})"
 
 
 def _soon(network: Network) -> float:
     """Counted seconds of a few runs of plain messages."""
-    return _RUNS * _RUN * sweep_seconds(network)
+    return effort.APPROXIMATE_RUNS * effort.RUN_SWEEPS * sweep_seconds(network)
 
 
 def _forward(
@@ -367,7 +337,7 @@ def _forward(
     """Log Z alone, where that may fit though marginals do not."""
     if plan.tree is None or plan.peak_bytes > 0.5 * budget.memory_bytes:
         return None
-    times = _FORWARD if allowance.counter is None else _SURELY
+    times = effort.FORWARD_TRIED if allowance.counter is None else effort.FORWARD_SURE
     if plan.seconds / PASSES > times * allowance.seconds:
         return None
     return partial(_upwards, network, plan.tree)
@@ -389,7 +359,9 @@ def _joint(network: Network) -> int:
 def _is_estimated(network: Network) -> bool:
     """Return whether log Z that is not exact is estimated, and not only by messages."""
     trained = any(part.requires_grad for part in tensors_in(network.graph.blocks))
-    return not trained and _joint(network) <= MOST_JOINED and network.batch <= _ITEMS
+    return (
+        not trained and _joint(network) <= MOST_JOINED and network.batch <= effort.ESTIMATED_ITEMS
+    )
 
 
 def _has_cycle(network: Network) -> bool:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import Kept, cached_property, differentiable_property, recording
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.exact.circuit import CircuitSolution
@@ -269,11 +270,6 @@ class _Deferred:
         return self._solution
 
 
-_LARGE, _GAIN = 2**18, 4
-"""Entries of all low-rank factors as tables, and their ratio to those of both sides of the factors,
-from which sums are over ranks."""
-
-
 def planned_by_ranks(graph: FactorGraph, planned: Callable[[FactorGraph], Planned]) -> Planned:
     """Plan of a graph, by ``planned``; of one with rank variables where that is much smaller."""
     entries = sides = 0
@@ -281,7 +277,7 @@ def planned_by_ranks(graph: FactorGraph, planned: Callable[[FactorGraph], Planne
         if isinstance(block.potential, LowRank):
             entries += block.count * math.prod(block.sizes)
             sides += block.count * block.potential.rank * sum(block.sizes)
-    if entries < max(_LARGE, _GAIN * sides):
+    if entries < max(tuning.RANKED_ENTRIES, tuning.RANKED_GAIN * sides):
         return planned(graph)
     wide = with_ranks(graph)
     plan, run = planned(wide)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from rdpgraph._core import effort
 from rdpgraph.engines.counting.circuit import circuit_of, format_nnf
 from rdpgraph.engines.counting.counter import has_counter, require_counter
 from rdpgraph.engines.counting.solution import CountedSolution
@@ -33,13 +34,6 @@ from rdpgraph.schedulers.scheduler import (
 from rdpgraph.structures.recursion.library import available, function
 
 CountOf: TypeAlias = Callable[[float], CountedSolution]
-
-_HARD = 0.75
-"""Part of the factors that are constraints alone from which `Auto` counts."""
-
-
-_SHARED = 0.5
-"""Part of the time of a count in which a circuit for all rows is compiled."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,7 @@ def counting_of(network: Network, memory: float) -> tuple[str, CountOf | None]:
     """Reason why log Z is counted or not, and the counter, if any; empty if width decides."""
     hard, joint = _constraints(network)
     trained = any(group.log_tables.requires_grad for group in network.groups)
-    if trained or hard < _HARD * max(joint, 1):
+    if trained or hard < effort.COUNTS_CONSTRAINTS * max(joint, 1):
         return "", None
     why = f"{hard:,} of {joint:,} factors are constraints alone"
     if network.batch > 1:
@@ -149,7 +143,7 @@ def counting_of(network: Network, memory: float) -> tuple[str, CountOf | None]:
 
 
 def _counted(network: Network, memory: float, seconds: float) -> CountedSolution:
-    allowance = Allowance(seconds if network.batch == 1 else _SHARED * seconds)
+    allowance = Allowance(seconds if network.batch == 1 else effort.ROWS_CIRCUIT * seconds)
     if network.batch > 1:
         with allowance.spending():
             network = network_of_clauses(network.graph, seconds)

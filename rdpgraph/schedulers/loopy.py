@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property, recording
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.portable import tensors_in
@@ -222,7 +222,6 @@ def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None 
 
 DAMPING = 0.3
 """Damping of messages that answer questions of other schedulers."""
-_SETUP = 0.5
 
 
 @dataclass(frozen=True)
@@ -316,7 +315,7 @@ class JoinGraph(Scheduler):
                 return replace(whole, why="the join graph is a junction tree, solved as one"), run
         stored = 16.0 * clusters.elements() * batch
         large = stored > max(budget.memory_bytes, SMALL)
-        if large or clusters.setup_seconds(batch) > _SETUP * self.seconds:
+        if large or clusters.setup_seconds(batch) > effort.CLUSTERS_SETUP * self.seconds:
             return None
         largest = max([math.prod(clusters.sizes[v] for v in s) for s in clusters.scopes], default=1)
         plan = Plan(

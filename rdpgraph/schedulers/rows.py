@@ -27,16 +27,6 @@ from rdpgraph.plan.plan import PASSES, Budget, Plan
 from rdpgraph.schedulers.scheduler import Planned
 from rdpgraph.structures.recursion.library import available, function, threads
 
-_MEAN = 2.0**20
-"""Mean cells of a row from which products of whole batches are as fast."""
-
-_TRIED = 16
-"""Rows whose work is measured for a plan: so many with most gaps, and as many of all."""
-
-_PER_SECOND, _PER_VARIABLE = 1e8, 100.0
-"""Cells of all passes in a second, and what a missing variable costs besides, in cells; measured
-by `tests/benchmarks/bnlearn.py --rows`."""
-
 
 @dataclass(frozen=True, eq=False)
 class RowsSolution(Delegate):
@@ -154,7 +144,7 @@ class RowsSolution(Delegate):
         given = (self._integers, self._reals, targets, observed, weights, log_z, marginals, counts)
         pointers = [0 if part is None else part.data_ptr() for part in (*given, cells)]
         entries = 0 if counts is None else counts.numel()
-        used = threads(len(observed) * self.graph.num_variables * _PER_VARIABLE)
+        used = threads(len(observed) * self.graph.num_variables * tuning.ROW_VARIABLE)
         function("rows", dtype)(*pointers, len(observed), entries, stride, tuning.LARGE_BLOCK, used)
         return log_z
 
@@ -299,15 +289,15 @@ def planned_rows(
     solution = RowsSolution(graph, network, whole)
     observed, count = solution.observed, math.prod(graph.batch_shape)
     gaps = (observed == MISSING).sum(1)
-    tried = torch.arange(0, count, -(-count // _TRIED), device="cpu")
-    tried = torch.cat([gaps.topk(min(_TRIED, count)).indices, tried])
+    tried = torch.arange(0, count, -(-count // tuning.ROWS_TRIED), device="cpu")
+    tried = torch.cat([gaps.topk(min(tuning.ROWS_TRIED, count)).indices, tried])
     cells = torch.zeros(len(tried), 2, dtype=torch.float64, device="cpu")
     solution.run(observed[tried], cells=cells)
     most, widest = cells.amax(0).tolist()
-    mean = float(cells[min(_TRIED, count) :, 0].mean())
-    if most > tuning.LARGE_BLOCK or mean > _MEAN:
+    mean = float(cells[min(tuning.ROWS_TRIED, count) :, 0].mean())
+    if most > tuning.LARGE_BLOCK or mean > tuning.ROW_MEAN:
         return None
-    work = count * (mean + _PER_VARIABLE * float(gaps.double().mean()))
+    work = count * (mean + tuning.ROW_VARIABLE * float(gaps.double().mean()))
     element = torch.finfo(graph.dtype).bits / 8
     peak = 16.0 * most * threads(work)
     plan = Plan(
@@ -320,7 +310,7 @@ def planned_rows(
         flops=work / PASSES,
         peak_bytes=peak + element * count,
         stored_bytes=peak + element * count * graph.domain.total_states,
-        seconds=work / _PER_SECOND,
+        seconds=work / tuning.ROW_CELLS_PER_SECOND,
         memory=budget.memory_bytes,
     )
     if plan.seconds > budget.seconds or plan.stored_bytes > budget.memory_bytes:

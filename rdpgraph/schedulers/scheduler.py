@@ -6,6 +6,7 @@ from typing import TypeAlias, cast
 
 import torch
 
+from rdpgraph._core import effort
 from rdpgraph._core.numbers import is_real
 from rdpgraph.engines.exact.circuit import circuit_of
 from rdpgraph.engines.reduction.network import Network, reduce_graph
@@ -19,8 +20,6 @@ from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.plan import SMALL, Budget, Plan, require_room
 from rdpgraph.plan.scheduler import is_easy
 from rdpgraph.plan.topology import Topology
-
-_PROBING = 0.05
 
 Planned: TypeAlias = tuple[Plan, Callable[[], Solution]]
 """A plan, and the function that carries it out."""
@@ -73,7 +72,7 @@ def reduced(graph: FactorGraph, seconds: float) -> Network:
     network = reduce_graph(graph)
     if network.possible is None or network.impossible:
         return network
-    deadline = clock.now() + max(_PROBING * seconds, clock.LEAST_PLANNING)
+    deadline = clock.now() + max(effort.PROBING * seconds, clock.LEAST_PLANNING)
     if is_easy(topology_of(network), deadline=deadline) or clock.now() > deadline:
         return network
     refuted = refuted_states(network, seconds=seconds, deadline=deadline)

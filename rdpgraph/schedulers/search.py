@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.progress import Progress
 from rdpgraph.engines.loopy.propagation import Sweep
@@ -40,9 +41,6 @@ from rdpgraph.schedulers.scheduler import (
     seed_of,
 )
 from rdpgraph.structures.recursion.library import available, search_function
-
-_SUMS = 0.4
-"""Part of the messages' time for those that sum."""
 
 
 @dataclass(frozen=True)
@@ -122,19 +120,11 @@ def _by_messages(
     """(B, V) best states by plain messages: maxima, and with hard zeros also sums."""
     begin, network, every = clock.now(), for_messages.network, list[Tensor]()
     if network.possible is not None:
-        sums = Loopy(seconds=_SUMS * seconds, progress=progress)
+        sums = Loopy(seconds=effort.SEARCH_SUMS * seconds, progress=progress)
         every.append(likeliest(sums.solution(network), network.graph))
-    left = max(seconds - (clock.now() - begin), _SUMS * seconds)
+    left = max(seconds - (clock.now() - begin), effort.SEARCH_SUMS * seconds)
     every.append(Loopy(seconds=left, progress=progress).solution(network).mode())
     return best_of(for_messages.reduced, every).states
-
-
-_ASKED = 0.1
-"""Part of the time of the messages that a proposal asks for."""
-_HOPELESS = 2.0
-"""Predicted time of a pass, relative to the limit, at which it is refused."""
-_GRACE = 1.0
-"""Seconds by which the first population may be late."""
 
 
 @dataclass(frozen=True)
@@ -207,15 +197,15 @@ class MiniBuckets(Scheduler):
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         pass_cells(network, budget.memory_bytes)
-        if (needed := pass_seconds(network)) > _HOPELESS * self.seconds:
+        if (needed := pass_seconds(network)) > effort.HOPELESS * self.seconds:
             factors = sum(len(group.scopes) for group in network.groups)
             raise BudgetError(
                 f"MiniBuckets takes {needed:.2g} s or so for {len(network.sizes):,} variables and "
                 f"{factors:,} factors, and has {self.seconds:g} s: give more, or ask Loopy()."
             )
         sampling = Sampling(
-            self.seconds, budget.memory_bytes, self.draws, seed_of(self.generator), grace=_GRACE,
-            progress=self.progress,
+            self.seconds, budget.memory_bytes, self.draws, seed_of(self.generator),
+            grace=effort.FIRST_LATE, progress=self.progress,
         )  # fmt: skip
         plan = asked_plan("mini-buckets", "bounds and an estimate, as asked for", network, budget)
         likely = None if self.proposal is None else partial(self._likely, self.proposal, network)
@@ -226,7 +216,9 @@ class MiniBuckets(Scheduler):
 
     def _messages(self, model: Model) -> Posterior:
         assert isinstance(model, FactorGraph)
-        plan, run = Loopy(damping=DAMPING, seconds=_ASKED * self.seconds).plan(model)
+        plan, run = Loopy(damping=DAMPING, seconds=effort.PROPOSAL_MESSAGES * self.seconds).plan(
+            model
+        )
         return Posterior(plan, run(), model, model, _unsolved, self._messages)
 
 

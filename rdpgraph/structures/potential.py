@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.structure import Structure
@@ -18,8 +19,6 @@ from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.recognition import unary_sum
-
-_MOST = 1 << 20  # configurations that are written out
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +72,12 @@ class StructurePotential(Potential):
         shape = self.structure.unary.shape
         batch = self.structure.batch_shape
         lead = broadcast_shapes(self.lead(arity), *(part.shape[:-1] for part in states))
-        if math.prod(lead) * math.prod(sizes) > _MOST:
+        if math.prod(lead) * math.prod(sizes) > tuning.MOST_ENUMERATED:
             raise UnsupportedError(
                 f"A {type(self.structure).__name__} as a factor over {arity} variables would be "
-                f"written out to {math.prod(lead) * math.prod(sizes):,} scores, at most {_MOST:,} "
-                "are: the structure answers where all other factors are over one variable."
+                f"written out to {math.prod(lead) * math.prod(sizes):,} scores, at most "
+                f"{tuning.MOST_ENUMERATED:,} are: the structure answers where all other factors "
+                "are over one variable."
             )
         grid = [
             part.reshape(*part.shape[:-1], *(1,) * slot, sizes[slot], *(1,) * (arity - slot - 1))

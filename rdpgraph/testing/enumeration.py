@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.domain import Named
 from rdpgraph.model.graph import FactorGraph
 
-_MOST_CONFIGURATIONS = 1 << 20
-_MOST_SCORED = 1 << 18
+_MOST_SCORED = tuning.MOST_ENUMERATED // 4  # configurations of a structure
 
 ROUNDING = 1e-6
 """Tolerance of weights."""
@@ -165,9 +165,9 @@ def brute_force(graph: FactorGraph) -> BruteForce:
         ModelError: the graph is larger than that.
     """
     sizes = graph.domain.sizes.tolist()
-    if math.prod(sizes) > _MOST_CONFIGURATIONS:
+    if math.prod(sizes) > tuning.MOST_ENUMERATED:
         raise ModelError(
-            f"brute_force enumerates at most {_MOST_CONFIGURATIONS:,} configurations; this graph "
+            f"brute_force enumerates at most {tuning.MOST_ENUMERATED:,} configurations; this graph "
             f"has {math.prod(sizes):,}."
         )
     grids = [torch.arange(size) for size in sizes]

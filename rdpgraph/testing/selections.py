@@ -130,8 +130,8 @@ def expectation(
     return (chances.log() + posterior.log_partitions).logsumexp(0), len(joint)
 
 
-_MOST_UNIFORMS = 2
-_DRAWS = 1 << 16
+_MOST_UNIFORMS = 2  # that are enumerated on a grid
+_DRAWS = 1 << 16  # of those with more
 
 
 def check_selection(selection: Selection, *, states: int = 6) -> None:

@@ -2,13 +2,14 @@
 
 import pytest
 
-from rdpgraph.cli import main, solving
+from rdpgraph._core import effort
+from rdpgraph.cli import main
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run a command; gives its exit code, standard output and standard error."""
-    monkeypatch.setattr(solving, "_MORE", 200.0)  # the machine has other work
+    monkeypatch.setattr(effort, "COMMAND_MORE", 200.0)  # the machine has other work
 
     def call(*arguments):
         monkeypatch.setattr("sys.argv", ["rdpgraph", *map(str, arguments)])

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rdpgraph.cli import loading, main, solving
+from rdpgraph._core import effort
+from rdpgraph.cli import loading, main
 from rdpgraph.cli.solving import ending
 from rdpgraph.errors import BudgetError
 
@@ -16,7 +17,7 @@ ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 @pytest.fixture
 def soon(monkeypatch):
     """Remove the grace period added to the budget."""
-    monkeypatch.setattr(solving, "_MORE", 0.0)
+    monkeypatch.setattr(effort, "COMMAND_MORE", 0.0)
 
 
 def stubborn():

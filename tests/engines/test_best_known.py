@@ -10,8 +10,8 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Status
+from rdpgraph._core import tuning
 from rdpgraph.engines.log_partition import BestKnown
-from rdpgraph.engines.minibuckets import estimate, solution
 from rdpgraph.engines.minibuckets.estimate import Estimate
 from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.reduction.network import reduce_graph
@@ -224,12 +224,12 @@ def test_marginals_are_those_of_messages_unless_precise_estimates_contradict_the
 
 @pytest.mark.long
 def test_auto_s_marginals_are_better_than_those_of_messages(monkeypatch):
-    monkeypatch.setattr(estimate, "_MEMBER", 0.5)
+    monkeypatch.setattr(tuning, "MEMBER_VARIABLE", 0.5)
     looks = itertools.count()
     monkeypatch.setattr(clock, "now", lambda: 1e-3 * next(looks))  # as much on any machine
     graph = dense()
     exact = rg.infer(graph, scheduler=rg.Contraction()).marginal("x")
-    monkeypatch.setattr(solution, "_STEP", 0.1)
+    monkeypatch.setattr(tuning, "MEMBER_STEP", 0.1)
     posterior = rg.infer(graph, scheduler=rg.Auto(memory=8000.0, seconds=7.0))
     assert posterior.plan.route != "contraction"
     messages = posterior.solution.messages.variable_marginals().reshape(15, 2)
@@ -251,7 +251,7 @@ def dense(*, trained: bool = False) -> rg.FactorGraph:
 
 
 def test_auto_estimates_log_z_where_exact_inference_does_not_fit(monkeypatch):
-    monkeypatch.setattr(estimate, "_MEMBER", 0.5)
+    monkeypatch.setattr(tuning, "MEMBER_VARIABLE", 0.5)
     graph = dense()
     truth = brute_force(graph).log_partition.item()
     posterior = rg.infer(graph, scheduler=rg.Auto(memory=4000.0))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph._core import effort
 from rdpgraph.engines.minibuckets.bounds import bounded, pass_cells, pass_seconds
 from rdpgraph.engines.minibuckets.upper_bounds import ceilings, tight_order
 from rdpgraph.engines.reduction.network import reduce_graph
@@ -154,8 +155,7 @@ def test_a_search_counts_what_it_makes_ready(ticking):
         return begun(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rdpgraph.engines.search.neighbourhoods._CELLS", 4)
-        patch.setattr("rdpgraph.engines.search.neighbourhoods._MOST_CELLS", 4)
+        patch.setattr(effort, "MOVE_CELLS", 4)
         patch.setattr("rdpgraph.engines.search.moves.conditioned_order", slow)
         posterior.mode()
     assert times[0] <= 25.0

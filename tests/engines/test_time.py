@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines import portfolio
+from rdpgraph._core import effort
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
 from rdpgraph.engines.search.starts import Searched
 from rdpgraph.errors import BudgetError
@@ -179,7 +179,7 @@ def test_a_search_goes_on_from_the_mode_that_messages_say(watch):
     torch.testing.assert_close(mode, 1 - messages(0.0).mode())
     assert not bool(together.mode_is_consistent().any())
     assert begun[0] < 10.0
-    assert begun[1] <= 8.0 * portfolio._MODES
+    assert begun[1] <= 8.0 * effort.MODES
 
 
 @pytest.mark.long

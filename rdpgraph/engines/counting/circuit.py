@@ -10,18 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.recent import Recent
 from rdpgraph.engines.counting.encoding import Clause, Encoding
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import min_weight, primal_graph
-
-_WIDE = 1e8
-"""Cells of all tables of an elimination order beyond which branches do not follow it."""
-
-_ORDERING = 0.25
-"""Part of the time in which an order is sought."""
 
 _circuits: "Recent[Circuit]" = Recent(16)
 
@@ -147,8 +141,8 @@ def compiled(
     scopes = tuple(tuple({abs(x) - 1 for x in clause}) for clause in clauses)
     elimination = min_weight(
         primal_graph(scopes, (2,) * count),
-        limit=_WIDE,
-        deadline=clock.now() + _ORDERING * seconds,
+        limit=tuning.BRANCHED_CELLS,
+        deadline=clock.now() + effort.CIRCUIT_ORDER * seconds,
     )
     order = np.zeros(count, np.int32)
     if elimination is not None:

@@ -8,12 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rdpgraph._core import tuning
 from rdpgraph.engines.counting.encoding import Encoding, place
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.plan import clock
-
-_START = 64e6
-"""Bytes that the program itself takes."""
 
 _WIDEST = 600.0
 """Nats between the weights of a literal that a double holds with all digits, next to a 1."""
@@ -41,7 +39,7 @@ def log_count(encoding: Encoding, *, seconds: float, memory: float) -> float:
     """
     require_counter()
     free, parts, lost = _parts(encoding)
-    request = json.dumps({"memory": memory + _START, "parts": parts})
+    request = json.dumps({"memory": memory + tuning.COUNTER_BYTES, "parts": parts})
     counts = _asked(request, seconds) if parts else []
     if -math.inf in counts and lost:
         raise BudgetError(

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.counting.circuit import Circuit, LogSum, compiled
 from rdpgraph.engines.counting.counter import has_counter, log_count
@@ -19,9 +19,6 @@ from rdpgraph.engines.reduction.tables import factor_tables, full_states, variab
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.plan.clock import Allowance
-
-_AT_ONCE = 0.2
-"""Part of the time in which a circuit is compiled before log Z is counted."""
 
 _SUMS = (
     "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval", "possible",
@@ -80,7 +77,7 @@ class CountedSolution(Solution):
     def _counted(self) -> Tensor:
         """(1,) log Z in nats; by a circuit if one is compiled quickly."""
         with self.allowance.spending(), torch.no_grad():
-            seconds = _AT_ONCE * self.allowance.left()
+            seconds = effort.CIRCUIT_FIRST * self.allowance.left()
             encoding, compiler = self._encoding, self.compiler
             if compiler is not None and encoding.clauses:
                 with suppress(BudgetError):

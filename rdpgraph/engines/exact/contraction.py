@@ -14,13 +14,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.engines.exact.products import Value, from_logs, joined, multiply, reduce
 from rdpgraph.engines.exact.program import BatchedStep, Operand, Program
 from rdpgraph.engines.reduction.network import Group
 from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.plan.clock import Watch
-
-_DRAWN, _COMPARED = 1 << 23, 1 << 20  # elements gathered at a time in a traceback
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +151,8 @@ def _decide(
     for value, dims in operands:
         sizes.update(zip(dims, value.dims, strict=True))
     cells = math.prod(sizes[dim] for dim in step.gone)
-    nodes = max(1, (_DRAWN if noise else _COMPARED) // max(1, cells * states.shape[1]))
+    block = 2 * tuning.BLOCK if noise else tuning.CACHE_BLOCK
+    nodes = tuning.per_block(cells * states.shape[1], block)
     chunk = max(1, nodes // max(1, step.count))
     for first, start in product(range(0, step.count, nodes), range(0, states.shape[0], chunk)):
         part = states[start : start + chunk]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.exact.contraction import Upward, downward, log_total, traceback, upward
 from rdpgraph.engines.exact.products import Value, float_limits, rescaled
@@ -219,10 +220,6 @@ def _belief(leaf: Value | None, message: Value) -> Tensor:
     return product / torch.where(total > 0, total, 1.0)
 
 
-_SLACK = 1.2
-_TRIAL = 0.1  # the part of the time after which the rest is foreseen
-
-
 @dataclass(frozen=True, eq=False)
 class SlicedSolution(Solution):
     """Sum, or maximum, over the configurations of a cutset of variables; exact.
@@ -248,7 +245,7 @@ class SlicedSolution(Solution):
 
     def _require_time(self, spent: float, done: int, left: float) -> None:
         whole = spent / done * len(self.slices)
-        if whole > _SLACK * left and spent > _TRIAL * left:
+        if whole > effort.SLICES_LATE * left and spent > effort.SLICES_FORESEEN * left:
             raise BudgetError(
                 f"{len(self.slices):,} slices would take about {duration(whole)}, and "
                 f"{duration(left)} are left of the budget; "

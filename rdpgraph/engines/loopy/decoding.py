@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.orders import Order, orders, peeled
@@ -15,18 +15,8 @@ from rdpgraph.engines.loopy.schedules import Flooding, LogDamping, Sequential
 from rdpgraph.engines.loopy.traceback import ascended, better, costs, scores, traced
 from rdpgraph.plan import clock
 
-_PASSES = 10
-"""Most passes of coordinate ascent."""
-_ALL, _SETTLING = 0.8, 0.6
-"""Part of the sweeps that decoding may take in all, as scores and beliefs take time too; and the
-part of them in which oscillating messages may settle, damped."""
 _DAMPED = LogDamping(0.5)
 """Damping of messages that have not converged, which ends oscillations."""
-_OF_DAMPED = 1.2
-"""Cost of a damped sweep, in sweeps."""
-_DEEP = 2
-"""Most layers of the peeling order, relative to the outward order: more of them come from a core in
-which every variable has many factors, where peeling promises nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +84,8 @@ class _Search:
         self.consistent: Tensor | None = None  # (B,) where nothing was left to search for
         self.states = states.clone()
         self.scores = scores(equations, self.states)
-        self.left = _ALL * sweeps.double()
-        self.settling = (_SETTLING * sweeps).long()
+        self.left = effort.DECODING_SWEEPS * sweeps.double()
+        self.settling = (effort.SETTLING_SWEEPS * sweeps).long()
         hurried = (
             end < math.inf and clock.now() + tuning.SECONDS_PER_EDGE * equations.edges.count > end
         )
@@ -108,7 +98,8 @@ class _Search:
         self.paths = [_Path(self.orders[0], self.costs.outwards, every)]
         peels = _peels(equations)
         first = peeled(equations.edges) if bool(peels.any()) else None
-        if first is not None and len(first.layers) <= _DEEP * len(self.orders[0].layers):
+        most = effort.PEELED_LAYERS * len(self.orders[0].layers)
+        if first is not None and len(first.layers) <= most:
             cost = costs(equations, (first, self.orders[1])).outwards
             self.paths = [replace(self.paths[0], items=~peels), _Path(first, cost, peels)]
 
@@ -128,7 +119,7 @@ class _Search:
         if bool(done.all()):
             self.consistent = done
             return
-        passes = (self.left / self.costs.colours).clamp(0, _PASSES).long()
+        passes = (self.left / self.costs.colours).clamp(0, effort.ASCENTS).long()
         rows = (~done & (passes > 0)).nonzero().flatten()
         if len(rows) and clock.now() < self.end:
             some, start = _some(equations, self.messages, rows)[0], self.states[rows]
@@ -143,7 +134,7 @@ class _Search:
         equations, messages = _some(self.equations, self.messages, rows)
         limits = _damped(self.limits, sweeps, self.end)
         outcome = propagate(equations, messages, limits)
-        self.left[rows] = (self.left[rows] - _OF_DAMPED * outcome.sweeps).clamp(min=0.0)
+        self.left[rows] = (self.left[rows] - tuning.DAMPED_SWEEP * outcome.sweeps).clamp(min=0.0)
         self._take(_states(equations, equations.beliefs(outcome.messages)), rows)
         for current, new in zip(self.messages, outcome.messages, strict=True):
             current[rows.to(current.device)] = new

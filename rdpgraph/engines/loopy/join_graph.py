@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.loopy.clusters import JoinLayout, laid_out
 from rdpgraph.engines.loopy.gradients import Implicit
@@ -20,13 +21,6 @@ from rdpgraph.engines.solution import Solution, Status, Supplemented
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph
-
-_MESSAGES = 0.7  # the part of the time after which answers are read off
-_READINGS = 5.0
-_LEAST = 0.2
-_PATIENCE = 12  # sweeps in which the residual should shrink by two thirds
-_MOST_DAMPING = 0.8
-_HOPELESS = 0.05  # a residual above this at full damping is not waited for
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +74,9 @@ class JoinedSolution(Supplemented):
         for kernel in layout.kernels:
             kernel.prepare()
         # To read the answers off takes as long as some more times to make the tables.
-        reading = _READINGS * (clock.now() - begin)
-        deadline = begin + max(min(_MESSAGES * left, left - reading), _LEAST * left)
+        reading = effort.CLUSTERS_READ * (clock.now() - begin)
+        sent = min(effort.CLUSTERS_SENT * left, left - reading)
+        deadline = begin + max(sent, effort.CLUSTERS_LEAST * left)
         schedule = self.schedule or layout.schedule
         damping = LogDamping(0.0)
         outcome: Outcome | None = None
@@ -90,7 +85,7 @@ class JoinedSolution(Supplemented):
             limits = Limits(
                 schedule,
                 damping,
-                min(_PATIENCE if trace else 1, self.sweeps - len(trace)),
+                min(effort.CLUSTERS_PATIENCE if trace else 1, self.sweeps - len(trace)),
                 self.tolerance,
                 max(deadline - clock.now(), 0.0),
                 None if self.progress is None else partial(self._told, len(trace), updates),
@@ -107,9 +102,10 @@ class JoinedSolution(Supplemented):
             if len(trace) == 1:
                 damping = self.damping
             elif trace[-1] > 0.3 * before and isinstance(damping, LogDamping | ProbabilityDamping):
-                if damping.share >= _MOST_DAMPING and trace[-1] > _HOPELESS:
+                most = effort.CLUSTERS_DAMPING
+                if damping.share >= most and trace[-1] > effort.CLUSTERS_HOPELESS:
                     break
-                damping = replace(damping, share=min(damping.share + 0.2, _MOST_DAMPING))
+                damping = replace(damping, share=min(damping.share + 0.2, most))
         return replace(outcome, trace=tuple(trace), updates=updates)
 
     def _told(self, sweeps: int, updates: int, sweep: Sweep) -> None:

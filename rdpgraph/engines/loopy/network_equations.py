@@ -13,6 +13,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.engines.loopy.edges import Edges, edges_of
 from rdpgraph.engines.loopy.equations import Equations
@@ -20,8 +21,6 @@ from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel, TableKernel
 from rdpgraph.engines.reduction.network import Group, Network
 from rdpgraph.errors import ModelError
-
-_DENSE = 2000  # variables up to which spanning-tree probabilities come from a linear solve
 
 
 class CountingNumbers(ABC):
@@ -105,7 +104,7 @@ class TreeReweighted(CountingNumbers):
         """Per kernel (F,) the probabilities that a random spanning tree holds each factor."""
         scopes, count = edges.scopes, len(edges.home)
         pairwise = all(scope.shape[1] == 2 and bool((scope >= 0).all()) for scope in scopes)
-        if count <= _DENSE and pairwise:
+        if count <= tuning.SOLVED_TREES and pairwise:
             joined = torch.cat([*scopes, torch.zeros(0, 2, dtype=torch.long, device="cpu")])
             appearances = _uniform_trees(joined, count)
         else:

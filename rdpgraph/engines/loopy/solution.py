@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.decoding import Decoded, decode
@@ -35,13 +36,8 @@ from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.orders import forest_order
 from rdpgraph.plan.topology import Topology
 
-_MAXIMA = 0.6  # of the time that is left, for the messages behind a mode
-_DECODING = 0.5  # of what these leave, for ties among them
-_REPAIRING = 0.5  # of what is left then, to make a mode possible
 _FAR = 1e10
 """Nats from which on a finite log-value leaves others no digits in sums by counting numbers."""
-_REPAIR = 2.0
-"""Seconds to repair the modes of all items, where there is no limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,7 +272,7 @@ class LoopySolution(Approximation):
         """The same model solved at temperature 0."""
         if self.temperature == 0:
             return self
-        return replace(self, temperature=0.0, start=None, share=_MAXIMA)
+        return replace(self, temperature=0.0, start=None, share=effort.LOOPY_MAXIMA)
 
     def max_marginals(self) -> Tensor:
         """(B, S) max-beliefs, raised to the approximate score of the mode."""
@@ -298,7 +294,7 @@ class LoopySolution(Approximation):
         """Configurations decoded from the max-beliefs."""
         other, outcome = self.maximal, self.maximal.outcome
         with torch.no_grad(), _spent(self.allowance):
-            return decode(other.equations, outcome, self._limits_of(_DECODING))
+            return decode(other.equations, outcome, self._limits_of(effort.LOOPY_DECODING))
 
     def mode(self) -> Tensor:
         """(B, V) the decoded configuration, which need not be consistent."""
@@ -308,7 +304,9 @@ class LoopySolution(Approximation):
     def _repaired(self) -> Searched:
         states = self.mode()
         with _spent(self.allowance):
-            left = _REPAIR if self.allowance is None else self.allowance.left(_REPAIRING)
+            left = effort.REPAIR_SECONDS
+            if self.allowance is not None:
+                left = self.allowance.left(effort.LOOPY_REPAIR)
             return possible_modes(self.network.graph, states, left).warned()
 
     def possible_mode(self) -> Tensor:

@@ -24,10 +24,6 @@ from rdpgraph.engines.loopy.kernels import FactorKernel
 from rdpgraph.engines.loopy.orders import Layer, Order
 from rdpgraph.plan import clock
 
-_BEGINS, _BEGINS_LAYER, _BEGINS_WHOLE = 1e5, 4e4, 6e5
-"""Overhead of the messages of a kernel, in multiplications: of all factors; of those of a layer; of
-potentials that answer messages themselves."""
-
 
 def traced(
     equations: Equations, messages: Messages, states: Tensor, free: Tensor, order: Order, end: float
@@ -174,8 +170,9 @@ def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
         sizes = [float(port.size) for port in kernel.ports]
         wide = isinstance(kernel, HighOrderKernel)
         numbers = kernel.count * len(sizes) * (sum(sizes) if wide else math.prod(sizes))
-        work, begins = work + numbers, begins + (_BEGINS_WHOLE if wide else _BEGINS)
-        starts.append(_BEGINS_WHOLE if wide else _BEGINS_LAYER)
+        work += numbers
+        begins += tuning.POTENTIALS_BEGIN if wide else tuning.MESSAGES_BEGIN
+        starts.append(tuning.POTENTIALS_BEGIN if wide else tuning.LAYER_BEGINS)
     sweep = work + begins
     through = [
         work + sum(starts[part.kernel] for layer in order.layers for part in layer.arrivals)

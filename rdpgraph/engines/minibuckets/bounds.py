@@ -31,8 +31,6 @@ _CONSTANT = 2e-6
 _FAR = 1e7
 """Nats by which values are shifted at most: larger shifts would cost their digits."""
 
-_BUCKET, _CELL = 3e4, 10.0
-"""Operations of a mini-bucket, and of each entry of its table."""
 
 _NEGATIVE = 0.5
 """Absolute value of each negative weight of a lower bound."""
@@ -111,7 +109,8 @@ def bounded(
             else:
                 bound += float(message)
         done.append(tuple(bucket))
-        clock.count(_BUCKET * len(bucket) + _CELL * sum(part.values.size for part in bucket))
+        entries = sum(part.values.size for part in bucket)
+        clock.count(tuning.BUCKET * len(bucket) + tuning.BUCKET_ENTRY * entries)
     return Elimination(bound, tuple(done), exact)
 
 

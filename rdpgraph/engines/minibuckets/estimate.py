@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.minibuckets.bounds import ENTRY, Elimination, bounded
 from rdpgraph.engines.minibuckets.population import Grown, grown
@@ -25,28 +26,10 @@ from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.engines.search.elimination import Known, annealed, log_total
 from rdpgraph.plan import clock
 
-_CELLS, _GROWTH = 2.0**10, 8.0
-"""Entries of the largest table of the first pass, and their growth from pass to pass."""
-_ORDER = 0.15
-"""Part of the time in which orders are compared."""
-_PASSES = 0.45
-"""Part of the time in which passes end."""
 FEW = 500
 """Members of the first populations."""
-_MOST = 1 << 20
-_MEMBER, _EXTENDED = 16.0, 6.0
-"""Bytes for each variable that a member remembers while its population grows, and the factor for
-each state that it is extended by."""
-_STARTS = 6
-"""Draws from independent starts that must confirm populations."""
 _COUNTS, _OFTEN = 0.01, 5.0
 """Part of Z that must not be missed, and number of populations that must have met with it."""
-_FEW_PINS = 16
-"""Pins of populations, whatever their size."""
-_SEARCHED = 0.4
-"""Part of the time in which these are made."""
-_ROUND = 0.3
-"""Part of the remaining time for the populations of a round."""
 
 
 @dataclass(frozen=True)
@@ -133,15 +116,16 @@ class _Work:
         self.passed_by = list[float]()
         self.spent = 0.0
         self.grown = 0
-        count = _MOST * RUNS if sampling.draws is None else sampling.draws
-        member = _MEMBER * (len(tables.sizes) + _EXTENDED * max(tables.sizes, default=1))
-        self.limit = max(min(count // RUNS, int(sampling.memory / member), _MOST), 1)
+        count = effort.MOST_MEMBERS * RUNS if sampling.draws is None else sampling.draws
+        states = len(tables.sizes) + tuning.MEMBER_EXTENDED * max(tables.sizes, default=1)
+        member = tuning.MEMBER_VARIABLE * states
+        self.limit = max(min(count // RUNS, int(sampling.memory / member), effort.MOST_MEMBERS), 1)
 
     def estimate(self) -> Estimate:
         best = self._passed()
         members = self._grow(best, min(FEW, self.limit))
         while not self.is_settled and clock.now() < self.end:
-            drawn = self.sampling.draws is not None and self.known.starts >= 2 * _STARTS
+            drawn = self.sampling.draws is not None and self.known.starts >= 2 * effort.LED_STARTS
             if drawn or not self._round(best, members):
                 break
         return self._summary(best, members)
@@ -160,16 +144,16 @@ class _Work:
     @property
     def is_confirmed(self) -> bool:
         """True if configurations from enough independent starts agree."""
-        enough = len(self.made.led) >= _STARTS
+        enough = len(self.made.led) >= effort.LED_STARTS
         return enough and self.known.is_found_again(self.made.mean)
 
     def _passed(self) -> Elimination:
         """Tightest pass, with populations of few members after each."""
         tables, sampling, begin = self.tables, self.sampling, self.begin
         most = max(sampling.memory / (ENTRY * max(len(tables.sizes), 1)), 2.0)
-        soon = begin + _ORDER * sampling.seconds
+        soon = begin + effort.POPULATION_ORDER * sampling.seconds
         order = tight_order(tables, cells=most, seconds=0.0, rng=self.choice, deadline=soon)
-        cells, best = min(_CELLS, most), None
+        cells, best = min(effort.POPULATION_CELLS, most), None
         finite = not any(bool(np.isneginf(stack.values).any()) for stack in tables.stacks)
         while True:
             start = clock.now()
@@ -184,16 +168,17 @@ class _Work:
                 self._round(best, members, afresh=True)
                 while self.made.is_precise and not self.is_settled and clock.now() < self.end:
                     self._search(best, members)
-                    if self.known.starts >= 2 * _STARTS:
+                    if self.known.starts >= 2 * effort.LED_STARTS:
                         break
             cells_used = sum(part.values.size for bucket in passed.buckets for part in bucket)
-            late = clock.now() + _GROWTH * took > begin + _PASSES * sampling.seconds
-            if self.is_settled or late or _GROWTH * cells_used * ENTRY > sampling.memory:
+            end = begin + effort.POPULATION_PASSES * sampling.seconds
+            late = clock.now() + effort.PASS_GROWTH * took > end
+            if self.is_settled or late or effort.PASS_GROWTH * cells_used * ENTRY > sampling.memory:
                 return best
-            if cells <= _CELLS:
-                seconds = _ORDER * sampling.seconds
+            if cells <= effort.POPULATION_CELLS:
+                seconds = effort.POPULATION_ORDER * sampling.seconds
                 order = tight_order(tables, cells=most, seconds=seconds, rng=self.choice)
-            cells *= _GROWTH
+            cells *= effort.PASS_GROWTH
 
     def _grow(self, passed: Elimination, members: int) -> int:
         """Number of members for which a round takes its part of the remaining time."""
@@ -205,7 +190,7 @@ class _Work:
             self.lower = max(self.lower, first.lower)
             self.draws.append(_drawn([first.log_partition], passed))
             took = (clock.now() - start) * RUNS * (2.0 + 1.0 / FEWER)
-            more = _ROUND * (self.end - clock.now()) / took if took > 0 else math.inf
+            more = effort.ROUND * (self.end - clock.now()) / took if took > 0 else math.inf
             if more < 1.5 and self.made.runs:
                 break
             members = int(min(self.limit, members * max(min(more, 8.0), 1.5)))
@@ -234,10 +219,10 @@ class _Work:
     def _search(self, passed: Elimination, members: int) -> None:
         """Look for configurations that runs may miss, from another start, if there is time."""
         start, seconds = clock.now(), self.sampling.seconds
-        enough = self.spent > _SEARCHED * (start - self.begin)
+        enough = self.spent > effort.PINS_MADE * (start - self.begin)
         if self.known.starts and enough and not self._has_drawn:
             return
-        until = min(self.end, start + _SEARCHED * seconds)
+        until = min(self.end, start + effort.PINS_MADE * seconds)
         memory = self.sampling.memory
         tried = annealed(self.tables, self.searching, memory=memory, deadline=until)
         self.spent += clock.now() - start
@@ -284,7 +269,7 @@ class _Work:
         if self._has_drawn and not afresh:
             self.made = replace(self.made, unseen=self._unseen())
             return True
-        self.pins = self.known.heaviest(max(members // 2, _FEW_PINS))
+        self.pins = self.known.heaviest(max(members // 2, effort.FEW_PINS))
         runs, fewer = list[Grown](), list[float]()
         quarter = max(members // FEWER, 1)
         while len(runs) < RUNS and (not runs or clock.now() < self.end):

@@ -16,12 +16,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from rdpgraph._core import tuning
 from rdpgraph.engines.minibuckets.bounds import Elimination, MiniBucket, log_sum
 from rdpgraph.engines.reduction.tables import Floats, Integers
 from rdpgraph.plan import clock
-
-_VARIABLE, _EXTENDED = 5e4, 100.0
-"""Operations of a variable, and of each member extended by one of its states."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +116,7 @@ def grown(
             return None
         v = bucket[0].scope[0]
         each = _gains(bucket, members)
-        clock.count(_VARIABLE + _EXTENDED * each.size)
+        clock.count(tuning.MEMBERS_VARIABLE + tuning.MEMBER_STATE * each.size)
         if v not in last and not gone and not recorded:
             total = log_sum(each, 0)
             alive = np.flatnonzero(total > -math.inf)

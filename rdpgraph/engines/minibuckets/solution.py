@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.minibuckets.bounds import Elimination, log_sum
@@ -86,14 +87,8 @@ def paths(run: Grown, variables: int, most: int) -> Integers:
     return states
 
 
-_SUMS = 0.6
-"""Part of the time for log Z; the rest is for means over configurations."""
 _CLOSE = 0.2
 """Error of log Z (nats) of these populations above which that of means is not known."""
-_GROWTH = 1.5
-"""Growth of populations that is worth beginning again."""
-_STEP = 64.0
-"""Bytes of a member for each variable, where all steps are kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +128,7 @@ class MiniBucketSolution(Solution):
         """Estimates of all batch items."""
         begin, every = clock.now(), list[Estimate]()
         _ = self._likely
-        seconds = (1.0 if self.sampling.sums_only else _SUMS) * self.sampling.seconds
+        seconds = (1.0 if self.sampling.sums_only else effort.MEANS_SUMS) * self.sampling.seconds
         for item in range(self.network.batch):
             share = max(seconds - (clock.now() - begin), 0.02 * seconds)
             share /= self.network.batch - item
@@ -146,7 +141,7 @@ class MiniBucketSolution(Solution):
     @cached_property
     def _averages(self) -> tuple[_Means, ...]:
         """Means of all batch items."""
-        end = clock.now() + (1.0 - _SUMS) * self.sampling.seconds
+        end = clock.now() + (1.0 - effort.MEANS_SUMS) * self.sampling.seconds
         alive, every = (self.bounds()[1] > -math.inf).tolist(), list[list[_Run]]()
         for item, one in enumerate(self.estimates):
             left = self.network.batch - item
@@ -171,7 +166,7 @@ class MiniBucketSolution(Solution):
         """Estimates for an item: one of few members, then those there is time for."""
         rng = np.random.default_rng(self.sampling.seed + item)
         starts = tables_of(self.network, item).starts
-        room = self.sampling.memory / (_STEP * max(len(self.network.sizes), 1))
+        room = self.sampling.memory / (tuning.MEMBER_STEP * max(len(self.network.sizes), 1))
         most = int(max(min(one.members, room), 1.0))
         count, runs, tried, first = min(most, FEW), list[_Run](), 0, clock.now()
         while len(runs) < RUNS and (not tried or clock.now() < until):
@@ -198,7 +193,7 @@ class MiniBucketSolution(Solution):
             if not going:
                 break
             left, spent = until - clock.now(), RUNS * (clock.now() - begin)
-            if count < most and left > _GROWTH * spent:
+            if count < most and left > effort.MEANS_GROWTH * spent:
                 more = left / spent if spent > 0 else math.inf
                 count, runs = int(min(most, count * min(more, 8.0))), []
         return runs

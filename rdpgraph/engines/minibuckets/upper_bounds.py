@@ -8,6 +8,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph.engines.minibuckets.bounds import (
     ENTRY,
     Factor,
@@ -24,12 +25,6 @@ from rdpgraph.engines.solution import meets
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import PrimalGraph, min_fill, min_weight, primal_graph
-
-_TRIED_CELLS = 2.0**14
-"""Entries of the tables by which orders are compared."""
-_NOISE = (0.0, 0.1, 0.3, 1.0)
-_STALE = 30
-"""Orders in a row without a gain after which no more are tried."""
 
 
 def tight_order(
@@ -69,12 +64,12 @@ def tight_order(
     best, least, stale, tried = complete(plain), None, 0, 0
     if seconds <= 0:
         return best
-    cells = min(cells, _TRIED_CELLS)
-    while stale < _STALE:
+    cells = min(cells, effort.ORDER_CELLS)
+    while stale < effort.ORDERS_STALE:
         begin = clock.now()
         order = best if least is None else None
         if order is None:
-            noise = _NOISE[tried % len(_NOISE)]
+            noise = effort.ORDER_NOISE[tried % len(effort.ORDER_NOISE)]
             filled = min_fill(graph, rng=rng, noise=noise, last=maximised, deadline=end)
             if filled is None:
                 break
@@ -133,13 +128,6 @@ def _leaves(tables: Tables, maximised: Set[int], deadline: float) -> tuple[list[
     return order, primal_graph((scope for scope, _ in factors.values()), tables.sizes)
 
 
-_CELLS, _GROWTH = 2.0**12, 8.0
-_ORDER = 0.3
-"""Part of the time in which orders are compared."""
-_LATE = 10.0
-"""Limit of the first pass, as a multiple of the time."""
-
-
 def ceilings(
     network: Network,
     summed: Set[int],
@@ -157,7 +145,7 @@ def ceilings(
     if network.impossible:
         return torch.full_like(constant, -math.inf)
     share = seconds / max(network.batch, 1)
-    if pass_seconds(network) > _LATE * share:
+    if pass_seconds(network) > effort.BOUND_LATE * share:
         return torch.full_like(constant, math.inf)
     each = constant.clone()
     maximised = frozenset(range(len(network.sizes))).difference(summed)
@@ -175,20 +163,24 @@ def _ceiling(
     with suppress(BudgetError):
         most = pass_cells(tables, memory)
         order = tight_order(
-            tables, cells=most, seconds=_ORDER * seconds, rng=Random(0), maximised=maximised
+            tables,
+            cells=most,
+            seconds=effort.BOUND_ORDER * seconds,
+            rng=Random(0),
+            maximised=maximised,
         )
-        cells = min(_CELLS, most)
+        cells = min(effort.BOUND_CELLS, most)
         while True:
             start = clock.now()
-            late = begin + _LATE * seconds
+            late = begin + effort.BOUND_LATE * seconds
             passed = bounded(tables, order, cells=cells, maximised=maximised, deadline=late)
             best = min(best, passed.bound)
             took = clock.now() - start
             used = sum(part.values.size for bucket in passed.buckets for part in bucket)
             met = known is not None and bool(meets(known, torch.tensor(best, device="cpu")))
-            if passed.exact or met or clock.now() + _GROWTH * took > begin + seconds:
+            if passed.exact or met or clock.now() + effort.PASS_GROWTH * took > begin + seconds:
                 return best
-            if _GROWTH * used * ENTRY > memory:
+            if effort.PASS_GROWTH * used * ENTRY > memory:
                 return best
-            cells *= _GROWTH
+            cells *= effort.PASS_GROWTH
     return best

@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
 
 _Bucket: TypeAlias = list[tuple[tuple[int, ...], Floats]]
 
-_BYTE = 256
+_BYTE = 256  # states that a byte tells apart
 STEP, CELL = 1e4, 2.0
 """Operations of a variable, and of each entry of its table."""
 
@@ -174,24 +174,6 @@ def _log_sum(joint: Floats) -> Floats:
     return np.log(np.exp(joint - peak).sum(0)) + peak
 
 
-_CHAINS, _SWEEPS, _FEWEST = 64, 24, 6
-"""Parallel chains, sweeps of each over all variables, and the fewest sweeps."""
-_LOOK = 100
-"""Variables between two checks of the clock."""
-_FLAT = 3.0
-"""Range (nats) of a factor's log-values at the highest temperature."""
-_CELLS = 2048.0
-"""Entries of the largest table of a move, or a few states squared."""
-_BYTES = 8.0 * 4.0
-"""Bytes held for each of them, in all tables of the move."""
-_DRAWN, _EACH, _MAXIMISED = 4, 8, 2
-"""Moves at the temperature of the model, draws of each of them, and moves to a mode."""
-_KEPT = 64
-"""Configurations, at most, that are pinned."""
-_SMALL = 0.1
-"""Part of Z that need not be found twice."""
-
-
 @dataclass(frozen=True, eq=False)
 class Annealed:
     """Configurations from one start."""
@@ -212,16 +194,16 @@ def annealed(
     chains = _cooled(model, rng, deadline)
     if chains is None:
         return None
-    cells = max(min(max(_CELLS, 4.0 * largest**2), memory / _BYTES), largest)
+    cells = max(min(max(effort.PIN_CELLS, 4.0 * largest**2), memory / tuning.PIN_BYTES), largest)
     part, choice = range(len(tables.sizes)), Random(int(rng.integers(2**63)))
     states = max(chains, key=model.score)
     drawn, others = list[Integers](), [chains]
-    for move in range(_DRAWN + _MAXIMISED):
+    for move in range(effort.PIN_MOVES + effort.PIN_MAXIMA):
         order = conditioned_order(tables.graph, part, rng=choice, cells=cells, deadline=deadline)
         if order is None:
             return None
-        if move < _DRAWN:
-            drawn.append(draw(model, order, states, _EACH, rng))
+        if move < effort.PIN_MOVES:
+            drawn.append(draw(model, order, states, effort.PIN_DRAWS, rng))
             states = drawn[-1][0]
         else:
             states, _ = eliminate(model, order, states)
@@ -236,28 +218,28 @@ def _cooled(tables: Tables, rng: np.random.Generator, deadline: float) -> Intege
     """
     near = _neighbourhoods(tables)
     ranges = [float(np.ptp(stack.values)) for stack in tables.stacks]
-    least = min(_FLAT / max([*ranges, _FLAT]), 1.0)
+    least = min(effort.ANNEALED_RANGE / max([*ranges, effort.ANNEALED_RANGE]), 1.0)
     sizes = np.array(tables.sizes, np.int64)
-    states = rng.integers(0, sizes[:, None], (len(sizes), _CHAINS))
-    begin, sweep, sweeps = clock.now(), 0, _SWEEPS
+    states = rng.integers(0, sizes[:, None], (len(sizes), effort.ANNEALED_CHAINS))
+    begin, sweep, sweeps = clock.now(), 0, effort.ANNEALED_SWEEPS
     while sweep < sweeps:
         power = least ** (1.0 - sweep / (sweeps - 1))
         for place, v in enumerate(rng.permutation(len(sizes)).tolist()):
-            log_values = np.zeros((tables.sizes[v], _CHAINS))
+            log_values = np.zeros((tables.sizes[v], effort.ANNEALED_CHAINS))
             clock.count(tuning.SEARCH_VISIT * (1 + len(near[v])))
             for values, others, strides, along in near[v]:
                 log_values += values[along[:, None] + strides @ states[others]]
             log_values -= log_values.max(0)
             reach = np.exp(power * log_values).cumsum(0)
-            states[v] = (reach < rng.random(_CHAINS) * reach[-1]).sum(0)
-            if place % _LOOK == 0 and clock.now() > deadline:
+            states[v] = (reach < rng.random(effort.ANNEALED_CHAINS) * reach[-1]).sum(0)
+            if place % effort.ANNEALED_LOOK == 0 and clock.now() > deadline:
                 return None
         sweep += 1
         if sweep == 1:
             took = clock.now() - begin
-            if _FEWEST * took > deadline - begin:
+            if effort.ANNEALED_LEAST * took > deadline - begin:
                 return None
-            if _SWEEPS * took > deadline - begin:
+            if effort.ANNEALED_SWEEPS * took > deadline - begin:
                 sweeps = int((deadline - begin) / took)
     return states.T.copy()
 
@@ -308,7 +290,8 @@ class Known:
 
     def heaviest(self, most: int) -> Integers:
         """(P, V) configurations with the highest scores."""
-        keys = sorted(self._scores, key=lambda key: -self._scores[key])[: min(most, _KEPT)]
+        most = min(most, effort.MOST_PINS)
+        keys = sorted(self._scores, key=lambda key: -self._scores[key])[:most]
         possible = [key for key in keys if self._scores[key] > -math.inf]
         rows = [np.frombuffer(key, np.int64) for key in possible]
         return np.array(rows, np.int64).reshape(len(rows), len(self._tables.sizes))
@@ -323,7 +306,7 @@ class Known:
     def is_found_again(self, log_partition: float) -> bool:
         """Return whether two starts reached the heaviest one, or it is a small part of Z."""
         best = max(self._scores, key=lambda key: self._scores[key], default=None)
-        if best is None or self._scores[best] < log_partition + math.log(_SMALL):
+        if best is None or self._scores[best] < log_partition + math.log(effort.PIN_MASS):
             return best is not None
         return self._found[best] > 1
 

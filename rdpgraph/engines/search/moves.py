@@ -10,20 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rdpgraph._core import effort
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.engines.search.elimination import CELL, STEP, eliminate
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
 from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
-
-_LEAST = 0.5
-"""Seconds that an order may take whatever the deadline: those of most models take milliseconds."""
-
-_ORDERS = 5
-"""Orders of the summed variables of which the narrowest is taken."""
-
-_REMEMBERED = 4096
-"""Sums of a component that are kept."""
 
 
 class Kernel(NamedTuple):
@@ -98,7 +90,7 @@ class Moves:
         capacity = int(len(part) * (math.log(cells) / math.log(smallest) + 3))
         steps, starts = np.empty(capacity, np.int32), np.zeros(len(part) + 1, np.int64)
         fixed, counts, total = np.empty(len(part), np.int32), np.zeros(2, np.int64), np.zeros(1)
-        left = min(max(deadline - clock.now(), _LEAST), 1e9)
+        left = min(max(deadline - clock.now(), effort.ORDER_SECONDS), 1e9)
         arrays = self._starts, self._near, self._logs, self._summed, part, places, steps, starts
         self.kernel.order(
             *_pointers(*arrays, fixed, counts, total), len(self._sizes), len(part), capacity,
@@ -155,7 +147,7 @@ class Sum:
             self.part = self.plan(self.members, deadline)
         if self.part is None:
             return None
-        if len(self.known) >= _REMEMBERED:
+        if len(self.known) >= effort.KEPT_SUMS:
             self.known.clear()
         value = self.known[key] = self.moves.solved(self.part, states, whole=False)[1]
         return value
@@ -189,7 +181,7 @@ def narrowest(
     near = tuple({rank[u] for u in graph.adjacency[v] if u in rank} for v in names)
     part = PrimalGraph(near, tuple(graph.sizes[v] for v in names))
     best, least = list(range(len(names))), math.inf
-    for turn in range(_ORDERS):
+    for turn in range(effort.MOVE_ORDERS):
         rule = min_weight if turn == 0 else min_fill
         order = rule(part, rng=rng, deadline=deadline)
         cells = math.inf if order is None else _largest(part, order, deadline)

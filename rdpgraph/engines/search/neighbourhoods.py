@@ -9,40 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.reduction.tables import Integers, Tables
 from rdpgraph.engines.search.moves import Kernel, Moves, Part, Sum, components, narrowest
 from rdpgraph.plan import clock
 
-_CELLS, _COMPILED = 2048, 16
-"""Entries of the largest table of a move to begin with, or a few states squared; so many times that
-in compiled code, where finding an order takes longer."""
-_MOST_CELLS = 1 << 22
-_BYTES = 4.0
-"""Bytes held for each entry of the tables of a move, messages included."""
-_TABLE, _SUMMED = 28.0, (2e7, 1e8)
-"""Bytes for each entry of the largest table of a sum, and entries that are summed in a second, in
-NumPy and in compiled code."""
-_ONCE = 0.1
-"""Part of the time that one sum takes at most, as predicted."""
-_PART = 8000
-"""Variables of a part, at most: moves of a larger one take long."""
-_STALE = 8
-"""Moves without a gain after which tables grow, or some fixed variables are changed."""
-_LONG = 0.03
-"""Part of the time that a move may take: tables grow up to there."""
-_SHORT, _TIRED, _TRIED = 0.1, 24, 0.6
-"""Part of the time of a search from one start, and moves without a gain after which it ends; part
-of the time in which there are other starts, before the best one goes on."""
-_KEPT, _AGAIN = 16, 0.8
-"""Orders in the cache, and how often one is reused: finding one takes as long as carrying it out,
-and its fixed variables have other states by then."""
-_RETURN = 4
-"""Moves after a change of fixed variables until its outcome is judged."""
-_GREEDY = 0.5
-"""Probability to eliminate summed variables in a greedy order, and not in the narrowest."""
-_LOCAL, _NEAR = 0.7, (10, 30, 100)
-"""Probability that a move with sums is around one variable, and numbers of variables around it."""
 _ROUNDING = 1e-11
 """Relative gain of a score that counts as rounding."""
 
@@ -90,7 +62,7 @@ class Search:
         rng: Random,
         *,
         memory: float = math.inf,
-        most: float = _MOST_CELLS,
+        most: float = effort.MOST_MOVE_CELLS,
         summed: frozenset[int] = frozenset(),
         deadline: float = math.inf,
         seconds: float = math.inf,
@@ -103,7 +75,7 @@ class Search:
         """
         self.tables, self.rng, self.summed = tables, rng, summed
         largest = max(tables.sizes, default=1)
-        self.most = max(min(most, memory / (8 * _BYTES)), largest)
+        self.most = max(min(most, memory / (8 * tuning.MOVE_BYTES)), largest)
         self.memory = memory
         self.moves = Moves(tables, summed, kernel)
         self.together = components(tables.graph, summed)
@@ -113,13 +85,14 @@ class Search:
         if summed:
             self.sequence, needed = narrowest(tables.graph, summed, rng, deadline)
         # With all that is maximised fixed, sums take so much, and a few free variables more.
-        wider, speed = max(4, largest) * needed, _SUMMED[kernel is not None]
-        self.most = max(self.most, min(wider, memory / _TABLE, _ONCE * speed * seconds))
-        few = _CELLS if kernel is None else _COMPILED * _CELLS
+        wider, speed = max(4, largest) * needed, tuning.SUMMED_PER_SECOND[kernel is not None]
+        fit = min(memory / tuning.SUM_BYTES, effort.SUM_ONCE * speed * seconds)
+        self.most = max(self.most, min(wider, fit))
+        few = effort.MOVE_CELLS if kernel is None else effort.COMPILED_CELLS * effort.MOVE_CELLS
         self.cells = float(min(max(few, 4 * largest**2, 4 * needed), self.most))
         self.small = self.cells
-        self.kept: deque[Part] = deque(maxlen=_KEPT)
-        self.whole = len(tables.sizes) <= _PART or bool(summed)
+        self.kept: deque[Part] = deque(maxlen=effort.KEPT_ORDERS)
+        self.whole = len(tables.sizes) <= effort.PART_VARIABLES or bool(summed)
         parts = {id(part): part for part in self.together.values()}
         self.sums = [Sum(self.moves, part, self._sum) for part in parts.values()]
         self.rest = tables.without(summed)
@@ -160,10 +133,12 @@ class Search:
         settings: dict[str, Any] = {"progress": progress, "constant": constant}
         for states in starts:
             since = clock.now() - begin
-            if best is not None and since > _TRIED * seconds:
+            if best is not None and since > effort.STARTS_TRIED * seconds:
                 break
-            part = _SHORT * seconds
-            other = self.run(states, seconds=part, patience=part, stale=_TIRED, **settings)
+            part = effort.SHORT_SEARCH * seconds
+            other = self.run(
+                states, seconds=part, patience=part, stale=effort.TIRED_MOVES, **settings
+            )
             best = self._better(best, other, since)
             if best is None or best.optimal or self.ended:
                 return best
@@ -260,7 +235,8 @@ class Search:
             if not goes_on(progress, move):
                 self.ended = True
                 break
-            if walk.stale % _STALE == _STALE - 1 and 2 * took < _LONG * seconds:
+            is_short = 2 * took < effort.MOVE_LONG * seconds
+            if is_short and (walk.stale + 1) % effort.STALE_MOVES == 0:
                 self._grow()
         return Outcome(
             walk.best, walk.best_value, optimal=False, moves=moves, seconds=gained - begin
@@ -279,12 +255,12 @@ class Search:
         Unless ``widely``, it may be a small part around one variable.
         """
         small = self.summed and self.asked and not widely
-        if small and self.rng.random() < _LOCAL:
-            part = self._near(self.rng.choice(_NEAR))
+        if small and self.rng.random() < effort.LOCAL_SUMS:
+            part = self._near(self.rng.choice(effort.LOCAL_VARIABLES))
             order = self._order(part, min(self.cells, self.small), deadline)
             if order is not None:
                 return order
-        if len(self.kept) == _KEPT and self.rng.random() < _AGAIN:
+        if len(self.kept) == effort.KEPT_ORDERS and self.rng.random() < effort.REUSED_ORDER:
             self.kept.rotate()
             return self.kept[0]
         order = self._planned(deadline)
@@ -294,16 +270,20 @@ class Search:
 
     def _planned(self, deadline: float) -> Part | None:
         while True:
-            part = range(len(self.tables.sizes)) if self.whole else self._near(_PART)
+            part: Sequence[int] = range(len(self.tables.sizes))
+            if not self.whole:
+                part = self._near(effort.PART_VARIABLES)
             order = self._order(part, self.cells, deadline)
-            if order is None or order.cells * _BYTES <= self.memory or self.cells <= _CELLS:
+            if self.cells <= effort.MOVE_CELLS:
+                return order
+            if order is None or order.cells * tuning.MOVE_BYTES <= self.memory:
                 return order
             self.most = self.cells = self.cells / 2
 
     def _order(self, part: Sequence[int] | Set[int], cells: float, deadline: float) -> Part | None:
         degree = float(self.rng.choice((0, 1, 2)))
         sequences = [self.sequence]
-        if self.summed and self.rng.random() < _GREEDY:  # more of the others stay free
+        if self.summed and self.rng.random() < effort.GREEDY_SUMS:  # more of the others stay free
             sequences.insert(0, [])
         held = set(part) if self.summed else part
         for sequence in sequences:
@@ -354,11 +334,11 @@ class _Walk:
     @property
     def stuck(self) -> bool:
         """True if moves from home have gained nothing for long."""
-        return not self.away and self.stale >= _STALE
+        return not self.away and self.stale >= effort.STALE_MOVES
 
     def leave(self, states: Integers) -> None:
         """Continue from other states for a few moves."""
-        self.here, self.away = states, _RETURN
+        self.here, self.away = states, effort.JUDGED_MOVES
 
     def arrive(self, states: Integers, value: float) -> bool:
         """Accept or reject a move's outcome; return whether it is the best so far."""
@@ -374,7 +354,7 @@ class _Walk:
         loss = self.home_value - value
         if loss <= 0 or self.rng.random() <= math.exp(-loss):
             self.home, self.home_value = states, value
-        if self.stale and self.stale % (3 * _STALE) == 0:
+        if self.stale and self.stale % (3 * effort.STALE_MOVES) == 0:
             self.home, self.home_value = self.best, self.best_value
         self.here = self.home
         return gain

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.upper_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
@@ -30,15 +31,6 @@ from rdpgraph.engines.solution import Solution, Status, meets
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
-
-_BOUNDING = 0.1
-"""Part of the seconds that bounds on a mode take."""
-_STARTING = 0.4
-"""Part of the seconds in which messages give the start of a search for a mode."""
-_LIKELY = 0.1
-"""Part of them in which messages give the start of one for a marginal mode."""
-_ROOM = 1e9
-"""Bytes for bounds, at most."""
 
 
 def search(
@@ -127,7 +119,7 @@ def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Search
     network = reduce_graph(graph)
     if network.impossible:
         return replace(given, optimal=~given.found)
-    limits = Limits(seconds, _ROOM, any_possible=True)
+    limits = Limits(seconds, effort.BOUNDS_BYTES, any_possible=True)
     other = search(network, limits, start=states, spared=given.found)
     new = ~given.found & (other.found | other.optimal.to(given.found.device))
     return Searched(
@@ -246,7 +238,7 @@ class SearchSolution(SearchedMarginalModes):
     def best(self) -> Searched:
         """Best configurations of all variables."""
         begin, limits = clock.now(), self.limits
-        start = self.start(_STARTING * limits.seconds)
+        start = self.start(effort.MODE_START * limits.seconds)
         left = limits.seconds - (clock.now() - begin)
         limits = replace(limits, seconds=max(left, 0.1 * limits.seconds))
         return search(self.network, limits, start=start)
@@ -288,15 +280,17 @@ class SearchSolution(SearchedMarginalModes):
 
     def _search(self, numbers: Tensor) -> Searched:
         begin, limits = clock.now(), self.limits
-        start = self.start(_LIKELY * limits.seconds)
+        start = self.start(effort.MARGINAL_START * limits.seconds)
         left = max(limits.seconds - (clock.now() - begin), 0.1 * limits.seconds)
         best = search(self.network, replace(limits, seconds=left), numbers=numbers, start=start)
         return best.required(self.network.graph, "marginal mode")
 
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
         limits = self.limits
-        seeker = Seeker(self.network, min(limits.memory, _ROOM), limits.patience, bounding=True)
-        return seeker.above(numbers, scores, _BOUNDING * limits.seconds)
+        seeker = Seeker(
+            self.network, min(limits.memory, effort.BOUNDS_BYTES), limits.patience, bounding=True
+        )
+        return seeker.above(numbers, scores, effort.MODE_BOUNDS * limits.seconds)
 
     def log_partition(self) -> Tensor:
         """-inf where that is known; else refused."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
 from rdpgraph.engines.minibuckets.estimate import Sampling, estimated
 from rdpgraph.engines.minibuckets.population import grown
@@ -29,19 +29,6 @@ from rdpgraph.model.scores import log_values_at
 from rdpgraph.model.soundness import items_named, require_possible
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
-
-_JOINT, _DRAWN = 0.35, 0.15
-"""Part of the time of a marginal mode in which a mode is sought first, and draws are made."""
-_BOUNDED = 0.15
-"""Part of it in which bounds give initial states."""
-_STARTS = 3
-"""Starts of a search."""
-_FEW = 10
-"""Configurations of each kind whose sums are estimated."""
-_GRACE = 0.1
-"""Part of the time by which the population of the first of them may be late."""
-_CELLS, _BEAM = 2.0**15, 300
-"""Entries of a table of these bounds, and configurations in a beam."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +69,19 @@ def starts_of_sums(
     if not any((stack.values == -math.inf).any() for stack in tables.stacks):
         rng = np.random.default_rng(limits.seed)
         firsts = chain([states], (rng.integers(0, tables.sizes) for _ in count()))
-    seconds = _JOINT * (end - clock.now())
+    seconds = effort.JOINT_MODE * (end - clock.now())
     search = Search(joint, Random(limits.seed), memory=limits.memory, kernel=limits.compiled())
     mode = search.compete(firsts, seconds=seconds, patience=0.5 * seconds)
     for other in (states, *([] if mode is None else [mode.states])):
         enter(other)
     for candidates in (drawn, _by_bounds(tables, run.summed, limits)):
-        until = clock.now() + 0.5 * _BOUNDED * limits.seconds
+        until = clock.now() + 0.5 * effort.BOUNDED_STARTS * limits.seconds
         for other in candidates:
             if clock.now() > until:
                 break
             enter(other)
     best = sorted(seen.values(), key=lambda pair: -pair[0])
-    return [states for _, states in best[:_STARTS]]
+    return [states for _, states in best[: effort.STARTS]]
 
 
 def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
@@ -105,13 +92,15 @@ def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
     possible configuration, it follows those of sums over all.
     """
     everything = frozenset(range(len(tables.sizes)))
-    end = clock.now() + 0.5 * _DRAWN * limits.seconds
-    order = tight_order(tables, cells=_CELLS, seconds=0.0, rng=Random(limits.seed), deadline=end)
-    cells = max(min(_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
-    rng, late = np.random.default_rng(limits.seed), end + _DRAWN * limits.seconds
+    end = clock.now() + 0.5 * effort.DRAWN_STARTS * limits.seconds
+    order = tight_order(
+        tables, cells=effort.START_CELLS, seconds=0.0, rng=Random(limits.seed), deadline=end
+    )
+    cells = max(min(effort.START_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
+    rng, late = np.random.default_rng(limits.seed), end + effort.DRAWN_STARTS * limits.seconds
     kinds = (everything.difference(summed), frozenset[int]())
     passes: dict[frozenset[int], Elimination] = {}
-    for members, maximised in product((_BEAM, 10 * _BEAM), kinds):
+    for members, maximised in product((effort.BEAM, 10 * effort.BEAM), kinds):
         try:
             if maximised not in passes:
                 passes[maximised] = bounded(
@@ -121,7 +110,7 @@ def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
             break
         drawn = grown(passes[maximised], members, rng, recorded=True, deadline=late)
         if drawn is not None and len(drawn.shares):
-            return paths(drawn, len(tables.sizes), _BEAM)
+            return paths(drawn, len(tables.sizes), effort.BEAM)
         if drawn is None or clock.now() > end:
             break
     return np.zeros((0, len(tables.sizes)), np.int64)
@@ -130,8 +119,8 @@ def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
 def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
     """(n, V) configurations whose sums have the highest bounds by mini-buckets."""
     maximised = frozenset(range(len(tables.sizes))).difference(summed)
-    cells = max(min(_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
-    seconds = 0.5 * _BOUNDED * limits.seconds
+    cells = max(min(effort.START_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
+    seconds = 0.5 * effort.BOUNDED_STARTS * limits.seconds
     order = tight_order(
         tables, cells=cells, seconds=seconds, rng=Random(limits.seed), maximised=maximised
     )
@@ -140,7 +129,7 @@ def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
         passed = bounded(tables, order, cells=cells, maximised=maximised, deadline=late)
     except BudgetError:
         return np.zeros((0, len(tables.sizes)), np.int64)
-    return best_bounded(passed, maximised, _BEAM)[0]
+    return best_bounded(passed, maximised, effort.BEAM)[0]
 
 
 def best_estimated(
@@ -163,9 +152,9 @@ def best_estimated(
     tables = tables_of(network, item, zeros=True)
     drawn = bounds = np.zeros((0, len(tables.sizes)), np.int64)
     if clock.now() + slow < end:
-        drawn = _drawn(tables, summed, limits)[:_FEW]
+        drawn = _drawn(tables, summed, limits)[: effort.TRIED_STARTS]
     if clock.now() + slow < end:
-        bounds = _by_bounds(tables, summed, limits)[:_FEW]
+        bounds = _by_bounds(tables, summed, limits)[: effort.TRIED_STARTS]
     every = np.concatenate([bounds, drawn])
     full = [(states, tables.score(states)) for states in (start, *every)]
     best = max(full, key=lambda pair: pair[1])
@@ -177,7 +166,7 @@ def best_estimated(
         part, constant = _given(tables, states, summed)
         if constant == -math.inf:
             continue
-        share, late = left / (2 * _FEW - number), _GRACE * limits.seconds
+        share, late = left / (2 * effort.TRIED_STARTS - number), effort.START_LATE * limits.seconds
         sums = estimated(part, Sampling(share, limits.memory, None, limits.seed, grace=late))
         value = constant + max(sums.log_partition, sums.lower)
         if value > highest:

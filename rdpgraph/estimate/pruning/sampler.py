@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.interface.masks import Draw, Expected, Masks
 from rdpgraph.structures.draws import uniform
@@ -85,14 +85,6 @@ def _smallest(values: Tensor, count: Tensor) -> Tensor:
     return (values <= last) & (count > 0)
 
 
-_WIDE = 1 / 4
-"""Fraction of the sweeps that are wide; twice that while the averages have not begun."""
-_MOST_WORK = 4.0
-"""Most work of a wide sweep, relative to another sweep."""
-_MANY = 3.0
-"""Number of the known configurations that a wide sweep moves between, on average."""
-
-
 @dataclass(frozen=True, eq=False)
 class State:
     """State of the chains."""
@@ -110,7 +102,7 @@ class State:
 
     def judged(self, work: int) -> "State":
         """State with another part to try next, after a wide sweep."""
-        if work > _MOST_WORK * max(self.work, tuning.LITTLE_SWEEP):
+        if work > effort.WIDE_WORK * max(self.work, tuning.LITTLE_SWEEP):
             return replace(self, tried=min(self.share, 1.0))
         return replace(self, share=self.tried, tried=self.tried / 4 if self.tried > 0.1 else 0.0)
 
@@ -177,7 +169,9 @@ class Sampler:
         likely = self._flat(self.likely.expand_as(state.selected))
         selection = self.selected.after(self._flat(state.selected), likely, generator)
         selection = selection.reshape(state.selected.shape)
-        wide = float(uniform((), likely.device, generator)) < (2 * _WIDE if warming else _WIDE)
+        wide = float(uniform((), likely.device, generator)) < (
+            2 * effort.WIDE_SWEEPS if warming else effort.WIDE_SWEEPS
+        )
         state = replace(state, selected=selection)
         share = state.tried if warming else state.share
         if not wide or share == math.inf:
@@ -207,7 +201,7 @@ class Sampler:
 
     def _between(self, known: Tensor, generator: torch.Generator | None) -> Tensor:
         """(chains, *batch, *questions) the yeses of some of the known configurations."""
-        share = min(1.0, _MANY / max(len(known), 1))
+        share = min(1.0, effort.WIDE_MOVES / max(len(known), 1))
         some = uniform((self.chains, len(known)), known.device, generator) < share
         yeses = some.float() @ known.flatten(1).float() > 0
         return yeses.reshape(self.chains, *known.shape[1:])

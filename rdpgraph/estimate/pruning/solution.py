@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import ModelError, UnsupportedError
@@ -17,8 +18,6 @@ from rdpgraph.estimate.pruning.averages import Averages, Visited
 from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep
 from rdpgraph.interface.masks import Draw, Expected
 from rdpgraph.plan.clock import now
-
-_MOST_DRAWS = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +128,7 @@ class Run:
         draws, stride = self.draws, self.stride
         if averages.sweeps % stride == 0:
             draws = (*draws, sweep.state.draw.places)
-            if len(draws) > _MOST_DRAWS:
+            if len(draws) > effort.KEPT_DRAWS:
                 draws, stride = draws[::2], 2 * stride
         return replace(
             self, averages=averages.with_sweep(values), draws=draws, stride=stride,
@@ -149,7 +148,7 @@ _NEEDS_Z = {
 
 
 _AGREED = 1.05  # the largest R-hat of chains that are said to agree
-_LEAST_CHAINS = 4
+_LEAST_CHAINS = 4  # whose R-hat says something
 _RARE = 5.0  # draws expected to say an answer, or its opposite
 
 

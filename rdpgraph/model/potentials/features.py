@@ -8,13 +8,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
-
-_MOST = 2048  # states of each side for errors
-_TRIED = 256  # states of each side for the warning
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,7 @@ class RandomFeatures:
                 )
             if not bool(side.isfinite().all()):
                 raise ModelError(f"RandomFeatures need finite {name} embeddings.")
-        left, right = (_some(side.detach().double(), _MOST) for side in (left, right))
+        left, right = (_some(side.detach().double(), tuning.ERROR_STATES) for side in (left, right))
         return self._predicted(left, right, centred=centred)
 
     def _predicted(self, left: Tensor, right: Tensor, *, centred: bool) -> FeatureError:
@@ -191,7 +189,9 @@ class RandomFeatures:
     def _warn(self, left: Tensor, right: Tensor, *, centred: bool) -> None:
         """Warn by the errors on some of the states, of the first batch item or factor."""
         sides = (left.detach().double(), right.detach().double())
-        first, second = (_some(side.reshape(-1, *side.shape[-2:])[0], _TRIED) for side in sides)
+        first, second = (
+            _some(side.reshape(-1, *side.shape[-2:])[0], tuning.WARNING_STATES) for side in sides
+        )
         error = self._predicted(first, second, centred=centred)
         most, worst = math.sqrt(math.log1p(self.features)), error.heavy_norm
         if worst > most:

@@ -115,9 +115,6 @@ def rows_of(embeddings: Tensor, states: Tensor) -> Tensor:
     return expanded[(*index, states)]
 
 
-_MOST = 2**30  # entries of a dense table
-
-
 @dataclass(frozen=True, eq=False)
 class LowRank(Stored):
     """A pairwise potential: the inner product of non-negative factors of two states.
@@ -207,11 +204,12 @@ class LowRank(Stored):
             BudgetError: more than 2^30 of them.
         """
         entries = math.prod(self.shape)
-        if entries > _MOST:
+        if entries > tuning.MOST_DENSE:
             raise BudgetError(
-                f"LowRank of shape {self.shape} has {entries:,} values, and at most {_MOST:,} are "
-                "written out; the estimator LowRankFactors() needs no table for log Z, marginals "
-                "and samples, and randomized estimators need only the values of a few states."
+                f"LowRank of shape {self.shape} has {entries:,} values, and at most "
+                f"{tuning.MOST_DENSE:,} are written out; the estimator LowRankFactors() needs no "
+                "table for log Z, marginals and samples, and randomized estimators need only the "
+                "values of a few states."
             )
         return log_products(self.log_left, self.log_right)
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.potentials.potential import Stored
-
-_MOST = 1 << 16
-"""Configurations that are decided one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +55,11 @@ class Projection(Stored):
         sizes = [part.shape[-1] for part in states]
         lead = broadcast_shapes(*(part.shape[:-1] for part in states))
         cells = math.prod(sizes)
-        if math.prod(lead) * cells > _MOST:
+        if math.prod(lead) * cells > tuning.MOST_DECIDED:
             raise UnsupportedError(
                 f"A projection onto {self.arity:,} variables would be written out to {cells:,} "
-                f"log-values, at most {_MOST:,} are; Auto() and Counting() answer without them."
+                f"log-values, at most {tuning.MOST_DECIDED:,} are; Auto() and Counting() answer "
+                "without them."
             )
         place, columns = torch.arange(cells, device="cpu"), list[Tensor]()
         for part, size in zip(reversed(states), reversed(sizes), strict=True):

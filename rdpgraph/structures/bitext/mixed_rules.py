@@ -31,7 +31,7 @@ class Where(IntEnum):
     AFTER = 2
 
 
-_SHARED = ((0, 1), (1,), (0,))
+_SHARED = ((0, 1), (1,), (0,))  # by `Where`
 _LATE = (
     (Where.BEFORE, Where.AFTER), (Where.AFTER, Where.BEFORE), (Where.AFTER, Where.AFTER),
     (Where.AFTER, Where.NOWHERE), (Where.NOWHERE, Where.AFTER),

@@ -22,8 +22,6 @@ from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
 
-_LEVELLED = 8  # steps between shifts
-
 
 @dataclass(frozen=True)
 class KBest:
@@ -82,7 +80,7 @@ def _small_best(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
         _level(values)
         for step in range(1, total):
             best = (values[step - 1][:, None] + padded[:-1]).max(-1)
-            if step % _LEVELLED == 1:
+            if step % tuning.LEVELLED_STEPS == 1:
                 _level(best)
             values[step] += best
         for step in range(total - 1, -1, -1):
@@ -185,7 +183,7 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
     chosen: list[Tensor] = []
 
     def levelled(best: Tensor, number: int) -> Tensor:
-        best = best if number % _LEVELLED else best - peak(best.detach(), (1,))
+        best = best if number % tuning.LEVELLED_STEPS else best - peak(best.detach(), (1,))
         if number + 1 not in ends:
             return best
         return best.masked_fill((lengths == number + 1).unsqueeze(1), 0.0)

@@ -126,9 +126,6 @@ def between(transition: Transition | Steps | Potential, before: Tensor, after: T
     return as_steps(transition).values(before, after)
 
 
-_MOST_PARTS = 8  # blocks with gradients
-
-
 @torch.no_grad()
 def draw(
     unary: Unary, transition: Transition | Steps, lengths: Lengths, count: int,
@@ -190,7 +187,7 @@ def relaxed_by(
     width = max(1, tuning.CACHE_BLOCK * total // max(1, noise.numel()))
     if torch.is_grad_enabled() and messages.requires_grad:
         # The gradient of a part is as large as all messages, and the tables of all steps.
-        parts = 1 if isinstance(transition, Tensor) and transition.ndim > 2 else _MOST_PARTS
+        parts = 1 if isinstance(transition, Tensor) and transition.ndim > 2 else tuning.PATH_PARTS
         width = max(width, -(-total // parts))
         return torch.cat([of(slice(at, at + width)) for at in range(0, total, width)], 2)
     weights = torch.empty_like(noise)

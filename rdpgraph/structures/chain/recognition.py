@@ -18,9 +18,6 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.factors import inside
 
-_FEWEST = 3  # variables of a chain; contraction is as fast for fewer
-_MOST_PADDED = 2  # sites for each variable
-
 
 @dataclass(frozen=True, eq=False)
 class Recognised:
@@ -66,7 +63,9 @@ def recognised(graph: FactorGraph) -> Recognised | None:
     if not {2} <= arities <= {1, 2} or int(sizes.amin()) != int(sizes.amax()):
         return None
     pairs = [block for block in graph.blocks if block.arity == 2]
-    numbers = lined_up([block.scopes for block in pairs], graph.num_variables, fewest=_FEWEST)
+    numbers = lined_up(
+        [block.scopes for block in pairs], graph.num_variables, fewest=tuning.FEWEST_SITES
+    )
     if numbers is None:
         return None
     place = torch.empty(graph.num_variables, dtype=torch.long, device="cpu")
@@ -241,7 +240,7 @@ def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | N
         return None
     hops = torch.where(alone, 0, hops)
     length = int(hops[0][outer].amax()) + 1
-    if length < fewest or paths * length > _MOST_PADDED * count:
+    if length < fewest or paths * length > tuning.MOST_PADDED * count:
         return None
     # Both ways out of a variable lead to the ends of its path.
     heads = torch.zeros(count, dtype=torch.bool, device="cpu")

@@ -14,8 +14,6 @@ from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.structures.chain.factors import inside, masked, peak
 
-_STEP_LAUNCHES, _LEVEL_LAUNCHES = 7, 22  # on a GPU
-
 
 def worthwhile(unary: Tensor) -> bool:
     """Return whether a scan is expected to be faster than the recursion in torch."""
@@ -29,8 +27,8 @@ def worthwhile(unary: Tensor) -> bool:
         scan = levels * tuning.SCAN_LEVEL + batch * steps * tuning.SCAN_MATRIX
     else:
         work = 6 * batch * steps * states**2 / 1e12
-        recursion = steps * tuning.SECONDS_PER_CALL * _STEP_LAUNCHES
-        scan = levels * tuning.SECONDS_PER_CALL * _LEVEL_LAUNCHES
+        recursion = steps * tuning.SECONDS_PER_CALL * tuning.STEP_LAUNCHES
+        scan = levels * tuning.SECONDS_PER_CALL * tuning.LEVEL_LAUNCHES
     # Small matrices run below the rate of large ones.
     return scan + 4 * work * states < recursion + work
 

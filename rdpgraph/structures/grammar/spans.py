@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import remembered
 from rdpgraph.errors import ModelError
 from rdpgraph.io.grammar import Grammar
@@ -185,7 +186,6 @@ def _rows(words: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor
 
 
 # A table of rules is faster than a list below so many entries for each rule, or in all.
-_DENSE, _SMALL = 500.0, 2.0**15
 
 
 def pcfg_unary(root: Tensor, rules: Rules, terms: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def grammar_rules(grammar: Grammar) -> DenseRules | SparseRules:
     """The rules of a grammar as a table or a list, whichever is faster and fits."""
     states, rules, weights = len(grammar.symbols), grammar.rules, grammar.log_weights
     entries = float(states) ** 3
-    dense = entries <= max(_DENSE * len(rules), _SMALL)
+    dense = entries <= max(tuning.DENSE_RULES * len(rules), tuning.SMALL_RULES)
     if dense and entries * weights.element_size() <= grammar.memory_bytes:
         return DenseRules(grammar.log_rules)
     if not len(rules):  # words only: one rule that forbids itself

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import EvidenceError, ModelError
@@ -30,8 +31,6 @@ from rdpgraph.structures.parity.parities import Parities
 from rdpgraph.structures.parity.recognition import recognised
 from rdpgraph.structures.parity.sweeps import ParityCost, checked_syndrome, normalised
 from rdpgraph.structures.recursion.recursion import KBestConfigurations
-
-_MOST_OBSERVABLES = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +108,9 @@ class ParityModel(Structure):
                 f"ParityModel of {parities} needs log-odds (*batch, errors), one error at least, "
                 f"or unary (*batch, errors, 2); got {shape}."
             )
-        if parities.num_observables > _MOST_OBSERVABLES:
+        if parities.num_observables > tuning.MOST_OBSERVABLES:
             raise ModelError(
-                f"ParityModel tells {_MOST_OBSERVABLES} observables apart at most; got "
+                f"ParityModel tells {tuning.MOST_OBSERVABLES} observables apart at most; got "
                 f"{parities.num_observables}: give those that are asked about."
             )
         if self.syndrome is not None:

@@ -16,7 +16,7 @@ from rdpgraph.io.text import read_text
 from rdpgraph.model.potentials.table import as_values, is_array
 
 OPEN, FLIP, CLOSE = 0, 1, 2
-_WORD = 64
+_WORD = 64  # bits
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,15 +5,11 @@ import math
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.structures.chain.recognition import unary_sum
 from rdpgraph.structures.parity.parities import Parities
-
-_MOST_OPEN = 20
-"""Open checks up to which a graph is answered as a parity model: tables of 64 MB."""
-_MOST_WORK = 1e9
-"""Multiply-adds of its sweep, about a second."""
 
 
 def recognised(graph: FactorGraph) -> tuple[Parities, Tensor, Tensor, Tensor] | None:
@@ -46,7 +42,7 @@ def recognised(graph: FactorGraph) -> tuple[Parities, Tensor, Tensor, Tensor] | 
                 columns[number].append(check)
         count += block.count
     checks = Parities([(flipped, ()) for flipped in columns], count)
-    if not checks.narrow(_MOST_OPEN):
+    if not checks.narrow(tuning.RECOGNISED_CHECKS):
         return None
     work = checks.program(observables=False, merged=True).work * math.prod(batch)
-    return (checks, unary, torch.cat(seen, -1), numbers) if work < _MOST_WORK else None
+    return (checks, unary, torch.cat(seen, -1), numbers) if work < tuning.RECOGNISED_WORK else None

@@ -54,7 +54,6 @@ def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
 
 
 _RANGE = 600.0  # nats between two masses of one sweep in float64; beyond it logarithms are used
-_MOST_OPEN = 34  # open checks and observables that fit in memory
 
 
 def serves(parities: Parities, unary: Tensor) -> bool:
@@ -69,7 +68,7 @@ def serves(parities: Parities, unary: Tensor) -> bool:
 
 def require_open(parities: Parities, program: Program, copies: float = 2.0) -> None:
     """Raise `BudgetError` where the table of a sweep does not fit."""
-    if program.width > _MOST_OPEN:
+    if program.width > tuning.OPEN_CHECKS:
         raise BudgetError(
             f"The sweep of {parities} has {program.width} bits open at once, a table of "
             f"2^{program.width}; keep some of its states: kept(states)."

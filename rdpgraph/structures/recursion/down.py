@@ -147,9 +147,6 @@ def exhausting(tape: Tape, wanted: Tensor) -> Tensor:
     return torch.where(enough, goal(tape, reader), -math.inf)
 
 
-_MOST = 16  # parts of an entry that are collected before they are compared
-
-
 @torch.no_grad()
 def max_marginals(tape: Tape) -> Tensor:
     """(*lead, *sites, K) the best score with each state of each site; -inf: none."""
@@ -229,7 +226,7 @@ class _Given:
     def _add(self, value: Value, part: Tensor) -> None:
         parts = self.parts[value.number]
         parts.append(part)
-        if len(parts) == _MOST:
+        if len(parts) == tuning.COLLECTED_PARTS:
             parts[:] = [_together(parts)]
 
 

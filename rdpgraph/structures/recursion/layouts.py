@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.program import Program, tensor_of, with_tensors
@@ -24,10 +25,6 @@ from rdpgraph.structures.recursion.tracing import (
     fresh,
 )
 
-_MOST = 2**23  # size of all layouts that are kept, in numbers
-_STEP = 2**6  # size of a step without its places
-_TRIES = 3  # objects with other steps after which a layout is no longer kept
-
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -41,7 +38,7 @@ class Layout:
     @cached_property
     def size(self) -> int:
         """The size of the layout, in numbers."""
-        return _STEP * len(self.steps) + len(self.program.index) + self.trace.size
+        return tuning.LAYOUT_STEP * len(self.steps) + len(self.program.index) + self.trace.size
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +77,7 @@ _LOCK = Lock()
 
 def laid_out(tape: Tape, model: Any) -> Tape:
     """Lay out a model's recursion on an empty tape, or take the layout of an earlier one."""
-    known, tensors, key = _TRIES, list[Tensor](), None
+    known, tensors, key = tuning.LAYOUT_TRIES, list[Tensor](), None
     if tape.states is None and machine.serves(tape.unary, tape.dtype):
         try:
             parts, met = (tape.unary, model), dict[int, int]()
@@ -98,11 +95,11 @@ def laid_out(tape: Tape, model: Any) -> Tape:
             options: Any = {"ranks": tape.ranks, "dtype": tape.dtype}
             return Filled(tape.unary, tape.site_dims, **options, layout=known, given=given)
         known = known.failures + 1
-    if known >= _TRIES:
+    if known >= tuning.LAYOUT_TRIES:
         tape.finish(model.recursion(tape))
         return tape
     made = _traced(tape, model, tensors, known)
-    _keep(key, _TRIES if made is None or made.size > _MOST else made)
+    _keep(key, tuning.LAYOUT_TRIES if made is None or made.size > tuning.KEPT_LAYOUTS else made)
     return tape
 
 
@@ -136,6 +133,6 @@ def _keep(key: Any, kept: Layout | int) -> None:
         total = 0
         for old in reversed(list(_KEPT)):
             layout = _KEPT[old]
-            total += layout.size if isinstance(layout, Layout) else _STEP
-            if total > _MOST:
+            total += layout.size if isinstance(layout, Layout) else tuning.LAYOUT_STEP
+            if total > tuning.KEPT_LAYOUTS:
                 del _KEPT[old]

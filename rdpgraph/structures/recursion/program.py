@@ -33,7 +33,7 @@ from rdpgraph.structures.recursion.values import Value, View
     _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PAIRS, _RULES, _BESIDE, _PICKED, _APART, _NONE,
     _PRODUCT,
 ) = range(12)  # fmt: skip
-_FIELDS = 12
+_FIELDS = 12  # of a step
 _LEVELLED = {_TOTAL, _LINKED, _RULES}  # kinds whose rows have a level in float32
 _MOVED = {_BESIDE, _PICKED}  # kinds whose rows have one if those that they read have
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.minibuckets import estimate, populations
+from rdpgraph._core import tuning
+from rdpgraph.engines.minibuckets import populations
 from rdpgraph.engines.minibuckets.populations import Draws, _gain, interval
 from rdpgraph.errors import ModelError
 from rdpgraph.testing import brute_force
@@ -97,7 +98,7 @@ def random_graph(seed: int) -> rg.FactorGraph:
 
 @pytest.mark.long
 def test_intervals_of_small_populations_hold_log_z(monkeypatch):
-    monkeypatch.setattr(estimate, "_MEMBER", 0.05)
+    monkeypatch.setattr(tuning, "MEMBER_VARIABLE", 0.05)
     held, closer = 0, 0
     for seed in range(8):
         graph = random_graph(seed)
@@ -132,7 +133,7 @@ def test_smaller_populations_say_what_larger_ones_all_miss():
 
 @pytest.mark.long
 def test_an_error_of_a_posterior_is_that_of_its_status(monkeypatch):
-    monkeypatch.setattr(estimate, "_MEMBER", 0.05)
+    monkeypatch.setattr(tuning, "MEMBER_VARIABLE", 0.05)
     raised = 0
     for seed in range(6):
         scheduler = rg.MiniBuckets(20.0, memory=500.0, draws=48)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.minibuckets import estimate, population, solution
+from rdpgraph._core import tuning
+from rdpgraph.engines.minibuckets import estimate, population
 from rdpgraph.engines.minibuckets.bounds import bounded, log_sum
 from rdpgraph.engines.minibuckets.population import Grown, grown, thinned
 from rdpgraph.engines.reduction.network import reduce_graph
@@ -289,7 +290,7 @@ def test_estimates_are_unbiased_whatever_the_proposal(proposal, monkeypatch):
 
 @pytest.mark.long
 def test_answers_by_a_proposal_are_within_their_error_bars(monkeypatch):
-    monkeypatch.setattr(estimate, "_MEMBER", 0.05)
+    monkeypatch.setattr(tuning, "MEMBER_VARIABLE", 0.05)
     inside = 0
     for seed in range(10):
         graph = random_graph(seed)
@@ -311,7 +312,7 @@ def test_answers_by_a_proposal_are_within_their_error_bars(monkeypatch):
 
 @pytest.mark.long
 def test_answers_are_within_their_error_bars(monkeypatch):
-    monkeypatch.setattr(estimate, "_MEMBER", 0.05)
+    monkeypatch.setattr(tuning, "MEMBER_VARIABLE", 0.05)
     inside = 0
     for seed in range(20):
         graph = random_graph(seed, zeros=0.3 * (seed % 2))
@@ -344,8 +345,8 @@ def test_all_configurations_give_exact_answers(seed):
 
 
 def test_marginals_of_few_configurations_are_probabilities(monkeypatch):
-    monkeypatch.setattr(estimate, "_MEMBER", 0.05)
-    monkeypatch.setattr(solution, "_STEP", 1.0)
+    monkeypatch.setattr(tuning, "MEMBER_VARIABLE", 0.05)
+    monkeypatch.setattr(tuning, "MEMBER_STEP", 1.0)
     graph = random_graph(1)
     exact = rg.infer(graph)
     posterior = rg.infer(graph, scheduler=rg.MiniBuckets(seconds=20.0, memory=500.0, draws=400))

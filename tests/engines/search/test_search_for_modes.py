@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph._core import tuning
-from rdpgraph.engines.minibuckets import estimate
+from rdpgraph._core import effort, tuning
 from rdpgraph.engines.minibuckets.upper_bounds import ceilings
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import tables_of
@@ -313,8 +312,7 @@ def test_messages_about_what_is_impossible_end_with_an_error():
 
 
 def test_sums_that_do_not_fit_are_estimated(monkeypatch):
-    monkeypatch.setattr(neighbourhoods, "_MOST_CELLS", 4)
-    monkeypatch.setattr(estimate, "_MEMBER", 0.005)
+    monkeypatch.setattr(tuning, "MEMBER_VARIABLE", 0.005)
     for seed in range(3):
         graph = random_graph(seed, zeros=0.2)
         found = rg.infer(graph, scheduler=rg.Search(3.0, memory=64.0)).marginal_mode(["x0"])
@@ -325,7 +323,6 @@ def test_sums_that_do_not_fit_are_estimated(monkeypatch):
 
 
 def test_sums_that_there_is_no_time_to_estimate_are_at_least_a_product_in_them(monkeypatch):
-    monkeypatch.setattr(neighbourhoods, "_MOST_CELLS", 4)
     asked = []
     monkeypatch.setattr(starts, "estimated", lambda *every: asked.append(every))
     times = itertools.count()
@@ -375,8 +372,7 @@ def test_what_is_too_large_to_draw_has_a_mode_of_all_variables(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bound_that_a_score_meets_proves_it(seed, monkeypatch):
-    monkeypatch.setattr(neighbourhoods, "_MOST_CELLS", 8)
-    monkeypatch.setattr(neighbourhoods, "_CELLS", 8)
+    monkeypatch.setattr(effort, "MOVE_CELLS", 8)
     graph = random_graph(seed, zeros=0.3 * (seed % 2))
     network = reduce_graph(graph)
     monkeypatch.setattr(search_solution, "Search", partial(Search, most=8))

@@ -1,0 +1,154 @@
+"""Parts of a time budget, sizes of searches and of populations, and when each of them ends.
+
+Parts are of the seconds given, unless an entry says otherwise. They decide how good an approximate
+answer is after so many seconds, and were chosen by the scores of docs/benchmarks.md on models of
+UAI-2014 and UAI-2022. `tests/benchmarks/uai.py` (sums) and `tests/benchmarks/uai2022.py` (sums,
+modes, marginal modes) measure them again: compare the scores before and after a change.
+"""
+
+# Clocks and plans.
+LEAST_LEFT = 0.1
+"""Part of the seconds that every answer has at least, whatever others took."""
+EARLY, HOPELESS, LEAST_DONE = 0.25, 2.0, 1e-3
+"""Part before which nothing is foreseen, predicted parts at which exact inference or a pass of
+mini-buckets is refused, and the least part of the work that a prediction starts from."""
+SLICES_FORESEEN, SLICES_LATE = 0.1, 1.2
+"""Part after which the time of all slices is foreseen, and parts at which it is refused."""
+PATH_SECONDS, NEVER = 10.0, 30 * 86_400.0
+"""Seconds after which the search for a path ends, sooner where contraction is quick; and seconds
+that nobody waits for, a month."""
+PROBING, SLICING = 0.05, 0.02
+"""Parts in which hard zeros are propagated, and a choice of slices ends."""
+
+# Auto: the order of routes.
+APPROXIMATE_SECONDS, APPROXIMATE_RUNS, RUN_SWEEPS = 2.0, 4.0, 100
+"""Counted seconds for approximate answers without a limit: at least so many, or runs of plain
+messages of so many sweeps."""
+PLAIN_WITH_ZEROS = 0.5
+"""Part for plain messages before others where some scores are hard zeros."""
+SURE = 0.1
+"""Part below which a prediction for exact inference is relied on."""
+PATIENCE = 0.5
+"""Part without a gain after which a search for modes ends."""
+BOUNDED_PER_SECOND = 400
+"""Factors per second of the budget for which modes are bounded in any case."""
+FORWARD_TRIED, FORWARD_SURE = 2.0, 0.25
+"""Predicted time of log Z alone, in parts: where it is tried, and where it surely fits. Products
+of large tables take a fraction of the prediction, and a pass that is too slow ends."""
+COUNTED = 0.4
+"""Part that a count may take: messages need the rest where it fails."""
+JOINED = 0.24
+"""Part that messages between clusters take."""
+ESTIMATED_ITEMS = 8
+"""Batch items, at most, whose log Z is estimated one after the other."""
+ADVISED, LONGEST_ADVISED = 1.25, 3600.0
+"""Advised seconds over those predicted, as another plan may be found under a clock; and seconds of
+exact inference above which it is not advised."""
+COUNTS_CONSTRAINTS = 0.75
+"""Part of the factors that are constraints alone from which on log Z is counted."""
+ROWS_CIRCUIT, CIRCUIT_FIRST, CIRCUIT_ORDER = 0.5, 0.2, 0.25
+"""Parts of the time of a count in which a circuit for all rows is compiled, and one for log Z
+before it is counted; and of the time of a circuit in which an order is sought."""
+
+# Auto and Search: log Z and modes among several methods.
+EXACT_SUM, DRAWN_SUM, DRAWN_TRIAL, DRAWN_LEAST = 0.5, 0.7, 0.1, 0.3
+"""Parts for exact log Z; of the rest, for estimates; of the rest, after which these are given up,
+if marginals are asked for; and the part that must be left for them."""
+PLAIN_MODES, MODES, MARGINAL_MODES = 0.4, 0.8, 0.9
+"""Parts for plain messages without hard zeros (of the rest), for modes, and for marginal modes."""
+MODE_START, SOFT_MODE_START, MARGINAL_START = 0.4, 0.05, 0.1
+"""Parts in which messages give the start of a search for a mode; the same where plain ones, without
+hard zeros, are the better start; and the start for a marginal mode."""
+MODE_BOUNDS, AUTO_BOUNDS, BOUNDS_BYTES = 0.1, 0.05, 1e9
+"""Parts for a bound on the scores of modes, by `Search` and by `Auto`; bytes for it, at most."""
+SEARCH_SUMS, PROPOSAL_MESSAGES = 0.4, 0.1
+"""Parts of the messages' time for those that sum, and for those that a proposal asks for."""
+FIRST_LATE = 1.0
+"""Seconds by which the first population of a proposal may be late."""
+
+# Messages and their decoding.
+LOOPY_MAXIMA, LOOPY_DECODING, LOOPY_REPAIR = 0.6, 0.5, 0.5
+"""Parts for the messages behind a mode; of the rest, for ties; of the rest, to make it possible."""
+REPAIR_SECONDS = 2.0
+"""Seconds to repair the modes of all items, where there is no limit."""
+ASCENTS, DECODING_SWEEPS, SETTLING_SWEEPS = 10, 0.8, 0.6
+"""Most passes of coordinate ascent; parts of the sweeps that decoding takes in all, and in which
+oscillating messages may settle, damped."""
+PEELED_LAYERS = 2
+"""Most layers of the peeling order, relative to the outward order: more of them come from a core
+in which every variable has many factors, where peeling promises nothing."""
+CLUSTERS_SETUP = 0.5
+"""Part that the tables of clusters may take at most."""
+CLUSTERS_SENT, CLUSTERS_LEAST, CLUSTERS_READ = 0.7, 0.2, 5.0
+"""Parts after which answers are read off clusters, and that messages have at least; and the time
+to read them off, in times of a first look at all beliefs."""
+CLUSTERS_PATIENCE, CLUSTERS_DAMPING, CLUSTERS_HOPELESS = 12, 0.8, 0.05
+"""Sweeps in which the residual should shrink by two thirds, or damping grows; most damping; and
+the residual above which the end is not waited for then."""
+
+# Mini-buckets, their populations and bounds.
+PASS_GROWTH, POPULATION_CELLS, BOUND_CELLS = 8.0, 2.0**10, 2.0**12
+"""Growth of the largest table from pass to pass; its entries in the first pass, for populations
+and for bounds."""
+POPULATION_ORDER, BOUND_ORDER = 0.15, 0.3
+"""Parts in which orders are compared."""
+ORDER_CELLS, ORDER_NOISE, ORDERS_STALE = 2.0**14, (0.0, 0.1, 0.3, 1.0), 30
+"""Entries of the tables by which orders are compared, noise of their greedy choices (relative), and
+orders in a row without a gain after which no more are tried."""
+POPULATION_PASSES, BOUND_LATE = 0.45, 10.0
+"""Part in which passes of populations end; limit of the first pass of a bound, in its parts."""
+MOST_MEMBERS, ROUND, PINS_MADE = 2**20, 0.3, 0.4
+"""Members of a population; parts of the rest for the populations of a round, and for pins."""
+LED_STARTS, FEW_PINS = 6, 16
+"""Draws from independent starts that must confirm populations; pins, whatever their size."""
+MEANS_SUMS, MEANS_GROWTH = 0.6, 1.5
+"""Part for log Z, the rest being for means; growth of populations that is worth a new start."""
+
+# Searches: starts, annealing, moves.
+JOINT_MODE, DRAWN_STARTS, BOUNDED_STARTS = 0.35, 0.15, 0.15
+"""Parts for a search for a mode of all variables before that of a marginal mode, for draws, and
+for bounds that give initial states."""
+STARTS, TRIED_STARTS, START_LATE = 3, 10, 0.1
+"""Starts of a search, configurations of each kind whose sums are estimated, and the part by which
+the population of the first of them may be late."""
+START_CELLS, BEAM = 2.0**15, 300
+"""Entries of a table of these bounds, and configurations in a beam."""
+ANNEALED_CHAINS, ANNEALED_SWEEPS, ANNEALED_LEAST = 64, 24, 6
+"""Parallel chains, sweeps of each over all variables, and the fewest sweeps."""
+ANNEALED_LOOK, ANNEALED_RANGE = 100, 3.0
+"""Variables between two looks at the clock; range (nats) of a factor at the highest temperature."""
+PIN_CELLS, PIN_MOVES, PIN_DRAWS, PIN_MAXIMA = 2048.0, 4, 8, 2
+"""Entries of the largest table of a move of pins, or a few states squared; moves at the model's
+temperature, draws of each of them, and moves to a mode."""
+MOST_PINS, PIN_MASS = 64, 0.1
+"""Configurations that are pinned at most, and the part of Z that need not be found twice."""
+MOVE_CELLS, COMPILED_CELLS, MOST_MOVE_CELLS = 2048, 16, 2**22
+"""Entries of the largest table of a move to begin with, or a few states squared; so many times that
+in compiled code, where finding an order takes longer; and at most."""
+SUM_ONCE, MOVE_LONG = 0.1, 0.03
+"""Parts that one sum takes at most, as predicted, and one move: tables grow up to there."""
+PART_VARIABLES = 8000
+"""Variables of a part, at most: moves of a larger one take long."""
+STALE_MOVES, TIRED_MOVES, JUDGED_MOVES = 8, 24, 4
+"""Moves without a gain after which tables grow, or some fixed variables are changed; after which a
+search from one start ends; and after such a change until its outcome is judged."""
+SHORT_SEARCH, STARTS_TRIED = 0.1, 0.6
+"""Parts of a search from one start, and in which there are other starts, before the best ends."""
+KEPT_ORDERS, REUSED_ORDER = 16, 0.8
+"""Orders in the cache, and how often one is reused: finding one takes as long as carrying it out,
+and its fixed variables have other states by then."""
+GREEDY_SUMS, LOCAL_SUMS, LOCAL_VARIABLES = 0.5, 0.7, (10, 30, 100)
+"""Probabilities to eliminate summed variables in a greedy order, and not in the narrowest, and that
+a move with sums is around one variable; numbers of variables around it."""
+MOVE_ORDERS, ORDER_SECONDS, KEPT_SUMS = 5, 0.5, 4096
+"""Orders of the summed variables of which the narrowest is taken, seconds that one may take
+whatever the deadline, and sums of a component that are kept."""
+
+# The command line and randomized pruning.
+WIDE_SWEEPS, WIDE_WORK, WIDE_MOVES = 0.25, 4.0, 3.0
+"""Fraction of the sweeps that are wide, twice that while averages have not begun; their most work,
+relative to another sweep; and known configurations that one moves between, on average."""
+KEPT_DRAWS = 1000
+"""Draws that a run keeps, of all sweeps."""
+COMMAND_LATE, COMMAND_MORE = 1.2, 1.0
+"""Parts, and seconds beside them for small models, after which a command is stopped."""
