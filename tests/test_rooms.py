@@ -157,7 +157,7 @@ def test_numbers_of_an_algorithm_are_explained_and_share_no_budget(room: str) ->
                 said = "#" in "".join(lines[node.lineno - 2 : node.end_lineno])
                 if names & private and not said and lines[node.end_lineno or 0][:3] != '"""':
                     faults.append(f"{path}:{node.lineno} does not say what it is")
-        for node in ast.walk(tree):
+        for node in ast.walk(tree) if private else ():
             if isinstance(node, ast.BinOp | ast.Compare):
                 inside = _names(node)
                 if inside & private and inside & BUDGETS:

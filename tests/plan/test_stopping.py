@@ -105,6 +105,14 @@ def test_random_pruning_that_was_ended_is_that_of_so_many_sweeps(progress):
     with rg.interruptible():
         marginals = pruned(10**9, progress=tell).marginals()
     torch.testing.assert_close(marginals, pruned(2).marginals())
+    steps = []
+
+    def end_at_once(step):
+        steps.append(step.number)
+        raise StopIteration
+
+    pruned(10, progress=end_at_once)  # in the warm-up: a sweep that counts follows
+    assert steps == [1]
 
 
 @pytest.mark.parametrize("progress", [press, end])

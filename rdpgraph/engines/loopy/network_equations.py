@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel, TableKernel
 from rdpgraph.engines.reduction.network import Group, Network
 from rdpgraph.errors import ModelError
+from rdpgraph.model.potentials.automaton import Automaton
 
 
 class CountingNumbers(ABC):
@@ -223,14 +225,18 @@ def without_floors(total: Tensor, network: Network, lowest: float) -> Tensor:
 
     Messages at their floor contradict each other, and the floor is a number of no meaning.
     """
-    if network.high_order:
+    if not all(isinstance(block.potential, Automaton) for block in network.high_order):
         return total
     with torch.no_grad():
         least = torch.zeros_like(total)
-        for group in network.groups:
-            logs = group.each().flatten(2)
+        tables = [(group.each().flatten(2), len(group.scopes)) for group in network.groups]
+        for block in network.high_order:
+            accept = cast(Automaton, block.potential).log_accept
+            lead = accept.shape[-2:-1] or (1,)
+            tables.append((accept.reshape(-1, *lead, accept.shape[-1]), len(block.scopes)))
+        for logs, factors in tables:
             scores = torch.where(logs > -math.inf, logs, math.inf).amin(2).double()
-            least = least + scores.expand(-1, len(group.scopes)).sum(1)
+            least = least + scores.expand(-1, factors).sum(1)
         beyond = (total > -math.inf) & (total < least + 0.5 * lowest)
     return torch.where(beyond & least.isfinite(), least, total)
 

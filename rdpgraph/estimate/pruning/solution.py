@@ -77,7 +77,7 @@ class Run:
                 run = run._with(sweep)
             score = sweep.expected.score.mean().item()
             step = Progress("sweeps", len(run.scores), score, now() - start)
-            going = goes_on(progress, step) and going
+            going = going and goes_on(progress, step)
         return replace(run, visited=run.visited and run.visited.merged())
 
     @staticmethod

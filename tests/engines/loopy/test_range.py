@@ -302,7 +302,8 @@ def test_states_are_struck_by_sums_which_cost_low_rank_factors_less(scale):
         same(posterior.marginal(variable), truth.joint((variable,)), 1e-9)
 
 
-def test_floors_of_messages_do_not_enter_log_z():
+@pytest.mark.parametrize("wide", [False, True], ids=["tables", "automaton"])
+def test_floors_of_messages_do_not_enter_log_z(wide):
     """Clauses of two literals, on which messages that have not converged contradict each other."""
     generator, signs = torch.Generator().manual_seed(28), []
     variables = list(rg.VariableArray("x", (8,), 2))
@@ -311,6 +312,9 @@ def test_floors_of_messages_do_not_enter_log_z():
         table = torch.zeros(2, 2, dtype=torch.float64)
         table[tuple(torch.randint(2, (2,), generator=generator).tolist())] = -math.inf
         signs.append(rg.Factor([variables[number] for number in pair], rg.Table.from_logs(table)))
+    if wide:  # a factor without a table, between 0 and 1 nats
+        step, accept = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0.0, 1.0]).double()
+        signs.append(rg.Factor(variables, rg.Automaton(step, accept, 8)))
     graph = rg.FactorGraph(signs)
     assert float(rg.infer(graph, scheduler=rg.Contraction()).log_partition) > 0
     found = rg.infer(graph, scheduler=rg.Loopy(sweeps=60))
