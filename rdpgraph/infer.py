@@ -121,7 +121,7 @@ def explain(
     """The plan for a model, without running it; print it.
 
     Reads the model's tables for hard zeros and searches for an order. `infer` of the same graph
-    with an equal scheduler goes on from there, unless a table was written to in between.
+    with an equal scheduler reuses both, unless a table was changed in between.
 
     Args:
         model: as for `infer`.

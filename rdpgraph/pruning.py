@@ -1,8 +1,8 @@
 """Parts of `RandomizedPruning`: likely questions, selections, masks, and its posterior.
 
 A model that can be masked has yes-or-no questions (`Masks`): whether a span is a constituent, two
-words are aligned, a step is in a state. A `Likely` chooses the questions worth asking, and a
-`Selected` those whose answers each sweep holds. The estimator itself is
+words are aligned, a step is in a state. A `Likely` chooses the questions that masks are made of,
+and a `Selected` those whose answers each sweep holds. The estimator itself is
 `rdpgraph.RandomizedPruning`.
 """
 

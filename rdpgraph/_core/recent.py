@@ -1,4 +1,4 @@
-"""Values of the last few keys; without tensors, which plans do not import."""
+"""A cache of the values of the last few keys, without an import of torch."""
 
 from collections import OrderedDict
 from threading import Lock

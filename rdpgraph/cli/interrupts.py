@@ -1,4 +1,4 @@
-"""Ctrl-C since the start of a command, also where code beneath an import has swallowed it."""
+"""Ctrl-C since the start of a command, remembered where imported code swallows it."""
 
 import signal
 import threading

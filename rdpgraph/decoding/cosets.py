@@ -104,10 +104,10 @@ class CosetDecoder:
 class WindowDecoder:
     """Sliding-window decoding: one window of checks after another, with states carried over.
 
-    A window is swept once all checks that its errors flip are known: windows overlap, and decisions
-    come a window late, as a rule. The states of largest mass then go on to the next window, so that
-    no error is decided on early, and the last decision is that of one sweep over the whole. Memory
-    for a shot is that of its states, however long the memory runs.
+    A window is swept once all checks that its errors flip are known: windows overlap, and a
+    decision usually comes one window late. The states of largest mass then go on to the next
+    window, so that no error is decided on early, and the last decision is that of one sweep over
+    the whole. Memory for a shot is that of its states, for any number of windows.
 
     Args:
         model: without a batch.

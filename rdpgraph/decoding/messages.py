@@ -169,8 +169,9 @@ def learn_damping(
     """The min-sum decoder with a damping of each edge that leaves fewer shots undecoded.
 
     Adam on the passes of all iterations, unrolled. The loss of a shot is the soft violation of its
-    checks in its best iteration; errors need not be known. Half of a batch is not decoded yet, if
-    so many are found. Start near the best single damping, and keep shots apart to compare.
+    checks in its best iteration; errors need not be known. Half of a batch are shots that are not
+    decoded yet, if there are enough. Start near the best single damping, and compare on shots that
+    were not used.
 
     Args:
         decoder: min-sum in parallel order; its damping is the start, 0.05 to 0.95 of it.

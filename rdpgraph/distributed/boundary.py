@@ -1,4 +1,4 @@
-"""Messages between the parts of a graph, and the posterior of the whole that they end in."""
+"""Messages between the parts of a graph, and the posterior that they give of the whole."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

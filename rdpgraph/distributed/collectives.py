@@ -197,7 +197,7 @@ def group(*, seconds: float = 300.0, backend: str | None = None) -> "Generator[D
         backend: of torch.distributed; default: gloo, and nccl between GPUs where there are any.
 
     Raises:
-        SystemExit: with one line, of what went wrong with the group or the model.
+        SystemExit: with one line that says what failed, in the group or the model.
     """
     from torch.distributed.device_mesh import init_device_mesh
 

@@ -1,1 +1,1 @@
-"""Everything that solves a model: contraction, messages, search, mini-buckets, structures."""
+"""Solvers of models: contraction, messages, search, mini-buckets, counting, structures."""

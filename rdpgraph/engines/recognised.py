@@ -1,4 +1,4 @@
-"""Answers by a structure: of its declaration, or of a graph that it recognises once reduced."""
+"""Answers by a structure that was declared, or recognised in a reduced graph."""
 
 import math
 from collections.abc import Callable

@@ -30,8 +30,8 @@ class Status:
         standard_error: of log Z over replicates, in nats, or None.
         bound: ``"upper"`` or ``"lower"`` if log Z is a bound; else empty.
         trace: the residual of every sweep.
-        method: what answered, where one was tried after another; else empty.
-        remedy: what would give a better answer; empty where there is nothing to improve.
+        method: the one that answered, where several were tried; else empty.
+        remedy: how to get a better answer; empty where there is nothing to improve.
     """
 
     exact: bool = True

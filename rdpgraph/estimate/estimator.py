@@ -53,8 +53,8 @@ class Estimator(ABC):
         Args:
             model: as declared, evidence included.
             solve: gives the posterior of a model, by the scheduler that solves the problem: for a
-                pilot, or for what a lift must ask again. It may be kept.
-            generator: all the randomness there is.
+                pilot run, or for later questions of a lift, which may keep it.
+            generator: the only source of randomness.
         """
 
 

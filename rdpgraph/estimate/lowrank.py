@@ -45,7 +45,7 @@ class AddedVariables:
 
     Attributes:
         plain: the model without them: as declared, or its approximation.
-        model: has the same distribution of the plain model's variables, as a marginal.
+        model: its marginal over the plain model's variables is the distribution of that model.
         solve: gives the posterior of a model, as in `Estimator.prepare`.
         exact: the plain model is the one declared.
     """
@@ -137,8 +137,8 @@ class LowRankFactors(Estimator):
     In a graph, ``sum_k l(x, k) r(y, k)`` becomes the factors l and r over a new variable k, and
     the order of contraction does the rest: O(T N r) for a chain, O(N r deg) for a star, whose
     middle has deg factors of rank r. A structure keeps its shape, and gets a `LowRank` transition
-    for its `Bilinear` one: one for each step of a `Chain`. A `SemiMarkov` of three steps and more
-    takes one for all alone, and needs ``shared``.
+    for its `Bilinear` one: one for each step of a `Chain`. A `SemiMarkov` of three or more steps
+    takes only one for all steps, and needs ``shared``.
 
     `LowRank` factors are rewritten exactly. `Bilinear` ones by `RandomFeatures`: with a map for
     every factor, drawn independently, the expectation of Z is the exact Z, on every graph, since
@@ -211,9 +211,9 @@ class LowRankFactors(Estimator):
         by every factor: where that fits, on chains, trees and graphs of few states, it is summed
         exactly. Elsewhere it is an average over pairs of draws from the model, of the product over
         factors of ``1 + (exp(s . s') - 1) / d`` with s = x + y of the two states of a factor. Both
-        are about independent features; orthogonal ones err less. With one map for all factors it
-        is what an expansion to order 1 / d says, as of a `Hypertree` with `BilinearRules`, which
-        uses rules again and again. R replicates divide the variance by R.
+        are about independent features; orthogonal ones err less. With one map for all factors it is
+        an expansion to order 1 / d, as for a `Hypertree` with `BilinearRules`, which uses rules
+        repeatedly. R replicates divide the variance by R.
 
         Args:
             model: to be solved exactly, or with samples: a smaller one stands for a larger.

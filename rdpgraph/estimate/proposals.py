@@ -29,7 +29,7 @@ class Proposal:
 
     Any scores give an unbiased estimate of Z, as long as no state that matters has -inf; the
     nearer they are to the marginals, the smaller its variance. They are computed without gradient.
-    A proposal has `log_scores`, or `scores_of` where it looks at the whole model.
+    A subclass implements `log_scores`, or `scores_of` where scores depend on the whole model.
 
     Example:
         >>> class Sharpened(Proposal):

@@ -33,8 +33,8 @@ class Randomized(Estimator):
     instead of N^2. Gradients flow through the potentials of the states kept, not the choice.
 
     Args:
-        proposal: which states look likely.
-        selection: how many are kept, and with what weights.
+        proposal: scores the states.
+        selection: chooses the states to keep, and their weights.
         replicates: how many independent choices, solved together and averaged in Z; two and more
             give a standard error.
         defensive: the share of `Uniform` mixed into the proposal, so that no possible state is

@@ -57,8 +57,8 @@ class Redrawn(Estimator):
     The first states are those of the estimator. At each of the sweeps every factor's message is
     taken one step further, from the states kept to all states of the variable that it goes to: in
     O(K N) for a pair of variables with N states of which K are kept. The beliefs so formed choose
-    the next states, and the messages at those are where the sweeps go on; the plan is that of the
-    last of them. It needs ``scheduler=Loopy(...)``, plain belief propagation, which gives damping,
+    the next states, and the sweeps continue with the messages at those; the plan is that of the
+    last sweeps. It needs ``scheduler=Loopy(...)``, plain belief propagation, which gives damping,
     schedule, tolerance and the number of all sweeps together.
 
     Args:

@@ -31,7 +31,7 @@ class Selection(ABC):
 
         Args:
             log_q: (*lead, N) log-scores, not necessarily normalised; a state of -inf is not kept.
-            generator: all the randomness there is.
+            generator: the only source of randomness.
 
         Returns:
             A support of (*lead, kept) states; where fewer states are possible than are kept, the
@@ -197,10 +197,10 @@ class Threshold(Inversion):
     """States kept with probability ``min(1, c q_i)``, c such that ``keep`` are kept.
 
     The optimal resampling of Fearnhead and Clifford 2003: scores above a threshold are kept with
-    weight one, the rest is sampled systematically with log-weights ``-log pi_i``. The number above
-    is found, not set. This is optimal for scores near the marginals; if scores are much flatter
-    than the marginals, no state is kept for certain, and `TopSystematic` is safer. O(N + K log K)
-    per site.
+    weight one, the rest is sampled systematically with log-weights ``-log pi_i``. The number of
+    these is computed, not given. This is optimal for scores near the marginals; if scores are much
+    flatter than the marginals, no state is kept for certain, and `TopSystematic` is safer. O(N + K
+    log K) per site.
 
     Args:
         keep: number of states, or a fraction of them.

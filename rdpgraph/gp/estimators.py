@@ -215,7 +215,7 @@ class GradientEstimator(ABC):
 class Reparameterised(GradientEstimator):
     """Pathwise gradients: samples are functions of the parameters.
 
-    Far less noisy than the score function, so a few samples do; the likelihood must be
+    Far less noisy than the score function, so a few samples suffice; the likelihood must be
     differentiable. Functions are drawn at the inducing points, and at positions given those, so
     that no covariance of T x T is made for each label: O(S T M V) for a sequence. Kingma and
     Welling 2014, arXiv:1312.6114, section 2.4.

@@ -1,4 +1,4 @@
-"""Inducing points, and the functions at the positions of padded sequences given those at them."""
+"""Inducing points, and functions at positions of padded sequences conditioned on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

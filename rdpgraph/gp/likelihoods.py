@@ -1,4 +1,4 @@
-"""Labels of sequences, and how probable they are given the functions."""
+"""Sequences of labels, and their likelihoods given scores."""
 
 import math
 from abc import ABC, abstractmethod

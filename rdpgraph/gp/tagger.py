@@ -40,10 +40,10 @@ class StructuredGP(Arguments):
     """Tags sequences by a Gaussian process for each label, with the uncertainty of the functions.
 
     The score of a label at a position is a function of the features there, drawn from a Gaussian
-    process; the score of a pair of neighbouring labels is normal. Given the scores, labels have
-    the probability that the likelihood says, by default that of a linear chain. The posterior over
-    functions is a mixture of Gaussians over the values at inducing points, fitted by maximising
-    a lower bound of the evidence.
+    process; the score of a pair of neighbouring labels is normal. Given the scores, labels have the
+    probability given by the likelihood, by default that of a linear chain. The posterior over
+    functions is a mixture of Gaussians over the values at inducing points, fitted by maximising a
+    lower bound of the evidence.
 
     In the manner of scikit-learn: arguments are attributes of the same names, `fit` returns the
     object, what is learned ends in an underscore; `get_params` and `set_params` are there, and

@@ -129,7 +129,7 @@ class Masks(ABC):
 
     @abstractmethod
     def guess(self, likely: Tensor) -> Tensor:
-        """(*batch, *questions) bool: a start of yeses that may hold together.
+        """(*batch, *questions) bool: answers of yes to start from, which may hold together.
 
         Args:
             likely: of that shape: the candidates.

@@ -31,7 +31,7 @@ class Neighbours:
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """Sites with equally many states, which estimators choose states of.
+    """Sites with equally many states, from which estimators choose.
 
     A structure defines them by `Structure.sites`; a graph has a group for each number of states.
 

@@ -44,15 +44,16 @@ def summary(value: Any) -> str:
 class Structure(Opaque, ABC):
     """A model type with a special recursion.
 
-    A user declares it, or a graph that the registry recognises. Sites are its variables in a fixed
-    shape: `unary`, a field of the dataclass, holds a log-potential for every state of every site,
-    (*batch, *sites, states), so that the default marginals are the gradient of log Z in it. A site
-    that a batch item lacks has marginals of zero and the state -1; `factor_graph` holds it in
+    It is declared by a user, or recognised in a graph by the registry. Sites are its variables in a
+    fixed shape: `unary`, a field of the dataclass, holds a log-potential for every state of every
+    site, (*batch, *sites, states), so that the default marginals are the gradient of log Z in it. A
+    site that a batch item lacks has marginals of zero and the state -1; `factor_graph` holds it in
     state 0.
 
-    Only log Z must be given. Every other answer has a default; None leaves it to the general
-    engine, on the `factor_graph`, if there is one. An overridden answer handles impossible items:
-    marginals and entropy are zero, and a mode or sample raises `ImpossibleEvidenceError`.
+    Only `log_partition` must be implemented. Every other answer has a default; None leaves it to
+    the general engine, on the `factor_graph`, if there is one. An overridden answer handles
+    impossible items: marginals and entropy are zero, and a mode or sample raises
+    `ImpossibleEvidenceError`.
 
     `rdpgraph.testing.check_structure` compares an implementation with its `factor_graph`, or with
     its `score` of every configuration. It takes batch items apart: a further tensor field with
@@ -204,7 +205,7 @@ class Structure(Opaque, ABC):
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> "Match | None":
-        """The structure that a graph is, or None, the default.
+        """The structure equal to a graph, or None, the default.
 
         Called for every graph, so it should reject others early.
         """

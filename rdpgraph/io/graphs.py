@@ -36,12 +36,12 @@ def from_networkx(graph: Any) -> FactorGraph:
     its edges have no orientation, those of the end that was added to the graph first and of the
     other. The attribute ``potential`` of the graph is a constant.
 
-    ``states`` may lack where a potential gives the size. Potentials are log-values (nats):
-    tensors and arrays keep their type, lists become float64, `Potential` objects stay as they
-    are. A node that is no string becomes the variable named ``str(node)``.
+    ``states`` may be missing where a potential gives the size. Potentials are log-values (nats):
+    tensors and arrays keep their type, lists become float64, `Potential` objects stay as they are.
+    A node that is no string becomes the variable named ``str(node)``.
 
     Raises:
-        ModelError: an attribute that lacks or does not fit, or two nodes of one name.
+        ModelError: an attribute that is missing or does not fit, or two nodes of one name.
 
     Example:
         >>> import networkx

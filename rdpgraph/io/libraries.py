@@ -67,7 +67,8 @@ def to_pgmpy(graph: FactorGraph) -> Any:
 
     Raises:
         ModelError: no FactorGraph.
-        UnsupportedError: a batch, evidence, or values beyond the range of float64; pgmpy lacks.
+        UnsupportedError: a batch, evidence, or values beyond the range of float64; or pgmpy is not
+            installed.
     """
     require_graph("to_pgmpy", graph)
     tables, directed = probabilities(graph, "pgmpy")

@@ -73,8 +73,8 @@ class EM:
     log-prior never fall.
 
     Args:
-        model: gives for the tensors of the parameters, by name, and a batch of rows a `FactorGraph`
-            or a `Structure` whose log Z is the log-likelihood: (rows,), or their sum.
+        model: called with the tensors of the parameters, by name, and a batch of rows; gives a
+            `FactorGraph` or a `Structure` whose log Z is the log-likelihood: (rows,), or their sum.
         parameters: by name; `Probabilities` or another `Parameter`.
         tolerance: the gain of a step, in nats for each row, below which it ends.
         limit: of steps.

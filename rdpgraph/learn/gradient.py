@@ -98,7 +98,7 @@ def standard_errors(
     """Standard errors of a fit, by the information of the data; for each parameter.
 
     For `Probabilities` they are those of the probabilities, zero where these are 0, 1 or fixed.
-    Infinite where the data says nothing of a quantity. Takes a backward pass for each fitted
+    Infinite where the data does not determine a quantity. Takes a backward pass for each fitted
     number.
 
     Args:
@@ -111,7 +111,7 @@ def standard_errors(
             derivatives of log-likelihood plus log-prior.
 
     Raises:
-        ModelError: the fit is at no maximum.
+        ModelError: the fit is not at a maximum.
         UnsupportedError: a parameter without tensors that gradients may change.
     """
     parts = {name: p.free() for name, p in fit.parameters.items()}

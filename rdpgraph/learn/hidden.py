@@ -144,8 +144,8 @@ class HiddenStates(Arguments, ABC):
     def standard_errors(self, X: Any, lengths: Any = None) -> dict[str, tuple[Tensor, ...]]:
         """Standard errors of each parameter's `estimates`, by the observed information of the data.
 
-        Infinite where the data says nothing. It takes a pass back for each free parameter. Raises
-        `ModelError` where the fit is at no maximum.
+        Infinite where the data does not determine one. It takes a backward pass for each free
+        parameter. Raises `ModelError` where the fit is not at a maximum.
         """
         batches = batches_of(self._read(X, lengths), self._width, self._cells)
         em = EM(self._model, self._fitted())

@@ -243,15 +243,15 @@ class BayesianNetwork(Arguments):
     def standard_errors(self, data: Any, *, weights: Any = None) -> dict[str, Tensor]:
         """Standard errors of all tables, (*parents, states), by the observed information of data.
 
-        Infinite where the data says nothing of a probability. It takes a pass back for each free
-        parameter.
+        Infinite where the data does not determine a probability. It takes a backward pass for each
+        free parameter.
 
         Args:
             data: the data of the fit.
             weights: of the rows; None: one each.
 
         Raises:
-            ModelError: the fit is at no maximum.
+            ModelError: the fit is not at a maximum.
         """
         families = Families.read(self._graph, {}, {})
         rows = distinct_rows(data, families.domain, weights)

@@ -32,7 +32,8 @@ def save(model: Any, folder: PathLike) -> None:
     Every argument but ``progress`` is kept, and all that was fitted.
 
     Raises:
-        UnsupportedError: safetensors is not installed, or an argument is of no kind that is kept.
+        UnsupportedError: safetensors is not installed, or an argument of a type that cannot be
+            saved.
         OSError: the files cannot be written.
     """
     tensors: dict[str, Tensor] = {}

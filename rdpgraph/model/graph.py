@@ -134,8 +134,8 @@ class FactorGraph(Opaque):
             tolerance: how far from one each sum may be; the tables are taken as they are.
 
         Raises:
-            ModelError: probabilities that do not sum to one, which the message says of what and
-                given what; two tables of a variable, none of a parent, or a directed cycle.
+            ModelError: probabilities that do not sum to one (the message names the variable and its
+                parents' states), two tables of a variable, none of a parent, or a directed cycle.
 
         Example:
             >>> rain, wet = Variable("rain", ("no", "yes")), Variable("wet", 2)
@@ -266,8 +266,8 @@ class FactorGraph(Opaque):
     def restrict(self, supports: Mapping[Any, Support]) -> "FactorGraph":
         """The graph on a few states of each variable, their log-weights as unary factors.
 
-        Potentials are evaluated on the selected states only. A variable without a support has all
-        of its states, and one that is observed in every row that state. Gradients flow through the
+        Potentials are evaluated on the selected states only. A variable without a support keeps all
+        of its states, and one observed in every row that state. Gradients flow through the
         potentials, and not through the selection.
 
         Args:

@@ -291,8 +291,8 @@ class CRF(Transitions):
         """A module of plain torch for `torch.export` and ONNX: the best tags and log Z.
 
         ``exportable()(emissions, mask)`` gives tags of the shape of the mask, which is not
-        optional, -1 beyond it, and log Z (batch,). Scores are those of now, and constants. Steps
-        are unrolled: a program is for the shapes that it is exported with.
+        optional, -1 beyond it, and log Z (batch,). The present scores become constants. Steps are
+        unrolled: a program serves the shapes that it was exported with.
 
         Example:
             >>> crf = CRF(3).exportable()

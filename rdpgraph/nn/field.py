@@ -28,13 +28,13 @@ class MarkovField(nn.Module):
     probability of going on relative to the growth of Z_T, and the sum over all lengths is one
     solution of r linear equations.
 
-    With more lags Z is that of a long text, by the word: messages of the infinite chain are the
-    same at every place, one for each lag and direction, and take O(L V r) a sweep. By default they
-    are tree-reweighted, c is 1 / L, and `log_density` is an upper bound on log Z by the word, so
-    that `log_likelihood` is a lower one; otherwise c is 1 and it is Bethe's, which is no bound.
-    At the fixed point the value does not change with the messages, so its gradient is that with
-    the messages held: implicit, and as cheap as a sweep. The last messages are kept to start from,
-    and `converged` is False where they had not settled: values are then neither bound nor Bethe's.
+    With more lags Z is that of a long text, per word: messages of the infinite chain are the same
+    at every place, one for each lag and direction, and take O(L V r) a sweep. By default they are
+    tree-reweighted, c is 1 / L, and `log_density` is an upper bound on log Z per word, so that
+    `log_likelihood` is a lower one; otherwise c is 1 and it is Bethe's, which is no bound. At the
+    fixed point the value does not change with the messages, so its gradient is that with the
+    messages held: implicit, and as cheap as a sweep. The last messages are kept to start from, and
+    `converged` is False where they had not settled: values are then neither bound nor Bethe's.
 
     Example:
         >>> field = MarkovField(vocabulary=20, rank=4)
@@ -181,7 +181,7 @@ class MarkovField(nn.Module):
         return torch.stack(logs[: longest + 1])
 
     def log_density(self) -> Tensor:
-        """Log Z of a long text by the word, nats: exact with one lag, by messages with more.
+        """Log Z of a long text per word, nats: exact with one lag, by messages with more.
 
         Its gradient is that of the marginals of words and pairs, once the messages have converged.
         """

@@ -33,14 +33,14 @@ class HMM(Pretrained):
     Work for S tokens in all and embeddings of d numbers: S N r for transitions, and N d V for the
     normalisers of the emissions, which is most of it where a batch has few tokens. Memory: S N, and
     N V, of which no more than 2**24 entries at a time; beyond these they are made once more for the
-    gradient. Symbols of a small vocabulary have their r x r matrices made once where that is
+    gradient. With a small vocabulary the r x r matrices of symbols are made once where that is
     faster. Under autocast the products are in its type, and the recursion is in the parameters'.
 
     With ``clusters`` each token is emitted by the N / K states of its cluster alone, and a state
-    leads to a cluster and then to a state of it: two softmaxes, of which batches need only what
-    occurs. S tokens cost S (N / K)^2 and N K d, exactly and without a table of N^2, so that dense
-    transitions of tens of thousands of states can be trained. Chiu and Rush 2020, 3.2, where one
-    softmax over all N states takes the place of the two.
+    is followed by a cluster and then by a state of it: two softmaxes, computed for the tokens of a
+    batch alone. S tokens cost S (N / K)^2 and N K d, exactly and without a table of N^2, so that
+    dense transitions of tens of thousands of states can be trained. Chiu and Rush 2020, 3.2, where
+    one softmax over all N states takes the place of the two.
 
     Example:
         >>> model = HMM(states=64, vocabulary=20, rank=8)

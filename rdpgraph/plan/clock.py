@@ -54,11 +54,11 @@ _stop: ContextVar[Stop | None] = ContextVar("stop", default=None)
 def interruptible() -> Generator[Stop]:
     """End work inside at the first Ctrl-C with the best answer so far; a second one raises.
 
-    Whatever looks at the clock or counts sweeps, moves or steps ends soon: messages, searches,
-    estimates, pruning and fits, each with what it has, and a status that says not converged.
-    Exact inference has nothing before its end: `Auto` then answers by messages, and `Contraction`
-    raises `BudgetError`. Posteriors answer when they are asked: ask inside. Outside the main thread
-    Ctrl-C is left alone.
+    Work that watches the clock or counts sweeps, moves or steps ends soon: messages, searches,
+    estimates, pruning and fits, each with its result so far and a status that has not converged.
+    Exact inference has no partial result: `Auto` then answers by messages, and `Contraction` raises
+    `BudgetError`. Posteriors answer when they are asked: ask inside. Outside the main thread Ctrl-C
+    is left alone.
 
     Yields:
         A `Stop`, whose ``asked`` says whether to stop, and may be set from another thread.

@@ -1,4 +1,4 @@
-"""Search for a good contraction tree: greedy orders first, then annealing while it pays.
+"""Search for a good contraction tree: greedy orders, then annealing while it gains.
 
 Annealing starts in turn from the best tree, a noisy elimination order, and opt_einsum's and
 cotengra's greedy paths; started from any of them it found cheaper trees per second than the

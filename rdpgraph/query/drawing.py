@@ -80,9 +80,10 @@ def draw(
     A Bayesian network has a box for each variable and an arrow from each parent, from top to
     bottom; any other graph a box for each variable and a square for each factor. A posterior adds
     its marginals, as bars where there are at most 40 variables; variables with evidence are shaded.
-    Of a structure the sites are drawn: those that a configuration uses are boxes with their states,
-    joined by arrows. Of a plan by contraction, the shapes of factors, from top to bottom joined to
-    those of their products with the variables summed that no other factor has.
+    The picture of a structure shows its sites: those that a configuration uses are boxes with their
+    states, joined by arrows. That of a plan by contraction shows the shapes of factors, from top to
+    bottom, each joined to that of the product that it enters, with the variables summed that no
+    other factor has.
 
     Args:
         model: of a batch the first item is drawn.

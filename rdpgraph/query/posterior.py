@@ -63,7 +63,7 @@ class Posterior(Inferred):
         return self.graph.batch_shape
 
     def bounds(self, *, confidence: float = 1.0) -> Bounds:
-        """Bounds on log Z that hold for certain, as far as any are known (nats).
+        """Certain bounds on log Z (nats), where any are known.
 
         Both are log Z where inference is exact. Tree-reweighted messages that converged give an
         upper bound, `MiniBuckets` both, and so does `Auto` where exact inference does not fit; -inf

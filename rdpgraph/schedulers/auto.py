@@ -72,31 +72,32 @@ EXACT = 8.0
 class Auto(Scheduler):
     """The default: a registered structure, else exact contraction, else approximate messages.
 
-    Sums over large `LowRank` factors are over their ranks, as by `LowRankFactors`. Where exact
-    inference does not fit the budget: messages between clusters (`JoinGraph`), and if those do not
-    converge between single factors (`Loopy`); with hard zeros whichever of them has likeliest
-    states that violate the fewest factors. Over 50,000 factors with cycles go to `Loopy` alone.
+    Large `LowRank` factors are summed over their ranks, as by `LowRankFactors`. Where exact
+    inference does not fit the budget, messages between clusters answer (`JoinGraph`), or messages
+    between single factors (`Loopy`) if those do not converge; with hard zeros, the ones whose most
+    probable states violate the fewest factors. Graphs with cycles and over 50,000 factors go to
+    `Loopy` directly.
 
-    Log Z is exact where it fits by itself. With seconds, that of models whose factors are mostly
-    constraints is counted, as by `Counting`, in two fifths of what is left at most; marginals and
-    batches are exact where a circuit is compiled in that time. Else it is the estimate of
-    `MiniBuckets`, unless its error is above half a nat and messages say what contradicts neither
-    bounds nor estimate; it has no gradients then. Marginals are those of messages, and of
-    `MiniBuckets` where its estimates are precise and contradict messages by three standard errors:
-    this takes the seconds that are left, unless a tenth of them shows that estimates will not be
-    precise. Messages answer for trained tables, more than 8,000 factors, and more than eight batch
-    items.
+    Log Z is exact where it alone fits the budget. With ``seconds``, log Z of models whose factors
+    are mostly constraints is counted, as by `Counting`, in at most two fifths of the time left;
+    marginals and batches are exact if a circuit is compiled in that time. Otherwise log Z is the
+    estimate of `MiniBuckets`, without gradients, unless its error is above half a nat and the value
+    of messages contradicts neither the bounds nor the estimate. Marginals are those of messages, or
+    of `MiniBuckets` where its estimates are precise and differ from messages by three standard
+    errors: this takes the time left, unless a trial of a tenth of it shows that they will not be
+    precise. Messages answer for tables that require gradients, more than 8,000 factors, and more
+    than eight batch items.
 
-    Without seconds answers come soon, and are the same on every machine, as operations are counted
-    and no clock is looked at: exact ones where 2.4e9 multiply-adds give all marginals, which is
-    about 5 s; else approximate ones in about 2 s, or four times what loopy messages take if that is
-    more. With hard zeros a mode is no worse than that of `Loopy()`, which takes the time of that
-    too. The plan and `status.remedy` say how many seconds would give more.
+    Without ``seconds`` answers take seconds and are the same on every machine, because operations
+    are counted in place of time: exact answers where all marginals take at most 2.4e9
+    multiply-adds, about 5 s; else approximate ones in about 2 s, or in four times the time of loopy
+    messages if that is longer. With hard zeros a mode is no worse than that of `Loopy()`, whose
+    time is added. The plan and `status.remedy` say how many seconds would give better answers.
 
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
-        seconds: for all answers; predicted, for exact inference. Planning takes a fifth of it at
-            most. Where answers are approximate all of it may be used. None: see above.
+        seconds: for all answers; predicted, for exact inference. Planning takes at most a fifth.
+            Approximate answers may use all of it. None: see above.
         progress: called with a `Sweep` after every sweep of messages, a `Move` after every move of
             a search, and a `Progress` after every population of an estimate.
 

@@ -45,7 +45,7 @@ from rdpgraph.schedulers.scheduler import (
 
 @dataclass(frozen=True)
 class Contraction(Scheduler):
-    """Exact contraction, never a registered structure.
+    """Exact contraction of a factor graph; structures are not recognised.
 
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.

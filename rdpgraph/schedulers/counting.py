@@ -38,7 +38,7 @@ CountOf: TypeAlias = Callable[[float], CountedSolution]
 
 @dataclass(frozen=True)
 class Counting(Scheduler):
-    """Exact answers of models with many hard zeros, by counts and circuits, whatever the width.
+    """Exact answers for models with many hard zeros, of any width, by counts and circuits.
 
     Evidence and hard zeros reduce the model; what is left becomes weighted clauses: a variable of
     two states is a literal, any other has one for each state, impossible configurations are
@@ -48,15 +48,15 @@ class Counting(Scheduler):
     Log Z of one row of evidence is the answer of a counter (pyganak), unless a circuit is compiled
     in a fifth of the time: it branches, propagates, learns clauses and keeps the counts of
     components that it meets again, with 128 bits for weights. It runs in a separate process,
-    which the clock or its memory ends. All else needs a circuit: the same search without learning,
-    all of whose branches are kept. It is compiled once for a set of clauses, whatever their
-    weights, and answers batches of evidence and weights; log Z of it has gradients, other answers
-    have none. Marginal modes are not answered.
+    which the clock or its memory ends. Other answers need a circuit: the same search without
+    learning, with all branches kept. It is compiled once for a set of clauses, whatever their
+    weights, and answers batches of evidence and weights; its log Z has gradients, its other answers
+    have none. Marginal modes are not supported.
 
-    Cost: unknown before; of planning problems with a thousand variables seconds to minutes, though
-    their width is hundreds. Fewer models have a circuit that fits than are counted. All marginals
-    are two passes over the circuit; max-marginals and the marginals of a factor take a row of
-    evidence for each state. Models without hard zeros are better contracted.
+    Cost: not known in advance; seconds to minutes for planning problems of a thousand variables and
+    a width of hundreds. Fewer models can be compiled than counted. All marginals take two passes
+    over the circuit; max-marginals and the marginals of a factor take a row of evidence for each
+    state. For models without hard zeros contraction is better.
 
     Source: Chavira and Darwiche (2008), On probabilistic inference by weighted model counting;
     Sharma, Roy, Soos and Meel (2019), GANAK; Darwiche (2003), A differential approach to inference.

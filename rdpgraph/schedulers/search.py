@@ -163,11 +163,11 @@ class MiniBuckets(Scheduler):
         draws: configurations at most, in the 8 populations of an estimate; None: as many as the
             seconds allow.
         generator: the randomness; None: the same for each model.
-        proposal: which configurations look likely besides; None: mini-buckets alone say. Any of
+        proposal: a second score of configurations; None: mini-buckets alone. Any of
             `rdpgraph.randomized`, or a user-defined one: it scores the states of each variable, and
-            members are kept half by their weights and half by how likely their states are under
-            it. What it asks of the model is answered by loopy messages, so that `Oracle()` is
-            their beliefs. Z is unbiased whatever it says.
+            members are kept half by their weights and half by these scores. Its questions about the
+            model are answered by loopy messages, so that `Oracle()` gives their beliefs. Z is
+            unbiased for any proposal.
         progress: called with a `Progress` after every population.
 
     Raises:

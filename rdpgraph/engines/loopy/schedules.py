@@ -19,7 +19,7 @@ Sets: TypeAlias = Iterator[Tensor | None]
 
 
 class Schedule(ABC):
-    """An order of message updates; yours needs one method.
+    """An order of message updates; subclasses implement `sweep`.
 
     A message is that of a factor to a variable; `edges.variable` holds the variable of each.
 

@@ -1,4 +1,4 @@
-"""Estimates of log Z by several populations: their error, and an interval by bets."""
+"""Estimates of log Z by several populations: their error, and an interval by betting."""
 
 import math
 from collections.abc import Callable, Sequence

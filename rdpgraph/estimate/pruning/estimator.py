@@ -42,8 +42,8 @@ def masks_of(model: object, solve: Callable[[Any], Any]) -> Masks:
 class Likely(ABC):
     """Chooses M', the questions that masks are made of.
 
-    A yes that is held prunes much and a no little, so they should be those whose answer is likely
-    to be yes. Whatever they are, the averages converge to the exact ones.
+    Holding a yes prunes much, and holding a no little, so choose questions whose answer is likely
+    to be yes. Averages converge to the exact ones for any choice.
     """
 
     @abstractmethod
@@ -134,7 +134,8 @@ class RandomizedPruning(Estimator):
     Args:
         sweeps: how many are averaged, of each chain.
         selected: which questions a sweep holds; default two thirds of the likely ones, in turn.
-        likely: which are worth holding; default all. Those with a likely yes prune the most.
+        likely: the questions whose answers may be held; default all. Those likely to be answered
+            yes prune the most.
         chains: independent ones, swept at once; two or more have an R-hat.
         warm_up: sweeps before the averages begin; default a tenth of `sweeps`.
         seconds: no sweep begins after that many.

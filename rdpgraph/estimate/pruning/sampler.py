@@ -14,13 +14,12 @@ from rdpgraph.structures.draws import uniform
 
 
 class Selected(ABC):
-    """A policy of which questions each sweep holds to their present answers.
+    """A policy that chooses the questions whose present answers a sweep holds.
 
-    It is told the likely questions and the last selection, and nothing of the answers: a choice
-    that looked at those would not leave the posterior invariant (Andrieu and Moulines 2006). Any
-    configuration must be reachable from any other by what is left out: if the first and third of a
-    step's three states are held in odd sweeps and the second in even ones, the chain never leaves
-    the second.
+    It sees the likely questions and the last selection, but not the answers: a choice that depended
+    on them would not leave the posterior invariant (Andrieu and Moulines 2006). Any configuration
+    must be reachable from any other by what is left out: if the first and third of a step's three
+    states are held in odd sweeps and the second in even ones, the chain never leaves the second.
     """
 
     @abstractmethod

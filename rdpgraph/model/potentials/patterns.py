@@ -26,8 +26,8 @@ class Pattern:
 
     ``one + other`` is one after the other, ``one | other`` either, ``one & other`` both at once,
     ``~one`` all other sequences, and ``one.repeated(least, most)`` copies in a row. In each state
-    of the automaton, words that are not named share one arc: time and memory follow the words that
-    are. Patterns are made by `parse`, `spelled`, `one_of` and `containing`.
+    of the automaton, words that are not named share one arc: time and memory depend on the named
+    words only. Patterns are made by `parse`, `spelled`, `one_of` and `containing`.
 
     Attributes:
         vocabulary: how many words there are, V.
@@ -54,8 +54,8 @@ class Pattern:
         r"""The sequences of words that match a regular expression.
 
         It has words with spaces between them, ``.`` for any word, ``|``, parentheses, and after
-        each of these ``*``, ``+``, ``?`` or ``{2,5}``. These signs are meant as they are, as parts
-        of words, after a backslash.
+        each of these ``*``, ``+``, ``?`` or ``{2,5}``. After a backslash these signs are parts of
+        words.
 
         Args:
             expression: such as ``"the (big | small)? .{2,4} dog"``.

@@ -48,14 +48,14 @@ class ConstrainedHMM:
     """A hidden Markov model of sequences of words, given that an automaton accepts them.
 
     All answers are exact: `log_words` of the next word, `log_met` of the constraint after each next
-    word (by which a language model is led, see `processor`), `sample` and `best`. Sequences have
-    the `arity` of the automaton as their length; log-values that it ends with, other than 0 and
-    -inf, weight the sequences.
+    word (which guides a language model, see `processor`), `sample` and `best`. Sequences have the
+    `arity` of the automaton as their length; log-values that it ends with, other than 0 and -inf,
+    weight the sequences.
 
-    Words on which all states of the automaton agree are a class, and only sums over classes are
-    looked ahead by. Ahead of all words, with E pairs of neighbouring automaton states, each of T
-    steps costs O(N (Q r + E)), once, and keeps Q r numbers (Q N without ranks). A word then costs
-    O(N r S + N k S + V k), for emissions of rank k and S next automaton states. No gradients.
+    Words on which all states of the automaton agree are a class, and the look-ahead takes sums over
+    classes only. Ahead of all words, with E pairs of neighbouring automaton states, each of T steps
+    costs O(N (Q r + E)), once, and keeps Q r numbers (Q N without ranks). A word then costs O(N r S
+    + N k S + V k), for emissions of rank k and S next automaton states. No gradients.
 
     Args:
         start: (N,) log-probabilities of the first hidden state.

@@ -1,4 +1,4 @@
-"""Look-ahead of hidden Markov models over automata of words: what follows, before it does."""
+"""Look-ahead of hidden Markov models over automata of words: the mass of accepted endings."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Spans and bispans that required pairs leave, and the ways to join them."""
+"""Spans and bispans that agree with required pairs, and the ways to join them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -134,11 +134,10 @@ class Hypertree(HypertreeFields):
         return cls(taken("Hypertree's scores", scores).unsqueeze(-1), lengths=lengths)
 
     def masked(self, allowed: Tensor) -> Self:
-        """The same with some spans forbidden as constituents.
+        """A copy with some spans forbidden as constituents.
 
-        Answers are differentiable and cost what all spans cost.
-        ``rdpgraph.pruning.masks_of(hypertree, infer)`` gives expectations, log Z and draws in time
-        and memory of the kept spans.
+        Answers are differentiable, at the cost of all spans. ``rdpgraph.pruning.masks_of(hypertree,
+        infer)`` gives expectations, log Z and draws in time and memory of the kept spans.
 
         Args:
             allowed: bool, broadcast to (*batch, T, T), [first, last].
@@ -336,8 +335,8 @@ class Hypertree(HypertreeFields):
     def sites(self) -> Sites:
         """The spans that trees can have, with the root's potentials at the whole.
 
-        On some states of each span, all products of the states kept of its parts enter; as a tree
-        uses a span once, Z is unbiased if each span's weights are. The printed eq. 18 of Fu,
+        On a few states of each span, all products of the states kept of its parts are summed; since
+        a tree uses a span once, Z is unbiased if each span's weights are. The printed eq. 18 of Fu,
         Cunningham and Lapata 2022 lacks the terms of a top state and a sampled one, and is biased.
 
         A state's mean factor value is the mean rule with it as parent, if the span has parts, times

@@ -213,7 +213,7 @@ class ParityModel(Structure):
         return normalised(self.log_cosets())
 
     def coset_entropy(self) -> Tensor:
-        """(*batch,) the entropy of the observables given the syndrome, nats: doubt about a shot."""
+        """(*batch,) the entropy of the observables given the syndrome, in nats."""
         chances = self.coset_probabilities()
         return -(chances * torch.where(chances > 0, chances, 1.0).log()).sum(-1)
 

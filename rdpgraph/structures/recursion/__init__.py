@@ -1,1 +1,1 @@
-"""Recursions as tapes of log-linear steps, and every question about them asked once."""
+"""Recursions as tapes of log-linear steps, from which every answer is derived."""

@@ -1,4 +1,4 @@
-"""Layouts that are kept: a recursion that takes the same steps again is given its tensors alone."""
+"""Layouts kept for later objects: a recursion of the same steps supplies its tensors alone."""
 
 from collections import OrderedDict
 from collections.abc import Sequence

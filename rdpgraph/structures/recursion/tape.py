@@ -63,9 +63,9 @@ class Tape:
 
     A structure's `recursion` is handed one, and returns the value of the whole: one place, one
     label. The layout answers all questions: sums, maxima, draws, expectations; and works for all
-    representations: where only some states of each site are kept, labels are those, and links are
-    looked up on them. Values whose labels are the states of different sites are linked, or merged;
-    a sum of them is refused.
+    representations: where only some states of each site are kept, these are the labels, and links
+    are evaluated on them. Values whose labels are the states of different sites are linked, or
+    merged; a sum of them is refused.
 
     Attributes:
         unary: (*lead, *sites, K) the log-potentials of the sites' states.
