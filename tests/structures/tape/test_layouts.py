@@ -11,6 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
+from rdpgraph._core import tuning
 from rdpgraph.structures.recursion import layouts, library
 from tests.structures.tape.models import draw
 
@@ -214,7 +215,7 @@ def indices():
 @pytest.mark.long
 def test_the_places_of_long_sentences_take_no_more_than_is_allowed(monkeypatch):
     most, before = 2**19, indices()
-    monkeypatch.setattr(layouts, "_MOST", most)
+    monkeypatch.setattr(tuning, "KEPT_LAYOUTS", most)
     for words in range(65, 69):
         arcs = torch.zeros(words, words + 1)
         assert rg.ProjectiveDependencies(arcs).mode().shape == (words,)
