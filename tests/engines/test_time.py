@@ -277,3 +277,34 @@ def test_models_that_do_not_fit_the_memory_are_refused_by_name():
     assert float(posterior.log_partition) == pytest.approx(40 * 20 * math.log(2), rel=1e-5)
     with pytest.raises(BudgetError, match="Marginals would take 168 MB, and 50 MB is the budget"):
         posterior.marginals()
+
+
+def test_the_first_that_converged_answers():
+    x, generator = rg.VariableArray("x", (4, 4), 2), torch.Generator().manual_seed(7)
+    couplings = 2.5 * torch.randn(2, 3, 4, 2, 2, generator=generator, dtype=DOUBLE)
+    across = rg.FactorBlock((x[:, :-1], x[:, 1:]), rg.Table(couplings[0].transpose(0, 1)))
+    down = rg.FactorBlock((x[:-1], x[1:]), rg.Table(couplings[1]))
+    graph = rg.FactorGraph([across, down])
+    never = rg.Loopy(sweeps=1, tolerance=0.0).plan(graph)[1]
+    first = rg.Loopy(sweeps=20, tolerance=10.0).plan(graph)[1]
+    unused = []
+
+    def third(seconds):
+        unused.append(seconds)
+        return first()
+
+    left = []
+
+    def second(seconds):
+        left.append(seconds)
+        return first()
+
+    attempts = (lambda _: never(), second, third)
+    chosen = FirstConverged(attempts, attempts[0], None, Allowance(1000.0))
+    assert chosen.status().converged
+    assert chosen.status().iterations == 1
+    assert not unused
+    assert 0 < left[0] < 1000
+    attempts = (lambda _: never(), lambda _: never())
+    last = FirstConverged(attempts, attempts[0], None, Allowance(1.0))
+    assert not last.status().converged

@@ -7,8 +7,6 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Bilinear, Randomized, StructuredPosterior
-from rdpgraph.estimate import proposals
-from rdpgraph.estimate.estimator import Setting
 from rdpgraph.randomized import (
     Global,
     Landmark,
@@ -119,16 +117,6 @@ def test_masses_where_little_is_possible():
     # Nothing passes from the first to the last step: only a state that fits its own site has mass.
     assert bool((masses[0, 1] == -math.inf).all())
     assert torch.equal(masses[1, 1] > -math.inf, torch.tensor([False, True, False, False, False]))
-
-
-def test_a_pilot_by_messages_is_one_by_probes():
-    chain, dense = embedded(states=9)
-    graph = dense.factor_graph()
-    support = Threshold(3).select(draw(4, 9, seed=5), seeded(6))
-    setting = Setting.of(graph, Threshold(3), solve=rg.infer, generator=seeded())
-    (probed,) = proposals.probed(setting, [support])
-    masses = chain.sites().masses(support.states, support.log_weights)
-    assert torch.allclose(probed.softmax(-1), masses.softmax(-1), atol=1e-3)
 
 
 @pytest.mark.long

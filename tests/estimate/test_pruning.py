@@ -1,7 +1,6 @@
 """Randomized pruning as an estimator: its averages, what they are worth, and its refusals."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +8,6 @@ from torch.testing import assert_close
 
 import rdpgraph as rg
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
-from rdpgraph.estimate.pruning import solution as runs
-from rdpgraph.estimate.pruning.averages import Averages
 from rdpgraph.pruning import Alternating, Given, LikelyBy, Selected, masks_of, sweeps_of
 from rdpgraph.testing import check_masks
 from tests.estimate.pruning_models import (
@@ -183,14 +180,8 @@ def test_resuming_goes_on_with_the_same_chains():
         pruned(chain(), 3, resume=half)
 
 
-def test_no_sweep_begins_after_the_seconds(monkeypatch):
-    clock = SimpleNamespace(seconds=0.0)
-
-    def now():
-        clock.seconds += 1.0
-        return clock.seconds
-
-    monkeypatch.setattr(runs, "now", now)
+def test_no_sweep_begins_after_the_seconds(ticking):
+    ticking()
     posterior = pruned(chain(), 100, warm_up=3, seconds=10.5)
     assert 0 < sweeps_of(posterior).run.sweeps < 10
     assert pruned(chain(), 100, warm_up=30, seconds=0.5).solution.run.sweeps == 1
@@ -294,31 +285,6 @@ def test_a_mask_that_allows_nothing_is_one_line(model):
     assert nothing.log_partition == -math.inf
     with pytest.raises(ImpossibleEvidenceError, match=r"^A mask allows nothing.*$"):
         nothing.draw(None)
-
-
-def test_averages_know_their_error():
-    generator = seeded()
-    # Autoregressive noise, 800 times: each sweep's value is worth a third of an independent one.
-    values = torch.zeros(4, 800, dtype=torch.float64)
-    averages = Averages.none(values)
-    for _ in range(400):
-        noise = torch.randn(4, 800, generator=generator, dtype=torch.float64)
-        values = 0.5 * values + math.sqrt(0.75) * noise
-        averages = averages.with_sweep(values)
-    held = averages.mean.abs() < averages.half_width(0.9)
-    assert 0.87 <= float(held.double().mean()) <= 0.94
-    assert 0.2 < float(averages.effective.median()) / (4 * 400) < 0.5
-    assert 0.99 < float(averages.r_hat.min()) <= float(averages.r_hat.max()) < 1.05
-
-
-def test_values_of_chains_that_do_not_move_are_not_independent():
-    chains = draw(8, 500).abs()
-    averages = Averages.none(chains)
-    for _ in range(64):
-        averages = averages.with_sweep(chains)
-    off = (averages.mean - math.sqrt(2 / math.pi)).abs()
-    assert 0.8 < float((off < averages.half_width(0.9)).double().mean()) < 0.97
-    assert float(averages.r_hat.min()) == math.inf
 
 
 class Coins(Selected):

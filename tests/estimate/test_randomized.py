@@ -7,7 +7,6 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Bilinear, Posterior, Randomized
-from rdpgraph.estimate.estimator import restricted
 from rdpgraph.randomized import (
     Global,
     Landmark,
@@ -94,12 +93,11 @@ def restricted_truth(graph, posterior):
     """Brute force over each replicate's restricted model, and the scores without weights."""
     layout = posterior.solution.restriction.layout
     return [
-        restricted(
-            layout.model,
-            [
-                rg.extend.Support(s.states[number], s.log_weights[number].to(graph.dtype))
-                for s in layout.expanded
-            ],
+        layout.model.restrict(
+            {
+                entry: rg.extend.Support(s.states[number], s.log_weights[number].to(graph.dtype))
+                for entry, s in zip(layout.model.variables, layout.expanded, strict=True)
+            }
         )
         for number in range(layout.replicates)
     ]

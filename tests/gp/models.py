@@ -8,6 +8,8 @@ import torch
 
 from rdpgraph.gp import RBF, Features, Functions, Labelling, VariationalPosterior
 from rdpgraph.gp.inducing import Basis
+from rdpgraph.gp.labels import LabelBases
+from rdpgraph.gp.training import Objective
 
 F64 = torch.float64
 
@@ -38,7 +40,22 @@ def basis(points, kernel=None, nugget=0.01, columns=2, seed=0):
     """Inducing points drawn at random."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(points, columns, dtype=F64, generator=generator)
-    return Basis(Features(rows), kernel or RBF(1.2, 2.0), nugget)
+    return basis_of(Features(rows), kernel or RBF(1.2, 2.0), nugget)
+
+
+def basis_of(features, kernel, nugget, *count):
+    """Inducing points at given features."""
+    return Basis(features, kernel, nugget, *count)
+
+
+def bases_of_labels(bases):
+    """Inducing points of each label."""
+    return LabelBases(bases)
+
+
+def objective(q, known, likelihood, estimator):
+    """The evidence lower bound of sequences in groups."""
+    return Objective(q, known, likelihood, estimator)
 
 
 def sequences(*lengths, columns=2, labels=2, seed=1):
@@ -59,4 +76,7 @@ def functions(q, known, group, component=0):
     return Functions(q, known.conditional(group), component)
 
 
-__all__ = ["Labelling", "basis", "functions", "group_of", "normal_nodes", "posterior", "sequences"]
+__all__ = [
+    "Labelling", "bases_of_labels", "basis", "basis_of", "functions", "group_of", "normal_nodes",
+    "objective", "posterior", "sequences",
+]  # fmt: skip

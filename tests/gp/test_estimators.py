@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
 from rdpgraph.gp import (
     RBF,
@@ -17,7 +16,6 @@ from rdpgraph.gp import (
     Reparameterised,
     ScoreFunction,
 )
-from rdpgraph.gp.training import Objective
 
 from . import models
 
@@ -70,7 +68,7 @@ def test_reparameterised_gradients_are_finite_differences(kind, likelihood):
     """Gradients of all parameters and hyperparameters, with common random numbers."""
     q, known, group = problem(kind)
     known.kernel = RBF(1.1, 1.5)
-    objective = Objective(q, known, likelihood, Reparameterised(4, dtype=F64))
+    objective = models.objective(q, known, likelihood, Reparameterised(4, dtype=F64))
 
     def bound(*_):
         expected = objective.expected(group, torch.Generator().manual_seed(0), known.root())
@@ -178,7 +176,7 @@ def test_a_constant_has_no_gradient_with_the_control_variate():
     assert plain.abs().max() > 0.01
 
 
-def test_blocks_of_samples_change_nothing_but_memory(monkeypatch):
+def test_blocks_of_samples_change_nothing_but_memory(small_blocks):
     q, known, group = problem()
     functions = models.functions(q, known, group)
     estimator = ScoreFunction(64, control=0.25, dtype=F64)
@@ -191,7 +189,7 @@ def test_blocks_of_samples_change_nothing_but_memory(monkeypatch):
             seen.append(len(unary))
             return super().log_prob(labels, unary, pairwise)
 
-    monkeypatch.setattr(tuning, "BLOCK", 10 * functions.gaussians().mean.numel())
+    small_blocks(10 * functions.gaussians().mean.numel())
     blocks = estimator.expected(Watched(), group.labels, functions,
                                 torch.Generator().manual_seed(0))  # fmt: skip
     assert max(seen) == 10

@@ -18,8 +18,6 @@ from rdpgraph.gp import (
     StructuredGP,
     Training,
 )
-from rdpgraph.gp.inducing import Basis
-from rdpgraph.gp.labels import LabelBases
 from tests.gp import models
 
 F64 = torch.float64
@@ -44,10 +42,10 @@ def tagger(**options):
 @torch.no_grad()
 def test_functions_of_each_label_are_those_of_its_kernel_and_points(kind):
     bases = [
-        Basis(Features(drawn(3, 2, seed=1)), RBF(1.2, 2.0), 0.01, 5),
-        Basis(Features(drawn(5, 2, seed=2)), Matern(0.7), 0.01, 5),
+        models.basis_of(Features(drawn(3, 2, seed=1)), RBF(1.2, 2.0), 0.01, 5),
+        models.basis_of(Features(drawn(5, 2, seed=2)), Matern(0.7), 0.01, 5),
     ]
-    known = LabelBases(bases)
+    known = models.bases_of_labels(bases)
     q = models.posterior(5, covariance=kind, entropy=PairwiseBound())
     group = models.group_of(known, 3, 2)
     together = Functions(q, known.conditional(group))

@@ -18,8 +18,6 @@ from rdpgraph.gp import (
     PairwiseBound,
     Reparameterised,
 )
-from rdpgraph.gp.inducing import Basis
-from rdpgraph.gp.training import Objective
 
 from . import models
 
@@ -46,7 +44,7 @@ def test_gaussians_of_sequences_are_blocks_of_the_dense_ones(kind, keeps):
     fewer = Features(torch.randn(4, 2, dtype=F64, generator=generator))
     kernel, nugget = RBF(1.2, 2.0), 0.01
     for points in (fewer, everything):
-        known = Basis(points, kernel, nugget)
+        known = models.basis_of(points, kernel, nugget)
         q = models.posterior(points.rows, covariance=kind, entropy=PairwiseBound())
         group = known.group([0, 1], features, states, None)
         given = known.reused(group) if keeps else known.conditional(group)
@@ -183,7 +181,7 @@ def test_the_bound_is_below_the_evidence_and_tighter_with_more_components():
     """Scores of pairs are nearly fixed, so that the functions alone are approximated."""
     generator = torch.Generator().manual_seed(0)
     features, states = models.sequences(2)
-    known = Basis(features[0], RBF(1.2, 30.0), 0.01)
+    known = models.basis_of(features[0], RBF(1.2, 30.0), 0.01)
     group = known.group([0], features, states, None)
     truth = log_evidence(known, group, 0.01)
     nodes, weights = models.normal_nodes(14, 2)
@@ -192,7 +190,7 @@ def test_the_bound_is_below_the_evidence_and_tighter_with_more_components():
         q = models.posterior(2, covariance=DiagonalCovariance(), entropy=PairwiseBound(),
                              components=components, pairwise_scale=0.01, spread=0.2,
                              seed=components)  # fmt: skip
-        objective = Objective(q, known, ChainLikelihood(), Reparameterised(32, dtype=F64))
+        objective = models.objective(q, known, ChainLikelihood(), Reparameterised(32, dtype=F64))
         optimiser = torch.optim.Adam(q.parameters(), lr=0.1)
         for step in range(80):
             optimiser.param_groups[0]["lr"] = 0.1 * (1 - step / 80)

@@ -1,3 +1,7 @@
+"""Topologies, elimination orders and contraction trees: any of them gives the sum."""
+
+import subprocess
+import sys
 from random import Random
 
 import numpy as np
@@ -7,11 +11,160 @@ from hypothesis import strategies as st
 
 from rdpgraph.errors import ModelError
 from rdpgraph.plan.anneal import anneal
+from rdpgraph.plan.orders import (
+    elimination_order,
+    forest_order,
+    min_fill,
+    min_weight,
+    primal_graph,
+    weighted_min_fill,
+)
 from rdpgraph.plan.plan import cost
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, Step, tree_from_order, tree_from_path
 
-from .problems import brute_force, grid, product_of_roots, run, tables, topologies
+from .problems import brute_force, forest, grid, product_of_roots, run, tables, topologies
+
+
+@pytest.mark.long
+@given(topologies())
+def test_components_are_those_of_a_flood_fill(topology):
+    left = set(range(topology.num_tensors))
+    expected = []
+    while left:
+        reached = {min(left)}
+        while True:
+            variables = {v for t in reached for v in topology.scopes[t]}
+            more = {t for t in left if variables.intersection(topology.scopes[t])}
+            if more == reached:
+                break
+            reached = more
+        left -= reached
+        expected.append(tuple(sorted(reached)))
+    assert sorted(topology.components()) == sorted(expected)
+
+
+@pytest.mark.long
+@given(topologies(), topologies())
+def test_keys_are_equal_exactly_for_equal_topologies(one, other):
+    assert (one.key() == other.key()) == (one == other)
+    assert Topology(one.scopes, one.sizes).key() == one.key()
+
+
+def test_keys_tell_scopes_apart_that_flatten_alike():
+    assert Topology(((0, 1), (2,)), (2, 2, 2)).key() != Topology(((0,), (1, 2)), (2, 2, 2)).key()
+
+
+def test_keys_are_the_same_in_another_process():
+    text = (
+        "from rdpgraph.plan.topology import Topology as T; print(T(((0, 1),), (2, 3)).key().hex())"
+    )
+    out = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == Topology(((0, 1),), (2, 3)).key().hex()
+
+
+@pytest.mark.parametrize(
+    ("scopes", "sizes", "message"),
+    [
+        (((),), (2,), "Tensor 0 has an empty scope"),
+        (((0, 0),), (2,), "repeats a variable"),
+        (((0, 2),), (2, 2), "names variable 2"),
+        (((0, -1),), (2, 2), "names variable -1"),
+        (((0,),), (0,), "has size 0"),
+    ],
+)
+def test_what_is_no_topology_is_refused(scopes, sizes, message):
+    with pytest.raises(ModelError, match=message):
+        Topology(scopes, sizes)
+
+
+def test_the_empty_topology():
+    assert Topology((), ()).components() == ()
+    assert Topology((), (2, 2)).num_variables == 2
+
+
+RULES = [min_fill, weighted_min_fill, min_weight]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rule", RULES)
+@given(topology=topologies(max_variables=9, max_tensors=16), data=st.data())
+def test_orders_are_permutations_with_the_last_ones_last(rule, topology, data):
+    count = topology.num_variables
+    last = data.draw(st.frozensets(st.integers(0, count - 1)))
+    for rng, noise in ((None, 0.0), (Random(0), 0.0), (Random(0), 0.5)):
+        order = elimination_order(topology, rule, rng=rng, noise=noise, last=last)
+        assert sorted(order) == list(range(count))
+        assert set(order[count - len(last) :]) == last
+
+
+def fill_edges(adjacency: list[set[int]], v: int, sizes: tuple[int, ...]) -> int:
+    near = sorted(adjacency[v])
+    return sum(sizes[a] * sizes[b] for a in near for b in near if a < b and b not in adjacency[a])
+
+
+@pytest.mark.long
+@given(
+    topologies(max_variables=9, max_tensors=16), st.booleans(), st.randoms(use_true_random=False)
+)
+def test_min_fill_takes_a_least_fill_variable_every_time(topology, weighted, random):
+    graph = primal_graph(topology.scopes, topology.sizes)
+    sizes = topology.sizes if weighted else (1,) * topology.num_variables
+    order = (weighted_min_fill if weighted else min_fill)(graph, rng=Random(random.randint(0, 9)))
+    adjacency = [set(near) for near in graph.adjacency]
+    left = set(range(topology.num_variables))
+    for v in order:
+        assert fill_edges(adjacency, v, sizes) == min(fill_edges(adjacency, u, sizes) for u in left)
+        left.discard(v)
+        near = adjacency[v]
+        for u in near:
+            adjacency[u] |= near
+            adjacency[u] -= {u, v}
+
+
+def test_rules_give_up_at_their_limits():
+    topology = grid(6, 6)
+    graph = primal_graph(topology.scopes, topology.sizes)
+    for rule in RULES:
+        assert rule(graph, limit=10.0) is None
+        assert rule(graph, deadline=0.0) is None
+        assert rule(graph, limit=1e9) is not None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_forest_is_as_wide_as_its_largest_factor(seed):
+    topology = forest(seed)
+    order = forest_order(topology)
+    assert sorted(order) == list(range(topology.num_variables))
+    price = cost(tree_from_order(topology, order))
+    largest = max(cost(tree_from_order(Topology((s,), topology.sizes), s)).width
+                  for s in topology.scopes)  # fmt: skip
+    assert price.width == largest
+
+
+@pytest.mark.long
+@given(topologies())
+def test_forests_are_told_from_graphs_with_cycles(topology):
+    """A factor graph is a forest iff it has as many edges as nodes less components."""
+    used = {v for scope in topology.scopes for v in scope}
+    edges = sum(map(len, topology.scopes))
+    acyclic = edges == len(used) + topology.num_tensors - len(topology.components())
+    order = forest_order(topology)
+    assert (order is not None) == acyclic
+    assert order is None or sorted(order) == list(range(topology.num_variables))
+
+
+def test_forest_trees_are_shallow():
+    count = 1023  # a complete binary tree of depth 9
+    topology = Topology(tuple(((v - 1) // 2, v) for v in range(1, count)), (2,) * count)
+    assert max(tree_from_order(topology, forest_order(topology)).levels) <= 2 * 9
+
+
+def test_chains_and_trees_are_peeled_without_a_rule():
+    chain = Topology(tuple((v, v + 1) for v in range(50)), (3,) * 51)
+    assert cost(tree_from_order(chain, elimination_order(chain))).width == pytest.approx(
+        cost(tree_from_order(Topology(((0, 1),), (3, 3)), (0, 1))).width
+    )
 
 
 @pytest.mark.long

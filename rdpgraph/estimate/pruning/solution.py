@@ -17,7 +17,7 @@ from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.pruning.averages import Averages, Visited
 from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep
 from rdpgraph.interface.masks import Draw, Expected
-from rdpgraph.plan.clock import now
+from rdpgraph.plan import clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +58,9 @@ class Run:
         progress: Callable[[Progress], object] | None = None,
     ) -> "Run":
         """Continue with a warm-up and more sweeps, at least one; none begins after the seconds."""
-        run, start, going = self, now(), True
+        run, start, going = self, clock.now(), True
         for number in range(warm_up + sweeps):
-            over = not going or now() - start > seconds
+            over = not going or clock.now() - start > seconds
             if over and run.sweeps:
                 break
             sweep = run.sampler.step(run.state, generator, warming=number < warm_up)
@@ -76,7 +76,7 @@ class Run:
                     run = replace(run, state=replace(run.state, known=known))
                 run = run._with(sweep)
             score = sweep.expected.score.mean().item()
-            step = Progress("sweeps", len(run.scores), score, now() - start)
+            step = Progress("sweeps", len(run.scores), score, clock.now() - start)
             going = going and goes_on(progress, step)
         return replace(run, visited=run.visited and run.visited.merged())
 

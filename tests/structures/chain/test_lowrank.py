@@ -1,16 +1,11 @@
 """Chains with a transition of low rank: every answer is that of the dense chain."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph._core import tuning
-from rdpgraph.structures.chain import decode, logs, model, rank_chains, recursion
-from rdpgraph.structures.chain import scaled as routes
-from rdpgraph.structures.chain.steps import Parts, RankSteps
 from rdpgraph.testing import brute_force, check_structure
 
 WIDE = torch.float64
@@ -37,28 +32,13 @@ def closeness(dtype):
     return {"rtol": 1e-10, "atol": 1e-10} if dtype == WIDE else {"rtol": 1e-5, "atol": 1e-4}
 
 
-def scaled(parts):
-    sides = torch.broadcast_tensors(*parts.transition.sides)
-    return routes.log_partition(parts.unary, *sides, parts.lengths)
-
-
-ROUTES = {
-    "chosen": recursion.log_partition,
-    "logs": logs.log_partition,
-    "ranks": rank_chains.log_partition,
-}
-
-
-@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize("scale", [1.0, 30.0, 200.0])
 @pytest.mark.parametrize("dtype", [torch.float32, WIDE])
-def test_log_z_and_its_gradient_are_those_of_the_dense_chain(route, lead, scale, dtype):
-    if route == "ranks" and lead != "shared":
-        return
+def test_log_z_and_its_gradient_are_those_of_the_dense_chain(lead, scale, dtype):
     tensors, lengths = problem(scale, lead, dtype)
     unary, left, right = tensors
-    found = ROUTES[route](*Parts.of_ranks(unary, rg.LowRank(left, right), lengths))
+    found = rg.Chain(unary, rg.LowRank(left, right), lengths=lengths).log_partition()
     wide = [part.double() for part in tensors]
     dense = rg.Chain(wide[0], rg.LowRank(*wide[1:]).table(2), lengths=lengths).log_partition()
     assert torch.allclose(found.double(), dense, **closeness(dtype))
@@ -96,14 +76,12 @@ def test_answers_and_their_gradients_are_those_of_the_dense_chain(scale, answer)
 
 @pytest.mark.long
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("most", [2**28, 0], ids=["tables", "streamed"])
 @pytest.mark.parametrize(
     ("shape", "lead", "lengths"),
     [((4, 3), (), None), ((3, 4, 3), (), [4, 0, 1]), ((2, 4, 3), (3,), [2, 4]),
      ((2, 1, 3), (), None), ((2, 0, 3), (), None)],
 )  # fmt: skip
-def test_conformance(monkeypatch, most, shape, lead, lengths):
-    monkeypatch.setattr(model, "tuning", SimpleNamespace(MOST_TABULATED=most))
+def test_conformance(shape, lead, lengths):
     generator = torch.Generator().manual_seed(0)
     unary = torch.randn(shape, generator=generator, dtype=WIDE)
     factors = [torch.randn(*lead, 3, 2, generator=generator, dtype=WIDE) for _ in range(2)]
@@ -117,7 +95,8 @@ def test_derivatives_of_every_order():
     inputs = [unary.detach()[:, :4, :3].clone().requires_grad_(), *inputs]
 
     def scaled(unary, left, right):
-        return routes.log_partition(unary, left, right, lengths.clamp(max=4))[0]
+        chain = rg.Chain(unary, rg.LowRank(left, right), lengths=lengths.clamp(max=4))
+        return chain.log_partition()
 
     assert torch.autograd.gradcheck(scaled, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(scaled, inputs, fast_mode=True)
@@ -129,32 +108,24 @@ def test_derivatives_of_every_order():
     assert torch.autograd.gradcheck(entropy, inputs, fast_mode=True)
 
 
-def test_what_the_scaled_recursion_vouches_for_is_right():
-    """Random problems of any range: where it is not in doubt, it agrees with logs."""
-    trusted = 0
+def test_single_precision_is_right_at_any_range():
     for seed in range(40):
         scale = (3.0, 10.0, 20.0, 40.0)[seed % 4]
         (unary, left, right), lengths = problem(scale, dtype=torch.float32, seed=seed)
-        parts = Parts.of_ranks(unary, rg.LowRank(left, right), lengths)
-        values, doubtful = scaled(parts)
-        wide = RankSteps(left.double(), right.double())
-        exact = logs.log_partition(unary.double(), wide, lengths)
-        sure = ~doubtful
-        trusted += int(sure[[0, 3]].sum())
-        assert torch.allclose(values[sure].double(), exact[sure], rtol=1e-5, atol=1e-4)
-    assert 10 < trusted < 80
+        found = rg.Chain(unary, rg.LowRank(left, right), lengths=lengths).log_partition()
+        table = rg.LowRank(left.double(), right.double()).table(2)
+        exact = rg.Chain(unary.double(), table, lengths=lengths).log_partition()
+        assert torch.allclose(found.double(), exact, rtol=1e-5, atol=1e-4)
 
 
-def test_hard_zeros_that_split_the_ranks_are_no_cause_for_doubt():
+def test_hard_zeros_that_split_the_ranks():
     """Two halves that never meet: ranks of the other half are unreachable, not underflown."""
     half = torch.zeros(2, 1)
     apart = torch.full((2, 1), -math.inf)
     factors = torch.cat([torch.cat([half, apart], 1), torch.cat([apart, half], 1)])
     unary = torch.zeros(1, 5, 4)
     unary[0, 0, 2:] = -math.inf
-    parts = Parts.of_ranks(unary, rg.LowRank(factors, factors), torch.tensor([5]))
-    values, doubtful = scaled(parts)
-    assert not bool(doubtful.any())
+    values = rg.Chain(unary, rg.LowRank(factors, factors)).log_partition()
     assert torch.allclose(values, torch.tensor([5 * math.log(2.0)]))
     impossible = unary.clone()
     impossible[0, 3, :2] = -math.inf
@@ -169,11 +140,7 @@ def test_long_chains_in_single_precision():
     generator = torch.Generator().manual_seed(0)
     unary = torch.randn(1, 10_000, 6, generator=generator)
     factors = [torch.randn(6, 2, generator=generator) for _ in range(2)]
-    found = recursion.log_partition(
-        *Parts.of_ranks(unary, rg.LowRank(*factors), torch.tensor([10_000]))
-    )
     dense = rg.Chain(unary.double(), rg.LowRank(*(f.double() for f in factors)).table(2))
-    assert torch.allclose(found.double(), dense.log_partition(), rtol=1e-6)
     chosen = rg.Chain(unary, rg.LowRank(*factors)).log_partition()
     assert torch.allclose(chosen.double(), dense.log_partition(), rtol=1e-6)
 
@@ -209,16 +176,19 @@ def test_relaxed_samples_are_differentiable():
         assert bool((gradient != 0).any())
 
 
-def test_the_streamed_best_sequence_is_the_best():
-    for lead in LEADS:
-        (unary, left, right), lengths = problem(2.0, lead)
-        potential = rg.LowRank(left, right)
-        dense = rg.Chain(unary, potential.table(2), lengths=lengths)
-        parts = Parts.of_ranks(unary, potential, lengths)
-        assert torch.equal(decode.best_states(*parts), dense.mode())
-        found, expected = decode.max_marginals(*parts), dense.max_marginals()
-        assert torch.allclose(found.exp(), expected.exp())
-        assert torch.allclose(decode.k_best(*parts, 5)[1].exp(), dense.k_best(5).scores.exp())
+@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_best_sequences_are_those_of_the_table(lead, streamed, tabulating):
+    (unary, left, right), lengths = problem(2.0, lead)
+    potential = rg.LowRank(left, right)
+    dense = rg.Chain(unary, potential.table(2), lengths=lengths)
+    expected = dense.mode(), dense.max_marginals(), dense.k_best(5).scores
+    if streamed:
+        tabulating(0)
+    low = rg.Chain(unary, potential, lengths=lengths)
+    assert torch.equal(low.mode(), expected[0])
+    assert torch.allclose(low.max_marginals().exp(), expected[1].exp())
+    assert torch.allclose(low.k_best(5).scores.exp(), expected[2].exp())
 
 
 def test_what_is_kept_by_restriction_stays_of_low_rank():
@@ -235,28 +205,13 @@ def test_what_is_kept_by_restriction_stays_of_low_rank():
     assert torch.allclose(few.marginals(), dense.marginals())
 
 
-@pytest.mark.parametrize("total", [1, 2, 3, 7])
-def test_matrices_of_symbols_give_the_likelihood(total):
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(6, generator=generator, dtype=WIDE).log_softmax(0)
-    emission = torch.randn(6, 4, generator=generator, dtype=WIDE).log_softmax(1)
-    factors = [torch.randn(6, 2, generator=generator, dtype=WIDE) for _ in range(2)]
-    transition = rg.LowRank.normalised(*factors)
-    seen = torch.randint(4, (5, total), generator=generator)
-    lengths = torch.tensor([total, 1, 0, max(total - 1, 0), total])
-    symbols = rank_chains.Symbols.of(start, transition, emission.mT)
-    found = symbols.log_score(seen, lengths)
-    hmm = rg.Chain.hmm(start, transition.table(2), emission, seen, lengths=lengths)
-    assert torch.allclose(found, hmm.log_partition(), rtol=1e-10)
-
-
 @pytest.mark.parametrize("lead", LEADS)
-def test_relaxed_samples_are_those_of_the_table_some_steps_at_a_time(lead, monkeypatch):
+def test_relaxed_samples_are_those_of_the_table_some_steps_at_a_time(lead, small_blocks):
     (unary, left, right), lengths = problem(lead=lead)
     potential = rg.LowRank(left, right)
     drawn = []
     for cells in (2**20, 60, 1):
-        monkeypatch.setattr(tuning, "CACHE_BLOCK", cells)
+        small_blocks(cells)
         for transition in (potential, potential.table(2)):
             chain = rg.Chain(unary, transition, lengths=lengths)
             generator = torch.Generator().manual_seed(3)
@@ -266,14 +221,14 @@ def test_relaxed_samples_are_those_of_the_table_some_steps_at_a_time(lead, monke
 
 @pytest.mark.parametrize("cells", [2**24, 15, 1])
 @pytest.mark.parametrize("lead", LEADS)
-def test_entropies_are_those_of_the_table_some_states_at_a_time(lead, cells, monkeypatch):
+def test_entropies_are_those_of_the_table_some_states_at_a_time(lead, cells, small_blocks):
     tensors, lengths = problem(lead=lead)
     potential = rg.LowRank(*tensors[1:])
     low, dense = (
         rg.Chain(tensors[0], transition, lengths=lengths).entropy()
         for transition in (potential, potential.table(2))
     )
-    monkeypatch.setattr(tuning, "LARGE_BLOCK", cells)
+    small_blocks(cells)
     some = rg.Chain(tensors[0], potential, lengths=lengths).entropy()
     with torch.no_grad():
         quick = rg.Chain(tensors[0], potential, lengths=lengths).entropy()

@@ -5,10 +5,12 @@ import math
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 
 from rdpgraph.structures.chain import logs, native, scaled, scan, sweeps
 from rdpgraph.structures.chain.factors import masked
 from rdpgraph.structures.chain.recursion import log_partition, messages
+from rdpgraph.structures.dependency import elimination
 
 INF = math.inf
 KINDS = ("shared", "steps", "batch")
@@ -299,3 +301,74 @@ def test_messages_give_the_marginals_and_the_prefixes(kind, spread):
                 )
                 assert found.log_backward[item, step].amax() == 0
             torch.testing.assert_close(found.log_forward[item, step].exp().sum().item(), 1.0)
+
+
+def case_of(steps, spread=1.0, dtype=torch.float64, kind="shared"):
+    generator = torch.Generator().manual_seed(steps)
+    shape = (4, 4) if kind == "shared" else (3, steps - 1, 4, 4)
+    unary = spread * torch.randn(3, steps, 4, generator=generator, dtype=dtype)
+    transition = spread * torch.randn(shape, generator=generator, dtype=dtype)
+    gone = torch.rand(shape, generator=generator) < 0.2
+    lengths = torch.tensor([steps, max(steps - 3, 0), 1])
+    return unary, transition.masked_fill(gone, -INF), lengths
+
+
+@pytest.mark.parametrize("kind", ["shared", "batch"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 7, 8, 33])
+def test_any_number_of_steps(steps, kind):
+    unary, transition, lengths = case_of(steps, kind=kind)
+    inputs = (unary.requires_grad_(), transition.requires_grad_())
+    values, doubtful = scan.log_partition(unary, transition, lengths)
+    expected = sweeps.unrolled(masked(unary, lengths), transition, lengths, 0.0)
+    assert not doubtful.any()
+    torch.testing.assert_close(values, expected)
+    pairs = zip(
+        torch.autograd.grad(
+            values[values > -INF].sum(), inputs, materialize_grads=True, allow_unused=True
+        ),
+        torch.autograd.grad(
+            expected[expected > -INF].sum(), inputs, materialize_grads=True, allow_unused=True
+        ),
+        strict=True,
+    )
+    for found, wanted in pairs:
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [3.0, 10.0, 100.0, 1000.0])
+def test_right_or_in_doubt(spread, dtype):
+    unary, transition, lengths = case_of(33, spread, dtype)
+    values, doubtful = scan.log_partition(unary, transition, lengths)
+    wide = masked(unary.double(), lengths), transition.double(), lengths
+    exact = logs.log_partition(*wide)
+    sure = ~doubtful
+    torch.testing.assert_close(values[sure].double(), exact[sure], rtol=1e-5, atol=1e-4)
+    if spread == 1000.0:
+        assert doubtful[0]
+    if spread == 3.0 and dtype == torch.float64:
+        assert sure.all()
+
+
+def test_the_price_decides():
+    def worthwhile(*shape):
+        return scan.worthwhile(torch.empty(shape, device="meta"))
+
+    assert worthwhile(1, 4096, 4)
+    assert not worthwhile(1, 4, 4)  # nothing to save
+    assert not worthwhile(1, 4096, 512)  # too much arithmetic
+    assert not worthwhile(64, 2**20, 16)  # too much memory
+
+
+def test_a_wrong_shape_is_noticed():
+    """Annotated shapes are checked at every call in the tests: see tests/conftest.py."""
+    lengths = torch.tensor([3, 2])
+    unary = torch.zeros(2, 3, 4)
+    logs.log_partition(unary, torch.zeros(4, 4), lengths)
+    logs.log_partition(unary, torch.zeros(1, 2, 4, 4), lengths)
+    with pytest.raises(TypeCheckError):
+        logs.log_partition(unary, torch.zeros(5, 5), lengths)
+    with pytest.raises(TypeCheckError):
+        logs.log_partition(unary, torch.zeros(4, 4), lengths[:1])
+    with pytest.raises(TypeCheckError):
+        elimination.max_marginals(torch.zeros(2, 3, 3), lengths, multiroot=True)

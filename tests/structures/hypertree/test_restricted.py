@@ -8,8 +8,6 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Hypertree, Randomized
-from rdpgraph.estimate import proposals
-from rdpgraph.estimate.estimator import Setting
 from rdpgraph.randomized import (
     Global,
     Landmark,
@@ -101,24 +99,6 @@ def test_products_without_cross_terms_are_caught(monkeypatch):
     truth = float(model.log_partition())
     assert abs(float(right) - truth) < 1e-12
     assert abs(float(wrong) - truth) > 0.1
-
-
-@pytest.mark.parametrize("kind", ["low rank", "none", "dense"])
-def test_probes_of_a_pilot_are_marginals_with_the_state_put_among_those_kept(kind):
-    model = hypertree(kind, 3, 5, lengths=2)
-    support = TopTail(1, 1).select(model.sites().unary, torch.Generator().manual_seed(0))
-    setting = Setting.of(model, TopTail(1, 1), solve=rg.infer, generator=None)
-    (probed,) = proposals.probed(setting, [support])
-    for first, last in ((0, 0), (1, 1), (0, 1)):
-        # All states at one span, those kept at the others.
-        states = torch.zeros(3, 3, 5, dtype=torch.int64)
-        weights = torch.full((3, 3, 5), -math.inf, dtype=torch.float64)
-        states[..., :2], weights[..., :2] = support.states, support.log_weights
-        states[first, last], weights[first, last] = torch.arange(5), 0.0
-        expected = model.restrict(states, weights).marginals()[first, last]
-        torch.testing.assert_close(
-            probed[first, last].softmax(-1), expected, rtol=1e-2, atol=1e-3, check_dtype=False
-        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
