@@ -260,7 +260,7 @@ def k_best(parities: Parities, unary: Tensor, syndrome: Tensor, count: int) -> T
     program = parities.program(observables=False, merged=False)
     require_open(parities, program, len(program.steps) / 8.0)
     unary, syndrome = unary.double(), syndrome.to(unary.device)
-    items = max(1, int(tuning.LARGE_BLOCK / (8.0 * len(program.steps) * 2.0**program.width)))
+    items = tuning.per_block(len(program.steps) << program.width)  # of 64 bytes each
     if len(syndrome) > items:
         pairs = zip(
             unary.split(items) if len(unary) > 1 else itertools.repeat(unary),
