@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rdpgraph.errors import FileFormatError, UnsupportedError, printable
-from rdpgraph.io.pictures import checked_suffix, save_picture
+from rdpgraph.io.pictures import blank, checked_suffix, save_picture
 from rdpgraph.io.text import mode_of
 
 
@@ -58,11 +58,6 @@ class _Node:
 
 def draw_tree(bracketed: str, target: Path) -> None:
     """Draw a tree given in brackets, words at the bottom."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnsupportedError("draw needs matplotlib: pip install 'rdpgraph[draw]'.") from None
-
     nodes = _nodes_of(bracketed)
     words = sum(not node.parts for node in nodes)
     if words > _MOST_WORDS:
@@ -70,9 +65,7 @@ def draw_tree(bracketed: str, target: Path) -> None:
             f"A picture of {words:,} words is not readable; draw takes up to {_MOST_WORDS}."
         )
     root, depth = nodes[0], _place(nodes)
-    width, height = 1.0 + 0.9 * words, 1.0 + 0.7 * depth
-    figure = Figure(figsize=(width, height))
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    figure, axes = blank(1.0 + 0.9 * words, 1.0 + 0.7 * depth)
     waiting = [(root, 0)]
     while waiting:
         node, level = waiting.pop()

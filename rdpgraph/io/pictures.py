@@ -80,21 +80,29 @@ def checked_suffix(target: str | Path) -> Path:
     return target
 
 
+def blank(width: float = 6.4, height: float = 4.8) -> tuple[Any, Any]:
+    """An empty picture of matplotlib, of so many inches, and axes that fill it."""
+    try:
+        import scipy  # noqa: F401  # pyright: ignore  # networkx lays graphs out with it
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnsupportedError(
+            "draw needs matplotlib and scipy: pip install 'rdpgraph[draw]'."
+        ) from None
+    picture = Figure(figsize=(width, height))
+    return picture, picture.add_axes((0.0, 0.0, 1.0, 1.0))
+
+
 def draw_structure(structure: Structure, target: str | Path, configuration: Any = None) -> None:
     """Draw the sites of a structure; those that a configuration uses are boxes with arrows."""
     target = checked_suffix(target)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnsupportedError("draw needs matplotlib: pip install 'rdpgraph[draw]'.") from None
     graph = structure_graph(structure, configuration)
     places = {node: data["place"] for node, data in graph.nodes(data=True)}
     xs, ys = zip(*places.values(), strict=True) if places else ((0.0,), (0.0,))
     line = min(ys) == max(ys)
     high = 0.6 * max((abs(places[a][0] - places[b][0]) for a, b in graph.edges), default=0) * line
     width, height = max(xs) - min(xs) + 1.6, max(ys) - min(ys) + 1.6 + high
-    figure = Figure(figsize=(min(0.7 * width, _LARGEST), min(0.7 * height, _LARGEST)))
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    figure, axes = blank(min(0.7 * width, _LARGEST), min(0.7 * height, _LARGEST))
     for one, other in graph.edges:
         step = (places[other][0] - places[one][0]) * line
         bend = 0.0 if abs(step) <= 1 else math.copysign(0.5, -step)

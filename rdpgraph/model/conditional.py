@@ -47,7 +47,8 @@ class Network:
                 children = block.scopes[:, slot].tolist()
                 places.update((child, (block, row)) for row, child in enumerate(children))
             network = Network(slot, places)
-            if len(places) == count == domain.count and network._is_acyclic():
+            whole = len(places) == count == domain.count
+            if whole and cycle_of({x: network.parents(x) for x in places}) is None:
                 return network
         raise UnsupportedError(
             "Not a Bayesian network: expected one table P(x | parents) per variable, x first or "
@@ -64,9 +65,6 @@ class Network:
         block, row = self.places[child]
         table = block.table(row)
         return table.movedim(-block.arity, -1) if self.slot == 0 else table
-
-    def _is_acyclic(self) -> bool:
-        return cycle_of({x: self.parents(x) for x in self.places}) is None
 
 
 def _holds(block: Block, slot: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError, UnsupportedError, printable
 from rdpgraph.interface.structure import Structure
-from rdpgraph.io.pictures import checked_suffix, draw_structure, save_picture
+from rdpgraph.io.pictures import blank, checked_suffix, draw_structure, save_picture
 from rdpgraph.io.tables import Conditional, conditional_tables
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
@@ -121,7 +121,7 @@ def _draw_graph(graph: FactorGraph, target: Path, posterior: Posterior | None) -
         )
     if not count:
         raise UnsupportedError("There is no variable to draw.")
-    picture, axes = _blank()
+    picture, axes = blank()
     variables = [graph.domain.variable(number) for number in range(count)]
     shown = posterior if count <= _WITH_BARS else None
     boxes = [box_of(variable, shown) if count <= _WITH_NAMES else None for variable in variables]
@@ -142,7 +142,7 @@ def _draw_plan(plan: Plan, target: Path) -> None:
             f"A plan has a picture where it contracts, with at most {_MOST} factors and products; "
             f"this one is by {plan.route}. Draw the graph."
         )
-    picture, axes = _blank()
+    picture, axes = blank()
     tree = plan.tree
     shapes = ["x".join(str(tree.topology.sizes[v]) for v in scope) or "1" for scope in tree.scopes]
     boxes = {str(tensor): Box(shape) for tensor, shape in enumerate(shapes)}
@@ -155,19 +155,6 @@ def _draw_plan(plan: Plan, target: Path) -> None:
     for name, box in boxes.items():
         _draw_box(axes, box, laid.places[name], box.size, seen=not parents[name])
     _save(picture, axes, target)
-
-
-def _blank() -> tuple[Any, Any]:
-    """An empty picture of matplotlib, and its axes."""
-    try:
-        import scipy  # noqa: F401  # pyright: ignore  # networkx lays graphs out with it
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnsupportedError(
-            "draw needs matplotlib and scipy: pip install 'rdpgraph[draw]'."
-        ) from None
-    picture = Figure()
-    return picture, picture.add_axes((0.0, 0.0, 1.0, 1.0))
 
 
 def _save(picture: Any, axes: Any, target: Path) -> None:

@@ -74,15 +74,11 @@ class ClusterKernel(Kernel):
     def _total(self, tables: tuple[Tensor, ...]) -> Tensor:
         """(b, *sizes) log-table of a cluster."""
         dims = (1,) * len(self.sizes)
-        total = torch.zeros(1, *dims, dtype=torch.float64, device=self.links_device)
+        device = next((t.device for tables in self.tables for t in tables), torch.device("cpu"))
+        total = torch.zeros(1, *dims, dtype=torch.float64, device=device)
         for table in tables:
             total = total + table.double()
         return total.expand(-1, *self.sizes)
-
-    @property
-    def links_device(self) -> torch.device:
-        """Device of the tables."""
-        return next((t.device for tables in self.tables for t in tables), torch.device("cpu"))
 
     @cached_property
     def _lows(self) -> Tensor:

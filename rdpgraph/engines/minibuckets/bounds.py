@@ -101,7 +101,9 @@ def bounded(
         bucket: list[MiniBucket] = []
         for (scope, _), joint, weight in zip(parts, values, weights, strict=True):
             rest, message = varying(
-                scope[1:], joint.max(0) if most else _power_sum(joint, weight), lower=lower
+                scope[1:],
+                joint.max(0) if most else weight * log_sum(joint / weight, 0),
+                lower=lower,
             )
             bucket.append(MiniBucket(weight, scope, joint, rest, message))
             if rest:
@@ -224,11 +226,6 @@ def varying(
         if bool((most[alive] - least[alive] <= _CONSTANT).all()):
             scope, message = scope[:dim] + scope[dim + 1 :], least if lower else most
     return scope, message
-
-
-def _power_sum(joint: Floats, weight: float) -> Floats:
-    """Log of the sum over the first dim of powers, to the power of the weight."""
-    return weight * log_sum(joint / weight, 0)
 
 
 def log_sum(values: Floats, dim: int) -> Floats:
