@@ -35,8 +35,9 @@ BOUNDED_PER_SECOND = 400
 FORWARD_TRIED, FORWARD_SURE = 2.0, 0.25
 """Predicted time of log Z alone, in parts: where it is tried, and where it surely fits. Products
 of large tables take a fraction of the prediction, and a pass that is too slow ends."""
-COUNTED = 0.4
-"""Part that a count may take: messages need the rest where it fails."""
+COUNTED, MESSAGE_RUNS = 0.4, 5.0
+"""Part that a count may take: messages need the rest where it fails, and at most so many times the
+runs above if another program can count after them."""
 JOINED = 0.24
 """Part that messages between clusters take."""
 ESTIMATED_ITEMS = 8
@@ -49,6 +50,8 @@ COUNTS_CONSTRAINTS = 0.75
 ROWS_CIRCUIT, CIRCUIT_FIRST, CIRCUIT_ORDER = 0.5, 0.2, 0.25
 """Parts of the time of a count in which a circuit for all rows is compiled, and one for log Z
 before it is counted; and of the time of a circuit in which an order is sought."""
+CIRCUIT_BEFORE_D4, D4_FIRST = 0.05, 0.6
+"""The same part before d4, which compiles in the time of a count; and that of d4 before pyganak."""
 
 # Auto and Search: log Z and modes among several methods.
 EXACT_SUM, DRAWN_SUM, DRAWN_TRIAL, DRAWN_LEAST = 0.5, 0.7, 0.1, 0.3

@@ -130,6 +130,9 @@ LITTLE_BYTES, COUNTER_BYTES = 2**28, 64e6
 BRANCHED_CELLS, CLUSTER_BITS = 1e8, 27.0
 """Entries of all tables of an order beyond which circuits do not branch by it; log2 of the largest
 table of a cluster that is tried."""
+D4_BYTES, NNF_BYTES, COUNTER_LOOK = 2e9, 12.0, 0.5
+"""Bytes that d4 reserves and does not use, those of a circuit for each character of its text, and
+seconds between looks at the memory that a counter uses."""
 MOST_SHAPES, SHAPE_TEXT = 2**14, 700
 """Shapes of tables in a file, and bytes of text per shape beyond them: a block takes 4 kB."""
 KEPT_LAYOUTS, LAYOUT_STEP, LAYOUT_TRIES = 2**23, 2**6, 3

@@ -41,6 +41,7 @@ from rdpgraph.schedulers.counting import (
     Counting,
     CountOf,
     counting_of,
+    has_both,
     has_projections,
     is_constraints_alone,
 )
@@ -239,9 +240,11 @@ class _Approximate:
     def solution(self, spent: float = 0.0) -> Solution:
         """Solution, after so many seconds that others took."""
         if self.counting[1] is not None:
-            part = effort.COUNTED * (self.allowance.left() - spent)
+            left = self.allowance.left() - spent
             others = replace(self, counting=("", None)).solution
-            return CountedFirst(self.counting[1](part), others)
+            kept = (1.0 - effort.COUNTED) * left - effort.MESSAGE_RUNS * _soon(self.network)
+            kept = max(kept, 0.0) if has_both(self.network) else 0.0
+            return CountedFirst(self.counting[1](effort.COUNTED * left), others, left, kept)
         network, hard = self.network, self.network.possible is not None
         allowance = replace(self.allowance, spent=self.allowance.spent + spent)
         loopy = tuple(partial(self._attempt, each) for each in (_HARD if hard else _SOFT))

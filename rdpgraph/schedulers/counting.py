@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import torch
 
 from rdpgraph._core import effort
-from rdpgraph.engines.counting.circuit import circuit_of, format_nnf
+from rdpgraph.engines.counting.circuit import format_nnf
+from rdpgraph.engines.counting.compiling import circuit_of
 from rdpgraph.engines.counting.counter import has_counter, require_counter
 from rdpgraph.engines.counting.solution import CountedSolution
 from rdpgraph.engines.recognised import graph_held
@@ -45,13 +46,14 @@ class Counting(Scheduler):
     clauses, and literals that hold for configurations of equal value carry its weight. `Or`,
     `Xor`, `Cardinality` and other automata are clauses without their tables.
 
-    Log Z of one row of evidence is the answer of a counter (pyganak), unless a circuit is compiled
-    in a fifth of the time: it branches, propagates, learns clauses and keeps the counts of
-    components that it meets again, with 128 bits for weights. It runs in a separate process,
-    which the clock or its memory ends. Other answers need a circuit: the same search without
-    learning, with all branches kept. It is compiled once for a set of clauses, whatever their
-    weights, and answers batches of evidence and weights; its log Z has gradients, its other answers
-    have none. Marginal modes are not supported.
+    Log Z of one row of evidence is the answer of a counter, unless a circuit is compiled soon: it
+    branches, propagates, learns clauses and keeps the counts of components that it meets again. d4
+    has three fifths of the time, and pyganak the rest: it simplifies clauses first, and holds 128
+    bits for weights. They run in separate processes, which the clock or their memory ends. All else
+    needs a circuit, where all branches of such a search are kept: that of d4, or of a compiler of
+    this library, which learns nothing and is tried first. It is compiled once for a set of clauses,
+    whatever their weights, and answers batches of evidence and weights; log Z of it has gradients,
+    other answers have none. Marginal modes are not answered.
 
     Cost: not known in advance; seconds to minutes for planning problems of a thousand variables and
     a width of hundreds. Fewer models can be compiled than counted. All marginals take two passes
@@ -59,7 +61,8 @@ class Counting(Scheduler):
     state. For models without hard zeros contraction is better.
 
     Source: Chavira and Darwiche (2008), On probabilistic inference by weighted model counting;
-    Sharma, Roy, Soos and Meel (2019), GANAK; Darwiche (2003), A differential approach to inference.
+    Lagniez and Marquis (2017), An improved decision-DNNF compiler; Sharma, Roy, Soos and Meel
+    (2019), GANAK; Darwiche (2003), A differential approach to inference.
 
     Args:
         seconds: for an answer.
@@ -67,7 +70,7 @@ class Counting(Scheduler):
 
     Raises:
         ModelError: a limit that is no number above zero, or infinite seconds.
-        UnsupportedError: (`plan`) there is neither pyganak nor a compiled library.
+        UnsupportedError: (`plan`) there is neither a counter nor a compiled library.
     """
 
     seconds: float = 60.0
@@ -147,7 +150,13 @@ def _counted(network: Network, memory: float, seconds: float) -> CountedSolution
     if network.batch > 1:
         with allowance.spending():
             network = network_of_clauses(network.graph, seconds)
-    return CountedSolution(network, memory, allowance, _compiler())
+    solution = CountedSolution(network, memory, allowance, _compiler())
+    return replace(solution, programs=("d4",)) if has_both(network) else solution
+
+
+def has_both(network: Network) -> bool:
+    """Return whether log Z is counted first by d4, and later by pyganak."""
+    return network.batch == 1 and has_counter("d4") and has_counter("pyganak")
 
 
 def is_constraints_alone(network: Network) -> bool:

@@ -1,9 +1,11 @@
-"""Log Z of an encoding by a model counter, pyganak, in a process with limits of time and memory."""
+"""Counters, d4 and pyganak, in processes with limits of time and memory."""
 
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,27 +22,34 @@ _LOST, _COPIES = 6e4, 100_000
 """Nats below the least weight of all others together from which literals are left out, and literals
 that stand for one at most."""
 
+_TRUE = b"o 1 0\nt 2 0\n1 2 0\n"
+"""Text of the circuit without clauses; d4 fails without variables."""
 
-def has_counter() -> bool:
-    """Return whether pyganak is installed."""
-    return find_spec("pyganak") is not None
+
+def has_counter(*names: str) -> bool:
+    """Return whether pyganak or d4, or one of those named, is installed."""
+    modules = {"pyganak": "pyganak", "d4": "py_d4"}
+    return any(find_spec(modules[name]) is not None for name in names or modules)
 
 
 def require_counter() -> None:
-    """Raise `UnsupportedError`, which names the extra, if pyganak is absent."""
+    """Raise `UnsupportedError`, which names the extra, if no counter is installed."""
     if not has_counter():
         raise UnsupportedError("Counting needs pyganak: pip install 'rdpgraph[counting]'.")
 
 
-def log_count(encoding: Encoding, *, seconds: float, memory: float) -> float:
+def log_count(encoding: Encoding, program: str, *, seconds: float, memory: float) -> float | None:
     """Log of the weighted count of an encoding with one row of weights (nats), without gradients.
 
-    Raises `BudgetError` if it does not end within the seconds and memory (bytes).
+    None if the program, "d4" or "pyganak", is not installed, or does not answer: d4 has few digits
+    for weights, and no hidden variables. Raises `BudgetError` if it does not end within the seconds
+    and memory (bytes).
     """
-    require_counter()
     free, parts, lost = _parts(encoding)
-    request = json.dumps({"memory": memory + tuning.COUNTER_BYTES, "parts": parts})
-    counts = _asked(request, seconds) if parts else []
+    plain = all(logs is None and shown is None for _, _, logs, shown in parts)
+    if not has_counter(program) or (program == "d4" and not plain):
+        return None
+    counts = json.loads(_asked(program, parts, seconds, memory)) if parts else []
     if -math.inf in counts and lost:
         raise BudgetError(
             "The counter leaves out what is as unlikely as scores of -1e9 say, and finds nothing "
@@ -109,19 +118,33 @@ def _log_sum(one: float, other: float) -> float:
     return top if top == -math.inf else top + math.log1p(math.exp(min(one, other) - top))
 
 
-def _asked(request: str, seconds: float) -> list[float]:
-    """Answers of the counting program."""
+def circuit_text(encoding: Encoding, *, seconds: float, memory: float) -> bytes:
+    """Text of a circuit by d4, without hidden variables; `BudgetError` as for counts."""
+    if not encoding.clauses:
+        return _TRUE
+    return _asked("circuit", (encoding.count, encoding.clauses), seconds, memory)
+
+
+def _asked(name: str, parts: Sequence[Any], seconds: float, memory: float) -> bytes:
+    """Answer of the counting program."""
+    reserved = memory + tuning.COUNTER_BYTES + (0.0 if name == "pyganak" else tuning.D4_BYTES)
+    text = json.dumps({"program": name, "memory": reserved, "parts": parts})
+    request: bytes | None = text.encode()
     program = [sys.executable, str(Path(__file__).with_name("worker.py"))]
+    end, left, answer = clock.now() + seconds, seconds, None
     with subprocess.Popen(
-        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            answer = process.communicate(request, timeout=seconds)[0]
-        except subprocess.TimeoutExpired:
-            answer = None
+            while answer is None and (left := end - clock.now()) > 0.0:
+                with suppress(subprocess.TimeoutExpired):
+                    answer = process.communicate(request, timeout=min(left, tuning.COUNTER_LOOK))[0]
+                request = None
+                if answer is None and _resident(process.pid) > memory + tuning.COUNTER_BYTES:
+                    break
         finally:
             process.kill()
-    if answer is None:
+    if answer is None and left <= 0.0:
         raise BudgetError(
             f"The count did not end in {seconds:.3g} s; "
             f"{clock.ways_out(seconds, 'time', 'use an approximate method')}."
@@ -131,4 +154,11 @@ def _asked(request: str, seconds: float) -> list[float]:
             f"The counter failed with exit code {process.returncode}, as without enough memory; "
             "raise the memory budget, or use an approximate method."
         )
-    return json.loads(answer)
+    return answer or b""
+
+
+def _resident(process: int) -> float:
+    """Bytes of memory that a process has in use; 0 where that is not told."""
+    with suppress(OSError):
+        return 4096.0 * int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return 0.0

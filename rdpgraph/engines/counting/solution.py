@@ -11,13 +11,15 @@ from torch import Tensor
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
-from rdpgraph.engines.counting.circuit import Circuit, LogSum, compiled
+from rdpgraph.engines.counting.circuit import Circuit, LogSum
+from rdpgraph.engines.counting.compiling import compiled, compiles
 from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError, UnsupportedError
+from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 
 _SUMS = (
@@ -40,6 +42,7 @@ class CountedSolution(Solution):
     allowance: Allowance = field(repr=False)  # seconds for all answers
     # of the machine's library; None if there is none
     compiler: Callable[..., None] | None = field(repr=False)
+    programs: tuple[str, ...] = ("d4", "pyganak")  # that count, in turn
 
     def status(self) -> Status:
         return Status(method="counting")
@@ -51,10 +54,10 @@ class CountedSolution(Solution):
     @cached_property
     def circuit(self) -> Circuit:
         """Circuit of all items."""
-        if self.compiler is None:
+        if self.compiler is None and not compiles(self._encoding):
             raise UnsupportedError(
-                "A circuit needs the compiled library, which is not to be had here; without it "
-                "Counting answers log Z alone, without gradients."
+                "A circuit needs the compiled library, which is not to be had here, or d4 (pip "
+                "install d4solver); without them Counting answers log Z alone, without gradients."
             )
         with self.allowance.spending():
             seconds = self.allowance.left()
@@ -77,17 +80,43 @@ class CountedSolution(Solution):
     def _counted(self) -> Tensor:
         """(1,) log Z in nats; by a circuit if one is compiled quickly."""
         with self.allowance.spending(), torch.no_grad():
-            seconds = effort.CIRCUIT_FIRST * self.allowance.left()
-            encoding, compiler = self._encoding, self.compiler
-            if compiler is not None and encoding.clauses:
+            encoding, left = self._encoding, self.allowance.left
+            quick = "d4" in self.programs and compiles(encoding)
+            last = "pyganak" in self.programs and has_counter("pyganak")
+            part = effort.CIRCUIT_BEFORE_D4 if quick else effort.CIRCUIT_FIRST
+            if self.compiler and encoding.clauses and self._made(part * left(), alone=True):
+                return self._log_z
+            if quick:
+                seconds = (effort.D4_FIRST if last else 1.0) * left()
                 with suppress(BudgetError):
-                    vars(self)["circuit"] = compiled(
-                        encoding, compiler, seconds=seconds, memory=self.memory
-                    )
-                    return self._log_z
-            left = self.allowance.left()
-            count = log_count(self._encoding, seconds=left, memory=self.memory)
-        return self.network.constant.new_tensor([count])
+                    found = self._by("d4", seconds)
+                    if found is not None or self._made(seconds):
+                        return self._log_z if found is None else found
+            found = self._by("pyganak", left()) if last else None
+            if found is None:
+                given = self.allowance.seconds
+                ways = clock.ways_out(given, "time", "use an approximate method")
+                raise BudgetError(f"The clauses were not counted in {given:.3g} s; {ways}.")
+            return found
+
+    def _made(self, seconds: float, *, alone: bool = False) -> bool:
+        """Return whether a circuit is compiled within the seconds."""
+        with suppress(BudgetError):
+            vars(self)["circuit"] = compiled(
+                self._encoding, self.compiler, seconds=seconds, memory=self.memory, alone=alone
+            )
+        return "circuit" in vars(self)
+
+    def _by(self, program: str, seconds: float) -> Tensor | None:
+        """(1,) log Z in nats by a program, or None; see `log_count`."""
+        count = log_count(self._encoding, program, seconds=seconds, memory=self.memory)
+        return None if count is None else self.network.constant.new_tensor([count])
+
+    def count_on(self, seconds: float) -> bool:
+        """Return whether pyganak counts log Z in so many more seconds."""
+        with suppress(BudgetError):
+            vars(self)["_counted"] = self._by("pyganak", seconds)
+        return "_counted" in vars(self)
 
     @property
     def _log_z(self) -> Tensor:
@@ -229,11 +258,16 @@ class CountedSolution(Solution):
 
 @dataclass(frozen=True, eq=False)
 class CountedFirst(Delegate):
-    """Log Z by a count if that ends in time, and marginals by a circuit; else another solution."""
+    """Log Z by a count if that ends in time, and marginals by a circuit; else another solution.
+
+    If time is left when the other solution has answered, log Z is counted by pyganak.
+    """
 
     count: CountedSolution = field(repr=False)  # answers, or raises `BudgetError`
     # gives the other solution, from the seconds that the count took
     otherwise: Callable[[float], Solution] = field(repr=False)
+    seconds: float = 0.0  # for all of it
+    kept: float = 0.0  # of these, what the other solution leaves
     taken: Allowance = field(default_factory=partial(Allowance, math.inf), repr=False)
 
     @cached_property
@@ -262,7 +296,13 @@ class CountedFirst(Delegate):
         by_circuit = (ready and name in _IF_COMPILED) or (name in _BY_CIRCUIT and self._circuit)
         if by_circuit or (name in _SUMS and self._counted):
             return question(self.count)
-        return question(self._other)
+        if name not in _SUMS or not self.kept or "_other" in vars(self):
+            return question(self._other)
+        begin, self.taken.spent = clock.now(), self.taken.spent + self.kept
+        answer = question(self._other)
+        left = self.seconds + self.kept - self.taken.spent - (clock.now() - begin)
+        vars(self)["_counted"] = self.count.count_on(left)
+        return question(self.count) if self._counted else answer
 
     def status(self) -> Status:
         """Status of log Z if that alone was asked for, else of the other answers."""
@@ -271,6 +311,6 @@ class CountedFirst(Delegate):
         ):
             return self.count.status()
         status = self._other.status()
-        if vars(self).get("_counted") is None:
+        if not vars(self).get("_counted"):
             return status
         return replace(status, method=f"log Z by counting; others by {status.method}")

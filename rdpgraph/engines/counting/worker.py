@@ -1,5 +1,7 @@
 """Counting program: a request in JSON on standard input, the answer on standard output.
 
+That is the logarithms of counts, or the text of a circuit.
+
 Runs by its path in a separate process, so that it imports nothing of the package.
 """
 
@@ -21,10 +23,32 @@ _LEAST = 1e-290
 """Counts below this have lost digits."""
 
 
+_PAGE = str(2**26)
+"""Bytes that d4 adds to its cache at once."""
+
+
+def circuit(variables: int, clauses: list[list[int]]) -> str:
+    """The text of a circuit of clauses over literals 1 to n, by d4."""
+    return _d4(variables, clauses).compile().getNNFString()
+
+
+def _d4(variables: int, clauses: list[list[int]]) -> Any:
+    d4 = importlib.import_module("py_d4")
+    options = d4.dump_options_to_dict(d4.OptionDpllStyleMethod())
+    options["cache"]["bucket"].update(sizeFirstPage=_PAGE, sizeAdditionalPage=_PAGE)
+    return d4.Solver(clauses, variables, d4.load_options_from_dict(options))
+
+
+def whole(variables: int, clauses: list[list[int]], *_: None) -> float:
+    """Log of the number of models of clauses over literals 1 to n, by d4."""
+    number = int(_d4(variables, clauses).count().getIntResult())
+    return math.log(number) if number else -math.inf
+
+
 def count(
     variables: int, clauses: list[list[int]], weights: list[float] | None, shown: list[int] | None
 ) -> float:
-    """Log of the weighted count of clauses over literals 1 to n; -inf where none is possible.
+    """Log of the weighted count of clauses over literals 1 to n, by pyganak; -inf if impossible.
 
     ``weights`` are the log-weights of 1, -1, 2, -2, ...; None: all are 0. Each assignment of the
     ``shown`` variables (None: of all) that some model has counts once.
@@ -73,9 +97,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     answers = os.dup(1)
     os.dup2(2, 1)  # the counter prints
-    every = [count(*part) for part in request["parts"]]
+    sys.set_int_max_str_digits(0)
+    if request["program"] == "circuit":
+        answer = circuit(*request["parts"])
+    else:
+        counting = {"d4": whole, "pyganak": count}[request["program"]]
+        answer = json.dumps([counting(*part) for part in request["parts"]])
     with os.fdopen(answers, "w") as file:
-        json.dump(every, file)
+        file.write(answer)
 
 
 if __name__ == "__main__":

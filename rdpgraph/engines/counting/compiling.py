@@ -1,0 +1,251 @@
+"""Compilation of clauses to circuits, by the library's compiler or by d4 in its own process."""
+
+import ctypes
+import itertools
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rdpgraph._core import effort, tuning
+from rdpgraph._core.recent import Recent
+from rdpgraph.engines.counting.circuit import Circuit
+from rdpgraph.engines.counting.counter import circuit_text, has_counter
+from rdpgraph.engines.counting.encoding import Clause, Encoding
+from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
+from rdpgraph.plan.orders import min_weight, primal_graph
+
+_circuits: "Recent[Circuit]" = Recent(4)
+
+_PRODUCT, _TRUE, _DEAD = -3, -2, -1
+"""Kinds of nodes in the text of d4, and nodes that are always or never true."""
+
+
+def compiled(
+    encoding: Encoding,
+    compiler: Callable[..., None] | None,
+    *,
+    seconds: float,
+    memory: float,
+    alone: bool = False,
+) -> Circuit:
+    """Circuit of an encoding's clauses; cached. It may take a quarter of the memory (bytes).
+
+    The library's compiler is alone, or has a part of the time before d4, if that is installed.
+    Raises `BudgetError` if it does not fit.
+    """
+    key = encoding.count, encoding.clauses, encoding.hidden
+    if (known := _circuits.get(key)) is not None:
+        return known
+    end, others = clock.now() + seconds, not alone and compiles(encoding)
+    if compiler is not None:
+        part = effort.CIRCUIT_BEFORE_D4 * seconds if others else seconds
+        circuit = _compiled(encoding, compiler, part, memory)
+        if circuit is not None:
+            return _circuits.put(key, circuit)
+    if others:
+        with suppress(BudgetError):
+            left = max(end - clock.now(), 0.0)
+            text = circuit_text(encoding, seconds=left, memory=memory)
+            if tuning.NNF_BYTES * len(text) <= memory:
+                return _circuits.put(key, parsed_nnf(text, encoding.count))
+    raise BudgetError(
+        f"No circuit of {encoding.count:,} literals and {len(encoding.clauses):,} clauses was "
+        f"compiled in {seconds:.3g} s and {memory / 1e9:.3g} GB; "
+        f"{clock.ways_out(seconds, 'time or memory', 'use an approximate method')}."
+    )
+
+
+def compiles(encoding: Encoding) -> bool:
+    """Return whether d4 is installed, and compiles these clauses: it hides no variables."""
+    return has_counter("d4") and not encoding.hidden
+
+
+def _compiled(
+    encoding: Encoding, compiler: Callable[..., None], seconds: float, memory: float
+) -> Circuit | None:
+    count, clauses, hidden = encoding.count, encoding.clauses, encoding.hidden
+    end = clock.now() + seconds
+    scopes = tuple(tuple({abs(x) - 1 for x in clause}) for clause in clauses)
+    elimination = min_weight(
+        primal_graph(scopes, (2,) * count),
+        limit=tuning.BRANCHED_CELLS,
+        deadline=clock.now() + effort.CIRCUIT_ORDER * seconds,
+    )
+    order = np.zeros(count, np.int32)
+    if elimination is not None:
+        order[elimination] = np.arange(count)
+    order[count - hidden :] = -1
+    literals = np.array([x for clause in clauses for x in clause], np.int32)
+    starts = np.cumsum([0, *map(len, clauses)], dtype=np.int64)
+    capacity = int(min(memory / 16, 2**31 - 1))
+    out, answer = np.empty(capacity, np.int32), np.zeros(2, np.int64)
+    places = (ctypes.c_void_p(each.ctypes.data) for each in (literals, starts, order, out, answer))
+    compiler(*places, count, len(clauses), capacity, max(end - clock.now(), 0.0))
+    return None if answer[0] == -2 else _levelled(count, out[: answer[1]], int(answer[0]))
+
+
+def _levelled(literals: int, listed: Any, root: int) -> Circuit:
+    """Nodes that the root needs, in levels."""
+    if root < 0:
+        return Circuit(literals, (), impossible=True)
+    flat, at, nodes = listed.tolist(), 0, list[tuple[int, list[int]]]()
+    while at < len(flat):
+        kind, count = flat[at], flat[at + 1]
+        nodes.append((kind, flat[at + 2 : at + 2 + count]))
+        at += 2 + count
+    first = 2 * literals
+    needed, level = bytearray(first + len(nodes)), [0] * (first + len(nodes))
+    needed[root] = 1
+    for number in range(len(nodes) - 1, -1, -1):
+        if needed[first + number]:
+            for child in nodes[number][1]:
+                needed[child] = 1
+    by_level: dict[int, tuple[list[int], list[int]]] = {}
+    for number, (kind, children) in enumerate(nodes, first):
+        if needed[number]:
+            level[number] = 1 + max((level[child] for child in children), default=0)
+            by_level.setdefault(level[number], ([], []))[kind].append(number)
+    if root < first or nodes[root - first][0]:  # the root is a product, alone in its level
+        nodes.append((0, [root]))
+        level.append(level[root] + 1)
+        by_level[level[root] + 1] = ([first + len(nodes) - 1], [])
+    place = [*range(first), *[0] * len(nodes)]
+    count, levels = first, list[tuple[Tensor, Tensor, int, Tensor]]()
+    for _, (products, sums) in sorted(by_level.items()):
+        operands = [[place[child] for child in nodes[number - first][1]] for number in products]
+        for number in (*products, *sums):
+            place[number] = count
+            count += 1
+        owners = np.repeat(np.arange(len(operands)), [len(children) for children in operands])
+        pairs = [[place[child] for child in nodes[number - first][1]] for number in sums]
+        below = torch.tensor([child for children in operands for child in children]).long()
+        both = torch.tensor(pairs).long().reshape(-1, 2)
+        levels.append((below, torch.from_numpy(owners).long(), len(operands), both))
+    return Circuit(literals, tuple(levels), impossible=False)
+
+
+def circuit_of(
+    clauses: list[Clause], count: int, hidden: int, compiler: Callable[..., None], seconds: float,
+    memory: float,
+) -> Circuit:  # fmt: skip
+    """The circuit of clauses over ``count`` variables, numbered from 1; as `compiled`.
+
+    The last ``hidden`` ones are in no node.
+    """
+    weights, literals = torch.zeros(1, 2 * count), tuple((-x, x) for x in range(1, count + 1))
+    encoding = Encoding(literals, tuple(sorted(set(clauses))), weights, torch.zeros(1), hidden)
+    return compiled(encoding, compiler, seconds=seconds, memory=memory)
+
+
+def parsed_nnf(text: bytes, literals: int) -> Circuit:
+    """Circuit of d4's text: lines "o 1 0" for its nodes, "a" for a product, "t" and "f" for none.
+
+    An edge is a line with both nodes, the literals that hold along it, and 0; all edges of a node
+    come after those of its children.
+    """
+    for letter, code in ((b"o", -4), (b"a", _PRODUCT), (b"t", _TRUE), (b"f", _DEAD)):
+        text = text.replace(letter, str(code).encode())
+    tokens = np.fromstring(text.decode(), np.int32, sep=" ")
+    ends = np.flatnonzero(tokens == 0)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    declared = tokens[starts] < 0
+    kind = np.zeros(int(tokens[starts[declared] + 1].max()) + 1, np.int32)
+    kind[tokens[starts[declared] + 1]] = tokens[starts[declared]]
+    starts, ends = starts[~declared], ends[~declared]
+    last = np.zeros(len(kind), np.int64)
+    np.maximum.at(last, tokens[starts], np.arange(len(starts)))
+    order = np.argsort(last[tokens[starts]], kind="stable")
+    starts, ends = starts[order], ends[order]
+    parents, children = tokens[starts], tokens[starts + 1]
+    nodes = _Nodes(kind.tolist(), parents.tolist(), children.tolist(), (ends - starts - 2).tolist())
+    return nodes.circuit(tokens, starts + 2, literals)
+
+
+class _Nodes:
+    """Products, each of a range of edges, and sums of two nodes, from edges in order."""
+
+    def __init__(
+        self, kind: list[int], parents: list[int], children: list[int], sizes: list[int]
+    ) -> None:
+        self.children, self.sizes = children, sizes  # nodes below edges, and literals along them
+        self.number = [_TRUE if code == _TRUE else _DEAD for code in kind]  # of each node of d4
+        self.level, self.is_sum = list[int](), list[bool]()
+        self.parts = list[tuple[int, int]]()  # the range of edges, or the nodes of a sum
+        at = 0
+        for parent, group in itertools.groupby(parents):
+            end = at + len(list(group))
+            alive = [i for i in range(at, end) if self.number[children[i]] != _DEAD]
+            if kind[parent] == _PRODUCT:
+                found = self._product(at, end) if len(alive) == end - at else _DEAD
+            else:
+                operands = [self._along(i) for i in alive]
+                found = operands[0] if operands else _DEAD
+                for other in operands[1:]:
+                    found = self._new((found, other), (found, other), is_sum=True)
+            self.number[parent], at = found, end
+        self.root = self.number[parents[-1]] if parents else self.number[-1]
+
+    def _new(self, parts: tuple[int, int], below: Iterable[int], *, is_sum: bool) -> int:
+        self.level.append(1 + max((self.level[x] for x in below if x >= 0), default=-1))
+        self.parts.append(parts)
+        self.is_sum.append(is_sum)
+        return len(self.parts) - 1
+
+    def _product(self, start: int, end: int) -> int:
+        below = (self.number[child] for child in self.children[start:end])
+        return self._new((start, end), below, is_sum=False)
+
+    def _along(self, edge: int) -> int:
+        child = self.number[self.children[edge]]
+        return child if child >= 0 and not self.sizes[edge] else self._product(edge, edge + 1)
+
+    def circuit(self, tokens: NDArray[np.int32], starts: NDArray[np.int64], count: int) -> Circuit:
+        """The circuit over so many literals; ``starts`` are those of literals of edges."""
+        if self.root == _DEAD:
+            return Circuit(count, (), impossible=True)
+        level, is_sum = np.array(self.level, np.int64), np.array(self.is_sum, np.bool_)
+        parts = np.array(self.parts, np.int64).reshape(-1, 2)
+        place = np.empty(len(level), np.int64)
+        place[np.lexsort((is_sum, level))] = 2 * count + np.arange(len(level))
+        products = np.flatnonzero(~is_sum)
+        lengths = parts[products, 1] - parts[products, 0]
+        edges, owners = _ranges(parts[products, 0], lengths), np.repeat(products, lengths)
+        below = np.array(self.number, np.int64)[np.array(self.children, np.int64)[edges]]
+        sizes = np.array(self.sizes, np.int64)[edges]
+        literals = tokens[_ranges(starts[edges], sizes)].astype(np.int64)
+        operands = np.concatenate(
+            [place[below[below >= 0]], 2 * abs(literals) - 2 + (literals < 0)]
+        )
+        owners = np.concatenate([owners[below >= 0], np.repeat(owners, sizes)])
+        order = np.argsort(level[owners], kind="stable")
+        operands, owners = operands[order], owners[order]
+        depth, at = int(level.max(initial=-1)) + 1, 2 * count
+        sums = np.flatnonzero(is_sum)[np.argsort(place[is_sum])]
+        every = np.arange(depth + 1)
+        of_owners, of_sums = (np.searchsorted(level[x], every) for x in (owners, sums))
+        widths = np.bincount(level[products], minlength=depth)
+        levels = list[tuple[Tensor, Tensor, int, Tensor]]()
+        for number, width in enumerate(widths.tolist()):
+            inside = slice(*of_owners[number : number + 2])
+            pairs = place[parts[sums[slice(*of_sums[number : number + 2])]]]
+            local = torch.from_numpy(place[owners[inside]] - at)
+            levels.append(
+                (torch.from_numpy(operands[inside]), local, width, torch.from_numpy(pairs))
+            )
+            at += width + len(pairs)
+        last = [] if self.root == _TRUE else [int(place[self.root])]
+        none = torch.zeros(0, 2).long()
+        levels.append((torch.tensor(last).long(), torch.zeros(len(last)).long(), 1, none))
+        return Circuit(count, tuple(levels), impossible=False, smooth=False)
+
+
+def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Numbers from each start on, as many as its length."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
