@@ -83,7 +83,7 @@ def test_the_counter_alone_projects(seed: int) -> None:
     graph, expected = random_file(seed)
     network = network_of_clauses(graph, 1.0)
     if not network.impossible:
-        log_z = log_count(encoded(network), seconds=60.0, memory=1e9)
+        log_z = log_count(encoded(network), "pyganak", seconds=60.0, memory=1e9)
         assert math.exp(log_z) == pytest.approx(float(expected.exp().sum()), rel=1e-12)
 
 

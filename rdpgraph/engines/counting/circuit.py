@@ -86,12 +86,12 @@ class Circuit:
                 flows.index_add_(0, child, share * flows[at : at + len(sums)])
             at -= count
             flows.index_add_(0, children, flows[at : at + count][owners])
-        found = flows[: 2 * self.literals]
+        shown = flows[: 2 * self.literals]
         if self.smooth:
-            return found
-        free = flows[-1] - found.unflatten(0, (-1, 2)).sum(1)
+            return shown
+        free = flows[-1] - shown.unflatten(0, (-1, 2)).sum(1)
         shares = values[: 2 * self.literals].exp()
-        return found + free.clamp(min=0.0).repeat_interleave(2, 0) * shares
+        return shown + free.clamp(min=0.0).repeat_interleave(2, 0) * shares
 
     def descend(self, values: Tensor, generator: torch.Generator | None, *, best: bool) -> Tensor:
         """(2 n, B) bool literals of one model: the best, or a draw."""

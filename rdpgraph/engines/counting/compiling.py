@@ -182,13 +182,13 @@ class _Nodes:
             end = at + len(list(group))
             alive = [i for i in range(at, end) if self.number[children[i]] != _DEAD]
             if kind[parent] == _PRODUCT:
-                found = self._product(at, end) if len(alive) == end - at else _DEAD
+                made = self._product(at, end) if len(alive) == end - at else _DEAD
             else:
                 operands = [self._along(i) for i in alive]
-                found = operands[0] if operands else _DEAD
+                made = operands[0] if operands else _DEAD
                 for other in operands[1:]:
-                    found = self._new((found, other), (found, other), is_sum=True)
-            self.number[parent], at = found, end
+                    made = self._new((made, other), (made, other), is_sum=True)
+            self.number[parent], at = made, end
         self.root = self.number[parents[-1]] if parents else self.number[-1]
 
     def _new(self, parts: tuple[int, int], below: Iterable[int], *, is_sum: bool) -> int:

@@ -89,15 +89,15 @@ class CountedSolution(Solution):
             if quick:
                 seconds = (effort.D4_FIRST if last else 1.0) * left()
                 with suppress(BudgetError):
-                    found = self._by("d4", seconds)
-                    if found is not None or self._made(seconds):
-                        return self._log_z if found is None else found
-            found = self._by("pyganak", left()) if last else None
-            if found is None:
+                    log_z = self._by("d4", seconds)
+                    if log_z is not None or self._made(seconds):
+                        return self._log_z if log_z is None else log_z
+            log_z = self._by("pyganak", left()) if last else None
+            if log_z is None:
                 given = self.allowance.seconds
                 ways = clock.ways_out(given, "time", "use an approximate method")
                 raise BudgetError(f"The clauses were not counted in {given:.3g} s; {ways}.")
-            return found
+            return log_z
 
     def _made(self, seconds: float, *, alone: bool = False) -> bool:
         """Return whether a circuit is compiled within the seconds."""
