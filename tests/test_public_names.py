@@ -3,11 +3,13 @@
 import importlib
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from types import ModuleType
 
 import pytest
 
 import rdpgraph as rg
+from rdpgraph import gp, testing
 
 AT_MOST = 72
 MODULES = sorted(name for name in rg.__all__ if isinstance(getattr(rg, name), ModuleType))
@@ -36,6 +38,15 @@ def test_each_name_is_in_one_place() -> None:
         *(name for name, place in places if place not in ("distributions", "learn")),
     ]
     assert not {name for name in names if names.count(name) > 1}
+
+
+@pytest.mark.parametrize("module", [rg, *(getattr(rg, name) for name in MODULES), gp, testing])
+def test_what_users_declare_is_frozen(module: ModuleType) -> None:
+    """All but the models that are fitted in scikit-learn's manner."""
+    every = [getattr(module, name) for name in module.__all__]
+    kinds = [each for each in every if isinstance(each, type) and is_dataclass(each)]
+    loose = {each.__name__ for each in kinds if not each.__dataclass_params__.frozen}
+    assert loose <= {"HMM", "HSMM", "HiddenStates", "BayesianNetwork"}
 
 
 @pytest.mark.long

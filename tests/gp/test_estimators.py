@@ -168,6 +168,13 @@ def test_covariances_without_a_factor_are_one_line():
     assert "\n" not in str(caught.value)
 
 
+def test_a_control_variate_of_all_samples_is_refused():
+    for samples, control in ((1, 0.9), (10, 0.96), (10, 1.0), (0, 0.1)):
+        with pytest.raises(ModelError, match="below 1 for the control variate"):
+            ScoreFunction(samples, control=control)
+    assert ScoreFunction(10, control=0.9).samples == 10
+
+
 def test_a_constant_has_no_gradient_with_the_control_variate():
     q, known, group = problem()
     found = gradient(q, known, group, ScoreFunction(50, control=0.2, dtype=F64), Constant(), 0)

@@ -35,6 +35,12 @@ def test_conformance(small_blocks, scale, zeros, cells):
         check_potential(rg.LowRank(left, right), 2)
 
 
+def test_a_table_of_rank_one_is_a_sum_of_its_sides():
+    left, right = (part[:, :1] for part in factors())
+    torch.testing.assert_close(rg.LowRank(left, right).table(2), left + right.mT)
+    check_potential(rg.LowRank(left, right), 2)
+
+
 @pytest.mark.parametrize("scale", [1.0, 100.0, 1000.0])
 def test_tables_are_exact_at_any_range(scale):
     generator = torch.Generator().manual_seed(0)

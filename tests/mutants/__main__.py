@@ -4,7 +4,8 @@ python -m tests.mutants --count 200 --seed 0
 python -m tests.mutants --count 20 --files 'rdpgraph/plan/*.py' -m 'not long'
 
 Each mutant is made in a copy of the repository. It is killed if a test fails among those related to
-its file: the tests of the folder that mirrors its room, those that mention most of its names first.
+its file: the tests of the folders that mirror its room, those that mention most of its names first,
+then those of all questions to a posterior.
 Survivors are printed: a test is missing there, or the change changes no answer. A mutant depends
 on `--seed` and the files alone.
 """
@@ -29,31 +30,35 @@ import torch  # noqa: F401  once for all
 from tests.mutants.places import mutated
 
 ROOT = Path(__file__).parents[2]
-# Rooms whose tests are in a folder of another name.
+# Rooms whose tests are in folders of other names.
 TESTED = {
-    "_core": "model", "interface": "structures", "logspace": "structures", "schedulers": "engines",
-    "testing": "estimate", "structures/recursion": "structures/tape",
-    "structures/grammar": "structures/hypertree", "structures/dependency": "structures/hypertree",
-    "structures/derivations": "structures/hypertree",
+    "_core": ("model",), "interface": ("structures",), "logspace": ("structures",),
+    "schedulers": ("engines",), "testing": ("estimate",), "io": ("io", "learn", "nn"),
+    "structures/recursion": ("structures/tape", "structures/hypertree"),
+    "structures/grammar": ("structures/hypertree",),
+    "structures/dependency": ("structures/hypertree",),
+    "structures/derivations": ("structures/hypertree",),
 }  # fmt: skip
 FIRST = 3  # files of tests that run before the others are collected
 
 
 def related(copy: Path, file: Path) -> list[Path]:
     """Files of tests for a file of the package, the nearest first."""
-    room = file.relative_to("rdpgraph").parent
-    while room.name and not (copy / "tests" / TESTED.get(str(room), room)).is_dir():
+    room, tests = file.relative_to("rdpgraph").parent, copy / "tests"
+    while room.name and str(room) not in TESTED and not (tests / room).is_dir():
         room = room.parent
+    folders = [tests / name for name in TESTED.get(str(room), (room,))] if room.name else []
     tree = ast.parse((copy / file).read_text())
     defined = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef))
     words = {file.stem, file.parent.name}
     names = {node.name for node in defined if node.name[0] != "_"} | {file.stem}
     near = {}
-    for tests in sorted((copy / "tests").rglob("test_*.py")):
-        met = len(names & set(re.findall(r"\w+", f"{tests.stem} {tests.read_text()}")))
-        inside = tests.is_relative_to(copy / "tests" / TESTED.get(str(room), room))
-        if inside if room.name else met:
-            near[tests.relative_to(copy)] = (not any(part in tests.stem for part in words), -met)
+    for path in sorted(tests.rglob("test_*.py")):
+        met = len(names & set(re.findall(r"\w+", f"{path.stem} {path.read_text()}")))
+        inside = any(path.is_relative_to(folder) for folder in folders)
+        if inside or path.parent.name == "query" or (met and not folders):
+            named = any(part in path.stem for part in words)
+            near[path.relative_to(copy)] = (not inside, not named, -met)
     return sorted(near, key=near.__getitem__)
 
 

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,15 @@ def test_a_plan_prints():
     for word in ("contraction", "width", "flop", "memory", "3 states"):
         assert word in text
     assert "tree" not in repr(plan_of(grid(4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.02, "20 ms"), (90.0, "90.0 s"), (6000.0, "100 minutes"), (36000.0, "10 hours")],
+)
+def test_times_are_in_readable_units(seconds, shown):
+    plan = rg.explain(rg.FactorGraph([], [rg.Variable("x", 2)]))
+    assert shown in str(replace(plan, seconds=seconds))
 
 
 def test_a_budget_of_this_machine():

@@ -50,9 +50,11 @@ def test_what_the_best_configuration_uses_is_worth_what_it_is(name):
 
 def test_an_entry_that_many_others_use_has_the_best_of_them():
     """Each word of twenty is in nineteen larger spans that begin or end with it."""
-    unary = draw(20, 20, 2)
-    model, other = Spans(unary, RULES["dense"]), rg.Hypertree(unary, RULES["dense"])
-    assert_close(model.max_marginals(), other.max_marginals())
+    unary, table = draw(20, 20, 2), torch.full((2, 2, 2), -math.inf, dtype=torch.float64)
+    table[tuple(LISTED.triples.T)] = LISTED.log_weights
+    expected = rg.Hypertree(unary, rg.trees.DenseRules(table)).max_marginals()
+    for rules in (rg.trees.DenseRules(table), LISTED):
+        assert_close(Spans(unary, rules).max_marginals(), expected)
 
 
 @small
