@@ -148,18 +148,17 @@ def test_numbers_of_an_algorithm_are_explained_and_share_no_budget(room: str) ->
     """Shares of time and memory are in `_core/tuning.py` and `_core/effort.py`, with units."""
     faults = []
     for path in (PACKAGE / room).rglob("*.py") if (PACKAGE / room).is_dir() else [PACKAGE / room]:
-        text, private = path.read_text(), set[str]()
+        text, numbers = path.read_text(), set[str]()
         lines, tree = text.splitlines(), ast.parse(text)
         for node in tree.body:
             if isinstance(node, ast.Assign) and all(map(_is_number, ast.walk(node.value))):
-                names = set().union(*map(_names, node.targets))
-                private |= {name for name in names if name.startswith("_")}
+                numbers |= set().union(*map(_names, node.targets))
                 said = "#" in "".join(lines[node.lineno - 2 : node.end_lineno])
-                if names & private and not said and lines[node.end_lineno or 0][:3] != '"""':
+                if not said and lines[node.end_lineno or 0][:3] != '"""':
                     faults.append(f"{path}:{node.lineno} does not say what it is")
-        for node in ast.walk(tree) if private else ():
+        for node in ast.walk(tree) if numbers else ():
             if isinstance(node, ast.BinOp | ast.Compare):
                 inside = _names(node)
-                if inside & private and inside & BUDGETS:
+                if inside & numbers and inside & BUDGETS:
                     faults.append(f"{path}:{node.lineno} sets a number against time or memory")
     assert not faults, "\n".join(faults)

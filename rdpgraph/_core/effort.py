@@ -7,11 +7,16 @@ modes, marginal modes) measure them again: compare the scores before and after a
 """
 
 # Clocks and plans.
+PLANNING, LEAST_PLANNING, SEARCHING = 0.2, 0.1, 0.12
+"""Part in which planning and preparation end, seconds that they may take whatever the budget, and
+part in which the search for an order ends."""
 LEAST_LEFT = 0.1
 """Part of the seconds that every answer has at least, whatever others took."""
 EARLY, HOPELESS, LEAST_DONE = 0.25, 2.0, 1e-3
 """Part before which nothing is foreseen, predicted parts at which exact inference or a pass of
 mini-buckets is refused, and the least part of the work that a prediction starts from."""
+UPWARDS = 0.6
+"""Part in which an upward pass must end; the prediction is a third."""
 SLICES_FORESEEN, SLICES_LATE = 0.1, 1.2
 """Part after which the time of all slices is foreseen, and parts at which it is refused."""
 PATH_SECONDS, NEVER = 10.0, 30 * 86_400.0
@@ -19,8 +24,28 @@ PATH_SECONDS, NEVER = 10.0, 30 * 86_400.0
 that nobody waits for, a month."""
 PROBING, SLICING = 0.05, 0.02
 """Parts in which hard zeros are propagated, and a choice of slices ends."""
+PROBED_ZEROS, PROBED_LOOKS, PROBED_SECONDS = 500_000, 3_000_000, 60.0
+"""Impossible configurations that are examined at most; visits of them in all assumptions together,
+a second or two; and the budget in seconds below which both are smaller in proportion."""
+
+# Searches for an order.
+HOPELESS_BITS, GREEDY_VARIABLES, EASY_SECONDS = 64, 100, 0.01
+"""Log2 of the operations of every greedy order beyond which the search gives up: annealing has
+gained up to 15 bits on the hardest UAI models (linkage). Variables up to which greedy orders ignore
+the clock, and seconds of a plan below which it is not improved: so it is alike on every machine."""
+FIRST_SWEEPS, SWEEP_GROWTH, MOST_SWEEPS, LONG_RUN = 50, 1.5, 20_000, 500
+"""Sweeps of the first annealing run of a component, their growth from run to run, those of the
+longest run, and those from which annealing starts hotter, every other run."""
+STALE_RUNS, RUN_GAIN, FRESH_EVERY = 8, 0.98, 4
+"""Runs in a row without a gain that end the search in a component, the relative cost that counts as
+a gain, and runs per one that starts from a new order or path, not from the best tree."""
+PATH_TENSORS, PATH_LIBRARIES, PATH_TENSOR = 5_000, 1.0, 1e-3
+"""Tensors of a component up to which other libraries are asked for a path, seconds that must be
+left for it, as importing them takes as long, and more for each tensor: they look at no clock."""
 
 # Auto: the order of routes.
+MOST_PLANNED, MOST_JOINED = 50_000, 8_000
+"""Joint factors, with cycles, up to which an exact order is sought, and clusters."""
 APPROXIMATE_SECONDS, APPROXIMATE_RUNS, RUN_SWEEPS = 2.0, 4.0, 100
 """Counted seconds for approximate answers without a limit: at least so many, or runs of plain
 messages of so many sweeps."""
@@ -100,8 +125,9 @@ ORDER_CELLS, ORDER_NOISE, ORDERS_STALE = 2.0**14, (0.0, 0.1, 0.3, 1.0), 30
 orders in a row without a gain after which no more are tried."""
 POPULATION_PASSES, BOUND_LATE = 0.45, 10.0
 """Part in which passes of populations end; limit of the first pass of a bound, in its parts."""
-MOST_MEMBERS, ROUND, PINS_MADE = 2**20, 0.3, 0.4
-"""Members of a population; parts of the rest for the populations of a round, and for pins."""
+FIRST_MEMBERS, MOST_MEMBERS, ROUND, PINS_MADE = 500, 2**20, 0.3, 0.4
+"""Members of the first populations, and at most; parts of the rest for the populations of a round,
+and for pins."""
 LED_STARTS, FEW_PINS = 6, 16
 """Draws from independent starts that must confirm populations; pins, whatever their size."""
 MEANS_SUMS, MEANS_GROWTH = 0.6, 1.5

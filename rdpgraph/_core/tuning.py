@@ -125,8 +125,11 @@ MOST_DENSE, MOST_DECIDED, MOST_ENUMERATED = 2**30, 2**16, 2**20
 structure or of a graph that are decided, written out or enumerated one by one."""
 MOST_OBSERVABLES, OPEN_CHECKS = 20, 34
 """Observables of a parity model, of which all cosets are listed; open checks of its sweep."""
-LITTLE_BYTES, COUNTER_BYTES = 2**28, 64e6
-"""Bytes that any machine has, and those that a process that counts takes itself."""
+AVAILABLE_SHARE, SMALL_BYTES, LITTLE_BYTES, COUNTER_BYTES = 0.6, 2.0**24, 2**28, 64e6
+"""Part of the memory available that a plan takes by default; bytes that are taken whatever the
+budget, that any machine has, and that a process that counts takes itself."""
+MOST_MASKS = 2**30
+"""Bits, one for each tensor and variable of a component, up to which its order is annealed."""
 BRANCHED_CELLS, CLUSTER_BITS = 1e8, 27.0
 """Entries of all tables of an order beyond which circuits do not branch by it; log2 of the largest
 table of a cluster that is tried."""
@@ -140,6 +143,11 @@ KEPT_LAYOUTS, LAYOUT_STEP, LAYOUT_TRIES = 2**23, 2**6, 3
 steps after which a layout is no longer kept."""
 
 # Bytes, from which memory is predicted.
+BOTH_WAYS, STORED_ELEMENT = 2.5, 4.0
+"""Memory of marginals relative to the tables of the upward pass: those of the downward pass, and
+temporaries; and the weight of a stored element against an operation in an order that exceeds it."""
+BUCKET_PART, BUCKET_BYTES = 1500.0, 24.0
+"""Bytes of a pass of mini-buckets for each variable and factor, and each entry of its tables."""
 CLUSTER_BYTES, PIN_BYTES, MOVE_BYTES, SUM_BYTES = 16, 32.0, 4.0, 28.0
 """Bytes of an entry of a cluster with its belief, of the tables of a move of pins, of those of a
 move of a search with messages, and of the largest table of a sum."""
@@ -152,9 +160,9 @@ without, on 60,000 rows of eight variables as JSON and on a million states; and 
 row as it is read, given and kept."""
 
 # Items that are worked on at a time.
-LEARNED_ROWS, LEARNED_SEQUENCES, DECODED_TOKENS = 4096, 8, 4096
-"""Rows whose log Z is computed together by default, the fewest sequences of a batch, and tokens
-that are decoded at a time without gradients."""
+COUNTED_ROWS, LEARNED_ROWS, LEARNED_SEQUENCES, DECODED_TOKENS = 2**16, 4096, 8, 4096
+"""Rows that are counted at a time, 20 MB for 37 variables, and whose log Z is computed together by
+default; the fewest sequences of a batch; tokens that are decoded at a time without gradients."""
 NAMES_PIECE, HEADERS, UNPACKED = 2**12, 2**9, 2**20
 """Names hashed, headers of a file read, and bytes of an archive unpacked at a time."""
 PATH_PARTS, LEVELLED_STEPS, COLLECTED_PARTS = 8, 8, 16
@@ -179,6 +187,9 @@ for a plan, with most gaps, and as many of all."""
 RANKED_ENTRIES, RANKED_GAIN = 2**18, 4
 """Entries of all low-rank factors as tables, and their ratio to those of both sides of the factors,
 from which sums are over ranks."""
+CIRCUIT_CELLS, CIRCUIT_FACTORS = 2**15, 2**10
+"""Cells of all tables of a small graph up to which a step of its circuit costs its call, not its
+arithmetic, and factors of such a graph."""
 SOLVED_TREES, PATH_NODES, PAIRED_COLUMNS = 2000, 600, 8
 """Variables whose spanning trees are counted by a linear solve, nodes of a picture laid out by
 shortest paths, and columns of which all products are made at once."""
@@ -199,6 +210,8 @@ and the cost of a damped sweep, in sweeps."""
 MESSAGES_BEGIN, LAYER_BEGINS, POTENTIALS_BEGIN = 1e5, 4e4, 6e5
 """Overhead in operations of the messages of all factors of a kernel, of those of a layer, and of
 potentials that answer messages themselves."""
+MOVE_VARIABLE, MOVE_ENTRY = 1e4, 2.0
+"""Operations of a variable that a move of a search eliminates, and of each entry of its table."""
 MEMBERS_VARIABLE, MEMBER_STATE = 5e4, 100.0
 """Operations of a population for a variable, and for each member extended by one of its states."""
 BUCKET, BUCKET_ENTRY = 3e4, 10.0

@@ -27,7 +27,7 @@ from rdpgraph.plan.clock import now
 from rdpgraph.query.answers import Assignment, StateValues
 from rdpgraph.query.posterior import Posterior
 
-CONFIDENCE = 0.95
+CONFIDENCE = 0.95  # of the intervals printed
 _MOST_ROWS = 400  # printed to a terminal
 _BAR = 24  # characters of a probability of one
 

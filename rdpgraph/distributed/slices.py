@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.distributed.collectives import Peers, fingerprint_of
 from rdpgraph.engines.exact.engine import SlicedSolution, chosen
@@ -19,7 +20,6 @@ from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.plan import Budget, Plan
-from rdpgraph.plan.scheduler import SEARCHING
 from rdpgraph.schedulers.contraction import in_slices, planned, solved_network
 from rdpgraph.schedulers.scheduler import Scheduler, budget_of
 
@@ -167,7 +167,7 @@ class SpreadSlices(Scheduler):
         plan = None
         if not peers.rank:
             together = replace(budget, seconds=self.seconds * peers.ranks)
-            deadline = clock.now() + max(SEARCHING * self.seconds, clock.LEAST_PLANNING)
+            deadline = clock.now() + max(effort.SEARCHING * self.seconds, effort.LEAST_PLANNING)
             plan = planned(network, together, deadline=deadline)
         plan = next(one for one in peers.told(plan) if one is not None)
         if plan.num_slices > 1:

@@ -60,7 +60,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         if self.plainly is None:
             return None
         with self.allowance.spending():
-            solution = self.plainly(max(self.allowance.left(part), clock.LEAST_PLANNING))
+            solution = self.plainly(max(self.allowance.left(part), effort.LEAST_PLANNING))
             _ = solution.status()
         return solution
 

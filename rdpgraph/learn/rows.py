@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.evidence import MISSING, states_given
@@ -116,10 +117,6 @@ class Batches:
             yield at, rows_at(self.data, places), None if self.weights is None else self.weights[at]
 
 
-CHUNK = 2**16
-"""Rows read at a time: 20 MB for 37 variables."""
-
-
 @dataclass(frozen=True, eq=False)
 class Distinct:
     """Distinct rows of states in small integers, -1 where missing.
@@ -160,9 +157,9 @@ def read_rows(data: Any, domain: Domain) -> Iterator[Distinct]:
     for name in columns(data):
         if not domain.holds(name):
             raise ModelError(f"Column {name!r} is no variable of the network; drop it, or add it.")
-    for begin in range(0, count, CHUNK):
-        states = states_given(_some(data, begin, begin + CHUNK), domain)
-        states = states.expand(min(CHUNK, count - begin), -1).numpy().astype(kind)
+    for begin in range(0, count, tuning.COUNTED_ROWS):
+        states = states_given(_some(data, begin, begin + tuning.COUNTED_ROWS), domain)
+        states = states.expand(min(tuning.COUNTED_ROWS, count - begin), -1).numpy().astype(kind)
         yield Distinct.of(states, np.ones(len(states)), np.arange(begin, begin + len(states)))
 
 

@@ -16,7 +16,7 @@ from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_ser
 from rdpgraph.model.potentials.table import array_of, as_states, is_array
 from rdpgraph.model.variable import States, is_named, state_index
 
-MISSING = -1
+MISSING = -1  # a state that was not observed
 
 
 _Given: TypeAlias = tuple[Named, int, Entry, Tensor]

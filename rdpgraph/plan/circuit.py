@@ -9,6 +9,7 @@ from math import exp, log
 
 import numpy as np
 
+from rdpgraph._core import tuning
 from rdpgraph.plan.orders import min_weight, peel, primal_graph
 from rdpgraph.plan.topology import Integers
 
@@ -124,12 +125,6 @@ def _middle(reached: list[tuple[int, int]]) -> int:
     return path[len(path) // 2]
 
 
-MOST_CELLS = 1 << 15
-"""Cells of all tables up to which a step costs its call, not its arithmetic."""
-
-MOST_FACTORS = 1 << 10
-
-
 @dataclass(frozen=True, eq=False)
 class Scopes:
     """Factors of one shape whose tables are contiguous."""
@@ -183,7 +178,7 @@ def circuit(blocks: Sequence[Scopes], sizes: Integers) -> Circuit | None:
     """Circuit of factors over variables of some sizes; None if it is not small."""
     listed = [scope for block in blocks for scope in block.scopes.tolist()]
     counts: list[int] = sizes.tolist()
-    cliques = clique_tree(listed, counts, cells=MOST_CELLS)
+    cliques = clique_tree(listed, counts, cells=tuning.CIRCUIT_CELLS)
     if not cliques:
         return None
     grid = _Grid(cliques, counts)

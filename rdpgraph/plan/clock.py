@@ -12,12 +12,6 @@ from time import perf_counter
 from rdpgraph._core import effort, tuning
 from rdpgraph.errors import BudgetError
 
-PLANNING = 0.2
-"""Part of a time budget in which planning and preparation end."""
-
-LEAST_PLANNING = 0.1
-"""Seconds that planning may take whatever the budget."""
-
 
 @dataclass(eq=False)
 class Counter:

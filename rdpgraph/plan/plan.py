@@ -11,9 +11,6 @@ from rdpgraph._core.notebook import panel
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.plan.tree import ContractionTree
 
-SHARE = 0.6
-"""Part of the machine's available memory that a plan takes by default."""
-
 _ALIKE = 1.25  # ratio of memory within which budgets have the same plan
 
 
@@ -45,7 +42,7 @@ class Budget:
     @staticmethod
     def of_machine(seconds: float = 60.0) -> "Budget":
         """Budget of 60% of the memory that this machine, or its container, has available."""
-        return Budget(SHARE * _available(), seconds, measured=True)
+        return Budget(tuning.AVAILABLE_SHARE * _available(), seconds, measured=True)
 
 
 def require_room(needed: float, what: str, memory: float | None = None) -> None:
@@ -59,7 +56,7 @@ def require_room(needed: float, what: str, memory: float | None = None) -> None:
     Raises:
         BudgetError: they do not fit.
     """
-    if needed <= (SMALL if memory is not None else tuning.LITTLE_BYTES):
+    if needed <= (tuning.SMALL_BYTES if memory is not None else tuning.LITTLE_BYTES):
         return
     room = Budget.of_machine().memory_bytes
     room = room if memory is None else min(memory, room)
@@ -69,10 +66,6 @@ def require_room(needed: float, what: str, memory: float | None = None) -> None:
             f"{what} would take {_gigabytes(needed)}, and {_gigabytes(room)} {have}; ask "
             "for fewer variables, states, batch items or draws."
         )
-
-
-SMALL = 2.0**24
-"""Bytes that are taken whatever the budget."""
 
 
 def _gigabytes(size: float) -> str:

@@ -16,7 +16,7 @@ from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
 from rdpgraph.plan.plan import PASSES, Budget, Plan, cost, duration, quantity
-from rdpgraph.plan.search import HOPELESS_BITS, HopelessError, search
+from rdpgraph.plan.search import HopelessError, search
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, tree_from_order, tree_from_path
 
@@ -122,15 +122,6 @@ def contraction_path(
     return list(ssa_to_linear(path)) or [(0,)]
 
 
-SEARCHING = 0.12
-"""Part of a time budget after which the search for an order ends."""
-
-
-BOTH_WAYS = 2.5
-"""Memory of marginals relative to the tables of the upward pass: those of the downward pass, and
-temporaries; measured."""
-
-
 _log = logging.getLogger(__name__)
 _OTHERS = ("condition on more evidence", "use an approximate method")
 _plans: Recent[tuple[Budget, Plan]] = Recent(128)
@@ -171,7 +162,7 @@ def make_plan(
         return known[1]
     start = clock.now()
     if deadline is None:
-        deadline = start + max(SEARCHING * budget.seconds, clock.LEAST_PLANNING)
+        deadline = start + max(effort.SEARCHING * budget.seconds, effort.LEAST_PLANNING)
     limits = deadline, None if last else optimize
     plan = _plan(topology, budget, element_bytes, batch, last, dropped_states, sliceable, *limits)
     plan = replace(plan, planning_seconds=clock.now() - start)
@@ -193,7 +184,7 @@ def _plan(
     topology: Topology, budget: Budget, element_bytes: int, batch: int, last: frozenset[int],
     dropped: int, sliceable: int | None, deadline: float, optimize: Optimize | None,
 ) -> Plan:  # fmt: skip
-    elements = budget.memory_bytes / element_bytes / batch / BOTH_WAYS
+    elements = budget.memory_bytes / element_bytes / batch / tuning.BOTH_WAYS
     order = None if last or optimize is not None else forest_order(topology)
     if optimize is not None:
         tree = path_tree(topology, optimize)
@@ -223,7 +214,7 @@ def _plan(
         width=price.width,
         flops=float(price.flops) if price.flops < 1e300 else inf,
         peak_bytes=float(min(price.peak, 10**300)) * element_bytes,
-        stored_bytes=BOTH_WAYS * float(min(price.stored, 10**300)) * element_bytes,
+        stored_bytes=tuning.BOTH_WAYS * float(min(price.stored, 10**300)) * element_bytes,
         seconds=seconds,
         memory=None if budget.measured else budget.memory_bytes,
         tree=tree,
@@ -238,7 +229,7 @@ def _plan(
         return replace(plan, fits=False, remedy=remedy)
     most = budget.seconds * tuning.OPERATIONS_PER_SECOND / PASSES / batch
     slices: tuple[int, ...] = ()
-    deadline = clock.now() + max(effort.SLICING * budget.seconds, clock.LEAST_PLANNING)
+    deadline = clock.now() + max(effort.SLICING * budget.seconds, effort.LEAST_PLANNING)
     if not last:
         slices = choose_slices(
             tree, elements=elements, below=sliceable, operations=most, deadline=deadline
@@ -259,7 +250,7 @@ def _plan(
 
 def _out_of_reach(topology: Topology, dropped: int, *, late: bool) -> Plan:
     why = "no elimination order is cheap enough to begin with"
-    need = f"more than 2^{HOPELESS_BITS} operations in every elimination order tried"
+    need = f"more than 2^{effort.HOPELESS_BITS} operations in every elimination order tried"
     if late:
         why = "no elimination order was found in time"
         need = "more time to find an order than its part of the budget, and its width is not known"

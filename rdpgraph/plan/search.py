@@ -11,7 +11,7 @@ from math import inf, log2
 from random import Random
 from typing import Any
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.anneal import HOT, anneal
@@ -28,59 +28,13 @@ from rdpgraph.plan.plan import Cost, cost, predicted_seconds
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, Step, Workbench, tree_from_order, tree_from_path
 
-HOPELESS_BITS = 64
-"""Log2 of the operations beyond which the search gives up if every greedy order needs them.
-Annealing has gained up to 15 bits on the hardest UAI models (linkage), which would not be
-enough."""
-MOST_TENSORS = 5_000
-"""Tensors of a component up to which other libraries are asked for a path."""
-
 
 class HopelessError(BudgetError):
     """Every order is too expensive, however long the search."""
 
 
-FEW_VARIABLES = 100
-"""Variables up to which greedy orders ignore the clock, so that they are alike on every machine."""
-
-LEAST_SECONDS = 0.01
-"""Seconds of a plan below which it is not improved, so that it is alike on every machine."""
-
 CLOCK_STEP = 1e-9
 """Least seconds of a run, for clocks that have not moved."""
-
-FIRST_SWEEPS = 50
-"""Sweeps of the first annealing run of a component."""
-
-SWEEP_GROWTH = 1.5
-"""Growth of the sweeps from one annealing run to the next."""
-
-MOST_SWEEPS = 20_000
-"""Sweeps of the longest annealing run."""
-
-MOST_MASKS = 1 << 30
-"""Bits (one per tensor and variable of a component) up to which a component is annealed."""
-
-LONG_RUN = 500
-"""Sweeps from which annealing starts hotter, every other run."""
-
-MEMORY_WRITE_WEIGHT = 4.0
-"""Weight of a stored element against an operation once the best tree exceeds the memory."""
-
-STALE_RUNS = 8
-"""Tries in a row without gaining `WORTHWHILE` that end the search in a component."""
-
-WORTHWHILE = 0.98
-"""Relative cost that a better tree must reach to keep the search going."""
-
-FRESH_EVERY = 4
-"""Annealing runs per one that starts from a new order or path, not from the best tree."""
-
-FOREIGN_SECONDS = 1.0
-"""Seconds that must be left to ask other libraries for a path: importing them takes as long."""
-
-FOREIGN_SECONDS_PER_TENSOR = 1e-3
-"""Additional seconds per tensor, as their searches have no clock."""
 
 
 def search(
@@ -123,7 +77,7 @@ def search(
     while waiting := [part for part in parts if part.improvable]:
         fits = all(part.excess() <= 0 for part in parts)
         end = min(deadline, began + sum(p.predicted() for p in parts)) if fits else deadline
-        quick = sum(part.predicted() for part in parts) < LEAST_SECONDS
+        quick = sum(part.predicted() for part in parts) < effort.EASY_SECONDS
         if (fits and quick) or clock.now() >= end:
             break
         max(waiting, key=_Part.rank).improve(rng, end)
@@ -163,7 +117,7 @@ class _Part:
         self.copies = 1
         self.memory = inf
         self.bench = Workbench(topology, eager=not last)
-        if topology.num_variables <= FEW_VARIABLES:
+        if topology.num_variables <= effort.GREEDY_VARIABLES:
             deadline = inf
         graph = primal_graph(topology.scopes, topology.sizes)
         prefix, _, _ = peel(graph, last=last, deadline=deadline)
@@ -176,7 +130,7 @@ class _Part:
         self.best: ContractionTree | None = None
         self.cost: Cost | None = None
         self.improvable = False
-        self.sweeps = float(FIRST_SWEEPS)
+        self.sweeps = float(effort.FIRST_SWEEPS)
         self.runs = 0
         self.stale = 0
         self.visit_seconds = 4e-6
@@ -204,10 +158,10 @@ class _Part:
         """Try each deterministic rule once, the fastest first, so that there is a tree."""
         if not self.core.num_tensors:
             return
-        if self.core.num_variables <= FEW_VARIABLES:
+        if self.core.num_variables <= effort.GREEDY_VARIABLES:
             stop = inf
         began = clock.now()
-        hopeless = 2.0**HOPELESS_BITS
+        hopeless = 2.0**effort.HOPELESS_BITS
         self._try_rule(min_weight, hopeless, stop)
         now = clock.now()
         error = HopelessError if self.best is None and now <= stop else BudgetError
@@ -219,11 +173,11 @@ class _Part:
             raise error(
                 f"Exact contraction of a component of {self.topology.num_variables} variables and "
                 f"{self.topology.num_tensors} factors is out of reach: every elimination order "
-                f"tried needs more than 2^{HOPELESS_BITS} operations, or more time than there is "
-                "to plan in. Use an approximate method."
+                f"tried needs more than 2^{effort.HOPELESS_BITS} operations, or more time than "
+                "there is to plan in. Use an approximate method."
             )
         masks = self.core.num_tensors * self.core.num_variables
-        self.improvable = self.core.num_tensors > 2 and masks <= MOST_MASKS
+        self.improvable = self.core.num_tensors > 2 and masks <= tuning.MOST_MASKS
 
     def improve(self, rng: Random, end: float) -> None:
         """Try again for a better tree: by annealing, or by an order if some variables come last."""
@@ -233,9 +187,9 @@ class _Part:
         else:
             self._anneal(rng, end)
         after = self.rank()
-        gained = after[0] < before[0] or after[1] < before[1] + log2(WORTHWHILE)
+        gained = after[0] < before[0] or after[1] < before[1] + log2(effort.RUN_GAIN)
         self.stale = 0 if gained else self.stale + 1
-        if self.stale >= STALE_RUNS * (20 if self.last else 1):
+        if self.stale >= effort.STALE_RUNS * (20 if self.last else 1):
             self.improvable = False
 
     def _reorder(self, rng: Random, end: float) -> None:
@@ -248,34 +202,34 @@ class _Part:
         assert self.best is not None
         start = self.best
         self.runs += 1
-        if self.runs % FRESH_EVERY == 0:
+        if self.runs % effort.FRESH_EVERY == 0:
             start = self._fresh(rng, end) or start
         began = clock.now()
         affordable = (end - began) / (len(start.steps) * self.visit_seconds)
         sweeps = int(min(self.sweeps, affordable))
-        if sweeps < FIRST_SWEEPS / 4:
+        if sweeps < effort.FIRST_SWEEPS / 4:
             self.improvable = False
             return
         tree = anneal(
             start,
             rng=rng,
             sweeps=sweeps,
-            hot=2.0 * HOT if sweeps >= LONG_RUN and self.runs % 2 else HOT,
-            write_weight=MEMORY_WRITE_WEIGHT if self.excess() > 0 else 1.0,
+            hot=2.0 * HOT if sweeps >= effort.LONG_RUN and self.runs % 2 else HOT,
+            write_weight=tuning.STORED_ELEMENT if self.excess() > 0 else 1.0,
             deadline=end,
         )
         taken = max(clock.now() - began, CLOCK_STEP)
         self.visit_seconds = taken / (len(start.steps) * sweeps)
-        self.sweeps = min(self.sweeps * SWEEP_GROWTH, MOST_SWEEPS)
+        self.sweeps = min(self.sweeps * effort.SWEEP_GROWTH, effort.MOST_SWEEPS)
         if tree is not self.best:
             self._offer(tree)
 
     def _fresh(self, rng: Random, end: float) -> ContractionTree | None:
         """New tree to anneal from: a noisy order, or another library's path, in turn."""
-        turn = self.runs // FRESH_EVERY % 3
+        turn = self.runs // effort.FRESH_EVERY % 3
         count = self.core.num_tensors
-        needed = FOREIGN_SECONDS + FOREIGN_SECONDS_PER_TENSOR * count
-        long = end - clock.now() > needed and count <= MOST_TENSORS
+        needed = effort.PATH_LIBRARIES + effort.PATH_TENSOR * count
+        long = end - clock.now() > needed and count <= effort.PATH_TENSORS
         if turn == 1 and long:
             return opt_einsum_tree(self.core)
         if turn == 2 and long:

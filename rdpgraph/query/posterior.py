@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
 from rdpgraph.engines.solution import Solution, meets
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
@@ -18,7 +19,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.rewrites import with_joint
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import Variable, VariableArray
-from rdpgraph.plan.plan import SMALL, require_room
+from rdpgraph.plan.plan import require_room
 from rdpgraph.query.answers import (
     Assignment,
     Bounds,
@@ -98,7 +99,7 @@ class Posterior(Inferred):
         size *= math.prod(graph.batch_shape)
         needed = float(size) * torch.finfo(graph.dtype).bits / 8
         # Small models need no plan.
-        if needed > SMALL:
+        if needed > tuning.SMALL_BYTES:
             require_room(needed, what, self.plan.memory)
 
     def marginal(self, item: Named) -> Tensor:

@@ -13,7 +13,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import tensors_in
 from rdpgraph._core.progress import Progress
 from rdpgraph.engines.counting.solution import CountedFirst
-from rdpgraph.engines.exact.engine import UP, ExactSolution
+from rdpgraph.engines.exact.engine import ExactSolution
 from rdpgraph.engines.log_partition import BestKnown
 from rdpgraph.engines.loopy.network_equations import Bethe, CountingNumbers, Fractional
 from rdpgraph.engines.loopy.propagation import Sweep
@@ -34,7 +34,6 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter, counted
 from rdpgraph.plan.plan import PASSES, Budget, Plan, duration
-from rdpgraph.plan.scheduler import SEARCHING
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import exactly, plan_network, planned_by_ranks, solved
 from rdpgraph.schedulers.counting import (
@@ -58,12 +57,6 @@ from rdpgraph.schedulers.scheduler import (
 )
 from rdpgraph.schedulers.search import compiled_moves
 from rdpgraph.structures.potential import StructurePotential
-
-MOST_PLANNED = 50_000
-"""Joint factors, with cycles, up to which an exact order is sought."""
-
-MOST_JOINED = 8_000
-"""Joint factors up to which clusters are sought."""
 
 EXACT = 8.0
 """Predicted seconds of exact inference, 3e8 operations each, that it may take without a limit."""
@@ -165,12 +158,12 @@ class Auto(Scheduler):
         allowance = self._allowance(network, counter)
         route = _Approximate(network, self.memory, budget.memory_bytes, allowance, self.progress)
         joint = _joint(network)
-        if joint > MOST_PLANNED and _has_cycle(network):
+        if joint > effort.MOST_PLANNED and _has_cycle(network):
             self._spend(allowance, begin)
             return route.planned(f"no exact order is sought for {joint:,} factors with cycles")
         # What reading the tables took is not missing where the search is quick.
-        least = clock.now() + max(0.03 * seconds, clock.LEAST_PLANNING)
-        deadline = max(begin + SEARCHING * seconds, least)
+        least = clock.now() + max(0.03 * seconds, effort.LEAST_PLANNING)
+        deadline = max(begin + effort.SEARCHING * seconds, least)
         plan, run = plan_network(network, budget, deadline=deadline)
         if plan.fits:
             self._spend(allowance, begin)
@@ -181,8 +174,8 @@ class Auto(Scheduler):
         short = plan.remedy.split(";")[0] if counter is None else _advice(plan)
         why = f"exact inference {short}"
         route = replace(route, remedy="" if counter is None else why)
-        deadline = max(begin + clock.PLANNING * allowance.seconds, least)
-        if joint <= MOST_JOINED:
+        deadline = max(begin + effort.PLANNING * allowance.seconds, least)
+        if joint <= effort.MOST_JOINED:
             part = JoinGraph(
                 self.memory,
                 effort.JOINED * allowance.seconds,
@@ -250,7 +243,7 @@ class _Approximate:
         loopy = tuple(partial(self._attempt, each) for each in (_HARD if hard else _SOFT))
         joined = () if self.clusters is None else (self._clustered,)
         bounding = _joint(network) <= max(
-            MOST_JOINED, effort.BOUNDED_PER_SECOND * allowance.seconds
+            effort.MOST_JOINED, effort.BOUNDED_PER_SECOND * allowance.seconds
         )
         options = bounding, self.progress, compiled_moves
         seeker = Seeker(network, self.memory_bytes, effort.PATIENCE, *options)
@@ -348,7 +341,7 @@ def _forward(
 
 
 def _upwards(network: Network, tree: ContractionTree, seconds: float) -> ExactSolution:
-    return ExactSolution(network, tree, False, _no_order, seconds / UP)  # noqa: FBT003
+    return ExactSolution(network, tree, False, _no_order, seconds / effort.UPWARDS)  # noqa: FBT003
 
 
 def _no_order(last: frozenset[int]) -> ContractionTree:  # noqa: ARG001
@@ -364,7 +357,9 @@ def _is_estimated(network: Network) -> bool:
     """Return whether log Z that is not exact is estimated, and not only by messages."""
     trained = any(part.requires_grad for part in tensors_in(network.graph.blocks))
     return (
-        not trained and _joint(network) <= MOST_JOINED and network.batch <= effort.ESTIMATED_ITEMS
+        not trained
+        and _joint(network) <= effort.MOST_JOINED
+        and network.batch <= effort.ESTIMATED_ITEMS
     )
 
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import Kept, cached_property, differentiable_property, recording
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.exact.circuit import CircuitSolution
@@ -29,7 +29,7 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Budget, Plan
-from rdpgraph.plan.scheduler import SEARCHING, Optimize, make_plan, require_optimize
+from rdpgraph.plan.scheduler import Optimize, make_plan, require_optimize
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.rows import planned_rows
 from rdpgraph.schedulers.scheduler import (
@@ -199,7 +199,7 @@ def _slice(
     part = FactorGraph.from_blocks(graph.domain, blocks, states)
     slice_network = reduce_graph(part, possible=network.possible)
     ample = replace(budget, seconds=budget.seconds * 1e6)
-    deadline = clock.now() + SEARCHING * budget.seconds
+    deadline = clock.now() + effort.SEARCHING * budget.seconds
     plan = planned(slice_network, ample, deadline=deadline)
     require_fit(plan)
     return _exact(slice_network, plan, budget)

@@ -32,7 +32,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph, choose_join_graph
-from rdpgraph.plan.plan import SMALL, Plan, quantity
+from rdpgraph.plan.plan import Plan, quantity
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.contraction import plan_network
 from rdpgraph.schedulers.scheduler import (
@@ -198,7 +198,7 @@ def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None 
     stored = sum(table.numel() for table in tables) + 8.0 * messages * network.batch
     stored += network.graph.domain.total_states * network.batch
     needed, remedy = stored * element, ""
-    if memory is not None and needed > max(memory, SMALL):
+    if memory is not None and needed > max(memory, tuning.SMALL_BYTES):
         remedy = (
             f"needs {quantity(needed)}B of memory, and the budget is {quantity(memory)}B; raise "
             "it, or condition on more evidence"
@@ -274,7 +274,7 @@ class JoinGraph(Scheduler):
         memory and can be set up in time, `Loopy` answers.
         """
         begin = clock.now()
-        deadline = begin + max(clock.PLANNING * self.seconds, clock.LEAST_PLANNING)
+        deadline = begin + max(effort.PLANNING * self.seconds, effort.LEAST_PLANNING)
         network, why = reduce_graph(graph), "approximate, as asked for"
         planned = self.plan_network(graph, network, why, begin=begin, deadline=deadline)
         if planned is not None:
@@ -314,7 +314,7 @@ class JoinGraph(Scheduler):
             if whole.fits and whole.num_slices == 1:
                 return replace(whole, why="the join graph is a junction tree, solved as one"), run
         stored = 16.0 * clusters.elements() * batch
-        large = stored > max(budget.memory_bytes, SMALL)
+        large = stored > max(budget.memory_bytes, tuning.SMALL_BYTES)
         if large or clusters.setup_seconds(batch) > effort.CLUSTERS_SETUP * self.seconds:
             return None
         largest = max([math.prod(clusters.sizes[v] for v in s) for s in clusters.scopes], default=1)

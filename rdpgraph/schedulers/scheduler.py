@@ -6,7 +6,7 @@ from typing import TypeAlias, cast
 
 import torch
 
-from rdpgraph._core import effort
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.numbers import is_real
 from rdpgraph.engines.exact.circuit import circuit_of
 from rdpgraph.engines.reduction.network import Network, reduce_graph
@@ -17,7 +17,7 @@ from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
-from rdpgraph.plan.plan import SMALL, Budget, Plan, require_room
+from rdpgraph.plan.plan import Budget, Plan, require_room
 from rdpgraph.plan.scheduler import is_easy
 from rdpgraph.plan.topology import Topology
 
@@ -60,7 +60,7 @@ def require_function(name: str, progress: object) -> None:
 
 def within(memory: float | None, seconds: float, graph: FactorGraph) -> Circuit | None:
     """Circuit of a small graph; None if the budget is less than any circuit may take."""
-    ample = (memory is None or memory >= SMALL) and seconds >= 1.0
+    ample = (memory is None or memory >= tuning.SMALL_BYTES) and seconds >= 1.0
     return circuit_of(graph) if ample else None
 
 
@@ -72,7 +72,7 @@ def reduced(graph: FactorGraph, seconds: float) -> Network:
     network = reduce_graph(graph)
     if network.possible is None or network.impossible:
         return network
-    deadline = clock.now() + max(effort.PROBING * seconds, clock.LEAST_PLANNING)
+    deadline = clock.now() + max(effort.PROBING * seconds, effort.LEAST_PLANNING)
     if is_easy(topology_of(network), deadline=deadline) or clock.now() > deadline:
         return network
     refuted = refuted_states(network, seconds=seconds, deadline=deadline)
@@ -87,7 +87,7 @@ def require_room_for_states(graph: FactorGraph) -> None:
     """Raise `BudgetError` if one number per unobserved state, as messages need, does not fit."""
     element = torch.finfo(graph.dtype).bits / 8
     states = graph.domain.total_states
-    if element * states <= SMALL:
+    if element * states <= tuning.SMALL_BYTES:
         return
     require_room(8.0 * graph.num_variables, f"The {graph.num_variables:,} variables of this graph")
     if graph.observed is not None:

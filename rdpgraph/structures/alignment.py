@@ -25,8 +25,8 @@ from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
 
 Move = tuple[int, int]
-MATCH, DELETION, INSERTION = (1, 1), (1, 0), (0, 1)
-STAY, NEXT, SKIP = (1, 0), (1, 1), (1, 2)
+MATCH, DELETION, INSERTION = (1, 1), (1, 0), (0, 1)  # moves along both sequences
+STAY, NEXT, SKIP = (1, 0), (1, 1), (1, 2)  # moves along frames and labels
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,8 +109,7 @@ def test_bounds_of_more_factors_than_there_is_time_for_are_refused():
 
 
 def test_a_pass_takes_no_more_memory_than_predicted(monkeypatch):
-    monkeypatch.setattr("rdpgraph.plan.plan.SMALL", 0.0)
-    monkeypatch.setattr("rdpgraph.engines.minibuckets.bounds.SMALL", 0.0)
+    monkeypatch.setattr("rdpgraph._core.tuning.SMALL_BYTES", 0.0)
     tables = tables_of(reduce_graph(pairs(300, 600)), 0, zeros=True)
     order, memory = tight_order(tables, cells=16, seconds=0.0, rng=Random(0)), 4e6
     cells = pass_cells(tables, memory)

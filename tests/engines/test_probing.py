@@ -107,5 +107,5 @@ def test_evidence_in_some_rows_only():
 
 def test_the_search_ends_with_its_looks(monkeypatch):
     graph = random_clauses(0, 8, 16)
-    monkeypatch.setattr("rdpgraph.engines.reduction.probing.MOST_LOOKS", 0)
+    monkeypatch.setattr("rdpgraph._core.effort.PROBED_LOOKS", 0)
     assert refuted_states(reduce_graph(graph)) == []

@@ -10,9 +10,10 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import schedulers
+from rdpgraph._core import effort
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.plan import clock, joingraph, scheduler
-from rdpgraph.plan.clock import PLANNING, Allowance
+from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import choose_join_graph
 from rdpgraph.plan.orders import elimination_order, min_fill, min_weight, weighted_min_fill
 from rdpgraph.plan.plan import Budget
@@ -69,9 +70,9 @@ def test_planning_ends_within_its_part_of_the_budget(seconds, ticking):
         begin = watch.time
         plan = make_plan(topology, budget=budget, element_bytes=4)
         assert not plan.fits
-        deadline = begin + PLANNING * seconds
+        deadline = begin + effort.PLANNING * seconds
         choose_join_graph(topology, budget=budget, deadline=deadline)
-        assert watch.time - begin <= 1.1 * PLANNING * seconds
+        assert watch.time - begin <= 1.1 * effort.PLANNING * seconds
 
 
 def test_an_order_that_came_too_late_is_said_to(ticking):

@@ -7,7 +7,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from rdpgraph.plan.circuit import MOST_CELLS, Scopes, circuit, clique_tree
+from rdpgraph._core import tuning
+from rdpgraph.plan.circuit import Scopes, circuit, clique_tree
 from rdpgraph.plan.joingraph import choose_join_graph, join_graph
 from rdpgraph.plan.orders import elimination_order
 from rdpgraph.plan.plan import Budget
@@ -58,7 +59,7 @@ def test_a_chain_hangs_from_its_middle():
 def test_what_is_not_small_has_no_circuit():
     whole = np.arange(16).reshape(1, 16)
     assert circuit([Scopes(whole, np.zeros(1, np.int64), 1)], np.full(16, 2)) is None
-    assert clique_tree(whole.tolist(), [2] * 16, cells=MOST_CELLS) is None
+    assert clique_tree(whole.tolist(), [2] * 16, cells=tuning.CIRCUIT_CELLS) is None
     assert clique_tree([range(40)], [10] * 40, cells=math.inf) is None
     part = np.arange(15).reshape(1, 15)
     found = circuit([Scopes(part, np.zeros(1, np.int64), 1)], np.full(15, 2))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, differentiable_property, remembered
 from rdpgraph._core.numbers import LOG_RANGE
 from rdpgraph.engines.solution import Solution, Supplemented
@@ -24,7 +25,7 @@ from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
-from rdpgraph.plan.circuit import MOST_CELLS, MOST_FACTORS, Circuit, Scopes, circuit
+from rdpgraph.plan.circuit import Circuit, Scopes, circuit
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -46,9 +47,9 @@ class Upward:
 
 def circuit_of(graph: FactorGraph) -> Circuit | None:
     """Circuit of a graph; None if it is not small, or its factors are not CPU tables."""
-    if graph.batch_shape or graph.domain.total_states > MOST_CELLS:
+    if graph.batch_shape or graph.domain.total_states > tuning.CIRCUIT_CELLS:
         return None
-    if graph.num_factors > MOST_FACTORS or not graph.blocks:
+    if graph.num_factors > tuning.CIRCUIT_FACTORS or not graph.blocks:
         return None
     parts: list[_Part] = []
     entries = 0
@@ -61,7 +62,7 @@ def circuit_of(graph: FactorGraph) -> Circuit | None:
         if tables != 1 and lead != block.shape:
             return None
         entries += potential.log_values.numel()
-        if entries > MOST_CELLS:
+        if entries > tuning.CIRCUIT_CELLS:
             return None
         row_bytes = None if rows is None or tables == 1 else rows.numpy().tobytes()
         parts.append((block.scopes.numpy().tobytes(), block.scopes.shape, tables, row_bytes))

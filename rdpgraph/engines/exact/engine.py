@@ -22,9 +22,6 @@ from rdpgraph.plan.clock import Allowance, Watch
 from rdpgraph.plan.plan import duration
 from rdpgraph.plan.tree import ContractionTree
 
-UP = 0.6
-"""Part of the seconds in which an upward pass must end; the prediction is a third."""
-
 
 @dataclass(frozen=True, eq=False)
 class ExactSolution(Solution):
@@ -57,8 +54,8 @@ class ExactSolution(Solution):
     def _watch(self, up: Upward | None = None) -> Watch:
         """Time limit of an upward pass, or of the downward one that follows ``up``."""
         if up is None:
-            return Watch(UP * self.seconds)
-        return Watch(max(self.seconds - up.spent, (1.0 - UP) * self.seconds))
+            return Watch(effort.UPWARDS * self.seconds)
+        return Watch(max(self.seconds - up.spent, (1.0 - effort.UPWARDS) * self.seconds))
 
     def log_partition(self) -> Tensor:
         return self._log_partition

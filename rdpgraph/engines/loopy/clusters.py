@@ -13,7 +13,7 @@ from rdpgraph._core.numbers import LOG_RANGE
 from rdpgraph.engines.loopy.arithmetic import neighbours
 from rdpgraph.engines.loopy.edges import Edges, Port, edges_of
 from rdpgraph.engines.loopy.equations import Equations
-from rdpgraph.engines.loopy.kernels import CALL, Kernel, Ports
+from rdpgraph.engines.loopy.kernels import Kernel, Ports
 from rdpgraph.engines.loopy.network_equations import reach
 from rdpgraph.engines.loopy.schedules import Schedule, Sets
 from rdpgraph.engines.reduction.network import Network
@@ -143,7 +143,7 @@ class ClusterKernel(Kernel):
     ) -> list[Tensor | None]:
         """Marginals of the joint table on the separators, divided by the incoming messages."""
         total = self._product(incoming, rows)
-        clock.count(CALL + tuning.CLUSTER_ENTRY * len(incoming) * total.numel())
+        clock.count(tuning.MESSAGES_BEGIN + tuning.CLUSTER_ENTRY * len(incoming) * total.numel())
         places = self._deep(incoming, rows)
         logs = self._logs(incoming, rows, places) if len(places) else None
         answers: list[Tensor | None] = [None] * len(incoming)

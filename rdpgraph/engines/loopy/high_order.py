@@ -11,7 +11,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import share
 from rdpgraph.engines.loopy.edges import Port
-from rdpgraph.engines.loopy.kernels import CALL, FactorKernel, Ports
+from rdpgraph.engines.loopy.kernels import FactorKernel, Ports
 from rdpgraph.engines.reduction.network import HighOrderBlock, Network
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.logspace.logmatrix import soft_sum
@@ -141,7 +141,9 @@ class HighOrderKernel(FactorKernel):
         if isinstance(temperature, Tensor) and temperature.ndim > 1:
             temperature = self._placed(temperature)
         expanded = [self._placed(part) for part in expanded]
-        clock.count(CALL + tuning.AUTOMATON_ENTRY * sum(part.numel() for part in expanded))
+        clock.count(
+            tuning.MESSAGES_BEGIN + tuning.AUTOMATON_ENTRY * sum(part.numel() for part in expanded)
+        )
         answers = self.block.potential.messages(expanded, temperature=temperature)
         messages = [self._picked(part.reshape(-1, *part.shape[-2:])) for part in answers]
         return [part.expand(max(batch, len(part)), self.count, -1) for part in messages]

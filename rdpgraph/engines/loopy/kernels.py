@@ -23,8 +23,6 @@ from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.reduction.network import Group
 from rdpgraph.logspace.logmatrix import finite, safe_log, soft_sum
 
-CALL = 1e5
-"""Overhead of a kernel call, in operations."""
 Ports: TypeAlias = Sequence[int] | None
 """Numbers of ports; None: all."""
 
@@ -135,7 +133,7 @@ class TableKernel(FactorKernel):
     def operations(self) -> float:
         shape = self.group.log_tables.shape[2:]
         each = tuning.MESSAGE_ENTRY * sum(shape) + len(shape) * math.prod(shape)
-        return CALL + each * self.count
+        return tuning.MESSAGES_BEGIN + each * self.count
 
     @property
     def records(self) -> bool:

@@ -16,14 +16,11 @@ from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats, Tables
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
-from rdpgraph.plan.plan import SMALL, require_room
+from rdpgraph.plan.plan import require_room
 
 Factor: TypeAlias = tuple[tuple[int, ...], Floats]
 """Variables, and log-values with a dim for each."""
 
-
-_PART, ENTRY = 1500.0, 24.0
-"""Bytes of a pass for each variable and factor, and for each entry of its tables; measured too."""
 
 _CONSTANT = 2e-6
 """Difference of values that tables of six digits may have where they should be equal."""
@@ -126,9 +123,13 @@ def pass_cells(tables: Tables | Network, memory: float) -> float:
 
     Raises `BudgetError` if none does.
     """
-    parts = _PART * _count(tables)
+    parts = tuning.BUCKET_PART * _count(tables)
     require_room(parts, f"Bounds of {len(tables.sizes):,} variables", memory)
-    return max((memory - max(parts - SMALL, 0.0)) / (ENTRY * max(len(tables.sizes), 1)), 2.0)
+    return max(
+        (memory - max(parts - tuning.SMALL_BYTES, 0.0))
+        / (tuning.BUCKET_BYTES * max(len(tables.sizes), 1)),
+        2.0,
+    )
 
 
 def _count(tables: Tables | Network) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.progress import Progress, goes_on
-from rdpgraph.engines.minibuckets.bounds import ENTRY, Elimination, bounded
+from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import (
     CHANCE,
@@ -26,8 +26,6 @@ from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.engines.search.elimination import Known, annealed, log_total
 from rdpgraph.plan import clock
 
-FEW = 500
-"""Members of the first populations."""
 _COUNTS, _OFTEN = 0.01, 5.0
 """Part of Z that must not be missed, and number of populations that must have met with it."""
 
@@ -123,7 +121,7 @@ class _Work:
 
     def estimate(self) -> Estimate:
         best = self._passed()
-        members = self._grow(best, min(FEW, self.limit))
+        members = self._grow(best, min(effort.FIRST_MEMBERS, self.limit))
         while not self.is_settled and clock.now() < self.end:
             drawn = self.sampling.draws is not None and self.known.starts >= 2 * effort.LED_STARTS
             if drawn or not self._round(best, members):
@@ -150,7 +148,7 @@ class _Work:
     def _passed(self) -> Elimination:
         """Tightest pass, with populations of few members after each."""
         tables, sampling, begin = self.tables, self.sampling, self.begin
-        most = max(sampling.memory / (ENTRY * max(len(tables.sizes), 1)), 2.0)
+        most = max(sampling.memory / (tuning.BUCKET_BYTES * max(len(tables.sizes), 1)), 2.0)
         soon = begin + effort.POPULATION_ORDER * sampling.seconds
         order = tight_order(tables, cells=most, seconds=0.0, rng=self.choice, deadline=soon)
         cells, best = min(effort.POPULATION_CELLS, most), None
@@ -164,7 +162,7 @@ class _Work:
             took = clock.now() - start
             if best is None or passed.bound <= best.bound:
                 best = passed
-                members = min(FEW, self.limit)
+                members = min(effort.FIRST_MEMBERS, self.limit)
                 self._round(best, members, afresh=True)
                 while self.made.is_precise and not self.is_settled and clock.now() < self.end:
                     self._search(best, members)
@@ -173,7 +171,11 @@ class _Work:
             cells_used = sum(part.values.size for bucket in passed.buckets for part in bucket)
             end = begin + effort.POPULATION_PASSES * sampling.seconds
             late = clock.now() + effort.PASS_GROWTH * took > end
-            if self.is_settled or late or effort.PASS_GROWTH * cells_used * ENTRY > sampling.memory:
+            if (
+                self.is_settled
+                or late
+                or effort.PASS_GROWTH * cells_used * tuning.BUCKET_BYTES > sampling.memory
+            ):
                 return best
             if cells <= effort.POPULATION_CELLS:
                 seconds = effort.POPULATION_ORDER * sampling.seconds

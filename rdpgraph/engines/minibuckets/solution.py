@@ -14,7 +14,7 @@ from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.minibuckets.bounds import Elimination, log_sum
-from rdpgraph.engines.minibuckets.estimate import FEW, Estimate, Sampling, estimated
+from rdpgraph.engines.minibuckets.estimate import Estimate, Sampling, estimated
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import RUNS, error_of
 from rdpgraph.engines.reduction.network import Network
@@ -168,7 +168,7 @@ class MiniBucketSolution(Solution):
         starts = tables_of(self.network, item).starts
         room = self.sampling.memory / (tuning.MEMBER_STEP * max(len(self.network.sizes), 1))
         most = int(max(min(one.members, room), 1.0))
-        count, runs, tried, first = min(most, FEW), list[_Run](), 0, clock.now()
+        count, runs, tried, first = min(most, effort.FIRST_MEMBERS), list[_Run](), 0, clock.now()
         while len(runs) < RUNS and (not tried or clock.now() < until):
             begin = clock.now()
             last = until + self.sampling.grace

@@ -8,9 +8,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from rdpgraph._core import effort
+from rdpgraph._core import effort, tuning
 from rdpgraph.engines.minibuckets.bounds import (
-    ENTRY,
     Factor,
     bounded,
     log_sum,
@@ -180,7 +179,7 @@ def _ceiling(
             met = known is not None and bool(meets(known, torch.tensor(best, device="cpu")))
             if passed.exact or met or clock.now() + effort.PASS_GROWTH * took > begin + seconds:
                 return best
-            if effort.PASS_GROWTH * used * ENTRY > memory:
+            if effort.PASS_GROWTH * used * tuning.BUCKET_BYTES > memory:
                 return best
             cells *= effort.PASS_GROWTH
     return best

@@ -6,21 +6,13 @@ from itertools import accumulate
 
 import torch
 
+from rdpgraph._core import effort
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.plan import clock
 
-MOST_ZEROS = 500_000
-"""Impossible configurations, at most, that are examined."""
-
-MOST_LOOKS = 3_000_000
-"""Visits of impossible configurations in all assumptions together; a second or two."""
-
-FULL_SECONDS = 60.0
-"""Time budget (seconds) below which both limits are smaller in proportion."""
-
 
 def refuted_states(
-    network: Network, *, seconds: float = FULL_SECONDS, deadline: float = math.inf
+    network: Network, *, seconds: float = effort.PROBED_SECONDS, deadline: float = math.inf
 ) -> list[tuple[int, list[int]]]:
     """Variables of the graph that lose states, and the states that they keep.
 
@@ -30,14 +22,15 @@ def refuted_states(
     1997; on clauses, the failed literals of satisfiability solvers). Exact, like arc consistency,
     and stronger.
 
-    Bounded by `MOST_ZEROS` and `MOST_LOOKS`, in proportion to the time budget, and by a deadline on
+    Bounded by `PROBED_ZEROS` and `PROBED_LOOKS` of `effort`, in proportion to the time budget, and
+    by a deadline on
     `clock.now`, at which the result so far is returned.
     """
-    share = min(seconds / FULL_SECONDS, 1.0)
-    zeros = _zeros(network, int(share * MOST_ZEROS))
+    share = min(seconds / effort.PROBED_SECONDS, 1.0)
+    zeros = _zeros(network, int(share * effort.PROBED_ZEROS))
     if zeros is None:
         return []
-    search = _Search(network.sizes, zeros, int(share * MOST_LOOKS), deadline)
+    search = _Search(network.sizes, zeros, int(share * effort.PROBED_LOOKS), deadline)
     struck = search.run()
     result: list[tuple[int, list[int]]] = []
     for active, number in enumerate(network.numbers.tolist()):

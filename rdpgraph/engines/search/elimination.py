@@ -21,8 +21,6 @@ from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
 _Bucket: TypeAlias = list[tuple[tuple[int, ...], Floats]]
 
 _BYTE = 256  # states that a byte tells apart
-STEP, CELL = 1e4, 2.0
-"""Operations of a variable, and of each entry of its table."""
 
 
 def eliminate(
@@ -82,7 +80,10 @@ def _eliminated(
 
     ``reduced`` gives the message of a step, without its first dim, and its trace, or None.
     """
-    clock.count(STEP * (len(order.steps) + len(order.fixed)) + CELL * order.cells)
+    clock.count(
+        tuning.MOVE_VARIABLE * (len(order.steps) + len(order.fixed))
+        + tuning.MOVE_ENTRY * order.cells
+    )
     buckets, total = _filled(tables, order, states)
     total = total if whole else 0.0
     rank = {step[0]: place for place, step in enumerate(order.steps)}

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rdpgraph._core import effort
+from rdpgraph._core import effort, tuning
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
-from rdpgraph.engines.search.elimination import CELL, STEP, eliminate
+from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
 from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
@@ -97,7 +97,7 @@ class Moves:
             rng.getrandbits(62), math.log(cells), degree, left,
         )  # fmt: skip
         count, outside = counts.tolist()
-        clock.count(STEP * len(part))
+        clock.count(tuning.MOVE_VARIABLE * len(part))
         if count < 0:
             return None
         used = steps[: starts[count]].copy(), starts[: count + 1]
@@ -110,7 +110,9 @@ class Moves:
         """
         if self.kernel is None:
             return eliminate(self.tables, part.steps, states, summed=self.summed, whole=whole)
-        clock.count(STEP * (part.count + len(part.fixed)) + CELL * part.cells)
+        clock.count(
+            tuning.MOVE_VARIABLE * (part.count + len(part.fixed)) + tuning.MOVE_ENTRY * part.cells
+        )
         states, value = states.copy(), np.zeros(1)
         arrays = self._sizes, self._scope_starts, self._scopes, self._value_starts, self._values
         self.kernel.solve(

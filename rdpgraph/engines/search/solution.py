@@ -65,7 +65,7 @@ def search(
         until = clock.now() + share
         run = Search(
             tables, Random(limits.seed), memory=limits.memory, summed=summed,
-            deadline=clock.now() + clock.PLANNING * share, seconds=share, kernel=limits.compiled(),
+            deadline=clock.now() + effort.PLANNING * share, seconds=share, kernel=limits.compiled(),
         )  # fmt: skip
         first, fits = states[item].numpy(), True
         starts = [first]

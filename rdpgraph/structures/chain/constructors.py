@@ -157,7 +157,7 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-MISSING = -1
+MISSING = -1  # an observation
 
 
 def hmm_unary(

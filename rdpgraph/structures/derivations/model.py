@@ -22,7 +22,7 @@ from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View
 
-MOST_LISTED = 1 << 18
+MOST_LISTED = 1 << 18  # derivations of a node
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from rdpgraph.io.detectors import load_matrix, parse_alist
 from rdpgraph.io.text import read_text
 from rdpgraph.model.potentials.table import as_values, is_array
 
-OPEN, FLIP, CLOSE = 0, 1, 2
+OPEN, FLIP, CLOSE = 0, 1, 2  # kinds of steps
 _WORD = 64  # bits
 
 
