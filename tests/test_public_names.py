@@ -1,9 +1,11 @@
 """Public names: few at the top, each in one place, each place described."""
 
+import ast
 import importlib
 import subprocess
 import sys
 from dataclasses import is_dataclass
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,6 +14,7 @@ import rdpgraph as rg
 from rdpgraph import gp, testing
 
 AT_MOST = 72
+APART = ("distributed", "gp", "testing")
 MODULES = sorted(name for name in rg.__all__ if isinstance(getattr(rg, name), ModuleType))
 
 
@@ -47,6 +50,26 @@ def test_what_users_declare_is_frozen(module: ModuleType) -> None:
     kinds = [each for each in every if isinstance(each, type) and is_dataclass(each)]
     loose = {each.__name__ for each in kinds if not each.__dataclass_params__.frozen}
     assert loose <= {"HMM", "HSMM", "HiddenStates", "BayesianNetwork"}
+
+
+def asks_inside(path: Path) -> bool:
+    """True if a file of tests imports from the package what is not public."""
+    public = {"rdpgraph", *(f"rdpgraph.{name}" for name in (*MODULES, *APART))}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("rdpgraph."):
+            module, names = str(node.module), {alias.name for alias in node.names}
+            if (module, names) == ("rdpgraph.cli", {"main"}):  # the command
+                continue
+            known = {*APART} if module == "rdpgraph" else set[str]()
+            if module not in public or names - known - {*importlib.import_module(module).__all__}:
+                return True
+    return False
+
+
+def test_tests_ask_by_public_names() -> None:
+    """A test of an internal stays only where nothing public can see it."""
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    assert len([path for path in files if asks_inside(path)]) <= 40
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,17 @@ def test_tables_for_people(run):
     code, out, _ = run("infer", ASIA, "--task", "PR")
     assert code == 0
     assert "log Z = 0.000000 nats" in out
+
+
+@pytest.mark.parametrize(("ends", "shown"), [((-1.0, 1.0), True), ((-2.0, 2.0), False)])
+def test_an_interval_is_shown_where_it_is_not_the_bounds(ends, shown):
+    known = answers.answer(posterior(), Task.PR, [])
+    told = replace(known, bounds=((-2.0, 2.0),), interval=(ends,))
+    body = json.loads(answers.as_text(told, Format.JSON))
+    assert (body["lower_bound"], body["upper_bound"]) == (-2.0, 2.0)
+    assert ("confidence" in body) == shown
+    if shown:
+        assert (body["confidence_lower"], body["confidence_upper"]) == ends
 
 
 @pytest.mark.parametrize("task", [Task.MAP, Task.MAR])

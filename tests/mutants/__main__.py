@@ -79,7 +79,9 @@ def failing(copy: Path, tests: list[str], options: list[str], limit: int) -> str
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what it started and left
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (
+        signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM
+    ):  # fmt: skip
         return ""
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) in (0, 5):  # all passed, none chosen
         return ""
