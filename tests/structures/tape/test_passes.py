@@ -48,13 +48,40 @@ def test_what_the_best_configuration_uses_is_worth_what_it_is(name):
     assert bool((through <= best.unsqueeze(-1) + 1e-9).all())
 
 
-def test_an_entry_that_many_others_use_has_the_best_of_them():
+@dataclass(frozen=True, eq=False)
+class Distances(rg.extend.Potential):
+    """A rate (B,) of each item times the distance of two states."""
+
+    rate: torch.Tensor
+
+    shape = property(lambda self: (*self.rate.shape, 3, 3))
+    dtype = property(lambda self: self.rate.dtype)
+    device = property(lambda self: self.rate.device)
+
+    def evaluate(self, states):
+        left, right = states
+        apart = (left.unsqueeze(-1) - right.unsqueeze(-2)).abs()
+        return -self.rate.reshape(-1, 1, 1) * apart
+
+
+def test_a_users_potential_may_differ_between_items():
+    unary, rate = draw(2, 4, 3), draw(2, seed=1).abs()
+    states = torch.arange(3)
+    tables = -rate.reshape(2, 1, 1, 1) * (states.unsqueeze(1) - states).abs()
+    for name in ("log_partition", "max_marginals", "entropy"):
+        found = getattr(Tags(unary, Distances(rate)), name)()
+        assert_close(found, getattr(rg.Chain(unary, tables.expand(2, 3, 3, 3)), name)())
+
+
+def test_an_entry_that_many_others_use_has_the_best_of_them(by_torch):
     """Each word of twenty is in nineteen larger spans that begin or end with it."""
     unary, table = draw(20, 20, 2), torch.full((2, 2, 2), -math.inf, dtype=torch.float64)
     table[tuple(LISTED.triples.T)] = LISTED.log_weights
     expected = rg.Hypertree(unary, rg.trees.DenseRules(table)).max_marginals()
     for rules in (rg.trees.DenseRules(table), LISTED):
-        assert_close(Spans(unary, rules).max_marginals(), expected)
+        model = Spans(unary, rules)
+        assert_close(model.max_marginals(), expected)
+        assert_close(by_torch(model.max_marginals), expected)
 
 
 @small
