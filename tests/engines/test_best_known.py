@@ -173,6 +173,7 @@ def test_a_status_says_what_each_answer_is_by():
     _ = exact.messages.tried
     exact.log_partition()
     assert exact.status().method == "log Z by contraction; marginals by loopy"
+    assert not exact.status().exact  # marginals are not
 
 
 class Means(Drawn):
