@@ -52,16 +52,40 @@ def descend(
     Raises:
         ImpossibleEvidenceError: an item has no derivation of the structure ``name``.
     """
+    done = _values(tape, name, best, generator)
+    if isinstance(done, machine.Run):
+        return Drawn(*done.descend(count, generator))
+    return _by_torch(whole(tape), done, count, best, generator)
+
+
+@torch.no_grad()
+def configurations(
+    tape: Tape, count: int, *, name: str, best: bool, generator: torch.Generator | None = None
+) -> Tensor:
+    """(count, *lead, *sites) the states of the sites in what `descend` finds, -1 if unused."""
+    done = _values(tape, name, best, generator)
+    if isinstance(done, machine.Run):
+        return done.states(count, generator).reshape(count, *tape.lead, *tape.site_shape)
+    return _by_torch(whole(tape), done, count, best, generator).states(tape, count)
+
+
+def _values(
+    tape: Tape, name: str, best: bool, generator: torch.Generator | None
+) -> machine.Run | Reader:
+    """Log-sums, or maxima, of a tape on which every item has a derivation."""
     require_generator(generator)
-    done = machine.values_of(tape, best=best)
-    tape = tape if done is not None else whole(tape)
-    reader = done or up(tape, float(not best))
+    done = machine.values_of(tape, best=best, whole=not best)
+    reader = up(whole(tape), float(not best)) if done is None else done
     possible = reader.goal > -math.inf
     if not bool(possible.all()):
         possible = possible.expand(tape.batch).reshape(tape.lead)
         require_possible(f"{name} has no samples and no mode", possible)
-    if isinstance(reader, machine.Run):
-        return Drawn(*reader.descend(count, generator))
+    return reader
+
+
+def _by_torch(
+    tape: Tape, reader: Reader, count: int, best: bool, generator: torch.Generator | None
+) -> Drawn:
     pick = largest if best else drawn(generator)
     return picked(tape, reader, torch.arange(count * tape.batch, device=tape.device), pick)
 

@@ -43,25 +43,31 @@ class Run:
     def value(self, number: int) -> Tensor:
         """(B, P, K) of a step."""
         batch = self.inputs.unary.shape[0]
-        before, places, labels, _ = self.program.ranges[number]
-        if number in self.program.unstored:
-            places = 0
-        sizes, steps = (batch, places, labels), (places * labels, labels, 1)
-        return self.values.as_strided(sizes, steps, batch * before)
+        places = 0 if number in self.program.unstored else self.program.ranges[number][1]
+        return self._part(self.values, number)[:, :places]
+
+    def _part(self, values: Tensor, number: int) -> Tensor:
+        """(B, P, K) of a step, in a tensor of all."""
+        before, places, labels, _, start, hop = self.program.ranges[number]
+        batch = self.inputs.unary.shape[0]
+        sizes, steps = (batch, places, labels), (hop, labels, 1)
+        return values.as_strided(sizes, steps, batch * before + start)
 
     @property
     def goal(self) -> Tensor:
         """(B,) the value of the last step."""
-        return self.value(-1).reshape(-1)
+        return self._part(self.values, -1).view(-1)
+
+    def _of_sites(self, values: Tensor) -> Tensor:
+        """(B, sites, K) of the sites, in a tensor of all."""
+        return values[: self.inputs.unary.numel()].view_as(self.inputs.unary).clone()
 
     def gradients(self, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Gradients in the potentials and each slot, if ``wanted``, given that of the goal (B,)."""
         program, unary, values = self.program, self.inputs.unary, self.values
         batch, dtype = unary.shape[0], unary.dtype
-        below = torch.zeros_like(values)
-        start = batch * program.ranges[-1][0]
-        below[start : start + batch] = gradient
-        sites, after = torch.zeros_like(unary), torch.empty_like(self.rows[1])
+        below, after = torch.zeros_like(values), torch.empty_like(self.rows[1])
+        self._part(below, -1).view(-1).copy_(gradient)
         extras = [
             values.new_zeros(given.numel() if use and slot + 1 in program.rows else 0)
             for slot, (use, given) in enumerate(zip(wanted[1:], self.inputs.given, strict=True))
@@ -69,10 +75,10 @@ class Run:
         places = array("q", [0, *(part.data_ptr() for part in extras)])
         library.function("down", dtype)(
             self.addresses, below.data_ptr(), after.data_ptr(), places.buffer_info()[0],
-            sites.data_ptr(), len(program.ranges), batch,
-            len(self.inputs.given) + 1, library.threads(program.work * batch, batch),
+            len(program.ranges), batch, len(self.inputs.given) + 1,
+            library.threads(program.work * batch, batch),
         )  # fmt: skip
-        results: list[Tensor | None] = [sites if wanted[0] else None]
+        results: list[Tensor | None] = [self._of_sites(below) if wanted[0] else None]
         for slot, (use, given, extra) in enumerate(
             zip(wanted[1:], self.inputs.given, extras, strict=True), 1
         ):
@@ -81,9 +87,7 @@ class Run:
             elif slot in program.rows:
                 results.append(self._of_table(slot, given, after, extra.view(given.shape)))
             else:
-                before, places, labels, _ = program.ranges[program.leaves[slot]]
-                at = batch * before
-                part = below[at : at + batch * places * labels].view(batch, places, labels)
+                part = self._part(below, program.leaves[slot])
                 results.append(part.sum_to_size(given.shape).clone())
         lost = self.goal.isnan()
         if bool(lost.any()) and bool((lost := lost & (gradient != 0)).any()):
@@ -96,21 +100,33 @@ class Run:
     def most(self) -> Tensor:
         """(B, sites, K) the best score with each state of each site, given maxima; -inf: none."""
         program, unary = self.program, self.inputs.unary
-        batch, start = unary.shape[0], unary.shape[0] * program.ranges[-1][0]
-        above = torch.full_like(self.values, -math.inf)
-        above[start : start + batch] = self.goal
-        sites = torch.full_like(unary, -math.inf)
+        batch, above = unary.shape[0], torch.full_like(self.values, -math.inf)
+        self._part(above, -1).view(-1).copy_(self.goal)
         library.function("most", unary.dtype)(
-            self.addresses, above.data_ptr(), sites.data_ptr(), len(program.ranges), batch,
+            self.addresses, above.data_ptr(), len(program.ranges), batch,
             len(self.inputs.given) + 1, library.threads(program.work * batch, batch),
         )  # fmt: skip
-        return sites
+        return self._of_sites(above)
 
     def descend(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(3, U) derivation, site and state of all sites used by best derivations, or draws.
 
         Number d of item b is derivation d * B + b; each draw has a separate stream of numbers.
         """
+        return self._used(self._descended(None, count, generator))
+
+    def states(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, sites) the states that `descend` finds; -1 for a site that is not used."""
+        batch, sites, _ = self.inputs.unary.shape
+        found = torch.full((count, batch, sites), -1, device="cpu")
+        held = self._descended(found, count, generator)
+        library.function("taken", self.inputs.unary.dtype)(held.buffer_info()[0], None)
+        return found
+
+    def _descended(
+        self, states: Tensor | None, count: int, generator: torch.Generator | None
+    ) -> "array[int]":
+        """The address and length of a list of the sites used; written to states, if given."""
         batch, dtype = self.inputs.unary.shape[0], self.inputs.unary.dtype
         seed = 0
         if not self.best:
@@ -119,10 +135,11 @@ class Run:
             seed = int(numbers.random_(generator=generator))
         held = array("q", (0, 0))
         library.function("descend", dtype)(
-            self.addresses, held.buffer_info()[0], len(self.program.ranges), batch, count, seed,
-            self.best, library.threads(self.program.work * (batch * count), batch * count),
+            self.addresses, held.buffer_info()[0], None if states is None else states.data_ptr(),
+            len(self.program.ranges), batch, len(self.inputs.given) + 1, count, seed, self.best,
+            library.threads(self.program.work * (batch * count), batch * count),
         )  # fmt: skip
-        return self._used(held)
+        return held
 
     def k_best(self, count: int) -> tuple[Tensor, Tensor]:
         """(3, U) the best derivations as `descend`, and (count, B) whether they exist.
@@ -192,7 +209,8 @@ def program_of(tape: Tape) -> Program | None:
 
     def made() -> Program | None:
         try:
-            return lowered(tape.steps, tape.unary.shape[-1])
+            sites = math.prod(tape.site_shape)
+            return lowered(tape.steps, sites, tape.unary.shape[-1])
         except NotLoweredError:
             return None
 
@@ -242,10 +260,19 @@ def run(
     return done
 
 
-def values_of(tape: Tape, *, best: bool) -> Run | None:
-    """The values of all steps of a tape, log-sums or maxima, if the machine has them."""
+def values_of(tape: Tape, *, best: bool, whole: bool = True) -> Run | None:
+    """The values of all steps of a tape, log-sums or maxima, if the machine has them.
+
+    Maxima that are not read one by one are in float64 where they would lose digits in float32.
+    """
     program = program_of(tape)
-    return None if program is None else run(program, inputs_of(tape, program), best=best)
+    if program is None:
+        return None
+    inputs = inputs_of(tape, program)
+    if best and not whole and not program.levelled:
+        given = [part.double() if part.is_floating_point() else part for part in inputs.given]
+        inputs = Inputs(inputs.unary.double(), given)
+    return run(program, inputs, best=best, whole=whole)
 
 
 def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> Tensor:
@@ -279,7 +306,7 @@ def _tables(program: Program, inputs: Inputs) -> tuple["array[int]", int]:
     """(slots, 8) addresses, sizes and strides of tensors, and the size of the prepared tables."""
     unary = inputs.unary
     wide = library.panel_width(unary.element_size())
-    rows = array("q", [unary.data_ptr(), unary.shape[0], 0, unary.shape[1], 0, 0, 0, -1])
+    rows = array("q", [unary.data_ptr(), unary.shape[0], 0, unary.shape[1], 0, unary.shape[2], 0, -1])
     size = 0
     for owner, part in zip(program.slots, inputs.given, strict=True):
         if isinstance(owner, Table):

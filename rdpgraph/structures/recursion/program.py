@@ -34,7 +34,7 @@ from rdpgraph.structures.recursion.values import Value, View
     _PRODUCT,
 ) = range(12)  # fmt: skip
 _FIELDS = 12  # of a step
-_LEVELLED = {_TOTAL, _LINKED, _RULES}  # kinds whose rows have a level in float32
+_LEVELLED = {_TOTAL, _LINKED, _SUMMED, _RULES}  # kinds whose rows have a level in float32
 _MOVED = {_BESIDE, _PICKED}  # kinds whose rows have one if those that they read have
 
 
@@ -50,13 +50,15 @@ class NotLoweredError(Exception):
 class Program:
     """The steps of a tape as numbers."""
 
-    # (n, 4) for each step: its offset among the numbers of an item, its places, its labels, and its
-    # offset among the rows of an item that have levels; -1: none.
+    # (n, 6) for each step: its offset among the numbers of an item, its places, its labels, its
+    # offset among the rows of an item that have levels (-1: none), where its first item begins
+    # after those numbers, and numbers from one item to the next.
     values: Tensor
     steps: Tensor  # (n, fields) for each: its kind, its number, and arguments of the kind
     index: Tensor  # the lists that steps point to: ways, places of values, labels
-    size: int  # the numbers of an item
+    size: int  # the numbers of an item, the potentials of its sites first
     levels: int  # its rows that have levels
+    levelled: bool  # whether maxima keep their digits in float32: all sums have levels
     # Leaves, links and views whose tensors are given, numbered from 1; 0 is the potentials of the
     # sites.
     slots: Sequence[Slot]
@@ -68,7 +70,7 @@ class Program:
     work: float  # multiply-adds of one item
 
     @cached_property
-    def ranges(self) -> list[tuple[int, int, int, int]]:
+    def ranges(self) -> list[tuple[int, ...]]:
         """`values` as a list."""
         return [tuple(row) for row in self.values.tolist()]
 
@@ -136,7 +138,7 @@ def with_tensors(
 
 @dataclass(eq=False)
 class _Lowering:
-    values: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
+    values: list[list[int]] = field(default_factory=list[list[int]])
     steps: list[list[int]] = field(default_factory=list[list[int]])
     index: "array[int]" = field(default_factory=lambda: array("i"))
     slots: list[Slot] = field(default_factory=list[Slot])
@@ -146,6 +148,7 @@ class _Lowering:
     leaves: dict[int, int] = field(default_factory=dict[int, int])
     size: int = 0
     levels: int = 0
+    levelled: bool = True
 
     def slot(self, owner: Slot) -> int:
         """The number of a source: one for all links of a table, or views of the same places."""
@@ -185,24 +188,35 @@ class _Lowering:
         self, places: int, labels: int, *numbers: int, stored: bool = True, of: Iterable[Value] = ()
     ) -> None:
         """Append a step, which moves rows ``of`` others or computes its own."""
-        levelled = numbers[0] in _LEVELLED
-        if numbers[0] in _MOVED:
-            levelled = any(self.values[self.same.get(x.number, x.number)][3] >= 0 for x in of)
-        levelled = levelled and stored and labels > 1
-        self.values.append((self.size, places, labels, self.levels if levelled else -1))
+        kind, hop = numbers[0], places * labels
+        far = kind in _LEVELLED  # whether its values grow with what is below it
+        if kind in _MOVED:
+            far = any(self.values[self.same.get(x.number, x.number)][3] >= 0 for x in of)
+        # Many places of one label are worked on as if they were labels of one place, without levels.
+        levelled = far and stored and (labels > 1 or places == 1)
+        near = not far and kind in (_SITES, _GIVEN, *_MOVED)
+        self.levelled &= levelled or near or not stored
+        self.values.append([self.size, places, labels, self.levels if levelled else -1, 0, hop])
         self.levels += places * levelled
-        fields = [numbers[0], len(self.steps), *numbers[1:]]
+        fields = [kind, len(self.steps), *numbers[1:]]
         self.steps.append(fields + [0] * (_FIELDS - len(fields)))
-        self.size += places * labels if stored else 0
+        self.size += hop if stored else 0
+
+    def add_sites(self, sites: Sequence[int], states: int, total: int) -> None:
+        """Append a step of some of all sites: where they lie if side by side, else copied."""
+        copied = list(sites) != [*range(sites[0], sites[0] + len(sites))] if sites else True
+        self.add(len(sites), states, _SITES, self.put(sites), int(copied), stored=copied)
+        if not copied:
+            self.values[-1][0], self.values[-1][4:] = 0, [sites[0] * states, total * states]
 
 
-def lowered(steps: Sequence[Step], states: int) -> Program:
-    """The program of a tape's steps with K ``states`` of a site.
+def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
+    """The program of a tape's steps with K ``states`` of each of all ``sites``.
 
     Raises:
         NotLoweredError: the machine does not have one of them.
     """
-    made = _Lowering()
+    made = _Lowering(size=sites * states)
     readers = Counter(value.number for step in steps for view in step.reads for value in view.pool)
     fused = {
         step.x.number
@@ -239,17 +253,20 @@ def lowered(steps: Sequence[Step], states: int) -> Program:
             made.same[number] = step.x.number
             made.add(step.places, step.x.width, _NONE, stored=False)
         else:
-            _lower(made, number, step, states, fused, products)
+            _lower(made, number, step, (sites, states), fused, products)
+    if made.values:  # the goal is read as it is
+        made.values[-1][3] = -1
     rows = _rows(made)
     for number in fused:  # by the links that read them
         made.steps[number][0] = _NONE
     steps_made = torch.tensor(made.steps, dtype=torch.int64, device="cpu").reshape(-1, _FIELDS)
     return Program(
-        torch.tensor(made.values, dtype=torch.int64, device="cpu").reshape(-1, 4),
+        torch.tensor(made.values, dtype=torch.int64, device="cpu").reshape(-1, 6),
         steps_made,
         torch.frombuffer(made.index or array("i", [0]), dtype=torch.int32),
         made.size,
         made.levels,
+        made.levelled,
         made.slots,
         rows,
         {slot: [places for _, places, *_ in links] for slot, links in made.links.items()},
@@ -279,12 +296,17 @@ def _is_product(step: Total) -> bool:
 
 
 def _lower(
-    made: _Lowering, number: int, step: Step, states: int, fused: set[int], products: set[int]
+    made: _Lowering,
+    number: int,
+    step: Step,
+    sites: tuple[int, int],
+    fused: set[int],
+    products: set[int],
 ) -> None:
     match step:
         case Leaf(logs=None):
             assert step.sites is not None
-            made.add(len(step.sites), states, _SITES, made.put(step.sites))
+            made.add_sites(step.sites.tolist(), sites[1], sites[0])
         case Leaf():
             assert step.logs is not None
             slot = made.slot(step)

@@ -16,7 +16,8 @@ from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle
 from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.draws import checked_best, checked_count, perturbed
-from rdpgraph.structures.recursion.descend import Drawn, best, descend
+from rdpgraph.structures.recursion import machine
+from rdpgraph.structures.recursion.descend import Drawn, best, configurations, descend
 from rdpgraph.structures.recursion.down import (
     exhausting,
     goal,
@@ -227,13 +228,21 @@ class Recursion(Structure):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        tape, drawn = self._best()
-        return drawn.states(tape, 1)[0]
+        return configurations(self._mode_tape(), 1, name=self.name, best=True)[0]
 
     def _best(self) -> tuple[Tape, Drawn]:
         """The tape of maxima, and the sites of one best derivation."""
-        tape = self._best_tape
+        tape = self._mode_tape()
         return tape, descend(tape, 1, name=self.name, best=True)
+
+    def _mode_tape(self) -> Tape:
+        """A tape of maxima; in the dtype of the potentials where the machine runs it."""
+        blank = self._blank(self.unary, ranks=False, double=False)
+        if blank.dtype == torch.float32 and blank.states is None and machine.serves(blank.unary, blank.dtype):
+            tape = laid_out(blank, self)
+            if machine.program_of(tape) is not None:
+                return tape
+        return self._best_tape
 
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
@@ -256,8 +265,9 @@ class Recursion(Structure):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        tape, drawn = self._draws(count, generator)
-        return drawn.states(tape, count)
+        count = checked_count(count, self.states_shape)
+        tape = self._laid_out(double=True)
+        return configurations(tape, count, name=self.name, best=False, generator=generator)
 
     def _draws(self, count: int, generator: torch.Generator | None) -> tuple[Tape, Drawn]:
         """A tape, and the sites of independent draws on it."""

@@ -75,23 +75,24 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });          \
   }                                                                                               \
   void chain_down_##name(const int64_t* parts, Real* grads, Real* shares, Real* const* extras,    \
-                         Real* sites, int64_t count, int64_t batch, int64_t slots, int threads) { \
+                         int64_t count, int64_t batch, int64_t slots, int threads) {              \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 0);                             \
     prepare_all(m, slots, true);                                                                  \
     by_items<Real>(batch, threads, [&](int64_t a, int64_t b) {                                    \
-      run_down(m, a, b, grads, shares, extras, sites);                                            \
+      run_down(m, a, b, grads, shares, extras);                                                   \
     });                                                                                           \
   }                                                                                               \
-  void chain_most_##name(const int64_t* parts, Real* above, Real* sites, int64_t count, int64_t batch, \
+  void chain_most_##name(const int64_t* parts, Real* above, int64_t count, int64_t batch,         \
                          int64_t slots, int threads) {                                            \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 1);                             \
     prepare_all(m, slots, true);                                                                  \
-    by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_best(m, a, b, above, sites); }); \
+    by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_best(m, a, b, above); });      \
   }                                                                                               \
-  void chain_descend_##name(const int64_t* parts, int64_t* found, int64_t count, int64_t batch,   \
-                            int64_t draws, int64_t seed, int best, int threads) {                 \
+  void chain_descend_##name(const int64_t* parts, int64_t* found, int64_t* states, int64_t count, \
+                            int64_t batch, int64_t slots, int64_t draws, int64_t seed, int best,  \
+                            int threads) {                                                        \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, best);                          \
-    std::vector<Used>* all = descend(m, draws, uint64_t(seed), threads);                          \
+    std::vector<Used>* all = descend(m, states, slots, draws, uint64_t(seed), threads);           \
     found[0] = reinterpret_cast<int64_t>(all);                                                    \
     found[1] = all->size();                                                                       \
   }                                                                                               \
@@ -104,7 +105,7 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
   }                                                                                               \
   void chain_taken_##name(int64_t* found, int64_t* result) {                                      \
     auto* all = reinterpret_cast<std::vector<Used>*>(found[0]);                                   \
-    std::memcpy(result, all->data(), all->size() * sizeof(Used));                                 \
+    if (result) std::memcpy(result, all->data(), all->size() * sizeof(Used));                     \
     delete all;                                                                                   \
   }                                                                                               \
   void chain_compile_##name(const int32_t* literals, const int64_t* starts, const int32_t* order, \

@@ -25,12 +25,14 @@ struct Stream {
 // The parts of the nodes of one item.
 template <typename Real> struct Nodes {
   const Machine<Real>& m;
-  const int64_t item;
+  int64_t item;
+  const std::vector<uint8_t>* turned;  // of each slot, whether its table was turned; null: none
   Room<Real> room;
   const Real* row = nullptr;  // of the step and place that were read last
-  int64_t row_step = -1, row_place = -1;
+  int64_t row_step = -1, row_place = -1, row_item = -1;
 
-  Nodes(const Machine<Real>& machine, int64_t item) : m(machine), item(item) {}
+  Nodes(const Machine<Real>& machine, int64_t item, const std::vector<uint8_t>* turned = nullptr)
+      : m(machine), item(item), turned(turned) {}
 
   const int64_t* step(int64_t n) const { return m.steps + kFields * n; }
 
@@ -42,37 +44,58 @@ template <typename Real> struct Nodes {
       case kSites:
       case kGiven: return;
       case kTotal:
-      case kProduct:
+      case kProduct: {
+        const double off = m.levels ? highest(m, step, item, place) : 0;
         m.each_way(step, [&](int64_t, const int32_t* part, int64_t factors, int64_t way) {
           Real sum = 0;
+          double level = -off;
           for (int64_t f = 0; f < factors && sum > kNever<Real>; ++f, part += kPart) {
             const int64_t from = m.entry(part, way, item, place);
             sum += from < 0 ? kNever<Real> : m.arena[from + (part[4] > 1 ? label : 0)];
+            level += m.level_of(part, way, item, place);
           }
-          terms.push_back(sum);
+          terms.push_back(sum + Real(level));
         });
         return;
+      }
       case kSummed:
       case kLinked:
       case kRules: {
         const Link<Real> link(m, step);
-        if (n != row_step || place != row_place) row = link.in_logs(item, place, 0, room);
-        row_step = n, row_place = place;
+        if (n != row_step || place != row_place || item != row_item)
+          row = link.in_logs(item, place, link.rules ? link.base(item, place) : 0, room);
+        row_step = n, row_place = place, row_item = item;
         terms.assign(row, row + link.depth);
         if (step[0] == kSummed) return;
-        const int64_t* table = m.table(step[3]);
-        const Real* logs = reinterpret_cast<const Real*>(table[0]) +
-                           (table[1] > 1 ? item * table[2] : 0) + label * table[6];
-        for (int64_t i = 0; i < link.depth; ++i) terms[i] += logs[i * table[4]];
+        const Prepared<Real> t = prepared(m, step[3], item);
+        if (!turned || !(*turned)[step[3]]) {
+          const Real* logs = t.logs + label * t.column;
+          for (int64_t i = 0; i < link.depth; ++i) terms[i] += logs[i * t.row];
+          return;
+        }
+        constexpr int64_t wide = width<Real>();
+        for (int64_t first = 0; first < link.depth; first += wide) {
+          const Real* __restrict logs = t.back + first * t.columns + label * wide;
+          Real* __restrict to = terms.data() + first;
+          const int64_t count = std::min(wide, link.depth - first);
+          for (int64_t i = 0; i < count; ++i) to[i] += logs[i];
+        }
         return;
       }
       case kPairs:
       case kNone: {  // those that are not stored, too
         const int32_t *left = m.index + step[4], *right = m.index + step[5];
         const int64_t first = label / step[7], second = label % step[7];
-        for (int64_t s = 0; s < std::max(left[2], right[2]); ++s) {
+        const int64_t splits = std::max(left[2], right[2]);
+        const auto level = [&](int64_t s) {
+          return m.level_of(left, s, item, place) + m.level_of(right, s, item, place);
+        };
+        double off = kNever<double>;
+        for (int64_t s = 0; s < splits; ++s) off = std::max(off, level(s));
+        for (int64_t s = 0; s < splits; ++s) {
           const int64_t l = m.entry(left, s, item, place), r = m.entry(right, s, item, place);
-          terms.push_back(l < 0 || r < 0 ? kNever<Real> : m.arena[l + first] + m.arena[r + second]);
+          terms.push_back(l < 0 || r < 0 ? kNever<Real>
+                                         : m.arena[l + first] + m.arena[r + second] + Real(level(s) - off));
         }
         return;
       }
@@ -137,34 +160,42 @@ template <typename Real> struct Nodes {
   }
 };
 
-// Derivations of one item, all nodes of a step at once, so that shared work is done once.
+// Derivations of some items, all nodes of a step at once: shared work is done once, and values are
+// read in order.
 template <typename Real> struct Descent {
   struct Node {
-    int64_t place, label, tree, after;  // the last one: the next that waits for this step
+    // The last one: the next that waits for this step; the step itself where there is one tree.
+    int64_t item, place, label, tree, after;
+    bool operator<(const Node& other) const {
+      return std::tie(item, place, label, tree) <
+             std::tie(other.item, other.place, other.label, other.tree);
+    }
   };
   Nodes<Real> nodes;
   std::vector<Used>& used;
   std::vector<Stream> streams;
-  std::vector<int64_t> heads;
+  std::vector<int64_t> heads, draws;  // of each step the node that waits; of each tree its number
   std::vector<Node> waiting, here;
   std::vector<Real> terms;
   bool summed = false;
-  int64_t first = 0;  // the number of the first draw
+  int64_t* states;    // (draws, items, sites), where given in place of a list of sites used
 
-  Descent(const Machine<Real>& m, int64_t item, std::vector<Used>& used)
-      : nodes(m, item), used(used), heads(m.count, -1) {}
+  Descent(const Nodes<Real>& nodes, std::vector<Used>& used, int64_t* states)
+      : nodes(nodes), used(used), heads(nodes.m.count, -1), states(states) {}
 
   // Uses a site, takes the parts of a product, or waits until other nodes of the step are known.
   void take(int64_t n, int64_t place, int64_t label, int64_t tree) {
     const int64_t* step = nodes.step(n);
     if (step[0] == kSites) {
-      const int64_t draw = (first + tree) * nodes.m.batch + nodes.item;
-      used.push_back({draw, nodes.m.index[step[2] + place], label});
+      const int64_t draw = draws[tree];
+      const int64_t site = nodes.m.index[step[2] + place];
+      if (states) states[draw * nodes.m.table(0)[3] + site] = label;
+      else used.push_back({draw, site, label});
     } else if (step[0] == kProduct) {
       nodes.parts(n, place, label, 0,
                   [&](int64_t inner, int64_t p, int64_t l) { take(inner, p, l, tree); });
     } else {
-      waiting.push_back({place, label, tree, heads[n]});
+      waiting.push_back({nodes.item, place, label, tree, nodes.m.best ? n : heads[n]});
       heads[n] = waiting.size() - 1;
     }
   }
@@ -188,25 +219,32 @@ template <typename Real> struct Descent {
     return std::lower_bound(terms.begin(), terms.end(), terms.back()) - terms.begin();
   }
 
-  // A range of draws, each with a separate stream.
-  void run(uint64_t seed, int64_t from, int64_t last) {
+  // Ranges of items and draws; each draw has a separate stream.
+  void run(uint64_t seed, int64_t first_item, int64_t last_item, int64_t first, int64_t last) {
     const Machine<Real>& m = nodes.m;
-    first = from;
-    for (int64_t draw = first; draw < last; ++draw) {
-      const uint64_t tree = draw * m.batch + nodes.item;
-      streams.push_back({seed ^ Stream{tree}.next()});
-      take(m.count - 1, 0, 0, draw - first);
+    for (nodes.item = first_item; nodes.item < last_item; ++nodes.item)
+      for (int64_t draw = first; draw < last; ++draw) {
+        draws.push_back(draw * m.batch + nodes.item);
+        streams.push_back({seed ^ Stream{uint64_t(draws.back())}.next()});
+        take(m.count - 1, 0, 0, draws.size() - 1);
+      }
+    for (size_t k = 0; m.best && k < waiting.size(); ++k) {  // nothing is shared
+      const Node node = waiting[k];
+      nodes.item = node.item;
+      nodes.expand(node.after, node.place, node.label, terms);
+      nodes.parts(node.after, node.place, node.label, chosen(streams[node.tree]),
+                  [&](int64_t inner, int64_t p, int64_t l) { take(inner, p, l, node.tree); });
     }
-    for (int64_t n = m.count - 1; n >= 0; --n) {
+    for (int64_t n = m.count - 1; !m.best && n >= 0; --n) {
       here.clear();
       for (int64_t k = heads[n]; k >= 0; k = waiting[k].after) here.push_back(waiting[k]);
       if (here.empty()) continue;
-      std::sort(here.begin(), here.end(), [](const Node& one, const Node& other) {
-        return std::tie(one.place, one.label, one.tree) < std::tie(other.place, other.label, other.tree);
-      });
+      std::sort(here.begin(), here.end());
       for (size_t k = 0; k < here.size(); ++k) {
         const Node node = here[k];
-        if (!k || node.place != here[k - 1].place || node.label != here[k - 1].label) {
+        nodes.item = node.item;
+        if (!k || std::tie(node.item, node.place, node.label) !=
+                      std::tie(here[k - 1].item, here[k - 1].place, here[k - 1].label)) {
           nodes.expand(n, node.place, node.label, terms);
           summed = false;
         }
@@ -223,16 +261,36 @@ std::vector<Used>* together(const std::vector<std::vector<Used>>& parts) {
   return all;
 }
 
-// (derivation, site, state) of all sites that the draws of all items use.
+// Turns the tables of all items of which a best derivation reads about as many columns as they have.
 template <typename Real>
-std::vector<Used>* descend(const Machine<Real>& m, int64_t draws, uint64_t seed, int threads) {
+std::vector<uint8_t> turn_tables(const Machine<Real>& m, int64_t slots) {
+  std::vector<int64_t> reads(slots);
+  for (int64_t n = 0; n < m.count && m.best; ++n) {
+    const int64_t* step = m.steps + kFields * n;
+    if (step[0] == kLinked || step[0] == kRules) reads[step[3]] += m.batch * m.places(n);
+  }
+  std::vector<uint8_t> turned(slots);
+  for (int64_t slot = 1; slot < slots; ++slot) {
+    turned[slot] = reads[slot] && m.table(slot)[1] == 1 && reads[slot] >= m.table(slot)[5];
+    if (turned[slot]) prepare(prepared(m, slot, 0), true, true);
+  }
+  return turned;
+}
+
+// (derivation, site, state) of all sites that the draws of all items use, if `states` is not given.
+template <typename Real>
+std::vector<Used>* descend(const Machine<Real>& m, int64_t* states, int64_t slots, int64_t draws,
+                           uint64_t seed, int threads) {
   const int64_t blocks = m.batch >= threads ? 1 : std::min<int64_t>(draws, threads);
-  std::vector<std::vector<Used>> parts(m.batch * blocks);
+  const int64_t groups = blocks > 1 ? m.batch : std::min<int64_t>(m.batch, threads);
+  const std::vector<uint8_t> turned = turn_tables(m, slots);
+  std::vector<std::vector<Used>> parts(groups * blocks);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
-  for (int64_t job = 0; job < m.batch * blocks; ++job) {
-    const int64_t block = job % blocks;
-    Descent<Real>(m, job / blocks, parts[job])
-        .run(seed, draws * block / blocks, draws * (block + 1) / blocks);
+  for (int64_t job = 0; job < groups * blocks; ++job) {
+    const int64_t group = job / blocks, block = job % blocks;
+    Descent<Real>(Nodes<Real>(m, 0, &turned), parts[job], states)
+        .run(seed, m.batch * group / groups, m.batch * (group + 1) / groups, draws * block / blocks,
+             draws * (block + 1) / blocks);
   }
   return together(parts);
 }
@@ -329,17 +387,17 @@ NOINLINE void total_best(const Machine<Real>& m, const int64_t* step, int64_t fi
 
 // The score of the best derivation through each entry; -inf: none.
 template <typename Real>
-void run_best(const Machine<Real>& m, int64_t first, int64_t last, Real* above, Real* sites) {
+void run_best(const Machine<Real>& m, int64_t first, int64_t last, Real* above) {
   Room<Real> room;
   for (int64_t n = m.count - 1; n >= 0; --n) {
     const int64_t* step = m.steps + kFields * n;
     const int64_t places = m.places(n), labels = m.labels(n);
     switch (step[0]) {
       case kSites:
-        for (int64_t item = first; item < last; ++item)
+        for (int64_t item = first; step[3] && item < last; ++item)
           for (int64_t place = 0; place < places; ++place) {
             const Real* from = above + m.at(n, item, place);
-            Real* to = sites + (item * m.table(0)[3] + m.index[step[2] + place]) * labels;
+            Real* to = m.sites(above, item) + m.index[step[2] + place] * labels;
             for (int64_t j = 0; j < labels; ++j) raise(to[j], from[j]);
           }
         break;

@@ -80,10 +80,11 @@ template <typename Real> struct Link {
   // exp(row - top) and top; for pairs the sums over splits, relative to the largest of all.
   NOINLINE double scaled(int64_t item, int64_t place, Real* row, Room<Real>& room) const {
     if (!rules) {
-      const Real* x = in_logs(item, place, 0, row, room);
+      double off;
+      const Real* x = row_of(item, place, row, off);
       const Real top = finite(largest(x, depth));
       exps(row, x, top, depth);
-      return base(item, place) + top;
+      return off + top;
     }
     const double top = scaled_parts(item, place, room);
     std::fill(row, row + depth, Real(0));
@@ -97,6 +98,49 @@ template <typename Real> struct Link {
       }
     }
     return top;
+  }
+
+  // A row in logs, not of pairs, in room for it or where it lies; and its base.
+  const Real* row_of(int64_t item, int64_t place, Real* to, double& off) const {
+    const int64_t spot = source(place);
+    off = product ? 0 : m.level(inner, item, spot);
+    if (!product) return m.arena + m.at(inner, item, spot);
+    const Real* first = nullptr;  // the first factor, as long as it is the only one
+    for (int64_t f = 0; f < factors; ++f) {
+      const int32_t* part = product + f * kPart;
+      const int32_t* pair = m.found(part, 0, item, spot);
+      if (!pair) {
+        std::fill(to, to + depth, kNever<Real>);
+        return to;
+      }
+      const Real* x = m.arena + m.at(pair[0], item, pair[1]);
+      off += m.level(pair[0], item, pair[1]);
+      const Real* before = first ? first : to;
+      first = nullptr;
+      if (part[4] == 1 && f) for (int64_t i = 0; i < depth; ++i) to[i] = before[i] + x[0];
+      else if (part[4] == 1) std::fill(to, to + depth, x[0]);
+      else if (f) for (int64_t i = 0; i < depth; ++i) to[i] = before[i] + x[i];
+      else first = x;
+    }
+    return first ? first : to;
+  }
+
+  // row - top and top, of maxima; in doubles top is 0.
+  NOINLINE double levelled(int64_t item, int64_t place, Real* row, Room<Real>& room) const {
+    double off = rules ? base(item, place) : 0;
+    const Real* x = rules ? in_logs(item, place, off, row, room) : row_of(item, place, row, off);
+    const Real top = m.levels ? finite(largest(x, depth)) : 0;
+    for (int64_t i = 0; i < depth; ++i) row[i] = x[i] - top;
+    return off + top;
+  }
+
+  // Visits some rows, numbered by item and place, from a number on.
+  template <typename Visit> INLINE void each_row(int64_t first, int64_t some, Visit visit) const {
+    int64_t item = first / places, place = first % places;
+    for (int64_t r = 0; r < some; ++r) {
+      visit(r, item, place);
+      if (++place == places) place = 0, ++item;
+    }
   }
 
   // exp(left - ...), exp(right - ...) of every split, whose weight is in its left part.
@@ -141,26 +185,7 @@ template <typename Real> struct Link {
   // exact log-sums, or maxima, over splits.
   NOINLINE const Real* in_logs(int64_t item, int64_t place, double off, Real* to,
                                Room<Real>& room) const {
-    if (!rules) {
-      const int64_t spot = source(place);
-      if (!product) return m.arena + m.at(inner, item, spot);
-      const int64_t one = m.entry(product, 0, item, spot);
-      if (factors == 2 && product[4] > 1 && product[kPart + 4] > 1) {
-        const int64_t two = m.entry(product + kPart, 0, item, spot);
-        const Real *x = m.arena + one, *y = m.arena + two;
-        if (one >= 0 && two >= 0) {
-          for (int64_t i = 0; i < depth; ++i) to[i] = x[i] + y[i];
-          return to;
-        }
-      }
-      std::fill(to, to + depth, one < 0 ? kNever<Real> : Real(0));
-      for (int64_t f = 0; f < factors; ++f) {
-        const int64_t from = m.entry(product + f * kPart, 0, item, spot);
-        const bool wide = product[f * kPart + 4] > 1;
-        for (int64_t i = 0; i < depth; ++i) to[i] += from < 0 ? kNever<Real> : m.arena[from + i * wide];
-      }
-      return to;
-    }
+    if (!rules) return row_of(item, place, to, off);
     std::fill(to, to + depth, kNever<Real>);
     Real* tops = to;
     each_split(item, place, off, [&](const Real* one, const Real* two, Real more) {
@@ -216,40 +241,37 @@ NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first
     for (int64_t q = start; q < start + group; q += kBlock) {
       const int64_t some = std::min(kBlock, start + group - q);
       Real* rows = m.befores ? m.befores + m.batch * step[8] + q * depth : room.rows.data();
-      for (int64_t r = 0; r < some; ++r) {
-        const int64_t item = (q + r) / link.places, place = (q + r) % link.places;
+      link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         Real* row = rows + r * depth;
-        if (!m.best) {
-          tops[r] = link.scaled(item, place, row, room);
-          continue;
-        }
-        const Real* from = link.in_logs(item, place, 0, row, room);
-        if (from != row) std::memcpy(row, from, depth * sizeof(Real));
-      }
-      by_panels(rows, some, depth, t.ahead, columns, room.sums.data(), m.best);
-      for (int64_t r = 0; r < some; ++r) {
-        const int64_t item = (q + r) / link.places, place = (q + r) % link.places;
+        tops[r] = m.best ? link.levelled(item, place, row, room) : link.scaled(item, place, row, room);
+      });
+      Real* after = m.afters ? m.afters + m.batch * step[9] + q * columns : nullptr;
+      Real* products = after && stride == columns ? after : room.sums.data();
+      by_panels(rows, some, depth, t.ahead, columns, products, m.best);
+      link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         Real* out = m.arena + m.at(link.out, item, place);
-        const Real* sums = room.sums.data() + r * stride;
-        std::fill(out + columns, out + labels, kNever<Real>);
-        if (m.best) {
-          std::memcpy(out, sums, columns * sizeof(Real));
-          continue;
-        }
+        const Real* sums = products + r * stride;
+        if (columns < labels) std::fill(out + columns, out + labels, kNever<Real>);
         double* level = m.level_at(link.out, item, place);
         if (level) *level = tops[r];
-        logs(out, sums, t.peaks, level ? Real(0) : Real(tops[r]), columns);
-        if (m.afters)
-          std::memcpy(m.afters + m.batch * step[9] + (q + r) * columns, sums, columns * sizeof(Real));
-        bool lost = false;
+        const Real top = level ? 0 : Real(tops[r]);
+        if (m.best) {
+          for (int64_t j = 0; j < columns; ++j) out[j] = sums[j] + top;
+          return;
+        }
+        logs(out, sums, t.peaks, top, columns);
+        if (after && after != products)
+          std::memcpy(after + r * columns, sums, columns * sizeof(Real));
+        int lost = 0;
+#pragma omp simd reduction(| : lost)
         for (int64_t j = 0; j < columns; ++j) lost |= sums[j] < low;
-        if (!lost) continue;
+        if (!lost) return;
         const double base = link.base(item, place);
         const Real* row = link.in_logs(item, place, base, room);
         const Real more = Real(base - (level ? *level : 0));
         for (int64_t j = 0; j < columns; ++j)
           if (sums[j] < low) out[j] = exact_entry(t, row, j, room.terms) + more;
-      }
+      });
     }
   }
 }
@@ -294,15 +316,15 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
     const Real* before = m.befores + m.batch * step[8] + q * depth;
     const Real* sums = m.afters + m.batch * step[9] + q * columns;
     Real* after = shares + m.batch * step[9] + q * columns;
-    for (int64_t r = 0; r < some; ++r) {
-      const int64_t item = (q + r) / link.places, place = (q + r) % link.places;
+    link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
       const int64_t here = m.at(link.out, item, place);
       const Real *out = m.arena + here, *grad = grads + here;
       const Real* sum = sums + r * columns;
       Real* h = after + r * columns;
-      bool lost = false;
+      int lost = 0;
+#pragma omp simd reduction(| : lost)
       for (int64_t j = 0; j < columns; ++j)
-        lost |= sum[j] < low && grad[j] != 0 && out[j] > kNever<Real>;
+        lost |= int(sum[j] < low) & int(grad[j] != 0) & int(out[j] > kNever<Real>);
       if (lost) {
         const double base = link.base(item, place);
         const Real* row = link.in_logs(item, place, base, room);
@@ -322,10 +344,9 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
       }
       // Sums below the limit are passed on above, or are of nothing.
       for (int64_t j = 0; j < columns; ++j) h[j] = sum[j] < low ? 0 : grad[j] / sum[j];
-    }
+    });
     by_panels(after, some, columns, t.back, depth, room.sums.data(), false);
-    for (int64_t r = 0; r < some; ++r) {
-      const int64_t item = (q + r) / link.places, place = (q + r) % link.places;
+    link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
       const Real* back = room.sums.data() + r * wide;
       if (!link.rules) {
         const Real* e = before + r * depth;
@@ -334,7 +355,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
           if (labels > 1) for (int64_t i = 0; i < depth; ++i) to[i] += e[i] * back[i];
           else for (int64_t i = 0; i < depth; ++i) to[0] += e[i] * back[i];
         });
-        continue;
+        return;
       }
       link.scaled_parts(item, place, room);
       for (int64_t s = 0; s < link.splits; ++s) {
@@ -356,7 +377,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
           l[c] += value * sum;
         }
       }
-    }
+    });
     q += some;
   }
 }

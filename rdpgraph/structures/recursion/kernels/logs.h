@@ -93,22 +93,30 @@ template <typename Real> inline void store(Real* to, const Lane<Real>& lane, int
   else std::memcpy(to, &lane, count * sizeof(Real));
 }
 
+// Calls a step for each vector of so many numbers, with what is left; whole vectors as such.
+template <typename Real, typename Step> inline void by_lanes(int64_t count, Step step) {
+  int64_t k = 0;
+  for (; k + lanes<Real>() <= count; k += lanes<Real>())
+    step(k, std::integral_constant<int64_t, lanes<Real>()>());
+  if (k < count) step(k, count - k);
+}
+
 // result = exp(logs - peak).
 template <typename Real>
 void exps(Real* result, const Real* logs, Real peak, int64_t count) {
-  for (int64_t k = 0; k < count; k += lanes<Real>()) {
-    store(result + k, exp_of<Real>(load(logs + k, count - k) - peak), count - k);
-  }
+  by_lanes<Real>(count, [&](int64_t k, auto left) {
+    store(result + k, exp_of<Real>(load(logs + k, left) - peak), left);
+  });
 }
 
 // result = log(sums) + peak, + peaks if given.
 template <typename Real>
 void logs(Real* result, const Real* sums, const Real* peaks, Real peak, int64_t count) {
-  for (int64_t k = 0; k < count; k += lanes<Real>()) {
-    Lane<Real> value = log_of<Real>(load(sums + k, count - k)) + peak;
-    if (peaks) value += load(peaks + k, count - k);
-    store(result + k, value, count - k);
-  }
+  by_lanes<Real>(count, [&](int64_t k, auto left) {
+    Lane<Real> value = log_of<Real>(load(sums + k, left)) + peak;
+    if (peaks) value += load(peaks + k, left);
+    store(result + k, value, left);
+  });
 }
 
 }  // namespace

@@ -56,19 +56,18 @@ void moved(const Machine<Real>& m, const int64_t* step, int64_t item, Visit visi
 template <typename Real>
 void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uint8_t>& bad) {
   Room<Real> room;
+  std::memcpy(m.sites(m.arena, first), m.sites(const_cast<Real*>(m.template tensor<Real>(0)), first),
+              (last - first) * m.size_of_sites() * sizeof(Real));
   for (int64_t n = 0; n < m.count; ++n) {
     const int64_t* step = m.steps + kFields * n;
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
     switch (step[0]) {
       case kSites: {
-        const Real* unary = m.template tensor<Real>(0);
-        const int64_t all_sites = m.table(0)[3];
         for (int64_t item = first; item < last; ++item) {
-          Real* to = m.arena + m.at(out, item, 0);
-          for (int64_t place = 0; place < places; ++place) {
-            const Real* from = unary + (item * all_sites + m.index[step[2] + place]) * labels;
-            for (int64_t j = 0; j < labels; ++j) to[place * labels + j] = from[j];
-          }
+          Real *to = m.arena + m.at(out, item, 0), *from = m.sites(m.arena, item);
+          for (int64_t place = 0; place < places && step[3]; ++place)
+            std::memcpy(to + place * labels, from + m.index[step[2] + place] * labels,
+                        labels * sizeof(Real));
           bad[item] |= unsound(to, places * labels);
         }
         break;
@@ -105,7 +104,9 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
             std::memcpy(room.terms.data(), x, link.depth * sizeof(Real));
             const Real sum =
                 m.best ? largest(x, link.depth) : log_sum(room.terms.data(), link.depth);
-            m.arena[m.at(out, item, place)] = Real(base + sum);
+            double* level = m.level_at(out, item, place);
+            if (level) *level = base + finite(sum);
+            m.arena[m.at(out, item, place)] = level ? sum - finite(sum) : Real(base + sum);
           }
         break;
       }
@@ -130,22 +131,20 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
 
 template <typename Real>
 void run_down(const Machine<Real>& m, int64_t first, int64_t last, Real* grads, Real* shares,
-              Real* const* extras, Real* sites) {
+              Real* const* extras) {
   Room<Real> room;
   for (int64_t n = m.count - 1; n >= 0; --n) {
     const int64_t* step = m.steps + kFields * n;
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
     switch (step[0]) {
-      case kSites: {
-        const int64_t all_sites = m.table(0)[3];
-        for (int64_t item = first; item < last; ++item)
+      case kSites:
+        for (int64_t item = first; step[3] && item < last; ++item)
           for (int64_t place = 0; place < places; ++place) {
             const Real* grad = grads + m.at(out, item, place);
-            Real* to = sites + (item * all_sites + m.index[step[2] + place]) * labels;
+            Real* to = m.sites(grads, item) + m.index[step[2] + place] * labels;
             for (int64_t j = 0; j < labels; ++j) to[j] += grad[j];
           }
         break;
-      }
       case kGiven:
       case kNone:
       case kProduct: break;

@@ -92,12 +92,12 @@ template <typename Step> void by_rows(int64_t rows, Step step) {
   }
 }
 
-// Rows (`stride` apart) times one panel of some depth; (rows, width) into `result`. Sums of products,
-// or maxima of sums.
+// Rows (`stride` apart) times one panel of some depth; (rows, width) into `result`, whose rows are
+// `hop` apart. Sums of products, or maxima of sums.
 template <typename Real, int rows, bool best>
 __attribute__((noinline)) void multiply(const Real* left, int64_t stride,
                                         const Real* __restrict panel, int64_t depth,
-                                        Real* __restrict result) {
+                                        Real* __restrict result, int64_t hop) {
   Lane<Real> sums[rows][2];
   for (int row = 0; row < rows; ++row) sums[row][0] = sums[row][1] = all(best ? kNever<Real> : Real(0));
   for (int64_t k = 0; k < depth; ++k) {
@@ -117,14 +117,14 @@ __attribute__((noinline)) void multiply(const Real* left, int64_t stride,
       }
     }
   }
-  std::memcpy(result, sums, sizeof(sums));
+  for (int row = 0; row < rows; ++row) std::memcpy(result + row * hop, sums[row], sizeof(sums[row]));
 }
 
 template <typename Real, bool best = false>
 void multiply(int64_t rows, const Real* left, int64_t stride, const Real* panel, int64_t depth,
-              Real* result) {
+              Real* result, int64_t hop = width<Real>()) {
   by_rows(rows, [&](auto count) {
-    multiply<Real, decltype(count)::value, best>(left, stride, panel, depth, result);
+    multiply<Real, decltype(count)::value, best>(left, stride, panel, depth, result, hop);
   });
 }
 

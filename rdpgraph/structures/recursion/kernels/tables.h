@@ -15,7 +15,7 @@ enum Kind : int64_t {
 #define INLINE __attribute__((always_inline)) inline
 
 constexpr int64_t kFields = 12;   // numbers of one step
-constexpr int64_t kValue = 4;     // numbers of one value
+constexpr int64_t kValue = 6;     // numbers of one value
 constexpr int64_t kPart = 6;      // numbers of one factor of a product
 constexpr int64_t kTable = 8;     // numbers of one tensor
 constexpr int64_t kBlock = 64;    // rows of a link that are worked on together
@@ -23,15 +23,16 @@ constexpr int64_t kBlock = 64;    // rows of a link that are worked on together
 // A program and its inputs.
 template <typename Real> struct Machine {
   const int64_t* values;      // (n, kValue): numbers of one item before it, places, labels, rows with
-                              // levels before it; below 0: it has none
+                              // levels before it (below 0: it has none), where its first item begins
+                              // after these, numbers from one item to the next
   const int64_t* steps;       // (n, kFields)
   const int32_t* index;       // lists that steps point to
   const int64_t* tables;      // (slots, kTable): address, items, their stride, rows, their stride,
                               // columns, their stride, room of one item
-  Real* arena;                // all values
+  Real* arena;                // all values, the potentials of the sites first
   Real* room;                 // prepared tables
   double* levels;             // what is taken off rows of links and sums, so that long recursions
-                              // keep their digits; null: nothing. Only for sums and their gradient.
+                              // keep their digits; null: nothing
   Real *befores, *afters;     // rows of links before and after products, or null
   int64_t count, batch;
   bool best;
@@ -40,8 +41,11 @@ template <typename Real> struct Machine {
   int64_t labels(int64_t n) const { return values[kValue * n + 2]; }
   int64_t at(int64_t n, int64_t item, int64_t place) const {
     const int64_t* v = values + kValue * n;
-    return batch * v[0] + (item * v[1] + place) * v[2];
+    return batch * v[0] + v[4] + item * v[5] + place * v[2];
   }
+  // The sites of an item, at the start of values, gradients or scores of all.
+  int64_t size_of_sites() const { return table(0)[3] * table(0)[5]; }
+  Real* sites(Real* all, int64_t item) const { return all + item * size_of_sites(); }
   // Where the level of a row is; null: it is 0.
   double* level_at(int64_t n, int64_t item, int64_t place) const {
     const int64_t* v = values + kValue * n;
@@ -213,15 +217,13 @@ template <typename Real>
 void by_panels(const Real* left, int64_t rows, int64_t depth, const Real* panels, int64_t columns,
                Real* result, bool best) {
   const int64_t wide = width<Real>(), many = panels_of(columns, wide), stride = many * wide;
-  Real block[8 * width<Real>()];
   for (int64_t p = 0; p < many; ++p)
     for (int64_t r = 0; r < rows; r += kRows) {
       const int64_t some = std::min(kRows, rows - r);
       const Real *from = left + r * depth, *panel = panels + p * wide * depth;
-      if (best) multiply<Real, true>(some, from, depth, panel, depth, block);
-      else multiply(some, from, depth, panel, depth, block);
-      for (int64_t k = 0; k < some; ++k)
-        std::memcpy(result + (r + k) * stride + p * wide, block + k * wide, wide * sizeof(Real));
+      Real* to = result + r * stride + p * wide;
+      if (best) multiply<Real, true>(some, from, depth, panel, depth, to, stride);
+      else multiply(some, from, depth, panel, depth, to, stride);
     }
 }
 

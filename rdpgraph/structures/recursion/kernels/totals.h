@@ -80,8 +80,8 @@ void soft_sums(const Real* terms, int64_t ways, int64_t count, bool best, Real* 
   std::fill(out, out + count, kNever<Real>);
   for (int64_t a = 0; a < ways; ++a)
     for (int64_t j = 0; j < count; ++j) out[j] = std::max(out[j], terms[a * count + j]);
-  for (int64_t j = 0; j < count && ways > 1 && !best; j += lanes<Real>()) {
-    const int64_t left = count - j;
+  if (ways == 1 || best) return;
+  by_lanes<Real>(count, [&](int64_t j, auto left) {
     const Lane<Real> top = load(out + j, left);
     const Lane<Real> least = all<Real>(-std::numeric_limits<Real>::max());
     const Lane<Real> base = top < least ? Lane<Real>{} : top;
@@ -89,14 +89,13 @@ void soft_sums(const Real* terms, int64_t ways, int64_t count, bool best, Real* 
     for (int64_t a = 0; a < ways; ++a)
       sum += exp_of<Real>(load(terms + a * count + j, left) - base);
     store(out + j, base + log_of<Real>(sum), left);
-  }
+  });
 }
 
 // Terms (ways, count) become their shares of their sums, times gradients; 0 where nothing is possible.
 template <typename Real>
 void soft_shares(Real* terms, int64_t ways, int64_t count, const Real* grad) {
-  for (int64_t j = 0; j < count; j += lanes<Real>()) {
-    const int64_t left = count - j;
+  by_lanes<Real>(count, [&](int64_t j, auto left) {
     const Lane<Real> least = all<Real>(-std::numeric_limits<Real>::max());
     Lane<Real> top = all<Real>(kNever<Real>), sum = {};
     for (int64_t a = 0; a < ways; ++a) {
@@ -112,7 +111,7 @@ void soft_shares(Real* terms, int64_t ways, int64_t count, const Real* grad) {
     const Lane<Real> factor = top < least ? Lane<Real>{} : load(grad + j, left) / sum;
     for (int64_t a = 0; a < ways; ++a)
       store(terms + a * count + j, load(terms + a * count + j, left) * factor, left);
-  }
+  });
 }
 
 // The largest level of the alternatives of an entry.
