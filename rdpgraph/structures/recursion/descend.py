@@ -52,10 +52,10 @@ def descend(
     Raises:
         ImpossibleEvidenceError: an item has no derivation of the structure ``name``.
     """
-    done = _values(tape, name, best, generator)
+    done = _values(tape, generator, name=name, best=best)
     if isinstance(done, machine.Run):
         return Drawn(*done.descend(count, generator))
-    return _by_torch(whole(tape), done, count, best, generator)
+    return _by_torch(whole(tape), done, count, largest if best else drawn(generator))
 
 
 @torch.no_grad()
@@ -63,14 +63,16 @@ def configurations(
     tape: Tape, count: int, *, name: str, best: bool, generator: torch.Generator | None = None
 ) -> Tensor:
     """(count, *lead, *sites) the states of the sites in what `descend` finds, -1 if unused."""
-    done = _values(tape, name, best, generator)
+    done = _values(tape, generator, name=name, best=best)
     if isinstance(done, machine.Run):
         return done.states(count, generator).reshape(count, *tape.lead, *tape.site_shape)
-    return _by_torch(whole(tape), done, count, best, generator).states(tape, count)
+    return _by_torch(whole(tape), done, count, largest if best else drawn(generator)).states(
+        tape, count
+    )
 
 
 def _values(
-    tape: Tape, name: str, best: bool, generator: torch.Generator | None
+    tape: Tape, generator: torch.Generator | None, *, name: str, best: bool
 ) -> machine.Run | Reader:
     """Log-sums, or maxima, of a tape on which every item has a derivation."""
     require_generator(generator)
@@ -83,10 +85,7 @@ def _values(
     return reader
 
 
-def _by_torch(
-    tape: Tape, reader: Reader, count: int, best: bool, generator: torch.Generator | None
-) -> Drawn:
-    pick = largest if best else drawn(generator)
+def _by_torch(tape: Tape, reader: Reader, count: int, pick: Pick) -> Drawn:
     return picked(tape, reader, torch.arange(count * tape.batch, device=tape.device), pick)
 
 

@@ -78,7 +78,7 @@ _LOCK = Lock()
 def laid_out(tape: Tape, model: Any) -> Tape:
     """Lay out a model's recursion on an empty tape, or take the layout of an earlier one."""
     known, tensors, key = tuning.LAYOUT_TRIES, list[Tensor](), None
-    if tape.states is None and machine.serves(tape.unary, tape.dtype):
+    if machine.serves(tape):
         try:
             parts, met = (tape.unary, model), dict[int, int]()
             key = [described(part, tensors, met) for part in parts], tape.ranks, tape.dtype

@@ -42,7 +42,6 @@ class Run:
 
     def value(self, number: int) -> Tensor:
         """(B, P, K) of a step."""
-        batch = self.inputs.unary.shape[0]
         places = 0 if number in self.program.unstored else self.program.ranges[number][1]
         return self._part(self.values, number)[:, :places]
 
@@ -204,7 +203,7 @@ class Run:
 
 def program_of(tape: Tape) -> Program | None:
     """The program of a tape that has a goal, if the machine is there and has all steps."""
-    if tape.states is not None or not serves(tape.unary, tape.dtype):
+    if not serves(tape):
         return None
 
     def made() -> Program | None:
@@ -227,9 +226,10 @@ def inputs_of(tape: Tape, program: Program) -> Inputs:
     return Inputs(unary.to(tape.dtype).contiguous(), given)
 
 
-def serves(unary: Tensor, dtype: torch.dtype) -> bool:
+def serves(tape: Tape) -> bool:
     """Return whether the machine is there for a tape."""
-    return unary.device.type == "cpu" and not is_transformed() and library.available(dtype)
+    every = tape.states is None and tape.unary.device.type == "cpu"
+    return every and not is_transformed() and library.available(tape.dtype)
 
 
 def run(
@@ -306,7 +306,8 @@ def _tables(program: Program, inputs: Inputs) -> tuple["array[int]", int]:
     """(slots, 8) addresses, sizes and strides of tensors, and the size of the prepared tables."""
     unary = inputs.unary
     wide = library.panel_width(unary.element_size())
-    rows = array("q", [unary.data_ptr(), unary.shape[0], 0, unary.shape[1], 0, unary.shape[2], 0, -1])
+    batch, sites, states = unary.shape
+    rows = array("q", [unary.data_ptr(), batch, 0, sites, 0, states, 0, -1])
     size = 0
     for owner, part in zip(program.slots, inputs.given, strict=True):
         if isinstance(owner, Table):

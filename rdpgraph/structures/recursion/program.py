@@ -192,7 +192,7 @@ class _Lowering:
         far = kind in _LEVELLED  # whether its values grow with what is below it
         if kind in _MOVED:
             far = any(self.values[self.same.get(x.number, x.number)][3] >= 0 for x in of)
-        # Many places of one label are worked on as if they were labels of one place, without levels.
+        # Many places of one label are worked on as if they were labels, without levels.
         levelled = far and stored and (labels > 1 or places == 1)
         near = not far and kind in (_SITES, _GIVEN, *_MOVED)
         self.levelled &= levelled or near or not stored

@@ -238,7 +238,7 @@ class Recursion(Structure):
     def _mode_tape(self) -> Tape:
         """A tape of maxima; in the dtype of the potentials where the machine runs it."""
         blank = self._blank(self.unary, ranks=False, double=False)
-        if blank.dtype == torch.float32 and blank.states is None and machine.serves(blank.unary, blank.dtype):
+        if blank.dtype == torch.float32 and machine.serves(blank):
             tape = laid_out(blank, self)
             if machine.program_of(tape) is not None:
                 return tape

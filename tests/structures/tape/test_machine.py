@@ -354,6 +354,25 @@ def test_single_precision_holds_where_values_grow(kind):
         assert_close(part.double(), other, rtol=2e-5, atol=2e-5)
 
 
+@each
+@pytest.mark.parametrize("spread", [1.0, 300.0])
+def test_modes_in_single_precision_are_the_best(name, spread):
+    model = models(torch.float32)[name]
+    scaled = rebuilt(model, [spread * part for part in leaves(model)])
+    wide = rebuilt(scaled, [part.double() for part in leaves(scaled)])
+    mode = scaled.mode()
+    if torch.is_tensor(mode):
+        assert_close(wide.score(mode), wide.k_best(1).scores[0], rtol=1e-5, atol=1e-6 * spread)
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([1000, 700])])
+def test_modes_keep_their_digits_where_values_grow(lengths):
+    unary = torch.randn(2, 1000, 3, generator=torch.Generator().manual_seed(0)) + 8.0
+    model = Tags(unary, draw(3, 3).float(), lengths=lengths)
+    wide = rebuilt(model, [part.double() for part in leaves(model)])
+    assert_close(wide.score(model.mode()), wide.score(wide.mode()), rtol=0.0, atol=1e-4)
+
+
 @pytest.mark.parametrize("low", [-1e2, -1e3, -1e5])
 @pytest.mark.parametrize("kind", ["tags", "items", "segments", "spans", "words apart", "pairs"])
 def test_faint_entries_are_exact(kind, low):
