@@ -39,6 +39,9 @@ PAIRED_POSITIONS = 16
 STORED_TERMS = 2**12
 """Terms of sums in logs that are stored for the gradient; more are computed again."""
 
+SCORED_WORK = 2**16
+"""Multiply-adds of compiled code in the time of a step of torch, where either gives scores."""
+
 CACHED_EDGES = 50_000
 """Edges of a model whose orders are cached for the next one of its shape: 0.1 s to compute."""
 

@@ -147,6 +147,31 @@ def exhausting(tape: Tape, wanted: Tensor) -> Tensor:
     return torch.where(enough, goal(tape, reader), -math.inf)
 
 
+_ROUNDING = 1e-12  # of an expected number of sites, for each site
+
+
+def summed_alone(tape: Tape, wanted: Tensor) -> Tensor | None:
+    """`exhausting` by the machine, on all states, of which those of no configuration have -inf.
+
+    None where it does not run the tape, where that takes longer, and where some derivations use
+    fewer sites: their shares of the sum lower the expected number.
+    """
+    program = machine.program_of(tape)
+    if program is None or program.work * tape.batch > tuning.SCORED_WORK * len(tape.steps):
+        return None
+    inputs = machine.inputs_of(tape, program)
+    with torch.no_grad():
+        done = machine.run(program, inputs, whole=False, rows=True)
+        possible = done.goal > -math.inf
+        (uses, *_) = done.gradients(possible.to(done.goal), [True, *[False] * len(inputs.given)])
+        assert uses is not None
+        lacking = (uses.sum((1, 2)) - wanted.reshape(-1)).abs() > _ROUNDING * (1 + uses.shape[1])
+        if bool((possible & lacking).any()):
+            return None
+    tracked = any(part.requires_grad for part in (inputs.unary, *inputs.given))
+    return log_sum(tape) if tracked and torch.is_grad_enabled() else done.goal.reshape(tape.lead)
+
+
 @torch.no_grad()
 def max_marginals(tape: Tape) -> Tensor:
     """(*lead, *sites, K) the best score with each state of each site; -inf: none."""

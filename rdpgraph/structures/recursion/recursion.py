@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import current_property
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
@@ -24,6 +25,7 @@ from rdpgraph.structures.recursion.down import (
     log_sum,
     max_marginals,
     mean_values,
+    summed_alone,
     up,
     usable,
 )
@@ -171,9 +173,17 @@ class Recursion(Structure):
                 f"not used; got {int(states.min())} to {int(states.max())}."
             )
         used = states >= 0
+        wanted = used.flatten(states.ndim - self._dims).sum(-1)
+        chosen = states.unsqueeze(-1) == torch.arange(shape[-1], device=states.device)
+        if chosen.numel() <= tuning.CACHE_BLOCK:
+            unary = torch.where(chosen, self.unary, -math.inf)
+            blank = self._blank(unary, ranks=True, double=True)
+            if machine.serves(blank):
+                score = summed_alone(laid_out(blank, self), wanted)
+                if score is not None:
+                    return score.to(self.unary)
         weights = torch.where(used, 0.0, -math.inf).to(self.unary).unsqueeze(-1)
         only = self.restrict(states.clamp(min=0).unsqueeze(-1), weights)
-        wanted = used.flatten(states.ndim - self._dims).sum(-1)
         return exhausting(only.to_tape(double=True), wanted).to(self.unary)
 
     def entropy(self) -> Tensor:
