@@ -299,8 +299,7 @@ def captured(model: Any) -> list[Captured]:
             _function(part) for part in each if callable(part) or isinstance(part, property)
         ]
     while waiting:
-        function = waiting.pop()
-        code = getattr(function, "__code__", None)
+        code = getattr(function := waiting.pop(), "__code__", None)
         if code is None or code in seen or _is_sound(function):
             continue
         seen.add(code)
@@ -356,8 +355,8 @@ def _is_sound(item: Any) -> bool:
     if not isinstance(item, ModuleType | type | FunctionType | BuiltinFunctionType):
         return False
     name = item.__name__ if isinstance(item, ModuleType) else item.__module__
-    if isinstance(item, FunctionType):
-        name = item.__globals__["__name__"]  # not that of a function within it
+    if isinstance(item, FunctionType):  # not that of a function within it
+        name = item.__globals__["__name__"]
     return isinstance(name, str) and name.partition(".")[0] in _SOUND
 
 
@@ -378,8 +377,11 @@ def _function(item: Any) -> Any:
 
 def _read(code: CodeType) -> tuple[set[str], set[str]]:
     """The globals and the attributes that code reads, with the code within it."""
-    names, attributes = set[str](), set[str]()
+    names, attributes, called = set[str](), set[str](), False
     for step in dis.get_instructions(code):
+        called = "NULL" in step.argrepr or (called and step.opname == "LOAD_ATTR")
+        if called and str(step.argval).endswith("Tensor"):  # makes a copy that no trace sees
+            raise UnknownError
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             names.add(step.argval)
         elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
@@ -388,9 +390,8 @@ def _read(code: CodeType) -> tuple[set[str], set[str]]:
             raise UnknownError
     for item in code.co_consts:
         if isinstance(item, CodeType):
-            within = _read(item)
-            names |= within[0]
-            attributes |= within[1]
+            for known, within in zip((names, attributes), _read(item), strict=True):
+                known |= within
     return names, attributes
 
 
