@@ -173,7 +173,11 @@ def _projected(
     numbers = {x: place for place, x in enumerate(shown_variables, 1)}
     for x, weight in weights.items():
         if weight and abs(x) not in numbers:
-            fail(source, f"expected weights of the variables in c p show; {abs(x)} has one.")
+            fail(
+                source,
+                f"expected weights of the variables in c p show; {abs(x)} has one: show it, "
+                "or leave its weight out.",
+            )
     variables = {x: Variable(str(x), 2) for x in shown_variables}
     rows = [
         tuple((1 if x > 0 else -1) * numbers.setdefault(abs(x), len(numbers) + 1) for x in clause)

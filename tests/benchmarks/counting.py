@@ -2,16 +2,22 @@
 
     python tests/benchmarks/counting.py --seconds 20 --seeds 10
     python tests/benchmarks/counting.py --equivalences
+    python tests/benchmarks/counting.py --agreement 200
 
 For each size and ratio of clauses to variables the first prints how many of the models each way
 answers within the seconds; of those that it answers the median seconds, the median memory beyond
-that of the imports, and the size of circuits. Each answer is by a process of its own, with 2 GB;
-that of "count" has the memory of "pyganak" besides, where no circuit is compiled in a fifth of the
-time. Then the time of rows of evidence by one circuit, beside a count each.
+that of the imports, and the size of circuits. Each answer is by a process of its own, with 2 GB
+(d4 reserves as much again, and does not use it); "count" has the memory of another process besides
+where the library compiles no circuit soon. Then the time of rows of evidence by one circuit, beside
+a count each.
 
 The second compiles clauses with pairs of equivalent literals among them, and the same with such
 literals merged (strongly connected components of the clauses of two literals), and prints the sizes
 of both circuits.
+
+The third asks so many models of 50 to 300 variables for log Z by `Counting` and by pyganak alone,
+and prints how many each answers in the seconds, how many ours answers by a circuit, and the largest
+difference.
 """
 
 import argparse
@@ -25,10 +31,12 @@ import sys
 import time
 
 SIZES = ((50, 1.0), (50, 2.0), (50, 3.0), (100, 3.5), (200, 0.6), (300, 0.5))
+QUICK = ((50, 2.0), (75, 3.5), (100, 4.0), (150, 0.55), (200, 0.45), (300, 0.35))
 SEEDS = 3
 NAMES = ("circuit", "pysdd", "count", "pyganak")
 ROWS = 1000
 LIMIT = 2 * 10**9
+RESERVED = 2 * 10**9
 CHILD = "--child"
 
 
@@ -123,7 +131,7 @@ def asked(
         done = subprocess.run(
             [sys.executable, __file__, CHILD, *arguments], capture_output=True, text=True,
             timeout=seconds + 30, check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT)),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (LIMIT + RESERVED,) * 2),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None
@@ -203,13 +211,41 @@ def equivalences(seconds: float) -> None:
     print("merged over as given, least, median, most:", *(f"{ratio:.2f}" for ratio in spread))
 
 
+def agreement(count: int, seconds: float) -> None:
+    """Log Z of random models by `Counting`, and by pyganak alone in a process of its own."""
+    import rdpgraph as rg
+    from rdpgraph.io.dimacs import parse_dimacs
+
+    ours, theirs, both, circuits, worst = 0, 0, 0, 0, 0.0
+    for seed in range(count):
+        variables, ratio = QUICK[seed % len(QUICK)]
+        text = text_of(variables, clauses_of(variables, ratio, seed))
+        graph = parse_dimacs(text.encode(), source="random")
+        posterior = rg.infer(graph, scheduler=rg.Counting(seconds=seconds, memory=LIMIT))
+        try:
+            log_z = float(posterior.log_partition)
+        except rg.errors.BudgetError:
+            log_z = None
+        peer = asked("pyganak", variables, ratio, seed, seconds)
+        ours, theirs = ours + (log_z is not None), theirs + (peer is not None)
+        circuits += "circuit" in vars(posterior.solution)
+        if log_z is not None and peer is not None:
+            both, worst = both + 1, max(worst, abs(log_z - peer["log_z"]))
+        print(f"{seed + 1} models: counted {ours}, by pyganak {theirs}, by both {both}, "
+              f"circuits {circuits}, largest difference {worst:.2g} nats", flush=True)  # fmt: skip
+
+
 def main() -> None:
     """Compare all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--equivalences", action="store_true")
+    parser.add_argument("--agreement", type=int, default=0)
     options = parser.parse_args()
+    if options.agreement:
+        agreement(options.agreement, options.seconds)
+        return
     if options.equivalences:
         equivalences(options.seconds)
         return

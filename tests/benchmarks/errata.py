@@ -4,8 +4,8 @@
 
 Reads the files with a parser of its own and plain NumPy. Prints an upper bound of log10 Z (the
 largest value of each factor times the number of configurations), then log10 Z or a lower bound by
-`contracted`, in an order found by cotengra, or for rus a lower bound, the sum of some
-configurations, by `heaviest`.
+`contracted`, in an order found by cotengra. For rus it prints a lower bound, the sum of some
+configurations, by `heaviest`, and log10 Z between two bounds by `enumerated`.
 """
 
 import argparse
@@ -96,12 +96,10 @@ def contracted(
     return log_sum, True
 
 
-def heaviest(sizes: list[int], scopes: list[Scope], tables: list[np.ndarray], most: int) -> float:
-    """Log of a sum of some configurations of binary variables in pairs, a lower bound of log Z.
-
-    Variables are set one after the other. Of the partial configurations the best `most` go on, by
-    the score with each later variable summed alone.
-    """
+def in_pairs(
+    sizes: list[int], scopes: list[Scope], tables: list[np.ndarray]
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Log-values of no variable, of each one (count, 2), and of each pair (count, count, 2, 2)."""
     count = len(sizes)
     constant, single, pair = 0.0, np.zeros((count, 2)), np.zeros((count, count, 2, 2))
     for scope, table in zip(scopes, tables, strict=True):
@@ -114,7 +112,17 @@ def heaviest(sizes: list[int], scopes: list[Scope], tables: list[np.ndarray], mo
             single[scope[0]] += log_table
         else:
             constant += float(log_table)
-    left = [v for v in range(count) if sizes[v] == 2]
+    return constant, single, pair
+
+
+def heaviest(sizes: list[int], scopes: list[Scope], tables: list[np.ndarray], most: int) -> float:
+    """Log of a sum of some configurations of binary variables in pairs, a lower bound of log Z.
+
+    Variables are set one after the other. Of the partial configurations the best `most` go on, by
+    the score with each later variable summed alone.
+    """
+    constant, single, pair = in_pairs(sizes, scopes, tables)
+    left = [v for v, size in enumerate(sizes) if size == 2]
     best = pair.max(axis=(2, 3))
     log_scores, fields = np.array([constant]), single[None]
     while left:
@@ -127,6 +135,46 @@ def heaviest(sizes: list[int], scopes: list[Scope], tables: list[np.ndarray], mo
         order = np.argsort(-bounds)[:most]
         log_scores, fields = log_scores[order], fields[order]
     return float(np.logaddexp.reduce(log_scores))
+
+
+def enumerated(
+    sizes: list[int], scopes: list[Scope], tables: list[np.ndarray], log_least: float
+) -> tuple[float, float]:
+    """Bounds of log Z of binary variables in pairs, where Z is at least exp(log_least).
+
+    Variables of which no two share a factor are summed one by one for each configuration of the
+    others. These are set one after the other, all configurations side by side; what has a bound
+    below e^-30 of Z, by the largest value of each pair of later variables, is added to the upper
+    bound and left.
+    """
+    constant, single, pair = in_pairs(sizes, scopes, tables)
+    pair = np.maximum(pair, -1e5)  # differences of zeros; e^-1e5 is none
+    near = [
+        {v for scope in scopes if u in scope for v in scope if v != u} for u in range(len(sizes))
+    ]
+    every, summed = [v for v, size in enumerate(sizes) if size == 2], []
+    for v in sorted(every, key=lambda v: len(near[v])):
+        if not near[v].intersection(summed):
+            summed.append(v)
+    left = [v for v in every if v not in summed]
+    spread = np.ptp(pair, axis=(2, 3)).sum(1)
+    log_scores, fields, log_lost = np.array([constant]), single[None], -math.inf
+    while left:
+        v = max(left, key=lambda v: spread[v])
+        left.remove(v)
+        log_scores = np.concatenate([log_scores + fields[:, v, x] for x in range(2)])
+        fields = np.concatenate([fields + pair[v, :, x] for x in range(2)])
+        bounds = log_scores.copy()
+        for place, u in enumerate([*left, *summed]):
+            later = (
+                pair[u, left[place + 1 :] if place < len(left) else left].max(axis=2).sum(axis=0)
+            )
+            bounds += np.logaddexp(fields[:, u, 0] + later[0], fields[:, u, 1] + later[1])
+        kept = bounds > log_least - 30
+        log_lost = np.logaddexp(log_lost, np.logaddexp.reduce(bounds[~kept], initial=-math.inf))
+        log_scores, fields, bounds = log_scores[kept], fields[kept], bounds[kept]
+    log_sum = np.logaddexp.reduce(bounds)
+    return float(log_sum), float(np.logaddexp(log_sum, log_lost))
 
 
 def main() -> None:
@@ -149,6 +197,8 @@ def main() -> None:
             log_least = heaviest(sizes, scopes, tables, options.rows)
             least = math.floor(1000 * log_least / math.log(10)) / 1000  # rounded down: a bound
             print(f"  log10 Z at least {least}", flush=True)
+            low, high = (x / math.log(10) for x in enumerated(sizes, scopes, tables, log_least))
+            print(f"  log10 Z from {low:.9f} to {high:.9f}", flush=True)
         elif name != "relational_5":  # its bound is enough
             log_z, whole = contracted(sizes, scopes, tables, reference * math.log(10))
             least = "" if whole else "at least "

@@ -17,6 +17,7 @@ from rdpgraph.engines.counting import worker
 from rdpgraph.engines.counting.counter import log_count
 from rdpgraph.engines.counting.encoding import encoded
 from rdpgraph.engines.counting.solution import CountedFirst, CountedSolution
+from rdpgraph.io.dimacs import parse_dimacs
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.schedulers.scheduler import reduced
 from rdpgraph.structures.recursion.library import function
@@ -281,6 +282,18 @@ def test_a_circuit_answers_first_where_it_is_compiled() -> None:
     assert float(graph.score_states(posterior.mode())) == pytest.approx(
         float(graph.score_states(exact.solution.mode()))
     )
+
+
+def test_components_of_other_variables_and_clauses_are_told_apart() -> None:
+    # Variables and clauses of two components make the same list of numbers here.
+    text = """p cnf 10 13
+        -10 -9 8 0 -10 -1 3 0 -10 5 7 0 -10 6 8 0 -8 -3 1 0 -8 4 0 -7 1 4 0 -7 5 6 0
+        -6 9 0 -5 -2 6 0 -5 -1 6 0 -4 -1 3 0 -2 8 9 0"""
+    graph = parse_dimacs(text.encode(), source="clauses")
+    posterior = rg.infer(graph, scheduler=rg.Counting(memory=1e9))
+    _ = posterior.marginals()  # by a circuit
+    exact = rg.infer(graph, scheduler=rg.Contraction()).log_partition
+    torch.testing.assert_close(posterior.log_partition, exact)
 
 
 def by_d4(graph: rg.FactorGraph, seconds: float = 60.0) -> CountedSolution:

@@ -143,7 +143,10 @@ struct Compiler {
     look();
     std::sort(variables.begin(), variables.end());
     std::sort(rows.begin(), rows.end());
-    std::string key(reinterpret_cast<const char*>(variables.data()), 4 * variables.size());
+    // Their number first: variables and clauses are numbers alike.
+    const int32_t members = int32_t(variables.size());
+    std::string key(reinterpret_cast<const char*>(&members), 4);
+    key.append(reinterpret_cast<const char*>(variables.data()), 4 * variables.size());
     key.append(reinterpret_cast<const char*>(rows.data()), 4 * rows.size());
     const auto place = known.find(key);
     if (place != known.end()) return place->second;
