@@ -117,10 +117,10 @@ class Run:
     def states(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, sites) the states that `descend` finds; -1 for a site that is not used."""
         batch, sites, _ = self.inputs.unary.shape
-        found = torch.full((count, batch, sites), -1, device="cpu")
-        held = self._descended(found, count, generator)
+        states = torch.full((count, batch, sites), -1, device="cpu")
+        held = self._descended(states, count, generator)
         library.function("taken", self.inputs.unary.dtype)(held.buffer_info()[0], None)
-        return found
+        return states
 
     def _descended(
         self, states: Tensor | None, count: int, generator: torch.Generator | None
