@@ -433,3 +433,12 @@ def test_text_of_stim_is_read_as_stim_reads_it(tmp_path):
     flat = rg.ParityModel.from_dem(dem.flattened())
     assert flat.checks.columns == model.checks.columns
     assert torch.equal(flat.unary, model.unary)
+
+
+def test_a_constant_beside_parities_counts():
+    a, b, c = (rg.Variable(name, 2) for name in "abc")
+    parity = rg.Factor((a, b), rg.Xor(2, dtype=torch.float64))
+    constants = torch.tensor([-math.inf, -0.5, 2.0], dtype=torch.float64)
+    graph = rg.FactorGraph([parity, rg.Factor((), rg.Table.from_logs(constants))], (a, b, c))
+    expected = math.log(4) + constants  # two values of a and b, two of c
+    torch.testing.assert_close(rg.infer(graph).log_partition, expected)

@@ -21,6 +21,8 @@ def recognised(graph: FactorGraph) -> tuple[Parities, Tensor, Tensor, Tensor] | 
     parities = [block.select() for block in joint if isinstance(block.potential, Automaton)]
     if not joint or len(parities) < len(joint) or bool((graph.domain.sizes != 2).any()):
         return None
+    if any(block.arity == 0 for block in graph.blocks):
+        return None  # a constant, which is no potential of a variable
     columns: list[list[int]] = [[] for _ in range(graph.num_variables)]
     count, seen, batch = 0, list[Tensor](), graph.batch_shape
     numbers = torch.arange(graph.num_variables, device="cpu")

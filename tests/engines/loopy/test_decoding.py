@@ -354,3 +354,12 @@ def test_modes_of_small_frustrated_grids_are_the_best_most_of_the_time():
     found, truth = graph.score({**loopy(graph).mode()}), brute_force(graph).maximum
     assert bool((found <= truth + 1e-9).all())
     assert float((found >= truth - 1e-9).double().mean()) > 0.8
+
+
+def test_a_mode_after_one_of_a_model_with_other_variables_without_factors():
+    equal = torch.zeros(2, 2, dtype=torch.float64)
+    for count in (3, 2, 4):
+        variables = [rg.Variable(f"v{number}", 2) for number in range(count)]
+        graph = rg.FactorGraph([rg.Factor(variables[:2], rg.Table.from_logs(equal))], variables)
+        mode = rg.infer(graph, scheduler=rg.Loopy()).mode()
+        assert set(mode) == set(variables)
