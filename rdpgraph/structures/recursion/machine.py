@@ -41,9 +41,10 @@ class Run:
     best: bool  # whether values are maxima
 
     def value(self, number: int) -> Tensor:
-        """(B, P, K) of a step."""
-        places = 0 if number in self.program.unstored else self.program.ranges[number][1]
-        return self._part(self.values, number)[:, :places]
+        """(B, P, K) of a step; of no places if it is not stored."""
+        if number in self.program.unstored:
+            return self.values.new_empty(len(self.inputs.unary), 0, self.program.ranges[number][2])
+        return self._part(self.values, number)
 
     def _part(self, values: Tensor, number: int) -> Tensor:
         """(B, P, K) of a step, in a tensor of all."""
