@@ -3,6 +3,7 @@
 import itertools
 import math
 import warnings
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -80,15 +81,12 @@ def checked_suffix(target: str | Path) -> Path:
     return target
 
 
-def blank(width: float = 6.4, height: float = 4.8) -> tuple[Any, Any]:
+def blank(width: float = 6.4, height: float = 4.8, *, needs: str = "matplotlib") -> tuple[Any, Any]:
     """An empty picture of matplotlib, of so many inches, and axes that fill it."""
-    try:
-        import scipy  # noqa: F401  # pyright: ignore  # networkx lays graphs out with it
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnsupportedError(
-            "draw needs matplotlib and scipy: pip install 'rdpgraph[draw]'."
-        ) from None
+    if not all(map(find_spec, needs.split(" and "))):
+        raise UnsupportedError(f"draw needs {needs}: pip install 'rdpgraph[draw]'.")
+    from matplotlib.figure import Figure
+
     picture = Figure(figsize=(width, height))
     return picture, picture.add_axes((0.0, 0.0, 1.0, 1.0))
 

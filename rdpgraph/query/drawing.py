@@ -20,6 +20,7 @@ from rdpgraph.query.layouts import Point, edges_of, layered, line_of, unfolded
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 
+_LAID_OUT = "matplotlib and scipy"  # networkx lays graphs out with scipy
 _WITH_BARS = 40  # variables with marginals
 _WITH_NAMES = 150  # variables with names
 _MOST = 400  # variables
@@ -121,7 +122,7 @@ def _draw_graph(graph: FactorGraph, target: Path, posterior: Posterior | None) -
         )
     if not count:
         raise UnsupportedError("There is no variable to draw.")
-    picture, axes = blank()
+    picture, axes = blank(needs=_LAID_OUT)
     variables = [graph.domain.variable(number) for number in range(count)]
     shown = posterior if count <= _WITH_BARS else None
     boxes = [box_of(variable, shown) if count <= _WITH_NAMES else None for variable in variables]
@@ -142,7 +143,7 @@ def _draw_plan(plan: Plan, target: Path) -> None:
             f"A plan has a picture where it contracts, with at most {_MOST} factors and products; "
             f"this one is by {plan.route}. Draw the graph."
         )
-    picture, axes = blank()
+    picture, axes = blank(needs=_LAID_OUT)
     tree = plan.tree
     shapes = ["x".join(str(tree.topology.sizes[v]) for v in scope) or "1" for scope in tree.scopes]
     boxes = {str(tensor): Box(shape) for tensor, shape in enumerate(shapes)}
