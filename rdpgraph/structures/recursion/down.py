@@ -77,17 +77,27 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
     return reader
 
 
-def log_sum(tape: Tape) -> Tensor:
-    """(*lead,) the log-sum of all derivations; twice differentiable."""
-    program = machine.program_of(tape)
+_COLDEST = 1e-6  # the temperature below which scores over it might overflow in float32
+
+
+def log_sum(tape: Tape, temperature: float = 1.0) -> Tensor:
+    """(*lead,) the log-sum of all derivations; twice differentiable.
+
+    At another temperature, which needs ``ranks=False``, that of all values over it, times it.
+    """
+    program = machine.program_of(tape) if temperature >= _COLDEST else None
     if program is None:
         tape = whole(tape)
-        return goal(tape, up(tape))
+        return goal(tape, up(tape, temperature))
     given = machine.inputs_of(tape, program)
+    if temperature != 1.0:
+        given = given.over(temperature)
     if not torch.is_grad_enabled():
-        return machine.run(program, given, whole=False).goal.clone().reshape(tape.lead)
-    result = machine.log_sum(program, given, _by_torch(tape, program))
-    return result if len(tape.lead) == 1 else result.reshape(tape.lead)
+        result = machine.run(program, given, whole=False).goal.clone()
+    else:
+        result = machine.log_sum(program, given, _by_torch(tape, program))
+    result = result if len(tape.lead) == 1 else result.reshape(tape.lead)
+    return result if temperature == 1.0 else temperature * result
 
 
 def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:

@@ -90,6 +90,11 @@ class Inputs:
     # int64.
     given: Sequence[Tensor]
 
+    def over(self, temperature: float) -> "Inputs":
+        """All log-values over a temperature."""
+        parts = [part / temperature if part.is_floating_point() else part for part in self.given]
+        return Inputs(self.unary / temperature, parts)
+
 
 def tensor_of(slot: Slot, dtype: torch.dtype) -> Tensor:
     """The tensor of a slot, from its source."""

@@ -21,12 +21,10 @@ from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.descend import Drawn, best, configurations, descend
 from rdpgraph.structures.recursion.down import (
     exhausting,
-    goal,
     log_sum,
     max_marginals,
     mean_values,
     summed_alone,
-    up,
     usable,
 )
 from rdpgraph.structures.recursion.layouts import laid_out, whole
@@ -303,8 +301,7 @@ class Recursion(Structure):
         )
 
         def log_partition(unary: Tensor) -> Tensor:
-            tape = self.to_tape(unary=unary, ranks=False)
-            return goal(tape, up(tape, temperature))
+            return log_sum(self._laid_out(unary, ranks=False), temperature)
 
         tracked = is_tracked(self)
         _, (gradient,) = expectations(log_partition, [noisy * temperature], tracked=tracked)
