@@ -227,6 +227,14 @@ def test_chains_of_which_the_same_is_left_share_a_graph():
     assert drawn.sum(1).tolist() == [2] * 5
 
 
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_log_weights_of_a_bitext_s_root_count_within_a_mask(batch):
+    rules = [rg.trees.DenseRules(draw(3, 3, 3, seed=seed)) for seed in (1, 2)]
+    model = rg.Bitext(draw(*batch, 3, 3, 3, 3, 3), *rules, root=draw(3, seed=4))
+    posterior = pruned(model, 1, selected=Alternating(share=0.0))
+    assert_close(posterior.marginals(), model.marginals())
+
+
 @pytest.mark.parametrize("kind", [rg.Bitext, rg.MixedBitext])
 def test_a_start_takes_no_word_twice(kind):
     # Sentences in which words come again: all links of these are as good.

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.distributions import MultivariateNormal, Normal
 
 from rdpgraph.errors import ModelError
 from rdpgraph.gp import (
@@ -94,6 +95,29 @@ def test_score_function_gradients_are_right_in_mean(control):
     )
     error = found.std(0) / len(found) ** 0.5
     assert ((found.mean(0) - truth).abs() <= 5 * error + 1e-9).all()
+
+
+def test_a_score_function_averages_log_likelihoods_times_gradients_of_log_q():
+    q, known, group = problem()
+    gaussians = models.functions(q, known, group).gaussians()
+    parts = [gaussians.mean, gaussians.covariance, gaussians.pairwise_mean,
+             gaussians.pairwise_scale]  # fmt: skip
+    terms = []
+
+    class Weighed(Quadratic):
+        def log_prob(self, labels, unary, pairwise):
+            values = super().log_prob(labels, unary, pairwise)
+            with torch.enable_grad():
+                own = MultivariateNormal(*parts[:2]).log_prob(unary.mT).sum(-1)
+                own = own + Normal(*parts[2:]).log_prob(pairwise).sum((1, 2)).unsqueeze(1)
+                terms.append(values * own)
+            return values
+
+    found = gradient(q, known, group, ScoreFunction(3, control=0.0, dtype=F64), Weighed(), 0)
+    slopes = torch.autograd.grad(torch.cat(terms).mean(0).sum(), list(q.parameters()),
+                                 allow_unused=True)  # fmt: skip
+    wanted = torch.cat([one.flatten() for one in slopes if one is not None])
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.long

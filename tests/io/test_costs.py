@@ -145,6 +145,12 @@ def test_wcsp_costs_are_minus_log_values():
     same(graph, parse_wcsp(format_wcsp(graph)))
 
 
+def test_a_variable_of_a_wcsp_may_have_one_state():
+    graph = parse_wcsp("one 2 2 1 9\n1 2\n2 0 1 4 1\n0 1 3\n")
+    assert [v.size for v in graph.variables] == [1, 2]
+    assert tables(graph)[0][1].tolist() == [[-4.0, -3.0]]
+
+
 def test_cfn_holds_any_log_values():
     graph = parse_cfn(CFN)
     pair = [[-0.25, -0.25, -math.inf], [1.5, -0.25, -0.25]]

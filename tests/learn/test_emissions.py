@@ -265,6 +265,17 @@ def test_a_mixture_weighs_its_components() -> None:
     torch.testing.assert_close(found.emission.covariances, expected.covariances)
 
 
+def test_draws_of_a_mixture_are_of_a_component_by_its_weight() -> None:
+    means = torch.tensor([[0.0], [1.0], [2.0], [3.0]]).double()
+    sure = learn.Gaussian("full", means, torch.full((4, 1, 1), 1e-12).double())
+    weights_ = torch.tensor([[0.0, 1.0], [0.3, 0.7]]).double()
+    states = torch.tensor([0] * 50 + [1] * 4000)
+    drawn = learn.Mixture(2, sure, weights_.log()).sample(states, draws())[:, 0].round()
+    assert drawn[:50].unique().tolist() == [1.0]
+    assert drawn[50:].unique().tolist() == [2.0, 3.0]
+    assert abs(float(drawn[50:].mean()) - 2.7) < 5 * math.sqrt(0.21 / 4000)
+
+
 def test_a_product_is_of_its_columns() -> None:
     normal, counts = gaussian("full"), learn.Poisson(torch.tensor([[1.0], [3.0]]))
     both = learn.Product([(counts, [2]), (normal, [0, 1, 3])])

@@ -274,6 +274,15 @@ def test_numbers_and_categories_are_states():
     assert network.graph_.cpt("k")[:, 2].tolist() == pytest.approx([0, 0], abs=1e-4)
 
 
+@pytest.mark.parametrize("size", [2**7, 2**7 + 1, 2**15 + 1])
+def test_the_last_of_many_states_is_counted(size):
+    x = rg.Variable("x", size)
+    start = rg.FactorGraph.bayesian_network([(x, (), torch.full((size,), 1 / size).double())])
+    network = BayesianNetwork(start).fit(pandas.DataFrame({"x": [size - 1, 0, None, size - 1]}))
+    found = network.graph_.cpt("x")
+    assert found[[0, -1]].tolist() == pytest.approx([1 / 3, 2 / 3], abs=1e-4)
+
+
 def test_manners_of_scikit_learn():
     base = pytest.importorskip("sklearn.base")
     selection = pytest.importorskip("sklearn.model_selection")

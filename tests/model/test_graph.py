@@ -112,6 +112,14 @@ def test_a_million_factors_are_a_few_blocks():
     assert float(score) == 0.0
 
 
+def test_scopes_of_a_block_become_tuples():
+    x = rg.VariableArray("x", (3,), 2)
+    single, pair = rg.Table(torch.zeros(2)), rg.Table(torch.zeros(2, 2))
+    assert rg.FactorBlock(x, single).scopes == (x,)
+    assert rg.FactorBlock(([x[0], x[1]] for _ in range(1)), single).scopes == ((x[0], x[1]),)
+    assert rg.FactorBlock([x[1:], x[:-1]], pair).scopes == (x[1:], x[:-1])
+
+
 def test_blocks_broadcast_tables_and_batches():
     sites = rg.VariableArray("s", (3,), 2)
     values = torch.randn(5, 1, 2, dtype=torch.float64)
@@ -187,5 +195,11 @@ def test_restriction_is_gathering():
 
 
 def test_a_graph_prints_for_people():
-    shown = repr(rg.FactorGraph([rg.Factor((rg.Variable("a", 2),), rg.Table(torch.zeros(2)))]))
-    assert shown.splitlines()[0] == "FactorGraph of 1 variables and 1 factors"
+    a, b = rg.Variable("a", ("no", "yes")), rg.VariableArray("b", (2,), 7)
+    pairs = rg.FactorBlock((b,), rg.Table(torch.zeros(7)))
+    shown = repr(rg.FactorGraph([rg.Factor((a,), rg.Table(torch.zeros(2))), pairs]))
+    assert shown.splitlines() == [
+        "FactorGraph of 3 variables and 3 factors",
+        "  variables: a (no, yes); b (2,) of 7 states",
+        "  factors: 2 of shape (7,) (one table); 1 of shape (2,)",
+    ]

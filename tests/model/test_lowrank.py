@@ -99,6 +99,7 @@ def test_embeddings_of_a_million_states_are_evaluated_without_a_table():
     [
         (torch.zeros(3, 2), torch.zeros(3, 4), "one rank"),
         (torch.zeros(3), torch.zeros(3), "log-factors"),
+        (torch.zeros(3, 0), torch.zeros(3, 0), "at least 1"),
         (torch.zeros(3, 2).long(), torch.zeros(3, 2), "floating"),
         (torch.full((3, 2), torch.inf), torch.zeros(3, 2), "below"),
         (torch.zeros(2, 3, 2), torch.zeros(3, 3, 2), "broadcast"),

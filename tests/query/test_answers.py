@@ -140,15 +140,16 @@ def test_joints_that_cannot_be_had():
         tight.joint([A, B, C, D])
 
 
-def grid():
+def grid(seen=(1, None)):
     graph = rg.FactorGraph(
         [rg.FactorBlock((X,), drawn(2, 3, 2)), rg.Factor((NAMED, X[0, 0]), drawn(3, 2))]
     )
-    return graph, rg.infer(graph.condition({X[1, 2]: [1, None]}))
+    return graph, rg.infer(graph.condition({X[1, 2]: seen}))
 
 
-def test_answers_take_names_members_and_views():
-    _, posterior = grid()
+@pytest.mark.parametrize("seen", [1, (1, None)])
+def test_answers_take_names_members_and_views(seen):
+    _, posterior = grid(seen)
     draws = posterior.sample(4, generator=torch.Generator().manual_seed(0))
     for answers, ends in ((posterior.marginals(), 1), (posterior.max_marginals(), 1), (draws, 0)):
         whole = answers[X]

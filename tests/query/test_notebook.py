@@ -34,6 +34,11 @@ def test_a_graph_its_plan_and_its_answers():
         assert NAME not in html
         assert "<i>" not in html
     assert html_of(model).count("<circle") == 4
+    svg = ElementTree.fromstring(html_of(model).replace("<br>", "<br/>")).find(".//{*}svg")
+    wide, high = map(float, svg.get("viewBox").split()[2:])
+    for dot in svg.iterfind(".//{*}circle"):
+        assert 0 < float(dot.get("cx")) < wide
+        assert 0 < float(dot.get("cy")) < high
     assert html_of(posterior.marginals()).count("width:40px") == 2
     assert "&lt;i&gt;" in html_of(posterior.mode())
     many = rg.VariableArray("z", (10_000,), 2)

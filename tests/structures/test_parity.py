@@ -370,6 +370,14 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_a_line_of_a_detector_error_model_is_refused_by_its_number(wrong):
+    lines = ["error(0.1) D0", "error(0.2) D0 D1", "error(0.1) D1"]
+    lines[wrong] = "error(2) D0"
+    with pytest.raises(rg.errors.FileFormatError, match=f"line {wrong + 1}: a probability"):
+        rg.ParityModel.from_dem("\n".join(lines))
+
+
 @pytest.mark.parametrize("what", BAD)
 def test_errors_are_one_line(what):
     with pytest.raises((rg.errors.RdpgraphError, OSError)) as caught:
@@ -396,6 +404,18 @@ def test_check_matrices_are_read_from_files(tmp_path):
     (tmp_path / "broken.npz").write_bytes(b"PK")
     with pytest.raises(rg.errors.FileFormatError, match="no sparse matrix"):
         rg.ParityModel(tmp_path / "broken.npz", odds)
+
+
+def test_transforms_of_torch_func_pass_through_log_z():
+    odds = torch.tensor([[-3.0, -1.0, 0.5, -2.0, 1.0], [0.3, -2.0, -0.5, 2.0, -1.0]]).double()
+
+    def model(odds):
+        return rg.ParityModel(REPETITION, odds, syndrome=[1, 0, 0, 1])
+
+    of_each = torch.func.vmap(lambda odds: model(odds).log_partition())(odds)
+    torch.testing.assert_close(of_each, model(odds).log_partition())
+    slopes = torch.func.grad(lambda odds: model(odds).log_partition())(odds[0])
+    torch.testing.assert_close(slopes, model(odds[0]).marginals()[:, 1] - odds[0].sigmoid())
 
 
 def test_a_check_that_no_error_flips():
