@@ -152,8 +152,7 @@ class Distinct:
 def read_rows(data: Any, domain: Domain) -> Iterator[Distinct]:
     """Distinct rows of a table, chunk by chunk, each of weight one; absent columns are missing."""
     count = count_rows(data)
-    most = int(domain.sizes.max())
-    kind = np.int8 if most < 2**7 else np.int16 if most < 2**15 else np.int32
+    kind = np.min_scalar_type(-int(domain.sizes.max()))
     for name in columns(data):
         if not domain.holds(name):
             raise ModelError(f"Column {name!r} is no variable of the network; drop it, or add it.")
