@@ -237,7 +237,8 @@ class _Approximate:
             others = replace(self, counting=("", None)).solution
             kept = (1.0 - effort.COUNTED) * left - effort.MESSAGE_RUNS * _soon(self.network)
             kept = max(kept, 0.0) if has_both(self.network) else 0.0
-            return CountedFirst(self.counting[1](effort.COUNTED * left), others, left, kept)
+            count = self.counting[1](effort.COUNTED * left)
+            return CountedFirst(count, others, Allowance(left), kept)
         network, hard = self.network, self.network.possible is not None
         allowance = replace(self.allowance, spent=self.allowance.spent + spent)
         loopy = tuple(partial(self._attempt, each) for each in (_HARD if hard else _SOFT))

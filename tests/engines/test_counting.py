@@ -274,7 +274,7 @@ def test_a_circuit_answers_first_where_it_is_compiled() -> None:
     def never(_: float) -> NoReturn:
         raise AssertionError
 
-    posterior = CountedFirst(count, never)
+    posterior = CountedFirst(count, never, Allowance(5.0))
     torch.testing.assert_close(
         posterior.variable_marginals(), exact.solution.variable_marginals(), check_dtype=False
     )
@@ -337,7 +337,7 @@ def test_a_count_goes_on_after_other_answers() -> None:
         taken.append(spent)
         return by_d4(graph, seconds=20.0)
 
-    late = CountedFirst(by_d4(graph, seconds=0.0), other, seconds=20.0, kept=5.0)
+    late = CountedFirst(by_d4(graph, seconds=0.0), other, Allowance(20.0), kept=5.0)
     torch.testing.assert_close(late.log_partition(), exact.log_partition(), check_dtype=False)
     assert taken[0] >= 5.0
     assert late.status().method == "log Z by counting; others by counting"

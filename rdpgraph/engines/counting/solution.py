@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -264,16 +263,14 @@ class CountedFirst(Delegate):
     """
 
     count: CountedSolution = field(repr=False)  # answers, or raises `BudgetError`
-    # gives the other solution, from the seconds that the count took
-    otherwise: Callable[[float], Solution] = field(repr=False)
-    seconds: float = 0.0  # for all of it
+    otherwise: Callable[[float], Solution] = field(repr=False)  # from the seconds of the count
+    allowance: Allowance = field(repr=False)  # seconds for all of it
     kept: float = 0.0  # of these, what the other solution leaves
-    taken: Allowance = field(default_factory=partial(Allowance, math.inf), repr=False)
 
     @cached_property
     def _counted(self) -> bool:
         try:
-            with self.taken.spending(), torch.no_grad():
+            with self.allowance.spending(), torch.no_grad():
                 self.count.log_partition()
         except BudgetError:
             return False
@@ -281,13 +278,13 @@ class CountedFirst(Delegate):
 
     @cached_property
     def _other(self) -> Solution:
-        return self.otherwise(self.taken.spent)
+        return self.otherwise(self.allowance.spent)
 
     @cached_property
     def _circuit(self) -> bool:
         """True if there is a circuit; it is compiled unless a count did that in vain."""
         if "circuit" not in vars(self.count) and "_counted" not in vars(self):
-            with suppress(BudgetError, UnsupportedError), self.taken.spending():
+            with suppress(BudgetError, UnsupportedError), self.allowance.spending():
                 _ = self.count.circuit
         return "circuit" in vars(self.count)
 
@@ -298,9 +295,10 @@ class CountedFirst(Delegate):
             return question(self.count)
         if name not in _SUMS or not self.kept or "_other" in vars(self):
             return question(self._other)
-        begin, self.taken.spent = clock.now(), self.taken.spent + self.kept
-        answer = question(self._other)
-        left = self.seconds + self.kept - self.taken.spent - (clock.now() - begin)
+        self.allowance.spent += self.kept
+        with self.allowance.spending():
+            answer = question(self._other)
+        left = self.allowance.seconds + self.kept - self.allowance.spent
         vars(self)["_counted"] = self.count.count_on(left)
         return question(self.count) if self._counted else answer
 
