@@ -373,8 +373,8 @@ class Functions:
         def normal(*shape: int) -> Tensor:
             return noise(half, *shape, dtype=dtype, device=rows.device, generator=generator)
 
-        spread = posterior.covariance.spread(normal(labels, points), self.component)
-        values = torch.cat([posterior.means[self.component].to(dtype).unsqueeze(0), spread])
+        deviations = posterior.covariance.spread(normal(labels, points), self.component)
+        values = torch.cat([posterior.means[self.component].to(dtype).unsqueeze(0), deviations])
         apart, sums, residuals = normal(batch, steps, labels), list[Tensor](), list[Tensor]()
         for given, some in parts:
             flat, chosen = given.rows.to(dtype).flatten(0, 1), values[:, some]
