@@ -74,8 +74,9 @@ class _Shape:
 
 def _digest(edges: Edges) -> bytes:
     parts = [*edges.factors, edges.variable.device, *(c.size for c in edges.classes)]
-    parts += [(port.slot, port.size, port.rows is None) for ports in edges.ports for port in ports]
-    digest = hashlib.sha256(repr((parts, [len(ports) for ports in edges.ports])).encode())
+    for ports in edges.ports:
+        parts += [[(p.slot, p.size, len(p.variables), p.rows is None) for p in ports]]
+    digest = hashlib.sha256(repr(parts).encode())
     digest.update(edges.home.numpy().tobytes())  # variables without factors, too
     for ports in edges.ports:
         for port in ports:
