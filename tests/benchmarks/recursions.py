@@ -3,9 +3,9 @@
     python tests/benchmarks/recursions.py [--seconds 0.5] [--only WORD]
 
 One process, one thread, float32, standard normal log-potentials; milliseconds of CPU time, the
-least of calls made in turns: log Z, log Z and its gradient, the mode, ten draws. ``own`` is the
-same model as a `Recursion` of a user, as docs/extending.md writes it; ratios are its time over that
-of ours. Fails where the two disagree.
+least of calls made in turns: log Z, log Z and its gradient, the mode, ten draws, the entropy, ten
+relaxed draws. ``own`` is the same model as a `Recursion` of a user, as docs/extending.md writes it;
+ratios are its time over that of ours. Fails where the two disagree.
 """
 
 import argparse
@@ -23,6 +23,8 @@ GRAMMARS = [(4, 8, 3), (4, 20, 10)]  # items, words, symbols
 TREES = (4, 20)  # items, words
 BITEXT = (8, 8)  # words of either side
 FRAMES, LABELS, BATCH, CLASSES = 200, 50, 16, 40
+
+HEADS = ["log Z", "gradient", "mode", "draws", "entropy", "relaxed"]
 
 Make = Callable[..., rg.extend.Structure]
 
@@ -103,7 +105,7 @@ def rows() -> dict[str, tuple[list[torch.Tensor], Make, Make | None]]:
 
 
 def questions(make: Make, leaves: list[torch.Tensor]) -> list[Callable[[], torch.Tensor]]:
-    """Log Z, log Z and its gradient, the mode, draws; the structure is made anew for each."""
+    """Questions that `HEADS` names; the structure is made anew for each."""
     watched = [leaf.clone().requires_grad_() for leaf in leaves]
 
     def gradient() -> torch.Tensor:
@@ -117,6 +119,8 @@ def questions(make: Make, leaves: list[torch.Tensor]) -> list[Callable[[], torch
         gradient,
         lambda: make(*leaves).mode(),
         lambda: make(*leaves).sample(10, generator),
+        lambda: make(*leaves).entropy(),
+        lambda: make(*leaves).rsample(10, temperature=0.5, generator=generator),
     ]
 
 
@@ -140,19 +144,18 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a word of the names of the rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    heads = ["log Z", "gradient", "mode", "draws"]
-    heads += [f"{own}{head}" for head in heads for own in ("own ", "ratio of ")]
+    heads = HEADS + [f"{own}{head}" for head in HEADS for own in ("own ", "ratio of ")]
     print(f"| | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}")
     for name, (leaves, make, own) in rows().items():
         if options.only not in name:
             continue
         ours = questions(make, leaves)
         theirs = [] if own is None else questions(own, leaves)
-        for work, other in zip(ours[:1], theirs[:1], strict=False):
+        for work, other in [(ours[place], theirs[place]) for place in (0, 4) if theirs]:
             torch.testing.assert_close(other(), work(), rtol=1e-4, atol=1e-3)
         times = least([*ours, *theirs], options.seconds)
-        pairs = zip(times[4:], times, strict=False)
-        cells = times[:4] + [cell for other, one in pairs for cell in (other, other / one)]
+        pairs = zip(times[len(ours) :], times, strict=False)
+        cells = times[: len(ours)] + [cell for other, one in pairs for cell in (other, other / one)]
         shown = [f"{cell:.2f}" for cell in cells] + ["-"] * (len(heads) - len(cells))
         print(f"| {name} | {' | '.join(shown)} |", flush=True)
 

@@ -52,6 +52,7 @@ _OF_PARITIES = {
     "flood": (6, 3, 3, 2),
 }
 _OF_SEARCHES = {"order": (11, 4, 3, 0), "solve": (12, 3, 0, 1)}
+_OF_TAPES = {"losses": (4, 3, 0, 2)}
 """Arguments of functions for float64 alone."""
 _UNUSABLE = ".unusable"  # suffix of a marker for a library that does not load where it was built
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -120,6 +121,12 @@ def parity_function(name: str) -> Any:
 def search_function(name: str) -> Any:
     """One of the library's functions for searches, in float64."""
     return _typed(f"search_{name}", *_OF_SEARCHES[name])
+
+
+@functools.cache
+def tape_function(name: str) -> Any:
+    """One of the library's functions for tapes, in float64."""
+    return _typed(f"tape_{name}", *_OF_TAPES[name])
 
 
 def _typed(symbol: str, pointers: int, sizes: int, reals: int, flags: int) -> Any:
@@ -226,6 +233,8 @@ def _opened(file: Path) -> ctypes.CDLL:
         getattr(library, f"parity_{name}")
     for name in _OF_SEARCHES:
         getattr(library, f"search_{name}")
+    for name in _OF_TAPES:
+        getattr(library, f"tape_{name}")
     library.chain_panel_width.argtypes = [ctypes.c_int64]
     return library
 

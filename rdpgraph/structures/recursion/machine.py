@@ -141,6 +141,30 @@ class Run:
         )  # fmt: skip
         return held
 
+    def resembles(self, other: "Run") -> bool:
+        """Return whether another has the same steps, and tensors of the same shapes."""
+        one, two = self.program, other.program
+        pairs = (one.values, two.values), (one.steps, two.steps), (one.index, two.index)
+        shapes = [
+            [part.shape for part in (run.inputs.unary, *run.inputs.given)] for run in (self, other)
+        ]
+        return shapes[0] == shapes[1] and (one is two or all(torch.equal(*pair) for pair in pairs))
+
+    def losses(self, other: "Run", *, divergence: bool) -> Tensor:
+        """(B,) the mean over derivations of minus their log-probability in another run.
+
+        In float64, given log-sums of the same program; for a ``divergence`` less the entropy. +inf
+        where the other forbids what is possible, and 0 where nothing is.
+        """
+        losses, room = torch.empty_like(self.values), torch.empty_like(self.room)
+        batch = self.inputs.unary.shape[0]
+        library.tape_function("losses")(
+            self.addresses, other.addresses, losses.data_ptr(), room.data_ptr(),
+            len(self.program.ranges), batch, len(self.inputs.given) + 1, divergence,
+            library.threads(self.program.work * batch, batch),
+        )  # fmt: skip
+        return self._part(losses, -1).reshape(-1)
+
     def k_best(self, count: int) -> tuple[Tensor, Tensor]:
         """(3, U) the best derivations as `descend`, and (count, B) whether they exist.
 

@@ -14,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, finite
+from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.down import goal, last_read, leaves, up
+from rdpgraph.structures.recursion.layouts import whole
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.step import Reader, Step
 from rdpgraph.structures.recursion.steps import Leaf, Linked
@@ -105,8 +107,12 @@ def _relative(matrix: LogMatrix, x: Tensor, value: Tensor) -> tuple[Tensor, Tens
 def entropy(tape: Tape) -> Tensor:
     """(*lead,) nats; 0 where nothing is possible. Differentiable any number of times.
 
-    The tape is laid out with ``ranks=False``.
+    The tape is laid out with ``ranks=False``, in float64.
     """
+    compiled = _by_machine(tape, tape, divergence=False)
+    if compiled is not None:
+        return compiled
+    tape = whole(tape)
     given, ended, ours, means = leaves(tape), last_read(tape), Reader(), Reader()
     for number, step in enumerate(tape.steps):
         if isinstance(step, Leaf):
@@ -125,6 +131,24 @@ def entropy(tape: Tape) -> Tensor:
             ours.values[last] = means.values[last] = value
     # Steps with one alternative pass the mean on, possible or not.
     return torch.where(goal(tape, ours) > -math.inf, goal(tape, means), 0.0)
+
+
+def _by_machine(tape: Tape, other: Tape, *, divergence: bool) -> Tensor | None:
+    """(*lead,) the expected losses of two tapes; None where the machine does not give them."""
+    runs = list[machine.Run]()
+    for each in (tape,) if other is tape else (tape, other):
+        program = machine.program_of(each)
+        if program is None or each.dtype != torch.float64:
+            return None
+        inputs = machine.inputs_of(each, program)
+        tracked = any(part.requires_grad for part in (inputs.unary, *inputs.given))
+        if tracked and torch.is_grad_enabled():
+            return None
+        runs.append(machine.run(program, inputs))
+    ours, theirs = runs[0], runs[-1]
+    if not ours.resembles(theirs):
+        return None
+    return ours.losses(theirs, divergence=divergence).reshape(tape.lead)
 
 
 def _none(values: Tensor) -> Tensor:
@@ -185,6 +209,10 @@ def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tenso
     +inf where the other forbids what is possible; 0 where nothing is; with ``divergence`` less the
     entropy. Differentiable in both, which have the same steps, ``ranks=False``; else `ModelError`.
     """
+    compiled = _by_machine(tape, other, divergence=divergence)
+    if compiled is not None:
+        return compiled
+    tape, other = whole(tape), whole(other)
     ours, theirs = up(tape), up(other)
     if [value.shape for value in ours.values] != [value.shape for value in theirs.values]:
         raise ModelError("A divergence needs two structures of one shape and length.")
@@ -193,7 +221,9 @@ def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tenso
         value = ours.value(number)
         if isinstance(step, Leaf):
             means.values.append(_none(value))
-            lost.values.append(_none(value))
+            lost.values.append(
+                ((value > -math.inf) & (theirs.value(number) == -math.inf)).to(value)
+            )
             continue
         pair = (step, other.steps[number])
         readers = (ours, theirs, means)

@@ -189,8 +189,7 @@ class Recursion(Structure):
 
         Links and rules of low rank are written out.
         """
-        tape = self.to_tape(ranks=False, double=True)
-        return entropy(tape).to(self.unary)
+        return entropy(self._laid_out(ranks=False, double=True)).to(self.unary)
 
     def cross_entropy(self, other: "Recursion") -> Tensor:
         """(*batch,) nats: the mean of minus the log-probability in another of the same shape.
@@ -218,7 +217,7 @@ class Recursion(Structure):
                 f"{self.name} is compared with another of its shape, "
                 f"{tuple(self.unary.shape)}; got {type(other).__name__}{shape}."
             )
-        tapes = [each.to_tape(ranks=False, double=True) for each in (self, other)]
+        tapes = [each._laid_out(ranks=False, double=True) for each in (self, other)]
         return cross_entropy(*tapes, divergence=divergence).to(self.unary)
 
     @torch.no_grad()

@@ -1,13 +1,25 @@
-"""Relaxed draws by the compiled machine: as by torch, at any temperature and spread."""
+"""Relaxed draws, entropies and divergences by the compiled machine: as by torch, at any spread."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.structures.tape.models import Tags, draw
-from tests.structures.tape.test_machine import MODELS, each, leaves, models, rebuilt
+import rdpgraph as rg
+from tests.structures.tape.models import PAIRS, Tags, draw
+from tests.structures.tape.test_machine import (
+    MODELS,
+    Items,
+    Joints,
+    Steered,
+    each,
+    leaves,
+    models,
+    rebuilt,
+    tables_of,
+)
 
 INF = math.inf
 
@@ -38,8 +50,7 @@ def test_relaxed_draws_and_their_gradients_are_those_of_torch(name, temperature,
 
 
 @each
-@pytest.mark.parametrize("spread", [1.0, 30.0, 1000.0])
-@pytest.mark.parametrize("temperature", [1e-3, 0.5, 5.0])
+@pytest.mark.parametrize(("spread", "temperature"), [(1.0, 5.0), (30.0, 0.5), (1000.0, 1e-3)])
 def test_relaxed_draws_hold_in_single_precision(name, spread, temperature):
     model = models(torch.float32)[name]
     narrow = rebuilt(model, [spread * part for part in leaves(model)])
@@ -56,3 +67,124 @@ def test_relaxed_draws_are_marginals_of_the_noisy_model():
     noisy = model.unary - (-numbers.log()).log()
     scaled = Tags(noisy / temperature, model.transition / temperature)
     assert_close(relaxed(model, temperature), scaled.marginals())
+
+
+@dataclass(frozen=True, eq=False)
+class Alone(rg.extend.Recursion):
+    """One site of one state, which is all."""
+
+    def recursion(self, tape):
+        return tape.sites[0]
+
+
+def losses(model, other):
+    """The entropy, the cross-entropy and the divergence from another."""
+    return [model.entropy(), model.cross_entropy(other), model.kl_divergence(other)]
+
+
+def drawn_apart(model, spread, seed, *, zeros=0.0, beside=0.0):
+    """The model with drawn scores, and another: hard zeros of both, and some of the other's own."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs = [[], []]
+    for part in leaves(model):
+        gone = [torch.rand(part.shape, generator=generator) < share for share in (zeros, beside)]
+        for own, mask in zip(pairs, (gone[0], gone[0] | gone[1]), strict=True):
+            scores = torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part)
+            own.append((spread * scores).masked_fill(mask, -INF))
+    return [rebuilt(model, own) for own in pairs]
+
+
+OWN = {name: model for name, model in MODELS.items() if name != "arcs"} | {
+    "joints": Joints(draw(2, 3, 2), draw(4, 2), draw(4, 2)),
+    "alone": Alone(torch.zeros(2, 1, 1, dtype=torch.float64)),
+    "low rank spans": PAIRS["spans, low rank"][0],
+}
+OWN = {name: model for name, model in OWN.items() if not isinstance(model, rg.Hypertree)}
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("spread", [1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("zeros", [(0.0, 0.0), (0.2, 0.0), (0.1, 0.15)])
+def test_losses_are_those_of_torch(name, spread, zeros, by_torch):
+    for seed in range(3):
+        pair = drawn_apart(OWN[name], spread, seed, zeros=zeros[0], beside=zeros[1])
+        found = losses(*pair)
+        assert not any(bool(part.isnan().any()) for part in found)
+        assert_close(found, by_torch(lambda: losses(*pair)))  # noqa: B023
+
+
+@pytest.mark.parametrize("name", ["tags", "tables of items", "hard tags", "low rank", "alone"])
+@pytest.mark.parametrize("beside", [0.0, 0.1])
+def test_losses_are_those_of_enumeration(name, beside):
+    """Means over configurations, each of which has one derivation."""
+    for seed in range(3):
+        model, other = drawn_apart(OWN[name], 1.0, seed, zeros=0.1, beside=beside)
+        scores, others = (tables_of(each)[0] for each in (model, other))
+        logs, theirs = (
+            part - part.logsumexp(0).nan_to_num(neginf=0.0) for part in (scores, others)
+        )
+        shares, possible = logs.exp(), logs > -INF
+        means = [
+            (shares * torch.where(possible, part, 0.0)).sum(0)
+            for part in (-logs, -theirs, torch.where(possible, logs, 0.0) - theirs)
+        ]
+        assert_close(losses(model, other), means)
+
+
+@pytest.mark.parametrize("low", [-1e2, -1e3, -1e5])
+@pytest.mark.parametrize("kind", [Tags, Items])
+def test_losses_by_faint_entries_are_exact(kind, low):
+    """All that is possible goes by entries that are tiny beside the largest of their column."""
+
+    def made(seed, lead):
+        unary, table = draw(2, 4, 3, seed=seed), draw(3, 3, seed=seed + 1)
+        unary[..., 0], table[0] = -INF, lead
+        return kind(unary, table.expand(2, 3, 3).clone() if kind is Items else table)
+
+    # Nothing is in state 0, whatever its scores.
+    assert_close(losses(made(0, -low), made(2, -low)), losses(made(0, 0.0), made(2, 0.0)))
+
+
+def test_losses_of_scores_in_single_precision_are_those_in_double():
+    for model in OWN.values():
+        narrow = rebuilt(model, [part.float() for part in leaves(model)])
+        wide = rebuilt(model, [part.double() for part in leaves(narrow)])
+        assert_close(narrow.entropy(), wide.entropy().float())
+
+
+def test_losses_of_models_of_other_steps_or_tables(by_torch):
+    unary, table = draw(2, 3, 2), draw(2, 2)
+    pairs = [
+        [Tags(unary, table, lengths=torch.tensor(sizes)) for sizes in ([3, 1], [2, 3])],
+        [Items(unary, draw(2, 2, 2)), Items(draw(2, 3, 2, seed=1), table)],
+        [Steered(unary, table, own, torch.zeros(3)) for own in (draw(2, 2, seed=1), table)],
+    ]
+    for pair in pairs:
+        assert_close(losses(*pair), by_torch(lambda: losses(*pair)))  # noqa: B023
+
+
+def test_losses_of_threads_and_items_one_by_one_agree():
+    lengths = torch.tensor([9, 1, 0, 8, 5])
+    parts = [(draw(5, 9, 100, seed=seed), draw(5, 100, 100, seed=seed + 2)) for seed in (0, 1)]
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(losses(*(Items(*part, lengths=lengths) for part in parts)))
+    finally:
+        torch.set_num_threads(before)
+    assert_close(*found)
+    for item in range(5):
+        some = slice(item, item + 1)
+        pair = [Items(*(own[some] for own in part), lengths=lengths[some]) for part in parts]
+        assert_close(losses(*pair), [part[some] for part in found[0]])
+
+
+def test_gradients_of_losses_are_those_of_torch(by_torch):
+    def asked():
+        pair = drawn_apart(OWN["walk"], 1.0, 0, zeros=0.1)
+        parts = [part.requires_grad_() for own in pair for part in leaves(own)]
+        total = torch.stack(losses(*pair)).sum()
+        return torch.autograd.grad(total, parts, materialize_grads=True)
+
+    assert_close(asked(), by_torch(asked))

@@ -8,6 +8,7 @@
 #include "sums.h"
 #ifndef CHAIN_FLOAT
 #include "decode.h"
+#include "expect.h"
 #include "kept.h"
 #include "search.h"
 #endif
@@ -127,6 +128,19 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
 CHAIN_KERNELS(float, float)
 #else
 CHAIN_KERNELS(double, double)
+
+void tape_losses(const int64_t* parts, const int64_t* others, double* losses, double* room,
+                 int64_t count, int64_t batch, int64_t slots, int divergence, int threads) {
+  const Machine<double> ours = machine_of<double>(parts, count, batch, 0);
+  const Machine<double> theirs = machine_of<double>(others, count, batch, 0);
+  Machine<double> means = ours;
+  means.arena = losses, means.room = room;
+  const auto made = [&] { return Losses{ours, theirs, means, double(divergence)}; };
+  for (int64_t slot = 0; slot < slots; ++slot)
+    for (int64_t item = 0; ours.table(slot)[7] >= 0 && item < ours.table(slot)[1]; ++item)
+      made().prepare_scored(slot, item);
+  by_items<double>(batch, threads, [&](int64_t a, int64_t b) { made().run(a, b); });
+}
 
 #define PARITY \
   const Parity p{steps, count, weights, stride, syndrome, checks, columns, batch, best != 0}

@@ -1,0 +1,243 @@
+// Expected losses of derivations, upwards: entropies, cross-entropies and divergences, in doubles.
+
+#pragma once
+
+#include "machine.h"
+
+namespace {
+
+// Two runs of a program, ours and theirs. A derivation drawn from ours makes a choice at each entry; its
+// loss is minus the log-probability of the choice in theirs, plus `less` times that in ours. Means are +inf
+// where theirs forbids what is possible, and 0 where nothing is.
+struct Losses {
+  typedef std::vector<double> Row;
+  const Machine<double>&ours, &theirs;
+  const Machine<double>& means;  // in place of values; in place of tables their weights times losses
+  const double less;
+  Room<double> room = {};
+  Row x = {}, y = {}, below = {}, weights = {}, gains = {}, shares = {}, sums = {}, products = {}, losses = {};
+
+  bool same() const { return ours.arena == theirs.arena; }
+  const double* other() const { return same() ? x.data() : y.data(); }
+
+  // A share times its loss here and below, of x of v in ours and y of w in theirs.
+  double part(double share, double x, double v, double y, double w, double below) const {
+    const double loss = below + less * (x - v) - (y - w), most = -kNever<double>;
+    return x > kNever<double> ? loss < most ? share * loss : most : 0.0;
+  }
+
+  // Means over a row of alternatives: their log-values, whose sums are v and w, and the means below them.
+  double choice(const double* x, const double* y, const double* below, int64_t ways, double v, double w) {
+    if (!(v > kNever<double>)) return 0;
+    shares.resize(ways);
+    exps(shares.data(), x, v, ways);
+    double sum = 0, total = 0, *share = shares.data();
+#pragma omp simd reduction(+ : sum, total)
+    for (int64_t a = 0; a < ways; ++a) {
+      sum += part(share[a], x[a], v, y[a], w, below[a]);
+      total += share[a];
+    }
+    return sum / total;
+  }
+
+  // The same for each column of alternatives (ways, count).
+  void choices(const double* x, const double* y, const double* below, int64_t ways, int64_t count,
+               const double* v, const double* w, double* out) {
+    shares.assign(2 * count, 0.0);
+    double *share = shares.data(), *total = share + count;
+    std::fill(out, out + count, 0.0);
+    for (int64_t a = 0; a < ways; ++a, x += count, y += count, below += count) {
+      for (int64_t j = 0; j < count; ++j) share[j] = x[j] - finite(v[j]);
+      exps(share, share, 0.0, count);
+#pragma omp simd
+      for (int64_t j = 0; j < count; ++j) {
+        out[j] += part(share[j], x[j], v[j], y[j], w[j], below[j]);
+        total[j] += share[j];
+      }
+    }
+    for (int64_t j = 0; j < count; ++j) out[j] = total[j] > 0 ? out[j] / total[j] : 0.0;
+  }
+
+  // The means of pairs of labels of two parts, given the log-sums of pairs.
+  void pairs(const Link<double>& link, int64_t item, int64_t place, const double* v, const double* w,
+             double* out) {
+    const int64_t seconds = link.seconds;
+    const Machine<double>* all[] = {&ours, &theirs, &means};
+    Row parts[3];
+    for (Row& part : parts) part.resize(link.splits * seconds);
+    for (int64_t c = 0; c < link.firsts; ++c, v += seconds, w += seconds, out += seconds) {
+      for (int64_t s = 0; s < link.splits; ++s) {
+        const int64_t l = ours.entry(link.left, s, item, place), r = ours.entry(link.right, s, item, place);
+        for (int k = 0; k < 3; ++k) {
+          double* to = parts[k].data() + s * seconds;
+          if (l < 0 || r < 0) std::fill(to, to + seconds, kNever<double>);
+          else for (int64_t e = 0; e < seconds; ++e) to[e] = all[k]->arena[l + c] + all[k]->arena[r + e];
+        }
+      }
+      choices(parts[0].data(), parts[1].data(), parts[2].data(), link.splits, seconds, v, w, out);
+    }
+  }
+
+  // The row of a link: x and y in both runs, and the means below.
+  void row(const Link<double>& link, int64_t item, int64_t place) {
+    const auto read = [&](const Machine<double>& m, Row& to) {
+      to.resize(link.depth);
+      const double* from = Link<double>(m, link.step).in_logs(item, place, 0.0, to.data(), room);
+      if (from != to.data()) std::copy(from, from + link.depth, to.data());
+    };
+    read(ours, x);
+    if (!same()) read(theirs, y);
+    if (!link.rules) return read(means, below);
+    below.resize(link.depth);
+    pairs(link, item, place, x.data(), other(), below.data());
+  }
+
+  // Means over the rows of a link, by products; entries near underflow, and of rows or columns in which
+  // theirs forbids something, choice by choice.
+  void linked(const int64_t* step, int64_t first, int64_t last) {
+    const Link<double> link(ours, step);
+    const int64_t *table = ours.table(step[3]), columns = table[5], labels = ours.labels(link.out);
+    const int64_t stride = panels_of(columns, width<double>()) * width<double>(), depth = link.depth;
+    const double low = faint<double>(depth * std::max<int64_t>(1, link.splits));
+    weights.resize(kBlock * depth), gains.resize(kBlock * depth);
+    for (Row* part : {&sums, &products, &losses}) part->resize(kBlock * stride);
+    double tops[kBlock], peaks[kBlock];
+    bool barred[kBlock];
+    const int64_t total = last * link.places;
+    for (int64_t q = first * link.places, some; q < total; q += some) {
+      const int64_t which = q / link.places;
+      some = std::min(kBlock, (table[1] == 1 ? total : (which + 1) * link.places) - q);
+      const Prepared<double> t = prepared(ours, step[3], which), u = prepared(theirs, step[3], which);
+      const Prepared<double> scored = prepared(means, step[3], which);
+      link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
+        row(link, item, place);
+        const double *v = x.data(), *w = other(), *b = below.data();
+        const double top = tops[r] = finite(largest(v, depth)), peak = peaks[r] = finite(largest(w, depth));
+        double *weight = weights.data() + r * depth, *gain = gains.data() + r * depth;
+        exps(weight, v, top, depth);
+        int bad = 0;
+#pragma omp simd reduction(| : bad)
+        for (int64_t i = 0; i < depth; ++i) {
+          const double one = part(weight[i], v[i], top, w[i], peak, b[i]);
+          const bool allowed = one < -kNever<double>;
+          gain[i] = allowed ? one : 0.0;
+          bad |= !allowed;
+        }
+        barred[r] = bad;
+      });
+      by_panels(weights.data(), some, depth, t.ahead, columns, sums.data(), false);
+      by_panels(gains.data(), some, depth, t.ahead, columns, products.data(), false);
+      by_panels(weights.data(), some, depth, scored.ahead, columns, losses.data(), false);
+      link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
+        const int64_t here = ours.at(link.out, item, place);
+        const double *v = ours.arena + here, *w = theirs.arena + here, *sum = sums.data() + r * stride;
+        const double *product = products.data() + r * stride, *loss = losses.data() + r * stride;
+        double* out = means.arena + here;
+        std::fill(out + columns, out + labels, 0.0);
+        const auto alone = [&](int64_t j) { return sum[j] < low || barred[r] || scored.peaks[j] > 0; };
+        int lost = 0;
+        for (int64_t j = 0; j < columns; ++j) {
+          const double more = w[j] - peaks[r] - u.peaks[j] - less * (v[j] - tops[r] - t.peaks[j]);
+          out[j] = v[j] > kNever<double> ? (product[j] + loss[j]) / sum[j] + more : 0.0;
+          lost |= alone(j);
+        }
+        if (!lost) return;
+        row(link, item, place);
+        Row one(depth), two(depth);
+        for (int64_t j = 0; j < columns; ++j) {
+          if (!(v[j] > kNever<double>) || !alone(j)) continue;
+          for (int64_t i = 0; i < depth; ++i) one[i] = x[i] + t.logs[i * t.row + j * t.column];
+          for (int64_t i = 0; i < depth; ++i) two[i] = other()[i] + u.logs[i * u.row + j * u.column];
+          out[j] = choice(one.data(), two.data(), below.data(), depth, v[j], w[j]);
+        }
+      });
+    }
+  }
+
+  // A table's weights times losses, in panels; beside them, in place of peaks, 1 for columns in which theirs
+  // forbids something.
+  void prepare_scored(int64_t slot, int64_t item) const {
+    const Prepared<double> t = prepared(ours, slot, item), u = prepared(theirs, slot, item);
+    const Prepared<double> scored = prepared(means, slot, item);
+    const int64_t wide = width<double>();
+    std::fill(scored.peaks, scored.peaks + t.columns, 0.0);
+    std::fill(scored.ahead, scored.back, 0.0);
+    for (int64_t j = 0; j < t.columns; ++j)
+      for (int64_t i = 0; i < t.rows; ++i) {
+        const int64_t at = (j / wide * t.rows + i) * wide + j % wide;
+        const double one = t.logs[i * t.row + j * t.column], two = u.logs[i * u.row + j * u.column];
+        const double score = part(t.ahead[at], one, t.peaks[j], two, u.peaks[j], 0.0);
+        if (score < -kNever<double>) scored.ahead[at] = score;
+        else scored.peaks[j] = 1;
+      }
+  }
+
+  // Losses of entries that are given: none, or what theirs forbids.
+  void given(int64_t from, int64_t count) {
+    for (int64_t k = from; k < from + count; ++k)
+      means.arena[k] = part(0.0, ours.arena[k], 0.0, theirs.arena[k], 0.0, 0.0);
+  }
+
+  // The means at one place of a sum, or, if `some`, at so many of one label.
+  void summed(const int64_t* step, int64_t item, int64_t place, int64_t some) {
+    const int64_t here = ours.at(step[1], item, place), labels = some ? some : ours.labels(step[1]);
+    const double *v = ours.arena + here, *w = theirs.arena + here;
+    double* to = means.arena + here;
+    int64_t ways = step[4];
+    const auto read = [&](const Machine<double>& m, Row& terms) {
+      terms.resize(ways * labels);
+      if (some) beside(m, step, item, place, some, terms.data());
+      else alternatives(m, step, item, place, labels, 0.0, terms);
+    };
+    if (step[0] == kSummed) {
+      const Link<double> link(ours, step);
+      ways = link.depth;
+      if (some) step = ours.steps + kFields * link.inner;
+      else row(link, item, place);
+    }
+    if (some || step[0] == kTotal) {
+      read(means, below);
+      if (ways == 1) {
+        for (int64_t j = 0; j < labels; ++j) to[j] = v[j] > kNever<double> ? below[j] : 0.0;
+        return;
+      }
+      read(ours, x);
+      if (!same()) read(theirs, y);
+    }
+    if (labels == 1) *to = choice(x.data(), other(), below.data(), ways, *v, *w);
+    else choices(x.data(), other(), below.data(), ways, labels, v, w, to);
+  }
+
+  void run(int64_t first, int64_t last) {
+    const Machine<double>& m = ours;
+    given(first * m.size_of_sites(), (last - first) * m.size_of_sites());
+    for (int64_t n = 0; n < m.count; ++n) {
+      const int64_t* step = m.steps + kFields * n;
+      const int64_t out = step[1], places = m.places(out), kind = step[0];
+      if (kind == kLinked || kind == kRules) linked(step, first, last);
+      for (int64_t item = first; item < last; ++item) {
+        const int64_t here = m.at(out, item, 0), labels = m.labels(out);
+        if (kind == kSites || kind == kGiven) given(here, places * labels);
+        if (kind == kBeside || kind == kPicked || kind == kApart)
+          moved(m, step, item, [&](int64_t to, int64_t from, double) {
+            means.arena[to] = from < 0 ? 0.0 : means.arena[from];
+          });
+        for (int64_t place = 0; kind == kPairs && place < places; ++place) {
+          const int64_t at = here + place * labels;
+          pairs(Link<double>(m, step), item, place, ours.arena + at, theirs.arena + at, means.arena + at);
+        }
+        if (kind != kTotal && kind != kSummed) continue;
+        const int64_t hop = kind == kTotal ? run_of(m, step) : Link<double>(m, step).run();
+        for (int64_t place = 0; place < places; place += hop)
+          summed(step, item, place, hop > 1 ? std::min(hop, places - place) : 0);
+      }
+    }
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t goal = m.at(m.count - 1, item, 0);
+      const double sum = ours.arena[goal] + theirs.arena[goal];
+      if (sum != sum) means.arena[goal] = sum;
+    }
+  }
+};
+
+}  // namespace
