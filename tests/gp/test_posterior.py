@@ -160,6 +160,20 @@ def test_bounds_of_the_entropy_are_below_it(kind):
         torch.testing.assert_close(JensenBound().entropy(*arguments), low)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_jensen_s_bound_is_that_of_densities_of_the_means(kind):
+    q = models.posterior(3, labels=2, components=3, covariance=kind, entropy=JensenBound())
+    logs = q.logits.log_softmax(0)
+    covariances = torch.stack([dense_covariances(q, component) for component in range(3)])
+    densities = torch.stack([
+        MultivariateNormal(q.means, covariances + own).log_prob(mean).sum(1)
+        for mean, own in zip(q.means, covariances, strict=True)
+    ])  # fmt: skip
+    expected = -(logs.exp() * (logs + densities).logsumexp(1)).sum()
+    torch.testing.assert_close(JensenBound().entropy(logs, q.means, q.covariance), expected)
+
+
 def log_evidence(known, group, pairwise_scale):
     """Log evidence of two positions and two labels: differences of scores are normal."""
     kernel, (first, second) = known.kernel, group.labels.states[0].tolist()

@@ -75,6 +75,21 @@ def test_it_is_the_marginals_of_the_perturbed_model(model, temperature):
         assert_close(flat(drawn)[item], expected)
 
 
+@pytest.mark.parametrize("temperature", [0.3, 3.0])
+def test_messages_through_a_cardinality_have_the_temperature(temperature):
+    x = rg.VariableArray("x", (20,), 2)
+    scores = rg.Table(torch.randn(20, 2, generator=seeded(1), dtype=torch.float64))
+    few = rg.Cardinality(20, at_most=4, dtype=torch.float64)
+    graph = rg.FactorGraph(
+        [rg.FactorBlock((x,), scores), rg.Factor(tuple(x[i] for i in range(20)), few)]
+    )
+    drawn, exact = (
+        rg.infer(graph, scheduler).rsample(temperature=temperature, generator=seeded(3))[x]
+        for scheduler in (rg.Loopy(tolerance=1e-12), rg.Contraction())
+    )
+    assert_close(drawn, exact)
+
+
 def _with(graph, noise, seen):
     """The noise, and -inf at states that evidence excludes."""
     noise = noise.clone()
