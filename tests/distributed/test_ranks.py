@@ -13,7 +13,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
 import rdpgraph as rg
-from rdpgraph.distributed import alone
+from rdpgraph.distributed import alone, partition
 from rdpgraph.loopy import FromBeliefs
 from tests.distributed import costs, graphs, spread  # noqa: F401
 from tests.distributed.checks import CHECKS, RANKS, SECONDS, outcomes
@@ -40,6 +40,14 @@ def test_answers_of_many_processes_are_those_of_one(tmp_path: Path) -> None:
         ended_in_one_line(fault, ended)
     is_as_it_was(tmp_path / "saved")
     is_that_of_one_process(json.loads((tmp_path / "asia").read_text()))
+
+
+def test_a_part_may_have_no_messages() -> None:
+    scores = torch.tensor([[0.0, 1.0], [2.0, -1.0]], dtype=torch.float64)
+    graph = rg.FactorGraph([rg.FactorBlock((rg.VariableArray("x", (2,), 2),), rg.Table(scores))])
+    with alone() as mesh, torch.no_grad():
+        found = partition(graph, mesh).infer(rg.Loopy(sweeps=3))
+    torch.testing.assert_close(found.log_partition, scores.logsumexp(1).sum())
 
 
 def all_hold(found: list[dict[str, str]]) -> None:
