@@ -36,7 +36,7 @@ class Run:
     values: Tensor  # (B * size,) of all steps
     room: Tensor  # the tables, prepared for products
     levels: Tensor | None  # in float64, what is taken off rows of values; None: nothing
-    rows: tuple[Tensor, ...]  # of links before and after products, for gradients
+    rows: tuple[Tensor, ...]  # of links before and after products, for gradients and losses
     tables: "array[int]"  # addresses and strides of the inputs
     best: bool  # whether values are maxima
 
@@ -153,8 +153,9 @@ class Run:
     def losses(self, other: "Run", *, divergence: bool) -> Tensor:
         """(B,) the mean over derivations of minus their log-probability in another run.
 
-        In float64, given log-sums of the same program; for a ``divergence`` less the entropy. +inf
-        where the other forbids what is possible, and 0 where nothing is.
+        Both are log-sums of one program in float64, this one with rows of links; for a
+        ``divergence`` less the entropy. +inf where the other forbids what is possible, and 0 where
+        nothing is.
         """
         losses, room = torch.empty_like(self.values), torch.empty_like(self.room)
         batch = self.inputs.unary.shape[0]
@@ -267,7 +268,7 @@ def run(
         inputs: their tensors.
         best: whether maxima.
         whole: whether values are read one by one; else those in float32 have levels taken off.
-        rows: whether to keep rows of links for `Run.gradients`.
+        rows: whether to keep rows of links for `Run.gradients` and `Run.losses`.
     """
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype

@@ -144,7 +144,7 @@ def _by_machine(tape: Tape, other: Tape, *, divergence: bool) -> Tensor | None:
         tracked = any(part.requires_grad for part in (inputs.unary, *inputs.given))
         if tracked and torch.is_grad_enabled():
             return None
-        runs.append(machine.run(program, inputs))
+        runs.append(machine.run(program, inputs, rows=not runs))
     ours, theirs = runs[0], runs[-1]
     if not ours.resembles(theirs):
         return None

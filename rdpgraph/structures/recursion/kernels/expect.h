@@ -15,7 +15,7 @@ struct Losses {
   const Machine<double>& means;  // in place of values; in place of tables their weights times losses
   const double less;
   Room<double> room = {};
-  Row x = {}, y = {}, below = {}, weights = {}, gains = {}, shares = {}, sums = {}, products = {}, losses = {};
+  Row x = {}, y = {}, below = {}, gains = {}, shares = {}, products = {}, losses = {};
 
   bool same() const { return ours.arena == theirs.arena; }
   const double* other() const { return same() ? x.data() : y.data(); }
@@ -92,6 +92,52 @@ struct Losses {
     pairs(link, item, place, x.data(), other(), below.data());
   }
 
+  // Shares times their losses, which are finite; returns whether others are not.
+  bool weighted(const double* share, const double* x, double v, const double* y, double w, const double* below,
+                int64_t count, double* out) const {
+    int barred = 0;
+#pragma omp simd reduction(| : barred)
+    for (int64_t i = 0; i < count; ++i) {
+      const double one = part(share[i], x[i], v, y[i], w, below[i]);
+      out[i] = one < -kNever<double> ? one : 0.0;
+      barred |= !(one < -kNever<double>);
+    }
+    return barred;
+  }
+
+  // The row of a link, relative to its largest entries, times losses; those are returned, and whether theirs
+  // forbids something. The loss of a pair is the sum of those of its parts.
+  bool gains_of(const Link<double>& link, int64_t item, int64_t place, const double* weight, double* gain,
+                double& top, double& peak) {
+    if (!link.rules) {
+      row(link, item, place);
+      top = finite(largest(x.data(), link.depth));
+      peak = finite(largest(other(), link.depth));
+      return weighted(weight, x.data(), top, other(), peak, below.data(), link.depth, gain);
+    }
+    const int64_t firsts = link.firsts, seconds = link.seconds;
+    bool barred = false;
+    top = link.scaled_parts(item, place, room);
+    peak = 0;
+    std::fill(gain, gain + link.depth, 0.0);
+    shares.resize(firsts + seconds);
+    for (int64_t s = 0, some = 0; s < link.splits; ++s) {
+      if (!(room.tops[s] > kNever<double>)) continue;
+      const int64_t l = ours.entry(link.left, s, item, place), r = ours.entry(link.right, s, item, place);
+      const double *one = room.left.data() + s * firsts, *two = room.right.data() + s * seconds;
+      const double *x = ours.arena, *y = theirs.arena, *below = means.arena;
+      const double tops[] = {largest(x + l, firsts), largest(x + r, seconds)};
+      const double peaks[] = {finite(largest(y + l, firsts)), finite(largest(y + r, seconds))};
+      if (!some++) peak = peaks[0] + peaks[1];
+      double *first = shares.data(), *second = first + firsts;
+      barred |= weighted(one, x + l, top - tops[1], y + l, peak - peaks[1], below + l, firsts, first);
+      barred |= weighted(two, x + r, tops[1], y + r, peaks[1], below + r, seconds, second);
+      for (int64_t c = 0; c < firsts; ++c)
+        for (int64_t e = 0; e < seconds; ++e) gain[c * seconds + e] += first[c] * two[e] + one[c] * second[e];
+    }
+    return barred;
+  }
+
   // Means over the rows of a link, by products; entries near underflow, and of rows or columns in which
   // theirs forbids something, choice by choice.
   void linked(const int64_t* step, int64_t first, int64_t last) {
@@ -99,8 +145,7 @@ struct Losses {
     const int64_t *table = ours.table(step[3]), columns = table[5], labels = ours.labels(link.out);
     const int64_t stride = panels_of(columns, width<double>()) * width<double>(), depth = link.depth;
     const double low = faint<double>(depth * std::max<int64_t>(1, link.splits));
-    weights.resize(kBlock * depth), gains.resize(kBlock * depth);
-    for (Row* part : {&sums, &products, &losses}) part->resize(kBlock * stride);
+    gains.resize(kBlock * depth), products.resize(kBlock * stride), losses.resize(kBlock * stride);
     double tops[kBlock], peaks[kBlock];
     bool barred[kBlock];
     const int64_t total = last * link.places;
@@ -109,28 +154,17 @@ struct Losses {
       some = std::min(kBlock, (table[1] == 1 ? total : (which + 1) * link.places) - q);
       const Prepared<double> t = prepared(ours, step[3], which), u = prepared(theirs, step[3], which);
       const Prepared<double> scored = prepared(means, step[3], which);
+      const double* weights = ours.befores + ours.batch * step[8] + q * depth;
+      const double* sums = ours.afters + ours.batch * step[9] + q * columns;
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
-        row(link, item, place);
-        const double *v = x.data(), *w = other(), *b = below.data();
-        const double top = tops[r] = finite(largest(v, depth)), peak = peaks[r] = finite(largest(w, depth));
-        double *weight = weights.data() + r * depth, *gain = gains.data() + r * depth;
-        exps(weight, v, top, depth);
-        int bad = 0;
-#pragma omp simd reduction(| : bad)
-        for (int64_t i = 0; i < depth; ++i) {
-          const double one = part(weight[i], v[i], top, w[i], peak, b[i]);
-          const bool allowed = one < -kNever<double>;
-          gain[i] = allowed ? one : 0.0;
-          bad |= !allowed;
-        }
-        barred[r] = bad;
+        const double* weight = weights + r * depth;
+        barred[r] = gains_of(link, item, place, weight, gains.data() + r * depth, tops[r], peaks[r]);
       });
-      by_panels(weights.data(), some, depth, t.ahead, columns, sums.data(), false);
       by_panels(gains.data(), some, depth, t.ahead, columns, products.data(), false);
-      by_panels(weights.data(), some, depth, scored.ahead, columns, losses.data(), false);
+      by_panels(weights, some, depth, scored.ahead, columns, losses.data(), false);
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         const int64_t here = ours.at(link.out, item, place);
-        const double *v = ours.arena + here, *w = theirs.arena + here, *sum = sums.data() + r * stride;
+        const double *v = ours.arena + here, *w = theirs.arena + here, *sum = sums + r * columns;
         const double *product = products.data() + r * stride, *loss = losses.data() + r * stride;
         double* out = means.arena + here;
         std::fill(out + columns, out + labels, 0.0);
