@@ -58,38 +58,24 @@ struct Losses {
     for (int64_t j = 0; j < count; ++j) out[j] = total[j] > 0 ? out[j] / total[j] : 0.0;
   }
 
-  // The means of pairs of labels of two parts, given the log-sums of pairs.
-  void pairs(const Link<double>& link, int64_t item, int64_t place, const double* v, const double* w,
-             double* out) {
-    const int64_t seconds = link.seconds;
-    const Machine<double>* all[] = {&ours, &theirs, &means};
-    Row parts[3];
-    for (Row& part : parts) part.resize(link.splits * seconds);
-    for (int64_t c = 0; c < link.firsts; ++c, v += seconds, w += seconds, out += seconds) {
-      for (int64_t s = 0; s < link.splits; ++s) {
-        const int64_t l = ours.entry(link.left, s, item, place), r = ours.entry(link.right, s, item, place);
-        for (int k = 0; k < 3; ++k) {
-          double* to = parts[k].data() + s * seconds;
-          if (l < 0 || r < 0) std::fill(to, to + seconds, kNever<double>);
-          else for (int64_t e = 0; e < seconds; ++e) to[e] = all[k]->arena[l + c] + all[k]->arena[r + e];
-        }
-      }
-      choices(parts[0].data(), parts[1].data(), parts[2].data(), link.splits, seconds, v, w, out);
-    }
-  }
-
-  // The row of a link: x and y in both runs, and the means below.
+  // The alternatives of a row of a link, or of pairs by splits: x and y, and the means below.
   void row(const Link<double>& link, int64_t item, int64_t place) {
     const auto read = [&](const Machine<double>& m, Row& to) {
-      to.resize(link.depth);
-      const double* from = Link<double>(m, link.step).in_logs(item, place, 0.0, to.data(), room);
-      if (from != to.data()) std::copy(from, from + link.depth, to.data());
+      to.resize((link.rules ? link.splits : 1) * link.depth);
+      double *at = to.data(), off;
+      if (!link.rules) {
+        const double* from = Link<double>(m, link.step).row_of(item, place, at, off);
+        if (from != at) std::copy(from, from + link.depth, at);
+      }
+      for (int64_t s = 0; link.rules && s < link.splits; ++s) {
+        const int64_t l = m.entry(link.left, s, item, place), r = m.entry(link.right, s, item, place);
+        for (int64_t c = 0; c < link.firsts; ++c)
+          for (int64_t e = 0; e < link.seconds; ++e)
+            *at++ = l < 0 || r < 0 ? kNever<double> : m.arena[l + c] + m.arena[r + e];
+      }
     };
-    read(ours, x);
+    read(ours, x), read(means, below);
     if (!same()) read(theirs, y);
-    if (!link.rules) return read(means, below);
-    below.resize(link.depth);
-    pairs(link, item, place, x.data(), other(), below.data());
   }
 
   // Shares times their losses, which are finite; returns whether others are not.
@@ -177,12 +163,16 @@ struct Losses {
         }
         if (!lost) return;
         row(link, item, place);
-        Row one(depth), two(depth);
+        const int64_t ways = x.size();
+        Row one(ways), two(ways);
         for (int64_t j = 0; j < columns; ++j) {
           if (!(v[j] > kNever<double>) || !alone(j)) continue;
-          for (int64_t i = 0; i < depth; ++i) one[i] = x[i] + t.logs[i * t.row + j * t.column];
-          for (int64_t i = 0; i < depth; ++i) two[i] = other()[i] + u.logs[i * u.row + j * u.column];
-          out[j] = choice(one.data(), two.data(), below.data(), depth, v[j], w[j]);
+          for (int64_t a = 0; a < ways; ++a) {
+            const int64_t i = a % depth;
+            one[a] = x[a] + t.logs[i * t.row + j * t.column];
+            two[a] = other()[a] + u.logs[i * u.row + j * u.column];
+          }
+          out[j] = choice(one.data(), two.data(), below.data(), ways, v[j], w[j]);
         }
       });
     }
@@ -251,14 +241,16 @@ struct Losses {
       if (kind == kLinked || kind == kRules) linked(step, first, last);
       for (int64_t item = first; item < last; ++item) {
         const int64_t here = m.at(out, item, 0), labels = m.labels(out);
-        if (kind == kSites || kind == kGiven) given(here, places * labels);
+        if (kind == kGiven || (kind == kSites && step[3])) given(here, places * labels);
         if (kind == kBeside || kind == kPicked || kind == kApart)
           moved(m, step, item, [&](int64_t to, int64_t from, double) {
             means.arena[to] = from < 0 ? 0.0 : means.arena[from];
           });
         for (int64_t place = 0; kind == kPairs && place < places; ++place) {
-          const int64_t at = here + place * labels;
-          pairs(Link<double>(m, step), item, place, ours.arena + at, theirs.arena + at, means.arena + at);
+          const Link<double> link(m, step);
+          const double *v = ours.arena + here + place * labels, *w = theirs.arena + here + place * labels;
+          row(link, item, place);
+          choices(x.data(), other(), below.data(), link.splits, labels, v, w, means.arena + here + place * labels);
         }
         if (kind != kTotal && kind != kSummed) continue;
         const int64_t hop = kind == kTotal ? run_of(m, step) : Link<double>(m, step).run();
