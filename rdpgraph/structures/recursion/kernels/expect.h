@@ -124,8 +124,8 @@ struct Losses {
     return barred;
   }
 
-  // Means over the rows of a link, by products; entries near underflow, and of rows or columns in which
-  // theirs forbids something, choice by choice.
+  // Means over the rows of a link, by products; entries near underflow choice by choice. In rows or columns
+  // in which theirs forbids something, choices are looked at one by one.
   void linked(const int64_t* step, int64_t first, int64_t last) {
     const Link<double> link(ours, step);
     const int64_t *table = ours.table(step[3]), columns = table[5], labels = ours.labels(link.out);
@@ -167,12 +167,16 @@ struct Losses {
         Row one(ways), two(ways);
         for (int64_t j = 0; j < columns; ++j) {
           if (!(v[j] > kNever<double>) || !alone(j)) continue;
-          for (int64_t a = 0; a < ways; ++a) {
+          const auto forbidden = [&](int64_t a) {
             const int64_t i = a % depth;
             one[a] = x[a] + t.logs[i * t.row + j * t.column];
             two[a] = other()[a] + u.logs[i * u.row + j * u.column];
-          }
-          out[j] = choice(one.data(), two.data(), below.data(), ways, v[j], w[j]);
+            return part(0.0, one[a], 0.0, two[a], 0.0, below[a]) > 0;
+          };
+          int64_t a = 0;
+          while (a < ways && !forbidden(a)) ++a;
+          if (a < ways) out[j] = -kNever<double>;
+          else if (sum[j] < low) out[j] = choice(one.data(), two.data(), below.data(), ways, v[j], w[j]);
         }
       });
     }
