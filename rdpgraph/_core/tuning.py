@@ -141,6 +141,10 @@ D4_BYTES, NNF_BYTES, COUNTER_LOOK = 2e9, 12.0, 0.5
 seconds between looks at the memory that a counter uses."""
 MOST_SHAPES, SHAPE_TEXT = 2**14, 700
 """Shapes of tables in a file, and bytes of text per shape beyond them: a block takes 4 kB."""
+CHAIN_PROGRAMS, CHAIN_STEPS = 16, 2**14
+"""Programs of chains that are kept, and the steps up to which one is."""
+DIRECT_ROWS = 2
+"""Rows that read a table up to which it is summed where it lies, not prepared for products."""
 KEPT_LAYOUTS, LAYOUT_STEP, LAYOUT_TRIES = 2**23, 2**6, 3
 """Numbers of all layouts that are kept, those of a step without its places, and objects with other
 steps after which a layout is no longer kept."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import is_transformed
-from rdpgraph.structures.chain import native
+from rdpgraph.structures.chain import native, tapes
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
@@ -50,8 +50,11 @@ def viterbi(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> t
 @torch.no_grad()
 def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Paths:
     """The states of `viterbi` alone, (B, T)."""
-    if isinstance(transition, Tensor) and _is_small(unary, transition):
-        return _small_best(unary, transition, lengths)
+    if isinstance(transition, Tensor):
+        if transition.ndim > 2 and tapes.serves(unary, transition):
+            return tapes.best_states(unary, transition, lengths)
+        if _is_small(unary, transition):
+            return _small_best(unary, transition, lengths)
     messages = prefixes(unary, transition, lengths)
     return traceback(messages, transition, lengths, count=1, noise=None)[0]
 

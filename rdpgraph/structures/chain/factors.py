@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ class StepFactors(ABC):
     unary: Tensor  # (B, T, N) in nats, as given
     offset: Tensor  # (B, T) nats taken off the unary of a step and the transition into it
     lengths: Tensor  # (B,) int64
-    # (B,) int64: the steps at which items begin; lengths then count from step 0.
-    starts: Tensor | None = field(default=None, kw_only=True)
 
     @property
     @abstractmethod
@@ -55,8 +53,7 @@ class StepFactors(ABC):
 
     def inside(self) -> Tensor:
         """(B, T): whether a step is one of the item's."""
-        within = inside(self.lengths, self.unary.shape[1])
-        return within if self.starts is None else within & ~inside(self.starts, within.shape[1])
+        return inside(self.lengths, self.unary.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,30 +99,6 @@ class Factors(StepFactors):
     def _each(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         count = self.unary.shape[1] - 1
         return steps_of(self.matrix, count), steps_of(self.matrix.mT, count)
-
-    def reversed(self) -> "Factors":
-        """The chains from their last step to their first, with unchanged offsets."""
-        total = self.unary.shape[1]
-        pairs = (self.transition, self.matrix)
-        return replace(
-            self,
-            unary=self.unary.flip(1),
-            transition=(pairs[0] if pairs[0].ndim == 2 else pairs[0].flip(1)).mT,
-            emission=self.emission.flip(1),
-            matrix=(pairs[1] if pairs[1].ndim == 2 else pairs[1].flip(1)).mT,
-            lengths=torch.full_like(self.lengths, total),
-            starts=total - self.lengths,
-        )
-
-    def squeezed(self, floor: float, *, upward: bool) -> "Factors":
-        """Entries below a floor raised to it, except for hard zeros; or set to zero."""
-        if upward:
-            emission = torch.where(self.unary > -math.inf, self.emission.clamp(min=floor), 0.0)
-            matrix = torch.where(self.transition > -math.inf, self.matrix.clamp(min=floor), 0.0)
-        else:
-            emission = torch.where(self.emission < floor, 0.0, self.emission)
-            matrix = torch.where(self.matrix < floor, 0.0, self.matrix)
-        return replace(self, emission=emission, matrix=matrix)
 
 
 def state_limit(dtype: torch.dtype) -> float:

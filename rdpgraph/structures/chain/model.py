@@ -21,7 +21,7 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import as_states, settle
-from rdpgraph.structures.chain import decode, logs, masks, moments, paths, rank_chains, recursion
+from rdpgraph.structures.chain import decode, masks, moments, paths, rank_chains, recursion
 from rdpgraph.structures.chain.constructors import (
     checked_lengths,
     checked_sequences,
@@ -227,21 +227,25 @@ class Chain(Structure):
         Raises:
             ModelError: the chains differ in shape or in lengths.
         """
+        return self._compared(other, divergence=False)
+
+    def kl_divergence(self, other: "Chain") -> Tensor:
+        """(*batch,) the divergence of the other from this chain: cross-entropy less entropy."""
+        return self._compared(other, divergence=True)
+
+    def _compared(self, other: "Chain", *, divergence: bool) -> Tensor:
         if not isinstance(other, Chain):
             raise ModelError(f"A chain is compared with a chain; got {type(other).__name__}.")
         given, compared = self._given(), other._given()
         if moments.alike(given, compared):
             require_alike((self.unary, given.lengths), (other.unary, compared.lengths))
-            return self._shaped(moments.by_counts(given, compared))
+            values = moments.by_counts(given, compared)
+            return self._shaped(values) - self.entropy() if divergence else self._shaped(values)
         parts, theirs = self._parts(), other._parts()
         require_alike((self.unary, parts.lengths), (other.unary, theirs.lengths))
         unary, transition = theirs.unary.to(parts.unary), theirs.transition.to(parts.unary)
-        values = moments.cross_entropy(parts, ChainTensors(unary, transition, parts.lengths))
-        return self._shaped(values)
-
-    def kl_divergence(self, other: "Chain") -> Tensor:
-        """(*batch,) the divergence of the other from this chain: cross-entropy less entropy."""
-        return self.cross_entropy(other) - self.entropy()
+        theirs = ChainTensors(unary, transition, parts.lengths)
+        return self._shaped(moments.cross_entropy(parts, theirs, divergence=divergence))
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, N) the largest score of a sequence with each state; -inf beyond a length."""
@@ -304,7 +308,7 @@ class Chain(Structure):
         For a hidden Markov model, given the observations so far. Zero beyond the length, and after
         the point from which no sequence is possible.
         """
-        return self._shaped(logs.filtered(*self._given()))
+        return self._shaped(recursion.filtered(*self._given()))
 
     def masks(self) -> Masks:
         """Questions whether each step is in each state."""

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph.logspace.gradients import ONCE, expectations, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
-from rdpgraph.structures.chain import logs, recursion, scaled
+from rdpgraph.structures.chain import logs, recursion, scaled, tapes
 from rdpgraph.structures.chain.factors import inside, masked, peak, product
 from rdpgraph.structures.chain.recursion import Messages
 from rdpgraph.structures.chain.steps import (
@@ -31,6 +31,11 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
     """
     if alike(parts, parts):
         return by_counts(parts, parts, log_base)
+    if log_base is None and isinstance(parts.transition, Tensor):
+        table = ChainTensors(parts.unary, parts.transition, parts.lengths)
+        values = tapes.losses(table, table, divergence=False)
+        if values is not None:
+            return values
     sent, scored = _messages(parts), parts.unary.detach()
     if log_base is not None:
         scored = scored - finite(log_base).reshape(scored.shape)
@@ -40,13 +45,18 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
     return _nats(parts, sent, ratios, scored, None)
 
 
-def cross_entropy(parts: ChainTensors, other: ChainTensors) -> Tensor:
+def cross_entropy(parts: ChainTensors, other: ChainTensors, *, divergence: bool = False) -> Tensor:
     """(B,) nats: the expectation under one chain of minus the log-probability in another.
 
-    A sum of small terms by step, without cancellation. +inf, without gradient, where the other
-    forbids what the first allows; 0 for an impossible item. Differentiable once. O(B T N^2) in
-    matrix products.
+    For a ``divergence`` less the entropy. A sum of small terms by step, without cancellation.
+    +inf, without gradient, where the other forbids what the first allows; 0 for an impossible item.
+    Differentiable once. O(B T N^2) in matrix products.
     """
+    values = tapes.losses(parts, other, divergence=divergence)
+    if values is not None:
+        return values
+    if divergence:
+        return cross_entropy(parts, other) - entropy(parts)
     sent, ratios = _messages(parts), _log_ratios(other, _messages(other))
     values = _nats(parts, sent, ratios, other.unary, other.transition)
     forbidden = _forbidden(parts, other, sent) & _possible(parts, sent)

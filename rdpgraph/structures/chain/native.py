@@ -33,12 +33,11 @@ def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
     return Factors(unary, offset, lengths, transition, emission.exp_(), matrix.exp_())
 
 
-def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
+def forward(factors: Factors) -> Forward:
     """The forward sweep, as `sweeps.forward`."""
     unary, emission = _dense(factors.unary), _dense(factors.emission)
     transition, matrix = _dense(factors.transition), _dense(factors.matrix)
     offset, lengths = _dense(factors.offset), _dense(factors.lengths)
-    starts = None if factors.starts is None else _dense(factors.starts)
     batch, steps, count = emission.shape
     states, scales = torch.empty_like(emission), torch.empty_like(offset)
     values = offset.new_empty(batch)
@@ -47,8 +46,8 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
     parts = states, scales, values, doubtful, _room(matrix), batch, steps, count
     threads = library.threads(batch * count * count)
     _call(
-        "forward", unary, emission, transition, matrix, offset, starts, lengths,
-        *parts, *limits, floor, upward, threads,
+        "forward", unary, emission, transition, matrix, offset, lengths,
+        *parts, *limits, threads,
     )  # fmt: skip
     return Forward(states, scales, values, doubtful)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, Paths, Transition, Unary
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.structures.chain import logs, native, recursion
+from rdpgraph.structures.chain import logs, native, tapes
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise, checked_temperature, gumbel
@@ -137,10 +137,9 @@ def draw(
     for a step of a draw; with ranks O(T N r), and O(N r). (count, B, N) memory at a time. Arguments
     as for `recursion.log_partition`.
     """
-    if isinstance(transition, Tensor):
-        messages = recursion.forward(unary, transition, lengths)
-    else:
-        messages = logs.forward(unary, transition, lengths)
+    if isinstance(transition, Tensor) and tapes.serves(unary, transition):
+        return tapes.draw(unary, transition, lengths, count, generator)
+    messages = logs.forward(unary, transition, lengths)
 
     def noise(_last: int, steps: int) -> Tensor:
         return gumbel((steps, count, unary.shape[0], unary.shape[2]), unary, generator)
@@ -154,8 +153,8 @@ def relaxed(
 ) -> Tensor:  # fmt: skip
     """Independent relaxed draws, (count, B, T, N): at each step weights over states that sum to 1.
 
-    Their argmaxes are the draws of `draw` with the same generator, and each step is conditioned on
-    the argmax of the next. Differentiable in unary and transition, with noise and argmaxes fixed;
+    Their argmaxes are exact draws, and each step is conditioned on the argmax of the next.
+    Differentiable in unary and transition, with noise and argmaxes fixed;
     exactly zero, as is the gradient, for impossible states and items, and beyond the length. O(T
     N^2) time and O(T N) for each draw, or with ranks O(T N r) and again for each draw.
     """

@@ -9,9 +9,8 @@ from torch import Tensor
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import finite
-from rdpgraph.structures.chain import logs, native, scaled, scan
-from rdpgraph.structures.chain.factors import Factors, inside, peak, product
-from rdpgraph.structures.chain.steps import OperatorSteps, RankSteps, Steps, of_items, stepping
+from rdpgraph.structures.chain import logs, scaled, scan, tapes
+from rdpgraph.structures.chain.steps import OperatorSteps, RankSteps, of_items, stepping
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +32,9 @@ def log_partition(
 
     O(T N^2) per item, as scaled products of matrices, or O(T N r) by way of ranks; O(T N), or
     O(T (N + r)), is kept for the gradient. Items that may lose something to underflow are solved
-    again in float64, and those that may there too in log-space: see `scaled`. Differentiable twice
-    (in log-space any number of times); the gradient is the marginals, zero in impossible items.
+    again by the machine, which sums what underflows in logarithms; without it in float64, and then
+    in log-space: see `scaled`. Differentiable twice (in log-space any number
+    of times); the gradient is the marginals, zero in impossible items.
 
     Args:
         unary: (B, T, N) in nats; -inf allowed; anything beyond the lengths.
@@ -51,11 +51,14 @@ def log_partition(
     low = isinstance(transition, RankSteps)
     sides = torch.broadcast_tensors(*transition.sides) if low else (transition,)
     dtype = torch.promote_types(unary.dtype, sides[0].dtype)
-    # Certified bounds are for tables, and need float64, which MPS lacks.
-    certified = () if low or unary.device.type == "mps" else (scaled.certified,)
-    attempts = stages(dtype, unary.device, scaled.log_partition, *certified, _in_logs)
-    if not low and not native.applies(unary, transition) and scan.worthwhile(unary):
-        attempts = [(attempts[0][0], scan.log_partition), *attempts]
+    if not low and tapes.serves(unary, transition):
+        attempts = [(dtype, tapes.log_partition)]
+        if transition.ndim == 2:
+            attempts = [(dtype, scaled.log_partition), *attempts]
+    else:
+        attempts = stages(dtype, unary.device, scaled.log_partition, _in_logs)
+        if not low and scan.worthwhile(unary):
+            attempts = [(attempts[0][0], scan.log_partition), *attempts]
     return first_safe(attempts, unary, *sides, lengths).to(dtype)
 
 
@@ -108,53 +111,25 @@ def messages(unary: Unary, transition: Transition, lengths: Lengths) -> Messages
     dtype = torch.promote_types(unary.dtype, transition.dtype)
     if unary.shape[1] == 0:
         return Messages(unary.detach().to(dtype), unary.detach().to(dtype))
-    # A bound on log Z certifies no single entry.
-    attempts = stages(dtype, unary.device, _both_scaled, _both_in_logs)
-    both = first_safe(attempts, unary, transition, lengths)
+    if tapes.serves(unary, transition):
+        both = tapes.both(unary.to(dtype), transition.to(dtype), lengths)
+    else:
+        both = _both_in_logs(unary, transition, lengths)
     return Messages(*both.to(dtype).unbind(1))
 
 
-@torch.no_grad()
-def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
-    """(B, T, N) the forward messages alone, without gradient."""
-    if unary.shape[1] == 0:
-        return unary
-    attempts = [(unary.dtype, route) for route in (_scaled, _forward_in_logs)]
-    return first_safe(attempts, unary, transition, lengths)
+def filtered(
+    unary: Unary, transition: Transition | RankSteps | OperatorSteps, lengths: Lengths
+) -> Unary:
+    """(B, T, N) probabilities of the state given the prefix; differentiable; 0 if impossible."""
+    sides = (transition,) if isinstance(transition, Tensor) else transition.sides
+    tracked = torch.is_grad_enabled() and any(part.requires_grad for part in (unary, *sides))
+    if isinstance(transition, Tensor) and not tracked and tapes.serves(unary, transition):
+        return tapes.forward(unary, transition, lengths).exp()
+    return logs.filtered(unary, transition, lengths)
 
 
-def _scaled(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Tensor, Doubt]:
-    swept = scaled.forward(scaled.factors(unary, transition, lengths))
-    return swept.states.log(), swept.doubtful
-
-
-def _both_scaled(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Tensor, Doubt]:
-    factors = scaled.factors(unary, transition, lengths)
-    reversed_factors = factors.reversed()
-    ahead, behind = scaled.forward(factors), scaled.forward(reversed_factors)
-    before = _before(reversed_factors, behind.states, lengths)
-    return torch.stack([ahead.states.log(), before], 1), ahead.doubtful | behind.doubtful
-
-
-def _before(reversed_factors: Factors, states: Tensor, lengths: Tensor) -> Tensor:
-    """Backward messages from those of the reversed chain, which include the step's unary."""
-    before = torch.zeros_like(states)
-    before[:, 1:] = product(states[:, :-1], reversed_factors.matrix)
-    total = states.shape[1]
-    within = inside(lengths, total).unsqueeze(2)
-    last = within & ~inside(lengths - 1, total).unsqueeze(2)
-    before = torch.where(last, 1.0, before.flip(1)).masked_fill_(~within, 0.0).log_()
-    return before - peak(before, (2,))
-
-
-def _forward_in_logs(
-    unary: Unary, transition: Transition | Steps, lengths: Lengths
-) -> tuple[Tensor, Doubt]:
+def _both_in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
     forward = logs.forward(unary, transition, lengths)
-    sure = torch.zeros_like(lengths, dtype=torch.bool)
-    return forward - finite(forward.logsumexp(2, keepdim=True)), sure
-
-
-def _both_in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Tensor, Doubt]:
-    forward, sure = _forward_in_logs(unary, transition, lengths)
-    return torch.stack([forward, logs.backward(unary, transition, lengths)], 1), sure
+    forward = forward - finite(forward.logsumexp(2, keepdim=True))
+    return torch.stack([forward, logs.backward(unary, transition, lengths)], 1)

@@ -1,6 +1,5 @@
 """The scaled recursion step by step in torch, forward and backward, on any device."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,14 +19,16 @@ class Forward:
     doubtful: Tensor  # (B,) bool: whether underflow may have taken something
 
 
-def forward(factors: StepFactors, *, floor: float = 0.0, upward: bool = False) -> Forward:
-    """alpha_t = alpha_{t-1} P * e_t, normalised; states below a floor set to zero, or to it."""
-    states, scales = swept(factors, floor=floor, upward=upward)
+def forward(factors: StepFactors) -> Forward:
+    """alpha_t = alpha_{t-1} P * e_t, normalised."""
+    states, scales = swept(factors)
     return finished(factors, states.transpose(0, 1), scales.mT.contiguous())
 
 
-def swept(factors: StepFactors, *, floor: float, upward: bool) -> tuple[Tensor, Tensor]:
+def swept(factors: StepFactors, *, floor: float = 0.0) -> tuple[Tensor, Tensor]:
     """States (T, B, N) of `forward`, and their sums (T, B) before normalisation.
+
+    Positive states below a floor are raised to it.
 
     Four calls for each step, which dominate the time of small chains.
     """
@@ -39,18 +40,15 @@ def swept(factors: StepFactors, *, floor: float, upward: bool) -> tuple[Tensor, 
     )
     factors.emitted(0, states)
     ones, room = states.new_ones(count, 1), states.new_empty(batch, count)
-    begins = None if factors.starts is None else _steps_equal(factors.starts, steps)
     rows, sums = states.unbind(0), scales.unbind(0)
     for step, (state, scale) in enumerate(zip(rows, sums, strict=True)):
         if step:
             factors.ahead(step - 1, rows[step - 1], room)
-            if begins is not None:
-                room.masked_fill_(begins[step], 1.0)
             state.mul_(room)
         torch.mm(state, ones, out=scale)
         torch.div(state, scale, out=state)  # NaN where nothing is possible: see below
         if floor:
-            state.copy_(squeezed(state, floor, upward=upward))
+            state.copy_(torch.where(state > 0, state.clamp(min=floor), state))
     states.masked_fill_(states.isnan(), 0.0)
     scales.masked_fill_(scales.isnan(), 0.0)
     return states, scales.squeeze(2)
@@ -89,7 +87,7 @@ def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Te
     return futures.transpose(0, 1).mul_(states), ahead.transpose(0, 1)
 
 
-def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor, floor: float) -> Tensor:
+def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     """(B,) log Z by operations that autograd can differentiate again; keeps O(T N)."""
     rows, top = peak(unary.detach(), (2,)), peak(transition.detach(), (-2, -1))
     emission, matrix = (unary - rows).exp(), (transition - top).exp()
@@ -101,21 +99,8 @@ def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor, floor: float) -
             state = product(state, matrices[step - 1]) * others[step - 1]
         total = state.sum(1, keepdim=True)
         totals.append(total)
-        alive = state > floor * total.detach()
+        alive = state > 0
         state = torch.where(alive, state / torch.where(total > 0, total, 1.0), 0.0)
     scales = torch.cat(totals, 1)
     logs = safe_log(scales)
     return torch.where(inside(lengths, unary.shape[1]), logs + joined(rows, top), 0.0).sum(1)
-
-
-def squeezed(state: Tensor, floor: float, *, upward: bool) -> Tensor:
-    """States below a floor raised to it, except for hard zeros; or set to zero."""
-    if upward:
-        return torch.where(state > 0, state.clamp(min=floor), 0.0)
-    return torch.where(state < floor, 0.0, state)
-
-
-def _steps_equal(starts: Tensor, steps: int) -> Sequence[Tensor]:
-    """(B, 1) bool for each step: the items that begin at it."""
-    numbers = torch.arange(steps, device=starts.device).reshape(-1, 1, 1)
-    return (numbers == starts.unsqueeze(1)).unbind(0)

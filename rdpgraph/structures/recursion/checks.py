@@ -86,6 +86,16 @@ def checked_link(
         )
 
 
+def checked_tables(tables: object, at: int) -> Tensor:
+    """Return several tables of which one is a link's, if they have it."""
+    if not isinstance(tables, Tensor) or tables.ndim < 3 or not 0 <= at < tables.shape[-3]:
+        got = tuple(tables.shape) if isinstance(tables, Tensor) else type(tables).__name__
+        raise ModelError(
+            f"Tape.link at {at} needs a tensor (*batch, S, N, M) of S > {at} tables; got {got}."
+        )
+    return tables
+
+
 def checked_pick(x: Value, which: Tensor, to: Value | None) -> None:
     """Check the labels picked for those of another value."""
     checked_value("pick", x)

@@ -93,7 +93,7 @@ def log_sum(tape: Tape, temperature: float = 1.0) -> Tensor:
     if temperature != 1.0:
         given = given.over(temperature)
     if not torch.is_grad_enabled():
-        result = machine.run(program, given, whole=False).goal.clone()
+        result = machine.run(program, given, whole=False).goal.to(given.unary, copy=True)
     else:
         result = machine.log_sum(program, given, _by_torch(tape, program))
     result = result if len(tape.lead) == 1 else result.reshape(tape.lead)

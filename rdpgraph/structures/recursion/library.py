@@ -28,13 +28,13 @@ _FLAGS = (*building.FLAGS, "-march=native")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 _SIGNATURES = {
     "level": (5, 3, 0, 0),
-    "forward": (12, 3, 3, 2),
+    "forward": (11, 3, 2, 1),
     "backward": (9, 3, 0, 1),
     "prefixes": (5, 3, 0, 1),
     "trace": (5, 6, 0, 1),
     "best": (4, 4, 0, 1),
     "up": (1, 3, 0, 2),
-    "down": (4, 3, 0, 1),
+    "down": (5, 3, 0, 1),
     "most": (2, 3, 0, 1),
     "descend": (3, 5, 0, 2),
     "lists": (3, 3, 0, 1),

@@ -1,7 +1,7 @@
 """Links between the labels of one value and the next, and the tensors they are made from."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,9 +27,18 @@ class Table:
 
     Attributes:
         values: (B or 1, P or 1, I, J) nats.
+        source: (B or 1, S, I, J) the tables that it is one of, if there are several.
+        number: its place among them.
     """
 
     values: Tensor
+    source: Tensor | None = None
+    number: int = 0
+
+    @property
+    def owner(self) -> Tensor:
+        """The tensor that it lies in."""
+        return self.values if self.source is None else self.source
 
     @property
     def width(self) -> int:
@@ -282,6 +291,24 @@ class Sources:
             return Table(source.table(2).to(self.dtype)[None, None])
 
         return self.once(("table", id(source)), made)
+
+    def one_of(self, potential: Tensor, at: int) -> Tensor:
+        """One of several tables (*batch, S, N, M); the same tensor whenever it is asked for."""
+        parts = self.once(("parts", id(potential)), lambda: (potential, potential.unbind(-3)))[1]
+        return parts[at]
+
+    def numbered(self, potential: Tensor, at: int) -> Table:
+        """A table of one of several (*batch, S, N, M), which all lie in one tensor."""
+        *lead, many, rows, columns = potential.shape
+
+        def made() -> tuple[object, Tensor, Sequence[Tensor]]:
+            batch = self.lead if math.prod(lead) != 1 else (1,)
+            whole = potential.expand(*batch, many, rows, columns).to(self.dtype)
+            whole = whole.reshape(-1, many, rows, columns)
+            return potential, whole, whole.split(1, 1)
+
+        _, whole, parts = self.once(("tables", id(potential)), made)
+        return Table(parts[at], whole, at)
 
 
 def _ranks(rules: LowRankRules | FactorisedRules) -> tuple[Tensor, Tensor, Tensor]:

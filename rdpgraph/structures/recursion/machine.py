@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.structures.recursion import library
@@ -26,6 +27,8 @@ from rdpgraph.structures.recursion.tape import Tape
 PROGRAM, GIVEN = ("program",), ("given",)
 """Keys of a tape's program, and of its slots' tensors where its steps do not have them."""
 
+_TABLE, _DIRECT = 9, -2  # numbers of a tensor; the room of a table that is read where it lies
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -39,6 +42,8 @@ class Run:
     rows: tuple[Tensor, ...]  # of links before and after products, for gradients and losses
     tables: "array[int]"  # addresses and strides of the inputs
     best: bool  # whether values are maxima
+    # Whether sums of large numbers have lost digits of float32, and whether there is a NaN.
+    noted: "array[int]"
 
     def value(self, number: int) -> Tensor:
         """(B, P, K) of a step; of no places if it is not stored."""
@@ -52,6 +57,13 @@ class Run:
         batch = self.inputs.unary.shape[0]
         sizes, steps = (batch, places, labels), (hop, labels, 1)
         return values.as_strided(sizes, steps, batch * before + start)
+
+    def linked(self, labels: int) -> Tensor:
+        """(L, B, K) of all links of one place and so many labels, which lie at equal distances."""
+        links, batch = self.program.links, self.inputs.unary.shape[0]
+        first, after = [*links, 0, 0][:2]
+        hop = batch * (after - first) if len(links) > 1 else 0
+        return self.values.as_strided((len(links), batch, labels), (hop, labels, 1), batch * first)
 
     @property
     def goal(self) -> Tensor:
@@ -67,16 +79,16 @@ class Run:
         program, unary, values = self.program, self.inputs.unary, self.values
         batch, dtype = unary.shape[0], unary.dtype
         below, after = torch.zeros_like(values), torch.empty_like(self.rows[1])
-        self._part(below, -1).view(-1).copy_(gradient)
+        gradient = gradient.to(dtype).contiguous()
         extras = [
             values.new_zeros(given.numel() if use and slot + 1 in program.rows else 0)
             for slot, (use, given) in enumerate(zip(wanted[1:], self.inputs.given, strict=True))
         ]
         places = array("q", [0, *(part.data_ptr() for part in extras)])
         library.function("down", dtype)(
-            self.addresses, below.data_ptr(), after.data_ptr(), places.buffer_info()[0],
-            len(program.ranges), batch, len(self.inputs.given) + 1,
-            library.threads(program.work * batch, batch),
+            self.addresses, gradient.data_ptr(), below.data_ptr(), after.data_ptr(),
+            places.buffer_info()[0], len(program.ranges), batch, len(self.inputs.given) + 1,
+            library.threads(program.work * batch, batch if batch > 1 else None),
         )  # fmt: skip
         results: list[Tensor | None] = [self._of_sites(below) if wanted[0] else None]
         for slot, (use, given, extra) in enumerate(
@@ -89,8 +101,7 @@ class Run:
             else:
                 part = self._part(below, program.leaves[slot])
                 results.append(part.sum_to_size(given.shape).clone())
-        lost = self.goal.isnan()
-        if bool(lost.any()) and bool((lost := lost & (gradient != 0)).any()):
+        if self.noted[1] and bool((lost := self.goal.isnan() & (gradient != 0)).any()):
             for result in results:
                 if result is not None:
                     spoilt = lost if len(result) > 1 else lost.any()
@@ -189,26 +200,28 @@ class Run:
     def _of_table(self, slot: int, table: Tensor, afters: Tensor, extra: Tensor) -> Tensor:
         """The gradient of a table: its weights times products of its links' rows, and the rest."""
         batch = self.inputs.unary.shape[0]
+        if self.tables[_TABLE * slot + 7] == _DIRECT:
+            return extra
         first, last, begin, end = self.program.rows[slot]
-        items, _, depth, columns = table.shape
+        items, many, depth, columns = table.shape
         before = self.rows[0][batch * first : batch * last]
         after = afters[batch * begin : batch * end]
-        # The weights, in panels, as they were prepared.
+        # The columns' peaks lie before each prepared table.
         wide = library.panel_width(table.element_size())
-        panels, start = -(-columns // wide), self.tables[8 * slot + 7] + columns
-        sizes = items, panels, depth, wide
-        hop = columns + panels * wide * depth + -(-depth // wide) * wide * columns
-        weights = self.room.as_strided(sizes, (hop, depth * wide, wide, 1), start)
-        weights = weights.transpose(1, 2).reshape(items, 1, depth, panels * wide)[..., :columns]
-        if items == 1:
+        hop = columns + -(-columns // wide) * wide * depth + -(-depth // wide) * wide * columns
+        sizes, start = (items, many, 1, columns), self.tables[_TABLE * slot + 7]
+        peaks = self.room.as_strided(sizes, (many * hop, hop, 0, 1), start)
+        weights = torch.sub(table, peaks).exp_()
+        if items == many == 1:
             products = before.view(-1, depth).mT @ after.view(-1, columns)
             return extra.addcmul_(weights, products)
         total, at = torch.zeros_like(table), [0, 0]
-        for places in self.program.places[slot]:
+        for places, number in self.program.places[slot]:
             sizes = batch * places * depth, batch * places * columns
-            left = before[at[0] : at[0] + sizes[0]].view(batch, places, depth)
-            other = after[at[1] : at[1] + sizes[1]].view(batch, places, columns)
-            total += (left.mT @ other).unsqueeze(1)
+            rows = batch * places // max(1, items)
+            left = before[at[0] : at[0] + sizes[0]].view(items, rows, depth)
+            other = after[at[1] : at[1] + sizes[1]].view(items, rows, columns)
+            total[:, number] += left.mT @ other
             at = [at[0] + sizes[0], at[1] + sizes[1]]
         return extra.addcmul_(weights, total)
 
@@ -224,7 +237,7 @@ class Run:
         levels = 0 if self.levels is None else self.levels.data_ptr()
         rows = [part.data_ptr() for part in self.rows or ()] or [0, 0]
         values = self.tables.buffer_info()[0], self.values.data_ptr(), self.room.data_ptr(), levels
-        return array("q", [*fixed, *values, *rows])
+        return array("q", [*fixed, *values, *rows, self.noted.buffer_info()[0]])
 
 
 def program_of(tape: Tape) -> Program | None:
@@ -263,6 +276,8 @@ def run(
 ) -> Run:
     """Compute the values of all steps, log-sums or maxima.
 
+    In float64 where float32 with levels lacks digits, as near sums of large numbers.
+
     Args:
         program: the steps.
         inputs: their tensors.
@@ -272,18 +287,19 @@ def run(
     """
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype
-    tables, size = _tables(program, inputs)
+    tables, size = _tables(program, inputs, direct=best or not whole)
     values = unary.new_empty(batch * program.size)
     levels = None
     if dtype == torch.float32 and not whole:
         levels = unary.new_empty(batch * program.levels, dtype=torch.float64)
     kept = [unary.new_empty(batch * size) for size in program.row_sizes if rows]
-    done = Run(program, inputs, values, unary.new_empty(size), levels, tuple(kept), tables, best)
+    parts = values, unary.new_empty(size), levels, tuple(kept), tables, best, array("q", [0, 0])
+    done = Run(program, inputs, *parts)
     library.function("up", dtype)(
         done.addresses, len(program.ranges), batch, len(inputs.given) + 1, best,
-        library.threads(program.work * batch, batch),
+        library.threads(program.work * batch, batch if batch > 1 else None),
     )  # fmt: skip
-    return done
+    return run(program, inputs.double(), whole=False, rows=rows) if done.noted[0] else done
 
 
 def values_of(tape: Tape, *, best: bool, whole: bool = True) -> Run | None:
@@ -296,8 +312,7 @@ def values_of(tape: Tape, *, best: bool, whole: bool = True) -> Run | None:
         return None
     inputs = inputs_of(tape, program)
     if best and not whole and not program.levelled:
-        given = [part.double() if part.is_floating_point() else part for part in inputs.given]
-        inputs = Inputs(inputs.unary.double(), given)
+        inputs = inputs.double()
     return run(program, inputs, best=best, whole=whole)
 
 
@@ -315,34 +330,38 @@ class _LogSum(Function):
         rows = any(ctx.needs_input_grad)
         done = run(program, Inputs(unary, given), whole=False, rows=rows)
         ctx.save_for_backward(unary, *given)
-        ctx.done, ctx.again = (done.values, done.room, done.levels, done.rows, done.tables), again
-        ctx.program = program
-        return done.goal.clone()
+        ctx.done, ctx.again = done, again
+        return done.goal.to(unary, copy=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         unary, *given = ctx.saved_tensors
         if torch.is_grad_enabled():
             return None, None, *regradient(ctx.again, (unary, *given), gradients[0])
-        done = Run(ctx.program, Inputs(unary, given), *ctx.done, best=False)
-        return None, None, *done.gradients(gradients[0], ctx.needs_input_grad[2:])
+        parts = ctx.done.gradients(gradients[0], ctx.needs_input_grad[2:])
+        return None, None, *(part if part is None else part.to(unary) for part in parts)
 
 
-def _tables(program: Program, inputs: Inputs) -> tuple["array[int]", int]:
-    """(slots, 8) addresses, sizes and strides of tensors, and the size of the prepared tables."""
+def _tables(program: Program, inputs: Inputs, *, direct: bool) -> tuple["array[int]", int]:
+    """(slots, 9) addresses, sizes and strides of tensors, and the size of the prepared tables."""
     unary = inputs.unary
     wide = library.panel_width(unary.element_size())
     batch, sites, states = unary.shape
-    rows = array("q", [unary.data_ptr(), batch, 0, sites, 0, states, 0, -1])
+    rows = array("q", [unary.data_ptr(), batch, 0, sites, 0, states, 0, -1, 1])
     size = 0
-    for owner, part in zip(program.slots, inputs.given, strict=True):
+    for slot, (owner, part) in enumerate(zip(program.slots, inputs.given, strict=True), 1):
         if isinstance(owner, Table):
-            items, _, depth, columns = part.shape
+            items, many, depth, columns = part.shape
             hop, _, row, column = part.stride()
-            rows.extend((part.data_ptr(), items, hop, depth, row, columns, column, size))
+            rows.extend((part.data_ptr(), items, hop, depth, row, columns, column))
+            read = sum(places for places, _ in program.places[slot])
+            if direct and items == batch and read <= tuning.DIRECT_ROWS * many:
+                rows.extend((_DIRECT, many))
+                continue
+            rows.extend((size, many))
             panels = -(-columns // wide) * depth + -(-depth // wide) * columns
-            size += items * (columns + panels * wide)
+            size += items * many * (columns + panels * wide)
         else:
             hop = part[0].numel() if len(part) else 0
-            rows.extend((part.data_ptr(), part.shape[0], hop, 0, 0, 0, 0, -1))
+            rows.extend((part.data_ptr(), part.shape[0], hop, 0, 0, 0, 0, -1, 1))
     return rows, size

@@ -33,7 +33,7 @@ from rdpgraph.structures.recursion.values import Value, View
     _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PAIRS, _RULES, _BESIDE, _PICKED, _APART, _NONE,
     _PRODUCT,
 ) = range(12)  # fmt: skip
-_FIELDS = 12  # of a step
+_FIELDS, _NUMBER = 12, 10  # of a step, and that of a link's table among several
 _LEVELLED = {_TOTAL, _LINKED, _SUMMED, _RULES}  # kinds whose rows have a level in float32
 _MOVED = {_BESIDE, _PICKED}  # kinds whose rows have one if those that they read have
 
@@ -64,7 +64,8 @@ class Program:
     slots: Sequence[Slot]
     # For each table's slot the ranges, for one item, of its links' rows before and after products.
     rows: dict[int, tuple[int, int, int, int]]
-    places: dict[int, list[int]]  # for each table's slot the places of its links
+    # For each table's slot its links: their places, and the number of the table.
+    places: dict[int, list[tuple[int, int]]]
     leaves: dict[int, int]  # for each leaf's slot the number of its step
     unstored: frozenset[int]  # steps whose values are not stored
     work: float  # multiply-adds of one item
@@ -73,6 +74,11 @@ class Program:
     def ranges(self) -> list[tuple[int, ...]]:
         """`values` as a list."""
         return [tuple(row) for row in self.values.tolist()]
+
+    @cached_property
+    def links(self) -> list[int]:
+        """The offsets of the values of all links by tables, for one item."""
+        return self.values[self.steps[:, 0] == _LINKED, 0].tolist()
 
     @cached_property
     def row_sizes(self) -> tuple[int, int]:
@@ -86,7 +92,7 @@ class Inputs:
     """The tensors that a program is run on."""
 
     unary: Tensor  # (B, sites, K) the potentials of the sites
-    # Of each slot: leaves (B or 1, P, K), tables (B or 1, 1, I, J), and places (B or 1, M, P)
+    # Of each slot: leaves (B or 1, P, K), tables (B or 1, S, I, J), and places (B or 1, M, P)
     # int64.
     given: Sequence[Tensor]
 
@@ -95,6 +101,11 @@ class Inputs:
         parts = [part / temperature if part.is_floating_point() else part for part in self.given]
         return Inputs(self.unary / temperature, parts)
 
+    def double(self) -> "Inputs":
+        """The same in float64."""
+        given = [part.double() if part.is_floating_point() else part for part in self.given]
+        return Inputs(self.unary.double(), given)
+
 
 def tensor_of(slot: Slot, dtype: torch.dtype) -> Tensor:
     """The tensor of a slot, from its source."""
@@ -102,7 +113,7 @@ def tensor_of(slot: Slot, dtype: torch.dtype) -> Tensor:
         assert slot.logs is not None
         return slot.logs.to(dtype).contiguous()
     if isinstance(slot, Table):
-        return slot.values
+        return slot.values if slot.source is None else slot.source.contiguous()
     assert slot.index is not None
     return slot.index.long().contiguous()
 
@@ -112,12 +123,18 @@ def with_tensors(
 ) -> tuple[list[Step], list[Slot]]:
     """The same steps and slots with other tensors."""
     replaced = dict[int, Slot]()
-    places = dict[int, Tensor]()
+    places, tables = dict[int, Tensor](), dict[int, Sequence[Table]]()
     for slot, tensor in zip(slots, tensors, strict=True):
         if isinstance(slot, Leaf):
             replaced[id(slot)] = replace(slot, logs=tensor)
         elif isinstance(slot, Table):
-            replaced[id(slot)] = Table(tensor)
+            several = slot.source is not None
+            tables[id(slot.owner)] = made = (
+                [Table(part, tensor, at) for at, part in enumerate(tensor.split(1, 1))]
+                if several
+                else [Table(tensor)]
+            )
+            replaced[id(slot)] = made[slot.number]
         else:
             replaced[id(slot)] = replace(slot, index=tensor)
             places[id(slot.index)] = tensor
@@ -127,8 +144,8 @@ def with_tensors(
         return view if other is None else replace(view, index=other)
 
     def changed(step: Step) -> Step:
-        if isinstance(step, Linked) and step.link is not None:
-            return replace(step, link=replaced[id(step.link)])
+        if isinstance(step, Linked) and isinstance(step.link, Table):
+            return replace(step, link=tables[id(step.link.owner)][step.link.number])
         if isinstance(step, Total) and places:
             return Total([tuple(map(fresh, way)) for way in step.ways])
         if isinstance(step, Pairs) and places:
@@ -157,7 +174,8 @@ class _Lowering:
 
     def slot(self, owner: Slot) -> int:
         """The number of a source: one for all links of a table, or views of the same places."""
-        key = id(owner.index if isinstance(owner, View) else owner)
+        kind = owner.index if isinstance(owner, View) else owner
+        key = id(owner.owner if isinstance(owner, Table) else kind)
         if key not in self.known:
             self.slots.append(owner)
             self.known[key] = len(self.slots)
@@ -274,7 +292,10 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
         made.levelled,
         made.slots,
         rows,
-        {slot: [places for _, places, *_ in links] for slot, links in made.links.items()},
+        {
+            slot: [(places, made.steps[step][_NUMBER]) for step, places, *_ in links]
+            for slot, links in made.links.items()
+        },
         made.leaves,
         frozenset(fused | products | copies),
         sum(step.work for step in steps),
@@ -342,6 +363,7 @@ def _lower(
             kind = _RULES if step.x.number in fused else _LINKED
             made.links.setdefault(slot, []).append([number, step.places, depth, columns])
             made.add(step.places, columns + step.more, kind, step.x.number, slot, *extra)
+            made.steps[-1][_NUMBER] = table.number
         case Pairs():
             left, right = (made.put(made.part(view)) for view in (step.left, step.right))
             sizes = step.left.width, step.right.width

@@ -18,6 +18,7 @@ from rdpgraph.structures.recursion.checks import (
     checked_link,
     checked_merge,
     checked_pick,
+    checked_tables,
     checked_value,
     checked_values,
     checked_whole,
@@ -202,8 +203,9 @@ class Tape:
         )
 
     def link(
-        self, x: Value, potential: Tensor | Potential, *, to: Value | Labels | None = None
-    ) -> Value:
+        self, x: Value, potential: Tensor | Potential, *, to: Value | Labels | None = None,
+        at: int | None = None,
+    ) -> Value:  # fmt: skip
         """The sum over the labels of x of its value and a potential of both labels.
 
         Args:
@@ -211,10 +213,15 @@ class Tape:
             potential: (*batch, N, M) log-values, or a pairwise `Potential`.
             to: a value whose labels come second, or these labels, with as many places; default: all
                 M, of no site.
+            at: which one of tables (*batch, S, N, M) it is; all of them are then read where they
+                lie, and their gradient is one tensor.
 
         Raises:
             ModelError: shapes that do not fit the labels and the batch.
         """
+        tables = potential
+        if at is not None:
+            potential = self.sources.one_of(checked_tables(potential, at), at)
         checked_link(x, potential, to, self.unary.shape[-1])
         if isinstance(potential, LowRank) and self.ranks:
             right = self.sources.derived(potential.log_right, lambda values: values.mT)
@@ -230,6 +237,8 @@ class Tape:
         link: Link
         if before is None and after is None:
             link = self.sources.table(source)
+            if at is not None and isinstance(tables, Tensor):
+                link = self.sources.numbered(tables, at)
         else:
             link = LookupLink(source, before, after)
         places = x.places if after is None else after.shape[1]

@@ -77,16 +77,16 @@ def test_k_best_agree(size, k, threads, by_torch):
 
 
 @pytest.mark.parametrize("size", SIZES[:-1])
-def test_draws_do_not_depend_on_the_kernel(size, by_torch, small_blocks):
+def test_relaxed_draws_do_not_depend_on_the_kernel(size, by_torch, small_blocks):
     chain = chain_of(size, torch.float64)
 
     def drawn():
-        return chain.sample(20, torch.Generator().manual_seed(0))
+        return chain.rsample(20, temperature=0.5, generator=torch.Generator().manual_seed(0))
 
     found = drawn()
-    assert torch.equal(found, by_torch(drawn))
+    torch.testing.assert_close(found, by_torch(drawn))
     small_blocks(1)
-    assert torch.equal(found, drawn())
+    torch.testing.assert_close(found, drawn())
 
 
 def test_nothing_is_added_for_no_items(by_torch):

@@ -62,6 +62,21 @@ class Items(Tags):
 
 
 @dataclass(frozen=True, eq=False)
+class Steps(Tags):
+    """A chain with a transition for each step, (*batch, T - 1, N, N)."""
+
+    transition: torch.Tensor = field(metadata={"dims": 3})
+
+    def recursion(self, tape):
+        state = tape.sites[0]
+        for step in range(1, tape.site_shape[0]):
+            site = tape.sites[step]
+            link = tape.link(state, self.transition, at=step - 1, to=site)
+            state = tape.total((site, link))
+        return tape.sum(state)
+
+
+@dataclass(frozen=True, eq=False)
 class Joints(rg.extend.Recursion):
     """Two sites that a third one follows, or the second alone, by labels that are no states."""
 
@@ -90,6 +105,8 @@ def models(dtype=torch.float64):
         "tags": Tags(drawn(2, 3, 2), drawn(2, 2, seed=1), lengths=lengths),
         "tables of items": Items(drawn(2, 3, 2), drawn(2, 2, 2, seed=1)),
         "hard tags": Tags(drawn(2, 3, 2), hard),
+        "steps": Steps(drawn(2, 3, 2), drawn(2, 2, 2, seed=1)),
+        "steps of items": Steps(drawn(2, 3, 2), drawn(2, 2, 2, 2, seed=1)),
         "low rank": Tags(drawn(3, 2), rg.LowRank(drawn(2, 3, seed=1), drawn(2, 3, seed=2))),
         "segments": Segments(drawn(2, 3, 2, 2), drawn(2, 2, seed=1), lengths=lengths),
         "spans": Spans(drawn(2, 3, 3, 2), rg.trees.DenseRules(drawn(2, 2, 2, seed=1))),
@@ -460,6 +477,41 @@ def test_numbers_that_a_recursion_makes_may_be_none(by_torch):
     assert bool(gradients(model)[1].isnan().all())
 
 
+@pytest.mark.parametrize("wide", [200.0, 5e3])
+@pytest.mark.parametrize("states", [3, 40])
+@pytest.mark.parametrize("make", [Tags, Steps])
+def test_gradients_keep_their_digits_near_large_numbers(make, states, wide):
+    """In single precision as in double, of which large sums leave no digits of the first."""
+    shape = (states, states) if make is Tags else (4, states, states)
+    parts = [(wide * draw(*part)).float() for part in ((2, 5, states), shape)]
+    found = gradients(make(*parts))
+    expected = gradients(make(*(part.double() for part in parts)))
+    assert_close([part.double() for part in found], list(expected), rtol=1e-6, atol=1e-6)
+
+
+def test_threads_share_the_products_of_one_item():
+    parts = draw(1, 3, 400), draw(400, 400, seed=1)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(gradients(Tags(*parts)))
+    finally:
+        torch.set_num_threads(before)
+    assert_close(*found)
+
+
+def test_one_of_several_tables_is_there():
+    for tables, at in (
+        (torch.zeros(2, 3, 3), 2),
+        (torch.zeros(3, 3), 0),
+        (torch.zeros(2, 3, 3), -1),
+    ):
+        tape = Tags(torch.zeros(3, 3), torch.zeros(3, 3)).to_tape()
+        with pytest.raises(rg.errors.ModelError, match=r"needs a tensor \(\*batch, S, N, M\)"):
+            tape.link(tape.sites[0], tables, at=at, to=tape.sites[1])
+
+
 @pytest.mark.parametrize("kind", ["tags", "items", "segments", "spans", "words apart", "ranked"])
 def test_threads_and_items_one_by_one_agree(kind):
     lengths = torch.tensor([9, 1, 0, 8, 5])
@@ -508,7 +560,7 @@ def tables_of(model):
     return model.score(wide), states
 
 
-FEW = {"tags", "tables of items", "hard tags", "low rank", "plain tags"}
+FEW = {"tags", "tables of items", "steps", "steps of items", "hard tags", "low rank", "plain tags"}
 
 
 @each

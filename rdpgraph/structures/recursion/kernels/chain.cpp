@@ -15,11 +15,13 @@
 
 // A program and its inputs, from their addresses.
 template <typename Real>
-Machine<Real> machine_of(const int64_t* parts, int64_t count, int64_t batch, int best) {
+Machine<Real> machine_of(const int64_t* parts, int64_t count, int64_t batch, int best,
+                         int threads = 1) {
   const auto ints = [&](int k) { return reinterpret_cast<const int64_t*>(parts[k]); };
   const auto reals = [&](int k) { return reinterpret_cast<Real*>(parts[k]); };
   return {ints(0), ints(1), reinterpret_cast<const int32_t*>(parts[2]), ints(3), reals(4), reals(5),
-          reinterpret_cast<double*>(parts[6]), reals(7), reals(8), count, batch, best != 0};
+          reinterpret_cast<double*>(parts[6]), reals(7), reals(8), reinterpret_cast<int64_t*>(parts[9]),
+          count, batch, best != 0, batch == 1 ? threads : 1};
 }
 
 extern "C" {
@@ -31,15 +33,13 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
 
 #define CHAIN_KERNELS(Real, name)                                                                 \
   void chain_forward_##name(const Real* unary, const Real* emission, const Real* transition,      \
-                            const Real* matrix, const Real* offset, const int64_t* starts,        \
-                            const int64_t* lengths,                                               \
+                            const Real* matrix, const Real* offset, const int64_t* lengths,      \
                             Real* states, Real* scales, Real* values, uint8_t* doubtful,          \
                             Real* packed, int64_t batch, int64_t steps, int64_t count,            \
-                            double state_limit, double step_limit, double floor, int upward,      \
-                            int threads) {                                                        \
-    forward<Real>(unary, emission, transition, matrix, offset, starts, lengths, states, scales,   \
+                            double state_limit, double step_limit, int threads) {                 \
+    forward<Real>(unary, emission, transition, matrix, offset, lengths, states, scales,   \
                   values, doubtful, packed, batch, steps, count, Real(state_limit),               \
-                  Real(step_limit), Real(floor), upward != 0, threads);                           \
+                  Real(step_limit), threads);                                                     \
   }                                                                                               \
   void chain_backward_##name(const Real* states, const Real* scales, const Real* emission,        \
                              const Real* matrix, const int64_t* lengths, const Real* gradient,    \
@@ -71,16 +71,17 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
   }                                                                                               \
   void chain_up_##name(const int64_t* parts, int64_t count, int64_t batch, int64_t slots,         \
                        int best, int threads) {                                                   \
-    const Machine<Real> m = machine_of<Real>(parts, count, batch, best);                          \
+    const Machine<Real> m = machine_of<Real>(parts, count, batch, best, threads);                 \
     std::vector<uint8_t> bad = prepare_all(m, slots, false);                                      \
-    by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });          \
+    by_items<Real>(batch, batch == 1 ? 1 : threads,                                               \
+                   [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });                          \
   }                                                                                               \
-  void chain_down_##name(const int64_t* parts, Real* grads, Real* shares, Real* const* extras,    \
-                         int64_t count, int64_t batch, int64_t slots, int threads) {              \
-    const Machine<Real> m = machine_of<Real>(parts, count, batch, 0);                             \
+  void chain_down_##name(const int64_t* parts, const Real* pull, Real* grads, Real* shares,       \
+                         Real* const* extras, int64_t count, int64_t batch, int64_t slots, int threads) {              \
+    const Machine<Real> m = machine_of<Real>(parts, count, batch, 0, threads);                    \
     prepare_all(m, slots, true);                                                                  \
-    by_items<Real>(batch, threads, [&](int64_t a, int64_t b) {                                    \
-      run_down(m, a, b, grads, shares, extras);                                                   \
+    by_items<Real>(batch, batch == 1 ? 1 : threads, [&](int64_t a, int64_t b) {                   \
+      run_down(m, a, b, pull, grads, shares, extras);                                                   \
     });                                                                                           \
   }                                                                                               \
   void chain_most_##name(const int64_t* parts, Real* above, int64_t count, int64_t batch,         \
@@ -138,7 +139,7 @@ void tape_losses(const int64_t* parts, const int64_t* others, double* losses, do
   const auto made = [&] { return Losses{ours, theirs, means, double(divergence)}; };
   for (int64_t slot = 0; slot < slots; ++slot)
     for (int64_t item = 0; ours.table(slot)[7] >= 0 && item < ours.table(slot)[1]; ++item)
-      made().prepare_scored(slot, item);
+      for (int64_t k = 0; k < ours.table(slot)[8]; ++k) made().prepare_scored(slot, item, k);
   by_items<double>(batch, threads, [&](int64_t a, int64_t b) { made().run(a, b); });
 }
 

@@ -67,7 +67,7 @@ template <typename Real> struct Nodes {
         row_step = n, row_place = place, row_item = item;
         terms.assign(row, row + link.depth);
         if (step[0] == kSummed) return;
-        const Prepared<Real> t = prepared(m, step[3], item);
+        const Prepared<Real> t = prepared(m, step[3], item, step[10]);
         if (!turned || !(*turned)[step[3]]) {
           const Real* logs = t.logs + label * t.column;
           for (int64_t i = 0; i < link.depth; ++i) terms[i] += logs[i * t.row];
@@ -271,8 +271,9 @@ std::vector<uint8_t> turn_tables(const Machine<Real>& m, int64_t slots) {
   }
   std::vector<uint8_t> turned(slots);
   for (int64_t slot = 1; slot < slots; ++slot) {
-    turned[slot] = reads[slot] && m.table(slot)[1] == 1 && reads[slot] >= m.table(slot)[5];
-    if (turned[slot]) prepare(prepared(m, slot, 0), true, true);
+    turned[slot] = reads[slot] && m.table(slot)[1] == 1 && m.table(slot)[7] >= 0 &&
+                   m.table(slot)[8] == 1 && reads[slot] >= m.table(slot)[5];
+    if (turned[slot]) prepare(prepared(m, slot, 0, 0), true, true);
   }
   return turned;
 }
@@ -336,9 +337,16 @@ NOINLINE void link_best(const Machine<Real>& m, const int64_t* step, int64_t fir
         back.assign(depth, ahead[0]);
         rest = back.data();
       } else if (step[0] != kPairs) {
-        const Prepared<Real> t = prepared(m, step[3], item);
+        const Prepared<Real> t = prepared(m, step[3], item, step[10]);
         back.resize(panels_of(depth, width<Real>()) * width<Real>());
-        by_panels(ahead.data(), 1, t.columns, t.back, depth, back.data(), true);
+        if (m.table(step[3])[7] >= 0) {
+          by_panels(ahead.data(), 1, t.columns, t.back, depth, back.data(), true, m.threads);
+        } else {
+          std::fill(back.begin(), back.end(), kNever<Real>);
+          for (int64_t i = 0; i < depth; ++i)
+            for (int64_t j = 0; j < t.columns; ++j)
+              raise(back[i], t.logs[i * t.row + j * t.column] + ahead[j]);
+        }
         rest = back.data();
       }
       if (!link.rules) {

@@ -138,16 +138,17 @@ struct Losses {
     for (int64_t q = first * link.places, some; q < total; q += some) {
       const int64_t which = q / link.places;
       some = std::min(kBlock, (table[1] == 1 ? total : (which + 1) * link.places) - q);
-      const Prepared<double> t = prepared(ours, step[3], which), u = prepared(theirs, step[3], which);
-      const Prepared<double> scored = prepared(means, step[3], which);
+      const Prepared<double> t = prepared(ours, step[3], which, step[10]);
+      const Prepared<double> u = prepared(theirs, step[3], which, step[10]);
+      const Prepared<double> scored = prepared(means, step[3], which, step[10]);
       const double* weights = ours.befores + ours.batch * step[8] + q * depth;
       const double* sums = ours.afters + ours.batch * step[9] + q * columns;
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         const double* weight = weights + r * depth;
         barred[r] = gains_of(link, item, place, weight, gains.data() + r * depth, tops[r], peaks[r]);
       });
-      by_panels(gains.data(), some, depth, t.ahead, columns, products.data(), false);
-      by_panels(weights, some, depth, scored.ahead, columns, losses.data(), false);
+      by_panels(gains.data(), some, depth, t.ahead, columns, products.data(), false, 1);
+      by_panels(weights, some, depth, scored.ahead, columns, losses.data(), false, 1);
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         const int64_t here = ours.at(link.out, item, place);
         const double *v = ours.arena + here, *w = theirs.arena + here, *sum = sums + r * columns;
@@ -184,9 +185,10 @@ struct Losses {
 
   // A table's weights times losses, in panels; beside them, in place of peaks, 1 for columns in which theirs
   // forbids something.
-  void prepare_scored(int64_t slot, int64_t item) const {
-    const Prepared<double> t = prepared(ours, slot, item), u = prepared(theirs, slot, item);
-    const Prepared<double> scored = prepared(means, slot, item);
+  void prepare_scored(int64_t slot, int64_t item, int64_t number) const {
+    const Prepared<double> t = prepared(ours, slot, item, number);
+    const Prepared<double> u = prepared(theirs, slot, item, number);
+    const Prepared<double> scored = prepared(means, slot, item, number);
     const int64_t wide = width<double>();
     std::fill(scored.peaks, scored.peaks + t.columns, 0.0);
     std::fill(scored.ahead, scored.back, 0.0);

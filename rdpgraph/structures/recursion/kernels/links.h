@@ -81,8 +81,8 @@ template <typename Real> struct Link {
   NOINLINE double scaled(int64_t item, int64_t place, Real* row, Room<Real>& room) const {
     if (!rules) {
       double off;
-      const Real* x = row_of(item, place, row, off);
-      const Real top = finite(largest(x, depth));
+      Real top;
+      const Real* x = near(item, place, row, off, top);
       exps(row, x, top, depth);
       return off + top;
     }
@@ -100,8 +100,21 @@ template <typename Real> struct Link {
     return top;
   }
 
+  // A row in logs, not of pairs, its base, and its largest; factors whose largest are far from 0 are
+  // summed less these, so that the sum keeps its digits.
+  const Real* near(int64_t item, int64_t place, Real* to, double& off, Real& top) const {
+    const Real* x = row_of(item, place, to, off);
+    top = finite(largest(x, depth));
+    if (product && m.is_far(top)) {
+      x = row_of(item, place, to, off, true);
+      top = finite(largest(x, depth));
+    }
+    if (m.is_far(top)) m.noted[0] = 1;
+    return x;
+  }
+
   // A row in logs, not of pairs, in room for it or where it lies; and its base.
-  const Real* row_of(int64_t item, int64_t place, Real* to, double& off) const {
+  const Real* row_of(int64_t item, int64_t place, Real* to, double& off, bool near = false) const {
     const int64_t spot = source(place);
     off = product ? 0 : m.level(inner, item, spot);
     if (!product) return m.arena + m.at(inner, item, spot);
@@ -110,17 +123,21 @@ template <typename Real> struct Link {
       const int32_t* part = product + f * kPart;
       const int32_t* pair = m.found(part, 0, item, spot);
       if (!pair) {
+        off = 0;
         std::fill(to, to + depth, kNever<Real>);
         return to;
       }
       const Real* x = m.arena + m.at(pair[0], item, pair[1]);
-      off += m.level(pair[0], item, pair[1]);
+      const Real top = near && part[4] > 1 ? finite(largest(x, depth)) : 0;
+      off += m.level(pair[0], item, pair[1]) + top;
       const Real* before = first ? first : to;
       first = nullptr;
       if (part[4] == 1 && f) for (int64_t i = 0; i < depth; ++i) to[i] = before[i] + x[0];
       else if (part[4] == 1) std::fill(to, to + depth, x[0]);
+      else if (f && near) for (int64_t i = 0; i < depth; ++i) to[i] = before[i] + (x[i] - top);
       else if (f) for (int64_t i = 0; i < depth; ++i) to[i] = before[i] + x[i];
-      else first = x;
+      else if (!near) first = x;
+      else for (int64_t i = 0; i < depth; ++i) to[i] = x[i] - top;
     }
     return first ? first : to;
   }
@@ -218,10 +235,11 @@ template <typename Real> struct Link {
 };
 
 template <typename Real>
-Real exact_entry(const Prepared<Real>& t, const Real* row, int64_t column, std::vector<Real>& terms) {
+Real exact_entry(const Prepared<Real>& t, const Real* row, int64_t column, std::vector<Real>& terms,
+                 bool best = false) {
   terms.resize(t.rows);
   for (int64_t i = 0; i < t.rows; ++i) terms[i] = row[i] + t.logs[i * t.row + column * t.column];
-  return log_sum(terms.data(), t.rows);
+  return best ? largest(terms.data(), t.rows) : log_sum(terms.data(), t.rows);
 }
 
 template <typename Real>
@@ -237,7 +255,7 @@ NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first
   room.sums.resize(kBlock * stride);
   double tops[kBlock];
   for (int64_t start = first * link.places; start < last * link.places; start += group) {
-    const Prepared<Real> t = prepared(m, step[3], start / std::max<int64_t>(1, link.places));
+    const Prepared<Real> t = prepared(m, step[3], start / std::max<int64_t>(1, link.places), step[10]);
     for (int64_t q = start; q < start + group; q += kBlock) {
       const int64_t some = std::min(kBlock, start + group - q);
       Real* rows = m.befores ? m.befores + m.batch * step[8] + q * depth : room.rows.data();
@@ -247,7 +265,7 @@ NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first
       });
       Real* after = m.afters ? m.afters + m.batch * step[9] + q * columns : nullptr;
       Real* products = after && stride == columns ? after : room.sums.data();
-      by_panels(rows, some, depth, t.ahead, columns, products, m.best);
+      by_panels(rows, some, depth, t.ahead, columns, products, m.best, m.threads);
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         Real* out = m.arena + m.at(link.out, item, place);
         const Real* sums = products + r * stride;
@@ -310,7 +328,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
   const int64_t total = last * link.places;
   for (int64_t q = first * link.places; q < total;) {
     const int64_t which = q / link.places;
-    const Prepared<Real> t = prepared(m, step[3], which);
+    const Prepared<Real> t = prepared(m, step[3], which, step[10]);
     const int64_t until = table[1] == 1 ? total : (which + 1) * link.places;
     const int64_t some = std::min(kBlock, until - q);
     const Real* before = m.befores + m.batch * step[8] + q * depth;
@@ -337,7 +355,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
           exact_down(m, link, item, place, share.data(), row, base, grads);
 #pragma omp critical(rdpgraph_extra)
           if (Real* extra = extras[step[3]]) {
-            extra += (table[1] > 1 ? item : 0) * depth * columns;
+            extra += ((table[1] > 1 ? item : 0) * table[8] + step[10]) * depth * columns;
             for (int64_t i = 0; i < depth; ++i) extra[i * columns + j] += share[i];
           }
         }
@@ -345,7 +363,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
       // Sums below the limit are passed on above, or are of nothing.
       for (int64_t j = 0; j < columns; ++j) h[j] = sum[j] < low ? 0 : grad[j] / sum[j];
     });
-    by_panels(after, some, columns, t.back, depth, room.sums.data(), false);
+    by_panels(after, some, columns, t.back, depth, room.sums.data(), false, m.threads);
     link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
       const Real* back = room.sums.data() + r * wide;
       if (!link.rules) {

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "panels.h"
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -81,16 +84,42 @@ template <typename Real> inline Lane<Real> log_of(Lane<Real> x) {
   return x < std::numeric_limits<Real>::min() ? all<Real>(kNever<Real>) : value;
 }
 
-template <typename Real> inline Lane<Real> load(const Real* from, int64_t count) {
+// The first numbers of a vector, fewer than it has; others are 0, or not written. By masks where there
+// are such instructions: copies of a size that is not known take longer than the arithmetic.
+#if defined(__AVX512F__)
+inline Lane<float> part(const float* from, int64_t count) {
+  return (Lane<float>)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), from);
+}
+inline Lane<double> part(const double* from, int64_t count) {
+  return (Lane<double>)_mm512_maskz_loadu_pd(__mmask8((1u << count) - 1), from);
+}
+inline void put(float* to, Lane<float> lane, int64_t count) {
+  _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), (__m512)lane);
+}
+inline void put(double* to, Lane<double> lane, int64_t count) {
+  _mm512_mask_storeu_pd(to, __mmask8((1u << count) - 1), (__m512d)lane);
+}
+#else
+template <typename Real> inline Lane<Real> part(const Real* from, int64_t count) {
   Lane<Real> lane = {};
-  if (count >= lanes<Real>()) std::memcpy(&lane, from, sizeof(lane));
-  else std::memcpy(&lane, from, count * sizeof(Real));
+  std::memcpy(&lane, from, count * sizeof(Real));
+  return lane;
+}
+template <typename Real> inline void put(Real* to, Lane<Real> lane, int64_t count) {
+  std::memcpy(to, &lane, count * sizeof(Real));
+}
+#endif
+
+template <typename Real> inline Lane<Real> load(const Real* from, int64_t count) {
+  if (count < lanes<Real>()) return part(from, count);
+  Lane<Real> lane;
+  std::memcpy(&lane, from, sizeof(lane));
   return lane;
 }
 
 template <typename Real> inline void store(Real* to, const Lane<Real>& lane, int64_t count) {
-  if (count >= lanes<Real>()) std::memcpy(to, &lane, sizeof(lane));
-  else std::memcpy(to, &lane, count * sizeof(Real));
+  if (count < lanes<Real>()) put(to, lane, count);
+  else std::memcpy(to, &lane, sizeof(lane));
 }
 
 // Calls a step for each vector of so many numbers, with what is left; whole vectors as such.

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "links.h"
+#include "direct.h"
 #include "totals.h"
 
 namespace {
@@ -52,13 +52,13 @@ void moved(const Machine<Real>& m, const int64_t* step, int64_t item, Visit visi
   }
 }
 
-// Items with a NaN in leaves or tables get a goal of NaN.
+// Items with a NaN in leaves or tables get a goal of NaN. Ends early where digits are lost.
 template <typename Real>
 void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uint8_t>& bad) {
   Room<Real> room;
   std::memcpy(m.sites(m.arena, first), m.sites(const_cast<Real*>(m.template tensor<Real>(0)), first),
               (last - first) * m.size_of_sites() * sizeof(Real));
-  for (int64_t n = 0; n < m.count; ++n) {
+  for (int64_t n = 0; n < m.count && !m.noted[0]; ++n) {
     const int64_t* step = m.steps + kFields * n;
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
     switch (step[0]) {
@@ -86,7 +86,10 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
       case kProduct: break;
       case kTotal: total_up(m, step, first, last, room); break;
       case kLinked:
-      case kRules: link_up(m, step, first, last, room); break;
+      case kRules:
+        if (m.table(step[3])[7] >= 0) link_up(m, step, first, last, room);
+        else direct_up(m, step, first, last, room, bad);
+        break;
       case kSummed: {
         const Link<Real> link(m, step);
         const int64_t run = link.run();
@@ -126,13 +129,17 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
     }
   }
   for (int64_t item = first; item < last; ++item)
-    if (bad[item]) m.arena[m.at(m.count - 1, item, 0)] = std::numeric_limits<Real>::quiet_NaN();
+    if (bad[item]) {
+      m.arena[m.at(m.count - 1, item, 0)] = std::numeric_limits<Real>::quiet_NaN();
+      m.noted[1] = 1;
+    }
 }
 
 template <typename Real>
-void run_down(const Machine<Real>& m, int64_t first, int64_t last, Real* grads, Real* shares,
-              Real* const* extras) {
+void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* pull, Real* grads,
+              Real* shares, Real* const* extras) {
   Room<Real> room;
+  for (int64_t item = first; item < last; ++item) grads[m.at(m.count - 1, item, 0)] = pull[item];
   for (int64_t n = m.count - 1; n >= 0; --n) {
     const int64_t* step = m.steps + kFields * n;
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
@@ -150,7 +157,10 @@ void run_down(const Machine<Real>& m, int64_t first, int64_t last, Real* grads, 
       case kProduct: break;
       case kTotal: total_down(m, step, first, last, grads, room); break;
       case kLinked:
-      case kRules: link_down(m, step, first, last, grads, shares, extras, room); break;
+      case kRules:
+        if (m.table(step[3])[7] >= 0) link_down(m, step, first, last, grads, shares, extras, room);
+        else direct_down(m, step, first, last, grads, extras, room);
+        break;
       case kSummed: {
         const Link<Real> link(m, step);
         const int64_t run = link.run();
@@ -214,7 +224,10 @@ std::vector<uint8_t> prepare_all(const Machine<Real>& m, int64_t slots, bool bac
     const int64_t* table = m.table(slot);
     if (table[7] < 0) continue;
     for (int64_t item = 0; item < table[1]; ++item) {
-      if (!prepare(prepared(m, slot, item), m.best, back)) continue;
+      bool sound = true;
+      for (int64_t number = 0; number < table[8]; ++number)
+        sound &= !prepare(prepared(m, slot, item, number), m.best, back);
+      if (sound) continue;
       if (table[1] > 1) bad[item] = 1;
       else std::fill(bad.begin(), bad.end(), 1);
     }

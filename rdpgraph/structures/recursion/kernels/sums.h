@@ -135,17 +135,16 @@ void backward_few(const Real* found, const Real* scales, const Real* emission, c
   }
 }
 
-// alpha_t = alpha_{t-1} P * e_t, normalised. Where floor > 0, states below it are set to zero, or
-// to the floor (upward). `small` is the least positive state of a row, `thin` the least emission other
+// alpha_t = alpha_{t-1} P * e_t, normalised, until all items are in doubt. `small` is the least positive state of a row, `thin` the least emission other
 // than hard zeros.
 template <typename Real>
 void forward(const Real* __restrict unary, const Real* __restrict emission,
              const Real* transition, const Real* matrix, const Real* __restrict offset,
-             const int64_t* __restrict starts, const int64_t* __restrict lengths, Real* states_out,
+             const int64_t* __restrict lengths, Real* states_out,
              Real* scales, Real* values, uint8_t* doubtful, Real* packed, int64_t batch,
-             int64_t steps, int64_t states, Real state_limit, Real step_limit, Real floor,
-             bool upward, int threads) {
-  if (states <= kFew && !starts && !(floor > 0))
+             int64_t steps, int64_t states, Real state_limit, Real step_limit,
+             int threads) {
+  if (states <= kFew)
     return with_states(states, [&](auto few) {
       forward_few<few>(unary, emission, transition, matrix, offset, lengths, states_out, scales,
                        values, doubtful, batch, steps, state_limit, step_limit, threads);
@@ -173,6 +172,7 @@ void forward(const Real* __restrict unary, const Real* __restrict emission,
 #endif
     const Real lowest = *std::min_element(lows.begin(), lows.end());
     for (int64_t t = 0; t < steps; ++t) {
+      bool sure = false;
       for (int64_t b = share.first_row; b < share.last_row; ++b) partial[b * threads + thread] = 0;
       for (int64_t p = share.first_panel; p < share.last_panel; ++p) {
         const int64_t first = p * wide, count = std::min(wide, states - first);
@@ -184,8 +184,7 @@ void forward(const Real* __restrict unary, const Real* __restrict emission,
           for (int64_t r = 0; r < rows; ++r) {
             const int64_t place = (from + r) * row_size + t * states + first;
             Real* __restrict target = states_out + place;
-            const int64_t start = starts ? starts[from + r] : 0;
-            if (t < start || t >= lengths[from + r]) {
+            if (t >= lengths[from + r]) {
               for (int64_t k = 0; k < count; ++k) target[k] = 0;
               continue;
             }
@@ -195,20 +194,21 @@ void forward(const Real* __restrict unary, const Real* __restrict emission,
             Real sum = 0, thin = 1;
 #pragma omp simd reduction(+ : sum) reduction(min : thin)
             for (int64_t k = 0; k < count; ++k) {
-              const Real value = t > start ? ahead[k] * shown[k] : shown[k];
+              const Real value = t ? ahead[k] * shown[k] : shown[k];
               target[k] = value;
               sum += value;
               const Real here = given[k] > -std::numeric_limits<Real>::infinity() ? shown[k] : 1;
               thin = here < thin ? here : thin;
             }
             partial[(from + r) * threads + thread] += sum;
-            low[(from + r) * threads + thread] |= (t > start ? thin * lowest : thin) < step_limit;
+            low[(from + r) * threads + thread] |= (t ? thin * lowest : thin) < step_limit;
           }
         }
       }
       wait(share.together);
       for (int64_t b = share.first_row; b < share.last_row; ++b) {
-        if ((starts && t < starts[b]) || t >= lengths[b]) {
+        sure |= !low[b * threads + thread];
+        if (t >= lengths[b]) {
           if (first_column == 0) scales[b * steps + t] = 1;
           continue;
         }
@@ -233,11 +233,9 @@ void forward(const Real* __restrict unary, const Real* __restrict emission,
           small = here < small ? here : small;
         }
         low[b * threads + thread] |= small < state_limit;
-        if (floor > 0)
-          for (int64_t k = first_column; k < last_column; ++k)
-            if (target[k] < floor) target[k] = upward && target[k] > 0 ? floor : 0;
       }
       wait(share.together);
+      if (!sure && !share.together) break;
     }
   }
   for (int64_t b = 0; b < batch; ++b) {

@@ -17,8 +17,10 @@ enum Kind : int64_t {
 constexpr int64_t kFields = 12;   // numbers of one step
 constexpr int64_t kValue = 6;     // numbers of one value
 constexpr int64_t kPart = 6;      // numbers of one factor of a product
-constexpr int64_t kTable = 8;     // numbers of one tensor
+constexpr int64_t kTable = 9;     // numbers of one tensor
 constexpr int64_t kBlock = 64;    // rows of a link that are worked on together
+constexpr double kWide = 64;      // nats, up to which float32 keeps 18 binary digits after the point
+constexpr int64_t kShared = 1 << 17;  // multiply-adds of a product that threads share
 
 // A program and its inputs.
 template <typename Real> struct Machine {
@@ -28,14 +30,17 @@ template <typename Real> struct Machine {
   const int64_t* steps;       // (n, kFields)
   const int32_t* index;       // lists that steps point to
   const int64_t* tables;      // (slots, kTable): address, items, their stride, rows, their stride,
-                              // columns, their stride, room of one item
+                              // columns, their stride, where its room begins (-1: it is no table; -2:
+                              // it is read where it lies), dense tables of an item
   Real* arena;                // all values, the potentials of the sites first
   Real* room;                 // prepared tables
   double* levels;             // what is taken off rows of links and sums, so that long recursions
                               // keep their digits; null: nothing
   Real *befores, *afters;     // rows of links before and after products, or null
+  int64_t* noted;             // whether sums of large numbers lost digits, and whether there is a NaN
   int64_t count, batch;
   bool best;
+  int threads;                // of a product, where there are fewer items than threads
 
   int64_t places(int64_t n) const { return values[kValue * n + 1]; }
   int64_t labels(int64_t n) const { return values[kValue * n + 2]; }
@@ -115,6 +120,9 @@ template <typename Real> struct Machine {
     }
   }
 
+  // Whether values near a number lack digits of float32.
+  bool is_far(Real value) const { return levels && !best && std::abs(value) > kWide; }
+
   // The level of a factor's entry; 0: none.
   double level_of(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
     if (!levels) return 0;
@@ -154,14 +162,15 @@ template <typename Real> struct Prepared {
 };
 
 template <typename Real>
-Prepared<Real> prepared(const Machine<Real>& machine, int64_t slot, int64_t item) {
+Prepared<Real> prepared(const Machine<Real>& machine, int64_t slot, int64_t item, int64_t number) {
   const int64_t* table = machine.table(slot);
   const int64_t rows = table[3], columns = table[5], wide = width<Real>();
-  const int64_t which = table[1] > 1 ? item : 0;
+  const int64_t first = table[1] > 1 ? item : 0, which = first * table[8] + number;
   const int64_t ahead = panels_of(columns, wide) * wide * rows;
   const int64_t size = columns + ahead + panels_of(rows, wide) * wide * columns;
   Real* room = machine.room + table[7] + which * size;
-  const Real* logs = reinterpret_cast<const Real*>(table[0]) + which * table[2];
+  const Real* logs =
+      reinterpret_cast<const Real*>(table[0]) + first * table[2] + number * rows * columns;
   return {room, room + columns, room + columns + ahead, logs, rows, columns, table[4], table[6]};
 }
 
@@ -215,9 +224,9 @@ template <typename Real> bool prepare(const Prepared<Real>& t, bool best, bool b
 // (rows, panels * width): rows (rows, depth) by all panels.
 template <typename Real>
 void by_panels(const Real* left, int64_t rows, int64_t depth, const Real* panels, int64_t columns,
-               Real* result, bool best) {
+               Real* result, bool best, int threads) {
   const int64_t wide = width<Real>(), many = panels_of(columns, wide), stride = many * wide;
-  for (int64_t p = 0; p < many; ++p)
+  const auto panel = [&](int64_t p) {
     for (int64_t r = 0; r < rows; r += kRows) {
       const int64_t some = std::min(kRows, rows - r);
       const Real *from = left + r * depth, *panel = panels + p * wide * depth;
@@ -225,6 +234,13 @@ void by_panels(const Real* left, int64_t rows, int64_t depth, const Real* panels
       if (best) multiply<Real, true>(some, from, depth, panel, depth, to, stride);
       else multiply(some, from, depth, panel, depth, to, stride);
     }
+  };
+  if (threads == 1 || rows * depth * columns < kShared) {
+    for (int64_t p = 0; p < many; ++p) panel(p);
+    return;
+  }
+#pragma omp parallel for num_threads(threads)
+  for (int64_t p = 0; p < many; ++p) panel(p);
 }
 
 }  // namespace

@@ -1,0 +1,154 @@
+"""Chains on the compiled machine: potentials of any range, a transition for each step, draws."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core import tuning
+from rdpgraph._core.cache import remembered
+from rdpgraph._core.types import Doubt, Lengths, LogZ, Paths, Transition, Unary
+from rdpgraph.logspace.gradients import is_transformed
+from rdpgraph.structures.chain import logs
+from rdpgraph.structures.chain.factors import inside, masked
+from rdpgraph.structures.chain.steps import ChainTensors
+from rdpgraph.structures.recursion import library, machine
+from rdpgraph.structures.recursion.links import Table
+from rdpgraph.structures.recursion.program import Inputs, Program
+from rdpgraph.structures.recursion.tape import Tape
+
+
+def serves(unary: Unary, transition: Transition) -> bool:
+    """Return whether the machine is there for these chains."""
+    here = unary.device.type == "cpu" and unary.dtype == transition.dtype
+    here = here and len(unary) > 0 and unary.shape[1] > 1
+    return here and not is_transformed() and library.available(unary.dtype)
+
+
+def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
+    """Log Z as `recursion.log_partition`, of none in doubt; products that underflow are summed."""
+    program, inputs = _inputs(unary, transition, lengths)
+
+    def again(unary: Tensor, table: Tensor, *_: Tensor) -> Tensor:
+        return logs.log_partition(unary, table if table.shape[1] > 1 else table[0, 0], lengths)
+
+    values = machine.log_sum(program, inputs, again)
+    return torch.where(lengths > 0, values, 0.0), torch.zeros_like(lengths, dtype=torch.bool)
+
+
+def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
+    """(B, T, N) the forward messages, each row summing to 1; without gradient."""
+    arriving = _arriving(unary, transition, torch.full_like(lengths, unary.shape[1]))
+    sums = unary + arriving
+    sums = sums - torch.where((top := sums.logsumexp(2, keepdim=True)) > -math.inf, top, 0.0)
+    return torch.where(inside(lengths, unary.shape[1]).unsqueeze(2), sums, -math.inf)
+
+
+def both(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
+    """(B, 2, T, N) forward and backward messages, as `recursion.messages`."""
+    total = unary.shape[1]
+    # Each item from its last step to its first, which the machine takes as those from the first.
+    steps = (lengths.unsqueeze(1) - 1 - torch.arange(total)).clamp(min=0)
+    turned = unary.gather(1, steps.unsqueeze(2).expand_as(unary))
+    link = transition.mT
+    if transition.ndim > 2:
+        items = torch.arange(len(unary)).unsqueeze(1) if len(link) > 1 else 0
+        link = link[items, (steps[:, :-1] - 1).clamp(min=0)]
+    arriving = _arriving(turned, link, lengths)
+    behind = arriving.gather(1, steps.unsqueeze(2).expand_as(unary))
+    behind = behind - torch.where((top := behind.amax(2, keepdim=True)) > -math.inf, top, 0.0)
+    behind = torch.where(inside(lengths, total).unsqueeze(2), behind, -math.inf)
+    return torch.stack([forward(unary, transition, lengths), behind], 1)
+
+
+def draw(
+    unary: Unary, transition: Transition, lengths: Lengths, count: int,
+    generator: torch.Generator | None,
+) -> Paths:  # fmt: skip
+    """(count, B, T) exact draws; -1 beyond a length, and where nothing is possible."""
+    run = machine.run(*_inputs(unary, transition, lengths), whole=False)
+    return _states(run, count, generator)
+
+
+def best_states(unary: Unary, transition: Transition, lengths: Lengths) -> Paths:
+    """(B, T) the best sequences; -1 as for `draw`."""
+    run = machine.run(*_inputs(unary, transition, lengths), best=True, whole=False)
+    return _states(run, 1, None)[0]
+
+
+def losses(parts: ChainTensors, other: ChainTensors, *, divergence: bool) -> Tensor | None:
+    """(B,) nats: the cross-entropy of chains of one shape, or their divergence; in float64.
+
+    None where a gradient is tracked, and where the machine is not there.
+    """
+    unary, link, one, two = (part.double() for pair in (parts, other) for part in pair[:2])
+    tracked = torch.is_grad_enabled() and any(p.requires_grad for p in (unary, link, one, two))
+    if tracked or not serves(unary, link):
+        return None
+    if link.shape != two.shape:  # those of either for each step
+        batch, total, states = unary.shape
+        link, two = (part.expand(batch, total - 1, states, states) for part in (link, two))
+    program, ours = _inputs(unary, link, parts.lengths)
+    run = theirs = machine.run(program, ours, rows=True)
+    if other is not parts:
+        theirs = machine.run(program, _inputs(one, two, parts.lengths)[1])
+    return run.losses(theirs, divergence=divergence).to(parts.unary)
+
+
+def _states(run: machine.Run, count: int, generator: torch.Generator | None) -> Tensor:
+    states = run.states(count, generator)
+    return states.masked_fill_((run.goal == -math.inf).unsqueeze(1), -1)
+
+
+def _arriving(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+    """(B, T, N) log-sums over prefixes up to each step without its unary, up to a shift by step."""
+    program, inputs = _inputs(unary.detach(), transition.detach(), lengths)
+    run = machine.run(program, inputs.double(), whole=False)
+    linked = run.linked(unary.shape[2]).transpose(0, 1).to(unary)
+    return torch.cat([torch.zeros_like(unary[:, :1]), linked], 1)
+
+
+def _inputs(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Program, Inputs]:
+    _, total, states = unary.shape
+    each = int(transition.ndim > 2 and total > 2)
+    # Contiguous along the states that are summed, unless each table is read where it lies.
+    table = transition if transition.ndim > 2 else transition.mT.contiguous().mT[None, None]
+    table = table.contiguous() if each else table
+    ends = lengths.reshape(-1, 1, 1)
+    ragged = int((lengths < total).any())
+    program = _program(total, states, each, ragged)
+    # Of the places of sites and links, of which there are T - 1, that before the last step; of the
+    # first site whether it is the last.
+    last = torch.where(ends > 1, ends - 2, total - 1)
+    places = (last, last, (ends != 1).long()) if ragged else ()
+    unary = masked(unary, lengths) if ragged else unary.contiguous()
+    return program, Inputs(unary, [table, *places])
+
+
+def _is_kept(total: int, states: int, each: int, ragged: int) -> bool:
+    del states, each, ragged
+    return total <= tuning.CHAIN_STEPS
+
+
+@remembered(tuning.CHAIN_PROGRAMS, where=_is_kept)
+def _program(total: int, states: int, each: int, ragged: int) -> Program:
+    """The steps of chains, if 1 with a transition for ``each`` step, or of different lengths."""
+    none = torch.zeros(())
+    tape = Tape(none.expand(1, total, states), 1)
+    table = none.expand(*(total - 1,) * each, states, states)
+    sites, links, state = list(map(tape.sites.__getitem__, range(total))), [], tape.sites[0]
+    for step in range(1, total):
+        link = tape.link(state, table, to=sites[step], at=step - 1 if each else None)
+        state = tape.total((sites[step], link))
+        links.append(link)
+    if ragged:
+        first = torch.zeros(1, 1, 1, dtype=torch.long)
+        later = tuple(tape.view(pool, first.clone()) for pool in (sites[1:], links))
+        state = tape.merge(later, tape.view(sites[:1], first))
+    tape.finish(tape.sum(state))
+    program = machine.program_of(tape)
+    assert program is not None
+    blank = Table(none.expand(1, 1, states, states))
+    slots = [blank if isinstance(slot, Table) else slot for slot in program.slots]
+    return replace(program, slots=slots)
