@@ -43,7 +43,7 @@ def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> U
 
 
 def filtered(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
-    """`recursion.filtered`, differentiable."""
+    """(B, T, N) the softmax over states of `forward`; 0 where nothing is possible."""
     messages = forward(unary, transition, lengths)
     alive = (messages.detach() > -math.inf).any(-1, keepdim=True)
     return torch.where(alive, torch.where(alive, messages, 0.0).softmax(-1), 0.0)

@@ -213,15 +213,13 @@ class Tape:
             potential: (*batch, N, M) log-values, or a pairwise `Potential`.
             to: a value whose labels come second, or these labels, with as many places; default: all
                 M, of no site.
-            at: which one of tables (*batch, S, N, M) it is; all of them are then read where they
-                lie, and their gradient is one tensor.
+            at: which one of several tables (*batch, S, N, M) it is; their gradient is one tensor.
 
         Raises:
             ModelError: shapes that do not fit the labels and the batch.
         """
-        tables = potential
-        if at is not None:
-            potential = self.sources.one_of(checked_tables(potential, at), at)
+        one = None if at is None else (checked_tables(potential, at), at)
+        potential = self.sources.one_of(*one) if one else potential
         checked_link(x, potential, to, self.unary.shape[-1])
         if isinstance(potential, LowRank) and self.ranks:
             right = self.sources.derived(potential.log_right, lambda values: values.mT)
@@ -236,9 +234,7 @@ class Tape:
         before, after = x.labels.states, to_labels.states
         link: Link
         if before is None and after is None:
-            link = self.sources.table(source)
-            if at is not None and isinstance(tables, Tensor):
-                link = self.sources.numbered(tables, at)
+            link = self.sources.numbered(*one) if one else self.sources.table(source)
         else:
             link = LookupLink(source, before, after)
         places = x.places if after is None else after.shape[1]

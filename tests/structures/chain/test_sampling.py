@@ -127,7 +127,7 @@ def test_draws_have_the_frequencies_of_the_model(kind):
 @pytest.mark.parametrize(("states", "total"), SHAPES)
 @pytest.mark.parametrize("temperature", [1e-30, 0.7])
 def test_relaxed_draws_peak_where_exact_ones_are(kind, states, total, temperature, by_torch):
-    """In torch, exact draws are the argmaxes of the same noise."""
+    """Exact draws in torch are the argmaxes of the same noise."""
     parts, _ = possible_items(*chains(kind, seed=3, states=states, total=total))
     model = chain_of(*parts)
     hard = by_torch(lambda: model.sample(20, seeded(4)))

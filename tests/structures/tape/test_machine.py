@@ -481,7 +481,7 @@ def test_numbers_that_a_recursion_makes_may_be_none(by_torch):
 @pytest.mark.parametrize("states", [3, 40])
 @pytest.mark.parametrize("make", [Tags, Steps])
 def test_gradients_keep_their_digits_near_large_numbers(make, states, wide):
-    """In single precision as in double, of which large sums leave no digits of the first."""
+    """Single precision answers as double does, where large sums leave no digits of it."""
     shape = (states, states) if make is Tags else (4, states, states)
     parts = [(wide * draw(*part)).float() for part in ((2, 5, states), shape)]
     found = gradients(make(*parts))
