@@ -120,8 +120,8 @@ def k_best(
     """The k best sequences of each item, distinct, (k, B, T), and their scores in nats, (k, B).
 
     If there are fewer than k, the rest have states -1 and score -inf. The gradient of a score is
-    the sequence's one-hots. On a CPU with one transition lazy lists of prefixes take O(T N (N + k))
-    (Huang and Chiang 2005, algorithm 3); else the k best prefixes of each state at most O(T N (N
+    the sequence's one-hots. On a CPU lazy lists of prefixes take O(T N (N + k)) (Huang and Chiang
+    2005, algorithm 3); else the k best prefixes of each state at most O(T N (N
     log k + k^2)).
     """
     with torch.no_grad():
@@ -139,6 +139,8 @@ def _k_best_states(unary: Tensor, transition: Tensor | Steps, lengths: Tensor, k
         values, table = unary.double(), transition.double()
         if native.applies(values, table):
             return native.k_best(native.prefixes(values, table, lengths), table, lengths, k)
+        if tapes.serves(values, table):
+            return tapes.k_best(values, table, lengths, k)
     return _best_lists(_levelled(unary, lengths), as_steps(transition), lengths, k)
 
 
@@ -150,7 +152,10 @@ def max_marginals(unary: Unary, transition: Transition | Steps, lengths: Lengths
     """
     tabulated = isinstance(transition, Tensor)
     watched = tabulated and (unary.requires_grad or transition.requires_grad)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and watched):
+    watched = watched and torch.is_grad_enabled()
+    if isinstance(transition, Tensor) and not watched and tapes.serves(unary, transition):
+        return tapes.max_marginals(unary, transition, lengths)
+    with torch.set_grad_enabled(watched):
         values, steps = _levelled(unary, lengths), as_steps(transition)
         through = values + _arriving(values, steps, lengths, backwards=False)
         through = through + _arriving(values, steps, lengths, backwards=True)

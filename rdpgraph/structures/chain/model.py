@@ -267,8 +267,7 @@ class Chain(Structure):
     def k_best(self, k: int) -> KBest:
         """The k most probable sequences of each item, best first.
 
-        O(T (N^2 + N k)) on a CPU with one transition for all steps, if that is faster than
-        O(T (N^2 + N k) k), the cost elsewhere.
+        O(T (N^2 + N k)) on a CPU, and O(T (N^2 + N k) k) elsewhere.
 
         Raises:
             ModelError: k below 1.

@@ -97,7 +97,7 @@ def trace(
     width = messages.shape[2]
     sizes = count, batch, total, width, first, last
     threads = library.threads((last + 1 - first) * count * batch * width)
-    _call("trace", messages, turned, lengths, noise, states, *sizes, threads)
+    _call("trace", messages, turned, _dense(lengths), noise, states, *sizes, threads)
 
 
 def k_best(messages: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor:
@@ -113,7 +113,8 @@ def k_best(messages: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Ten
 def _call(name: str, first: Tensor, *others: Tensor | float | None) -> None:
     """Call a library function in the dtype of the first tensor; tensors by address."""
     function(name, first.dtype)(
-        *(_address(part) if isinstance(part, Tensor) else part for part in (first, *others))
+        first.data_ptr(),
+        *[part.data_ptr() if isinstance(part, Tensor) else part for part in others],
     )
 
 
@@ -123,14 +124,10 @@ def _room(matrix: Tensor) -> Tensor:
 
 
 def _dense(part: Tensor) -> Tensor:
-    return part if part.is_contiguous() else part.contiguous()
-
-
-def _address(part: Tensor) -> int:
-    """The address of a tensor's data; `ModelError` for another device."""
+    """A contiguous tensor; `ModelError` for another device."""
     if not part.is_cpu:
         raise ModelError(
             f"A chain on the CPU was given lengths or places on {part.device}: leave torch's "
             "default device at the CPU."
         )
-    return part.data_ptr()
+    return part if part.is_contiguous() else part.contiguous()

@@ -49,11 +49,11 @@ def both(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
     """(B, 2, T, N) forward and backward messages, as `recursion.messages`."""
     total = unary.shape[1]
     # Each item from its last step to its first, which the machine takes as those from the first.
-    steps = (lengths.unsqueeze(1) - 1 - torch.arange(total)).clamp(min=0)
+    steps = (lengths.unsqueeze(1) - 1 - torch.arange(total, device="cpu")).clamp(min=0)
     turned = unary.gather(1, steps.unsqueeze(2).expand_as(unary))
     link = transition.mT
     if transition.ndim > 2:
-        items = torch.arange(len(unary)).unsqueeze(1) if len(link) > 1 else 0
+        items = torch.arange(len(unary), device="cpu").unsqueeze(1) if len(link) > 1 else 0
         link = link[items, (steps[:, :-1] - 1).clamp(min=0)]
     arriving = _arriving(turned, link, lengths)
     behind = arriving.gather(1, steps.unsqueeze(2).expand_as(unary))
@@ -75,6 +75,21 @@ def best_states(unary: Unary, transition: Transition, lengths: Lengths) -> Paths
     """(B, T) the best sequences; -1 as for `draw`."""
     run = machine.run(*_inputs(unary, transition, lengths), best=True, whole=False)
     return _states(run, 1, None)[0]
+
+
+def max_marginals(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
+    """(B, T, N) the best score with each state; -inf beyond a length. Without gradient."""
+    program, inputs = _inputs(unary, transition, lengths)
+    return machine.run(program, inputs.double(), best=True).most().to(unary)
+
+
+def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> Paths:
+    """(k, B, T) the best sequences in turn; -1 beyond a length, and where there are fewer."""
+    program, inputs = _inputs(unary, transition, lengths)
+    (which, step, state), _ = machine.run(program, inputs.double(), best=True).k_best(k)
+    states = lengths.new_full((k, *unary.shape[:2]), -1)
+    states.view(-1, unary.shape[1])[which, step] = state
+    return states
 
 
 def losses(parts: ChainTensors, other: ChainTensors, *, divergence: bool) -> Tensor | None:
@@ -134,7 +149,7 @@ def _is_kept(total: int, states: int, each: int, ragged: int) -> bool:
 @remembered(tuning.CHAIN_PROGRAMS, where=_is_kept)
 def _program(total: int, states: int, each: int, ragged: int) -> Program:
     """The steps of chains, if 1 with a transition for ``each`` step, or of different lengths."""
-    none = torch.zeros(())
+    none = torch.zeros((), device="cpu")
     tape = Tape(none.expand(1, total, states), 1)
     table = none.expand(*(total - 1,) * each, states, states)
     sites, links, state = list(map(tape.sites.__getitem__, range(total))), [], tape.sites[0]
@@ -143,7 +158,7 @@ def _program(total: int, states: int, each: int, ragged: int) -> Program:
         state = tape.total((sites[step], link))
         links.append(link)
     if ragged:
-        first = torch.zeros(1, 1, 1, dtype=torch.long)
+        first = torch.zeros(1, 1, 1, dtype=torch.long, device="cpu")
         later = tuple(tape.view(pool, first.clone()) for pool in (sites[1:], links))
         state = tape.merge(later, tape.view(sites[:1], first))
     tape.finish(tape.sum(state))
