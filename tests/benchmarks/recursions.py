@@ -1,11 +1,11 @@
 """Structures of every kind, and some written on the tape by a user beside them.
 
-    python tests/benchmarks/recursions.py [--seconds 0.5] [--only WORD]
+    python tests/benchmarks/recursions.py [--seconds 0.5] [--only WORD] [--spread 1]
 
-One process, one thread, float32, standard normal log-potentials; milliseconds of CPU time, the
-least of calls made in turns: log Z, log Z and its gradient, the mode, ten draws, the entropy, ten
-relaxed draws. ``own`` is the same model as a `Recursion` of a user, as docs/extending.md writes it;
-ratios are its time over that of ours. Fails where the two disagree.
+One process, one thread, float32, normal log-potentials of that spread in nats; milliseconds of CPU
+time, the least of calls made in turns: log Z, log Z and its gradient, the mode, ten draws, the
+entropy, ten relaxed draws. ``own`` is the same model as a `Recursion` of a user, as
+docs/extending.md writes it; ratios are its time over that of ours. Fails where the two disagree.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 import rdpgraph as rg
 
 CHAINS = [(1, 32, 8), (4, 64, 8), (4, 64, 32), (4, 64, 128), (16, 256, 32)]  # items, steps, states
+STEPS = [(4, 64, 32), (16, 100, 32)]  # likewise, with a transition for each step of each item
 SEGMENTS = [(4, 60, 8, 16), (4, 60, 8, 64)]  # items, steps, durations, labels
 GRAMMARS = [(4, 8, 3), (4, 20, 10)]  # items, words, symbols
 TREES = (4, 20)  # items, words
@@ -44,6 +45,21 @@ class Tags(rg.extend.Recursion):
 
 
 @dataclass(frozen=True, eq=False)
+class Steps(rg.extend.Recursion):
+    """A chain of a user's own with a transition for each step."""
+
+    transition: torch.Tensor
+
+    def recursion(self, tape):
+        state = tape.sites[0]
+        for place in range(1, tape.site_shape[0]):
+            site = tape.sites[place]
+            link = tape.link(state, self.transition, at=place - 1, to=site)
+            state = tape.total((site, link))
+        return tape.sum(state)
+
+
+@dataclass(frozen=True, eq=False)
 class Segments(rg.extend.Recursion):
     """A semi-Markov chain of a user's own."""
 
@@ -65,12 +81,12 @@ class Segments(rg.extend.Recursion):
         return tape.sum(ending[-1])
 
 
-def rows() -> dict[str, tuple[list[torch.Tensor], Make, Make | None]]:
+def rows(spread: float) -> dict[str, tuple[list[torch.Tensor], Make, Make | None]]:
     """Leaves, results of the library, and a hand-written equivalent, for each name."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
-        return [torch.randn(shape, generator=generator) for shape in shapes]
+        return [spread * torch.randn(shape, generator=generator) for shape in shapes]
 
     def named(name: str, size: tuple[int, ...]) -> str:
         return f"{name} {' x '.join(map(str, size))}"
@@ -78,6 +94,9 @@ def rows() -> dict[str, tuple[list[torch.Tensor], Make, Make | None]]:
     found: dict[str, tuple[list[torch.Tensor], Make, Make | None]] = {}
     for size in CHAINS:
         found[named("chain", size)] = drawn(size, (size[-1],) * 2), rg.Chain, Tags
+    for items, steps, states in STEPS:
+        leaves = drawn((items, steps, states), (items, steps - 1, states, states))
+        found[named("steps", (items, steps, states))] = leaves, rg.Chain, Steps
     for size in SEGMENTS:
         leaves = drawn(size, (size[-1],) * 2)
         found[named("segments", size)] = leaves, rg.SemiMarkov, Segments
@@ -142,11 +161,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--only", default="", help="a word of the names of the rows")
+    parser.add_argument("--spread", type=float, default=1.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     heads = HEADS + [f"{own}{head}" for head in HEADS for own in ("own ", "ratio of ")]
     print(f"| | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}")
-    for name, (leaves, make, own) in rows().items():
+    for name, (leaves, make, own) in rows(options.spread).items():
         if options.only not in name:
             continue
         ours = questions(make, leaves)

@@ -76,7 +76,7 @@ def _values(
 ) -> machine.Run | Reader:
     """Log-sums, or maxima, of a tape on which every item has a derivation."""
     require_generator(generator)
-    done = machine.values_of(tape, best=best, whole=not best)
+    done = machine.values_of(tape, best=best, whole=False)
     reader = up(whole(tape), float(not best)) if done is None else done
     possible = reader.goal > -math.inf
     if not bool(possible.all()):

@@ -92,7 +92,8 @@ def log_sum(tape: Tape, temperature: float = 1.0) -> Tensor:
     given = machine.inputs_of(tape, program)
     if temperature != 1.0:
         given = given.over(temperature)
-    if not torch.is_grad_enabled():
+    tracked = any(part.requires_grad for part in (given.unary, *given.given))
+    if not tracked or not torch.is_grad_enabled():
         result = machine.run(program, given, whole=False).goal.to(given.unary, copy=True)
     else:
         result = machine.log_sum(program, given, _by_torch(tape, program))

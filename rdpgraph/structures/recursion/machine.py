@@ -305,13 +305,13 @@ def run(
 def values_of(tape: Tape, *, best: bool, whole: bool = True) -> Run | None:
     """The values of all steps of a tape, log-sums or maxima, if the machine has them.
 
-    Maxima that are not read one by one are in float64 where they would lose digits in float32.
+    Those that are not read one by one are in float64 where they would lose digits in float32.
     """
     program = program_of(tape)
     if program is None:
         return None
     inputs = inputs_of(tape, program)
-    if best and not whole and not program.levelled:
+    if not whole and not program.levelled:
         inputs = inputs.double()
     return run(program, inputs, best=best, whole=whole)
 
@@ -354,8 +354,7 @@ def _tables(program: Program, inputs: Inputs, *, direct: bool) -> tuple["array[i
             items, many, depth, columns = part.shape
             hop, _, row, column = part.stride()
             rows.extend((part.data_ptr(), items, hop, depth, row, columns, column))
-            read = sum(places for places, _ in program.places[slot])
-            if direct and items == batch and read <= tuning.DIRECT_ROWS * many:
+            if direct and items == batch and program.reads[slot] <= tuning.DIRECT_ROWS * many:
                 rows.extend((_DIRECT, many))
                 continue
             rows.extend((size, many))

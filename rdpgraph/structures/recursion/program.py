@@ -76,6 +76,11 @@ class Program:
         return [tuple(row) for row in self.values.tolist()]
 
     @cached_property
+    def reads(self) -> dict[int, int]:
+        """The number of rows that read the tables of each slot, for one item."""
+        return {slot: sum(places for places, _ in links) for slot, links in self.places.items()}
+
+    @cached_property
     def links(self) -> list[int]:
         """The offsets of the values of all links by tables, for one item."""
         return self.values[self.steps[:, 0] == _LINKED, 0].tolist()

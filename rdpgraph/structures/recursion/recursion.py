@@ -58,7 +58,8 @@ class Recursion(Structure):
     any batch dims, on all states of the sites or on a few. It may override any of them, such as
     `log_partition` by a kernel.
 
-    log Z is summed in the dtype of the potentials, at least float32; other answers in float64.
+    log Z, modes and draws are in the dtype of the potentials, at least float32, with the digits that
+    float64 is needed for kept apart; other answers in float64.
 
     Attributes:
         unary: (*batch, *sites, states) log-potentials (nats) of the sites' states.
@@ -235,21 +236,22 @@ class Recursion(Structure):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        return configurations(self._mode_tape(), 1, name=self.name, best=True)[0]
+        tape = self._quick_tape(ranks=False) or self._best_tape
+        return configurations(tape, 1, name=self.name, best=True)[0]
 
     def _best(self) -> tuple[Tape, Drawn]:
         """The tape of maxima, and the sites of one best derivation."""
-        tape = self._mode_tape()
+        tape = self._quick_tape(ranks=False) or self._best_tape
         return tape, descend(tape, 1, name=self.name, best=True)
 
-    def _mode_tape(self) -> Tape:
-        """A tape of maxima; in the dtype of the potentials where the machine runs it."""
-        blank = self._blank(self.unary, ranks=False, double=False)
+    def _quick_tape(self, *, ranks: bool) -> Tape | None:
+        """A tape in float32, where the machine runs it and keeps its digits."""
+        blank = self._blank(self.unary, ranks=ranks, double=False)
         if blank.dtype == torch.float32 and machine.serves(blank):
             tape = laid_out(blank, self)
             if machine.program_of(tape) is not None:
                 return tape
-        return self._best_tape
+        return None
 
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
@@ -273,13 +275,13 @@ class Recursion(Structure):
             ImpossibleEvidenceError: an item has none.
         """
         count = checked_count(count, self.states_shape)
-        tape = self._laid_out(double=True)
+        tape = self._quick_tape(ranks=True) or self._laid_out(double=True)
         return configurations(tape, count, name=self.name, best=False, generator=generator)
 
     def _draws(self, count: int, generator: torch.Generator | None) -> tuple[Tape, Drawn]:
         """A tape, and the sites of independent draws on it."""
         count = checked_count(count, self.states_shape)
-        tape = self._laid_out(double=True)
+        tape = self._quick_tape(ranks=True) or self._laid_out(double=True)
         return tape, descend(tape, count, name=self.name, best=False, generator=generator)
 
     @by_autograd
