@@ -58,8 +58,8 @@ class Recursion(Structure):
     any batch dims, on all states of the sites or on a few. It may override any of them, such as
     `log_partition` by a kernel.
 
-    log Z, modes and draws are in the dtype of the potentials, at least float32, with the digits that
-    float64 is needed for kept apart; other answers in float64.
+    log Z, modes and draws are in the dtype of the potentials, at least float32; other answers in
+    float64.
 
     Attributes:
         unary: (*batch, *sites, states) log-potentials (nats) of the sites' states.
