@@ -95,11 +95,14 @@ class Implicit(Gradient):
 
     def attached(self, equations: Equations, messages: Messages, seconds: float) -> Messages:
         """Messages at a fixed point, attached to the potentials' graph; the solve ends in time."""
-        if not torch.is_grad_enabled() or not equations.records:
+        among = equations.boundary is not None and equations.records
+        if not torch.is_grad_enabled() or not (equations.edges.count or among):
             return messages
         updated = equations.update(tuple(message.detach() for message in messages))
-        # The solve is that of all parts, whether or not it reaches anything here.
-        updated = tuple(m if m.requires_grad else m.requires_grad_() for m in updated)
+        if among:  # the solve is that of all parts, whether or not it reaches anything here
+            updated = tuple(m if m.requires_grad else m.requires_grad_() for m in updated)
+        elif not any(message.requires_grad for message in updated):
+            return messages
         return _AtFixedPoint.apply(equations, self, seconds, *updated)  # pyright: ignore
 
 
