@@ -97,7 +97,10 @@ class HighOrderKernel(FactorKernel):
         if potential.transitions.tolist() != [[0, 1], [1, 0]]:
             return None
         even, odd = potential.log_accept.detach().unbind(-1)
-        odds = self._picked((even - odd).reshape(-1, *even.shape[-1:] or (1,)))
+        odds, ends = even - odd, even.shape[-1:] or (1,)
+        if self._each:
+            odds = odds.expand(*self.network.graph.batch_shape, *ends)
+        odds = self._picked(odds.reshape(-1, *ends))
         return torch.where((self._settled_states == 1).sum(2) % 2 == 1, -odds, odds)
 
     def items(self, chosen: slice | Tensor) -> "HighOrderKernel":

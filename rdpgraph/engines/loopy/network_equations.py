@@ -232,8 +232,9 @@ def without_floors(total: Tensor, network: Network, lowest: float) -> Tensor:
         tables = [(group.each().flatten(2), len(group.scopes)) for group in network.groups]
         for block in network.high_order:
             accept = cast(Automaton, block.potential).log_accept
-            lead = accept.shape[-2:-1] or (1,)
-            tables.append((accept.reshape(-1, *lead, accept.shape[-1]), len(block.scopes)))
+            ends = *(accept.shape[-2:-1] or (1,)), accept.shape[-1]
+            rows = accept.expand(*network.graph.batch_shape, *ends).reshape(-1, *ends)
+            tables.append((rows, len(block.scopes)))
         for logs, factors in tables:
             scores = torch.where(logs > -math.inf, logs, math.inf).amin(2).double()
             least = least + scores.expand(-1, factors).sum(1)

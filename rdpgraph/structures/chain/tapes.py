@@ -28,10 +28,10 @@ def serves(unary: Unary, transition: Transition) -> bool:
 
 def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
     """Log Z as `recursion.log_partition`, of none in doubt; products that underflow are summed."""
-    program, inputs = _inputs(unary, transition, lengths)
+    (program, inputs), shared = _inputs(unary, transition, lengths), transition.ndim == 2
 
     def again(unary: Tensor, table: Tensor, *_: Tensor) -> Tensor:
-        return logs.log_partition(unary, table if table.shape[1] > 1 else table[0, 0], lengths)
+        return logs.log_partition(unary, table[0, 0] if shared else table, lengths)
 
     values = machine.log_sum(program, inputs, again)
     return torch.where(lengths > 0, values, 0.0), torch.zeros_like(lengths, dtype=torch.bool)

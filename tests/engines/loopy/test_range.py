@@ -320,3 +320,35 @@ def test_floors_of_messages_do_not_enter_log_z(wide):
     found = rg.infer(graph, scheduler=rg.Loopy(sweeps=60))
     assert not found.status.converged
     assert float(found.log_partition) >= 0.0  # the score of every assignment that is possible
+
+
+def test_log_z_with_potentials_of_some_batch_dims():
+    """Items of a batch as one by one, of which a factor without a table has one dim."""
+    variables = list(rg.VariableArray("x", (8,), 2))
+    generator = torch.Generator().manual_seed(0)
+    logs = torch.randn(2, 3, 2, generator=generator, dtype=torch.float64)
+    accept = torch.randn(2, 1, 2, generator=generator, dtype=torch.float64)
+    step = torch.tensor([[0, 1], [1, 0]])
+
+    def log_z(logs, accept):
+        factors = [rg.Factor((variables[0],), rg.Table.from_logs(logs))]
+        factors.append(rg.Factor(variables, rg.Automaton(step, accept, 8)))
+        return rg.infer(rg.FactorGraph(factors), scheduler=rg.Loopy()).log_partition
+
+    each = [log_z(logs[i, j], accept[i, 0]) for i in range(2) for j in range(3)]
+    same(log_z(logs, accept), torch.stack(each).reshape(2, 3), 1e-9)
+
+
+def test_messages_are_the_same_where_gradients_could_be_asked_for():
+    """Sweeps that have not converged, of potentials that need no gradient."""
+    variables = list(rg.VariableArray("x", (8,), 2))
+    generator = torch.Generator().manual_seed(0)
+    pairs = [(variables[i], variables[(i + 1) % 8]) for i in range(8)]
+    tables = [rg.Table.from_logs(torch.randn(2, 2, generator=generator)) for _ in pairs]
+    factors = list(map(rg.Factor, pairs, tables))
+    step, accept = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0.0, 1.0])
+    graph = rg.FactorGraph([*factors, rg.Factor(variables, rg.Automaton(step, accept, 8))])
+    few = rg.Loopy(sweeps=2, tolerance=0.0, damping=0.3)
+    found = rg.infer(graph, scheduler=few).marginal(variables[0])
+    with torch.no_grad():
+        same(found, rg.infer(graph, scheduler=few).marginal(variables[0]), 1e-6)

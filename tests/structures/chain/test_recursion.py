@@ -107,8 +107,9 @@ def test_value_and_gradient_are_those_of_the_sum_over_sequences(kind, route):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("route", ["dispatched", "torch", "taped", "logs", "scan"])
-def test_gradients_of_both_orders(kind, route):
-    unary, transition, lengths = parts(kind)
+@pytest.mark.parametrize("steps", [2, 4])
+def test_gradients_of_both_orders(kind, route, steps):
+    unary, transition, lengths = parts(kind, steps=steps)
     possible = transition > -INF
 
     def function(unary, transition):
