@@ -228,7 +228,7 @@ def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tenso
         pair = (step, other.steps[number])
         readers = (ours, theirs, means)
         with torch.no_grad():
-            lost.values.append(_lost(pair, readers, lost))
+            lost.values.append(_lost(pair, _copied(readers), lost))
         again = step.dim == -2 and matrix_of(step, tape.batch) is None
         if torch.is_grad_enabled() and again:
             mean: Tensor = checkpoint(  # pyright: ignore

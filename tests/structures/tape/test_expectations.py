@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from tests.structures.tape.models import PAIRS, Tags, draw
+from tests.structures.tape.models import PAIRS, Spans, Tags, draw
 from tests.structures.tape.test_machine import (
     MODELS,
     Items,
@@ -188,3 +188,14 @@ def test_gradients_of_losses_are_those_of_torch(by_torch):
         return torch.autograd.grad(total, parts, materialize_grads=True)
 
     assert_close(asked(), by_torch(asked))
+
+
+def test_gradients_of_divergences_by_torch_are_differences(by_torch):
+    """Of steps that read pools of earlier values, which are looked at without gradients, too."""
+    inputs = [draw(3, 3, 2, seed=seed).requires_grad_() for seed in (0, 1)]
+
+    def divergence(*parts):
+        one, two = (Spans(part, rg.trees.NoRules()) for part in parts)
+        return one.kl_divergence(two)
+
+    assert by_torch(lambda: torch.autograd.gradcheck(divergence, inputs, fast_mode=True))
