@@ -51,24 +51,29 @@ def possible_alone(log_z: Tensor) -> Tensor:
 
 
 def regradient(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor
+    function: Callable[..., Tensor | Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    *gradients: Tensor,
 ) -> list[Tensor | None]:
     """Gradients of a function in its inputs, differentiable again; None for those that need none.
 
     Taken in aliases: where one input was computed from another, that path must not count. Inputs
-    are as saved for the backward pass, ``gradient`` that of the function's value.
+    are as saved for the backward pass, ``gradients`` those of the function's values.
     """
     aliases = [part.view_as(part) if part.requires_grad else part for part in inputs]
     wanted = [alias for alias in aliases if alias.requires_grad]
     values = function(*aliases)
-    if not values.requires_grad:  # no input has a part in it
+    given = zip([values] if isinstance(values, Tensor) else values, gradients, strict=True)
+    pairs = [(value, gradient) for value, gradient in given if value.requires_grad]
+    if not pairs:  # no input has a part in it
         return [torch.zeros_like(part) if part.requires_grad else None for part in inputs]
-    gradients = iter(
+    found = iter(
         torch.autograd.grad(
-            values, wanted, gradient, create_graph=True, allow_unused=True, materialize_grads=True
+            [value for value, _ in pairs], wanted, [gradient for _, gradient in pairs],
+            create_graph=True, allow_unused=True, materialize_grads=True,
         )
-    )
-    return [next(gradients) if part.requires_grad else None for part in inputs]
+    )  # fmt: skip
+    return [next(found) if part.requires_grad else None for part in inputs]
 
 
 def expectations(
@@ -156,9 +161,16 @@ class _Once(torch.autograd.Function):
         return refused(gradients[0], ctx.why, *ctx.saved_tensors), None
 
 
-def is_transformed() -> bool:
-    """Return whether derivatives are taken forward or by transforms, past hand-written ones."""
+def is_transformed(*gradients: Tensor | None) -> bool:
+    """Return whether derivatives are taken forward or by transforms, past hand-written ones.
+
+    Or whether ``gradients`` that reach a backward pass are batches of them.
+    """
     return (
         torch.autograd.forward_ad._current_level >= 0  # pyright: ignore
         or torch._C._functorch.maybe_current_level() is not None  # pyright: ignore
+        or any(
+            part is not None and torch._C._functorch.is_legacy_batchedtensor(part)  # pyright: ignore
+            for part in gradients
+        )
     )

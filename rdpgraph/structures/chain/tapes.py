@@ -13,7 +13,7 @@ from rdpgraph.logspace.gradients import is_transformed
 from rdpgraph.structures.chain import logs
 from rdpgraph.structures.chain.factors import inside, masked
 from rdpgraph.structures.chain.steps import ChainTensors
-from rdpgraph.structures.recursion import library, machine
+from rdpgraph.structures.recursion import derivatives, library, machine
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.program import Inputs, Program
 from rdpgraph.structures.recursion.tape import Tape
@@ -33,7 +33,7 @@ def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tup
     def again(unary: Tensor, table: Tensor, *_: Tensor) -> Tensor:
         return logs.log_partition(unary, table[0, 0] if shared else table, lengths)
 
-    values = machine.log_sum(program, inputs, again)
+    values = derivatives.log_sum(program, inputs, again)
     return torch.where(lengths > 0, values, 0.0), torch.zeros_like(lengths, dtype=torch.bool)
 
 

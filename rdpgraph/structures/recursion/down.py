@@ -1,6 +1,6 @@
 """Passes of torch: log-sums from the leaves up, and max-marginals from the goal down.
 
-The compiled machine runs programs on the CPU; torch all else, second derivatives included.
+The compiled machine runs programs on the CPU; torch all else, third derivatives included.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.structures.recursion import machine
+from rdpgraph.structures.recursion import derivatives, machine
 from rdpgraph.structures.recursion.layouts import whole
 from rdpgraph.structures.recursion.program import Program, with_tensors
 from rdpgraph.structures.recursion.step import Reader, soft
@@ -96,7 +96,7 @@ def log_sum(tape: Tape, temperature: float = 1.0) -> Tensor:
     if not tracked or not torch.is_grad_enabled():
         result = machine.run(program, given, whole=False).goal.to(given.unary, copy=True)
     else:
-        result = machine.log_sum(program, given, _by_torch(tape, program))
+        result = derivatives.log_sum(program, given, _by_torch(tape, program))
     result = result if len(tape.lead) == 1 else result.reshape(tape.lead)
     return result if temperature == 1.0 else temperature * result
 
@@ -104,13 +104,20 @@ def log_sum(tape: Tape, temperature: float = 1.0) -> Tensor:
 def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:
     """A function of the inputs: (B,) the log-sum in operations that autograd records."""
 
-    def summed(unary: Tensor, *given: Tensor) -> Tensor:
-        scores = unary.reshape(tape.unary.shape)
-        other = Tape(scores, tape.site_dims, ranks=tape.ranks, dtype=tape.dtype)
-        other.steps.extend(with_tensors(tape.steps, program.slots, given)[0])
+    def summed(*inputs: Tensor) -> Tensor:
+        other = rebuilt(tape, program, inputs)
         return goal(other, up(other)).reshape(-1)
 
     return summed
+
+
+def rebuilt(tape: Tape, program: Program, inputs: Sequence[Tensor]) -> Tape:
+    """A tape with other potentials and tensors of the slots of its program."""
+    unary, *given = inputs
+    scores = unary.reshape(tape.unary.shape)
+    other = Tape(scores, tape.site_dims, ranks=tape.ranks, dtype=tape.dtype)
+    other.steps.extend(with_tensors(tape.steps, program.slots, given)[0])
+    return other
 
 
 def _read(tape: Tape, program: Program, done: machine.Run) -> Reader:

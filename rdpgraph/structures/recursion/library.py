@@ -52,7 +52,7 @@ _OF_PARITIES = {
     "flood": (6, 3, 3, 2),
 }
 _OF_SEARCHES = {"order": (11, 4, 3, 0), "solve": (12, 3, 0, 1)}
-_OF_TAPES = {"losses": (4, 3, 0, 2)}
+_OF_TAPES = {"losses": (4, 3, 0, 2), "second": (10, 3, 0, 1)}
 """Arguments of functions for float64 alone."""
 _UNUSABLE = ".unusable"  # suffix of a marker for a library that does not load where it was built
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH

@@ -2,17 +2,15 @@
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
-from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.logspace.gradients import is_transformed
 from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.program import (
@@ -76,37 +74,84 @@ class Run:
 
     def gradients(self, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Gradients in the potentials and each slot, if ``wanted``, given that of the goal (B,)."""
-        program, unary, values = self.program, self.inputs.unary, self.values
-        batch, dtype = unary.shape[0], unary.dtype
-        below, after = torch.zeros_like(values), torch.empty_like(self.rows[1])
-        gradient = gradient.to(dtype).contiguous()
-        extras = [
-            values.new_zeros(given.numel() if use and slot + 1 in program.rows else 0)
-            for slot, (use, given) in enumerate(zip(wanted[1:], self.inputs.given, strict=True))
-        ]
-        places = array("q", [0, *(part.data_ptr() for part in extras)])
-        library.function("down", dtype)(
-            self.addresses, gradient.data_ptr(), below.data_ptr(), after.data_ptr(),
-            places.buffer_info()[0], len(program.ranges), batch, len(self.inputs.given) + 1,
-            library.threads(program.work * batch, batch if batch > 1 else None),
+        below, after = torch.zeros_like(self.values), torch.empty_like(self.rows[1])
+        extras = self._down(gradient, wanted, below, after)
+        products = self._products(wanted, self.rows[0], after)
+        return self._collected(gradient, wanted, below, extras, products)
+
+    def second(
+        self, gradient: Tensor, moves: Sequence[Tensor | None], wanted: Sequence[bool]
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The goal's derivative (B,) along ``moves`` of the inputs, and that of `gradients`."""
+        below, heads = torch.zeros_like(self.values), torch.empty_like(self.rows[1])
+        self._down(gradient, [False] * len(wanted), below, heads)
+        parts = [None if move is None else move.double().contiguous() for move in moves]
+        along, turns, room = (torch.zeros_like(p) for p in (self.values, self.values, self.room))
+        kept, tails = (torch.empty_like(rows) for rows in self.rows)
+        extras = self._extras(wanted)
+        moved, places = _places(parts), _places(extras)
+        library.tape_function("second")(
+            self.addresses, below.data_ptr(), moved.buffer_info()[0], along.data_ptr(),
+            room.data_ptr(), turns.data_ptr(), kept.data_ptr(), heads.data_ptr(), tails.data_ptr(),
+            places.buffer_info()[0], len(self.program.ranges), len(gradient), len(moves),
+            library.threads(self.program.work * len(gradient), len(gradient)),
         )  # fmt: skip
+        pairs = (self.rows[0], tails), (kept, heads), (self.rows[0], heads)
+        products, more, flat = (self._products(wanted, *pair) for pair in pairs)
+        for slot, product in products.items():
+            product += more[slot]
+            if (move := parts[slot]) is not None:
+                product.addcmul_(flat[slot], move)
+        found = self._collected(gradient, wanted, turns, extras, products)
+        return self._part(along, -1).reshape(-1), found
+
+    def _extras(self, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Zeros for the gradients of tables, by slot."""
+        rows, given = self.program.rows, self.inputs.given
+        return [
+            self.values.new_zeros(given[slot - 1].shape) if use and slot in rows else None
+            for slot, use in enumerate(wanted)
+        ]
+
+    def _down(
+        self, gradient: Tensor, wanted: Sequence[bool], below: Tensor, after: Tensor
+    ) -> list[Tensor | None]:
+        """Compute gradients of values and of links' rows; return those of tables beside these."""
+        batch, gradient = len(gradient), gradient.to(self.values.dtype).contiguous()
+        extras = self._extras(wanted)
+        places = _places(extras)
+        library.function("down", self.values.dtype)(
+            self.addresses, gradient.data_ptr(), below.data_ptr(), after.data_ptr(),
+            places.buffer_info()[0], len(self.program.ranges), batch, len(wanted),
+            library.threads(self.program.work * batch, batch if batch > 1 else None),
+        )  # fmt: skip
+        return extras
+
+    def _collected(
+        self, gradient: Tensor, wanted: Sequence[bool], below: Tensor,
+        extras: Sequence[Tensor | None], products: dict[int, Tensor],
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Gradients by slot, of those of all values and of tables; NaN with the goal."""
         results: list[Tensor | None] = [self._of_sites(below) if wanted[0] else None]
-        for slot, (use, given, extra) in enumerate(
-            zip(wanted[1:], self.inputs.given, extras, strict=True), 1
-        ):
-            if not use:
-                results.append(None)
-            elif slot in program.rows:
-                results.append(self._of_table(slot, given, after, extra.view(given.shape)))
-            else:
-                part = self._part(below, program.leaves[slot])
-                results.append(part.sum_to_size(given.shape).clone())
+        for slot, (use, given) in enumerate(zip(wanted[1:], self.inputs.given, strict=True), 1):
+            if (result := extras[slot]) is not None:
+                if slot in products:
+                    result.addcmul_(self._weights(slot), products[slot])
+            elif use:
+                part = self._part(below, self.program.leaves[slot])
+                result = part.sum_to_size(given.shape).clone()
+            results.append(result)
         if self.noted[1] and bool((lost := self.goal.isnan() & (gradient != 0)).any()):
             for result in results:
                 if result is not None:
                     spoilt = lost if len(result) > 1 else lost.any()
                     result.masked_fill_(spoilt.reshape(-1, *(1,) * (result.ndim - 1)), math.nan)
         return results
+
+    @property
+    def differentiable_twice(self) -> bool:
+        """Whether `second` is for this log-sum, which needs rows of links, too."""
+        return self.values.dtype == torch.float64 and _DIRECT not in self.tables[7::_TABLE]
 
     def most(self) -> Tensor:
         """(B, sites, K) the best score with each state of each site, given maxima; -inf: none."""
@@ -197,33 +242,41 @@ class Run:
         taken(held.buffer_info()[0], result.data_ptr())
         return result.T
 
-    def _of_table(self, slot: int, table: Tensor, afters: Tensor, extra: Tensor) -> Tensor:
-        """The gradient of a table: its weights times products of its links' rows, and the rest."""
-        batch = self.inputs.unary.shape[0]
-        if self.tables[_TABLE * slot + 7] == _DIRECT:
-            return extra
-        first, last, begin, end = self.program.rows[slot]
+    def _weights(self, slot: int) -> Tensor:
+        """The weights of a table that is prepared for products."""
+        table = self.inputs.given[slot - 1]
         items, many, depth, columns = table.shape
-        before = self.rows[0][batch * first : batch * last]
-        after = afters[batch * begin : batch * end]
         # The columns' peaks lie before each prepared table.
         wide = library.panel_width(table.element_size())
         hop = columns + -(-columns // wide) * wide * depth + -(-depth // wide) * wide * columns
         sizes, start = (items, many, 1, columns), self.tables[_TABLE * slot + 7]
         peaks = self.room.as_strided(sizes, (many * hop, hop, 0, 1), start)
-        weights = torch.sub(table, peaks).exp_()
-        if items == many == 1:
-            products = before.view(-1, depth).mT @ after.view(-1, columns)
-            return extra.addcmul_(weights, products)
-        total, at = torch.zeros_like(table), [0, 0]
-        for places, number in self.program.places[slot]:
-            sizes = batch * places * depth, batch * places * columns
-            rows = batch * places // max(1, items)
-            left = before[at[0] : at[0] + sizes[0]].view(items, rows, depth)
-            other = after[at[1] : at[1] + sizes[1]].view(items, rows, columns)
-            total[:, number] += left.mT @ other
-            at = [at[0] + sizes[0], at[1] + sizes[1]]
-        return extra.addcmul_(weights, total)
+        return torch.sub(table, peaks).exp_()
+
+    def _products(
+        self, wanted: Sequence[bool], befores: Tensor, afters: Tensor
+    ) -> dict[int, Tensor]:
+        """Sums over the links of each table that is wanted of products of rows before and after."""
+        found, batch = dict[int, Tensor](), len(self.inputs.unary)
+        for slot, (first, last, begin, end) in self.program.rows.items():
+            if not wanted[slot] or self.tables[_TABLE * slot + 7] == _DIRECT:
+                continue
+            items, many, depth, columns = shape = self.inputs.given[slot - 1].shape
+            before = befores[batch * first : batch * last]
+            after = afters[batch * begin : batch * end]
+            if items == many == 1:
+                product = before.view(-1, depth).mT @ after.view(-1, columns)
+                found[slot] = product.view(shape)
+                continue
+            found[slot], at = befores.new_zeros(shape), [0, 0]
+            for places, number in self.program.places[slot]:
+                sizes = batch * places * depth, batch * places * columns
+                rows = batch * places // max(1, items)
+                left = before[at[0] : at[0] + sizes[0]].view(items, rows, depth)
+                other = after[at[1] : at[1] + sizes[1]].view(items, rows, columns)
+                found[slot][:, number] += left.mT @ other
+                at = [at[0] + sizes[0], at[1] + sizes[1]]
+        return found
 
     @property
     def addresses(self) -> int:
@@ -316,30 +369,9 @@ def values_of(tape: Tape, *, best: bool, whole: bool = True) -> Run | None:
     return run(program, inputs, best=best, whole=whole)
 
 
-def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> Tensor:
-    """(B,) the log-sum, differentiable; ``again`` has the operations that autograd records."""
-    result: Tensor = _LogSum.apply(program, again, inputs.unary, *inputs.given)  # pyright: ignore
-    return result
-
-
-class _LogSum(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, program: Program, again: Callable[..., Tensor], unary: Tensor, *given: Tensor
-    ) -> Tensor:
-        rows = any(ctx.needs_input_grad)
-        done = run(program, Inputs(unary, given), whole=False, rows=rows)
-        ctx.save_for_backward(unary, *given)
-        ctx.done, ctx.again = done, again
-        return done.goal.to(unary, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        unary, *given = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return None, None, *regradient(ctx.again, (unary, *given), gradients[0])
-        parts = ctx.done.gradients(gradients[0], ctx.needs_input_grad[2:])
-        return None, None, *(part if part is None else part.to(unary) for part in parts)
+def _places(parts: Sequence[Tensor | None]) -> "array[int]":
+    """The addresses of tensors; 0: none."""
+    return array("q", [0 if part is None else part.data_ptr() for part in parts])
 
 
 def _tables(program: Program, inputs: Inputs, *, direct: bool) -> tuple["array[int]", int]:

@@ -5,17 +5,20 @@ log-probability is a sum over nodes, without cancellation of large numbers.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
+from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import LogMatrix, finite
 from rdpgraph.structures.recursion import machine
-from rdpgraph.structures.recursion.down import goal, last_read, leaves, up
+from rdpgraph.structures.recursion.down import goal, last_read, leaves, rebuilt, up
 from rdpgraph.structures.recursion.layouts import whole
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.step import Reader, Step
@@ -110,9 +113,11 @@ def entropy(tape: Tape) -> Tensor:
     The tape is laid out with ``ranks=False``, in float64.
     """
     compiled = _by_machine(tape, tape, divergence=False)
-    if compiled is not None:
-        return compiled
-    tape = whole(tape)
+    return _entropy(whole(tape)) if compiled is None else compiled
+
+
+def _entropy(tape: Tape) -> Tensor:
+    """The entropy by torch."""
     given, ended, ours, means = leaves(tape), last_read(tape), Reader(), Reader()
     for number, step in enumerate(tape.steps):
         if isinstance(step, Leaf):
@@ -135,20 +140,77 @@ def entropy(tape: Tape) -> Tensor:
 
 def _by_machine(tape: Tape, other: Tape, *, divergence: bool) -> Tensor | None:
     """(*lead,) the expected losses of two tapes; None where the machine does not give them."""
-    runs = list[machine.Run]()
-    for each in (tape,) if other is tape else (tape, other):
-        program = machine.program_of(each)
-        if program is None or each.dtype != torch.float64:
-            return None
-        inputs = machine.inputs_of(each, program)
-        tracked = any(part.requires_grad for part in (inputs.unary, *inputs.given))
-        if tracked and torch.is_grad_enabled():
-            return None
-        runs.append(machine.run(program, inputs, rows=not runs))
-    ours, theirs = runs[0], runs[-1]
-    if not ours.resembles(theirs):
+    tapes = (tape,) if other is tape else (tape, other)
+    programs = [machine.program_of(each) for each in tapes]
+    if None in programs or any(each.dtype != torch.float64 for each in tapes):
         return None
-    return ours.losses(theirs, divergence=divergence).reshape(tape.lead)
+    pairs = list(zip(tapes, programs, strict=True))
+    given = [machine.inputs_of(each, program) for each, program in pairs if program is not None]
+    parts = [part for each in given for part in (each.unary, *each.given)]
+    tracked = torch.is_grad_enabled() and any(part.requires_grad for part in parts)
+    runs = [
+        machine.run(program, each, rows=tracked or not place)
+        for place, ((_, program), each) in enumerate(zip(pairs, given, strict=True))
+        if program is not None
+    ]
+    if not runs[0].resembles(runs[-1]):
+        return None
+
+    def again(*parts: Tensor) -> Tensor:
+        size = 1 + len(given[0].given)
+        made = [
+            rebuilt(each, run.program, parts[place * size : (place + 1) * size])
+            for place, (each, run) in enumerate(zip(tapes, runs, strict=True))
+        ]
+        if other is tape:
+            return _entropy(made[0]).reshape(-1)
+        return _cross_entropy(*made, divergence=divergence).reshape(-1)
+
+    losses: Tensor = _Losses.apply(runs, again, divergence, *parts)  # pyright: ignore
+    return losses.reshape(tape.lead)
+
+
+class _Losses(Function):
+    """The expected losses of one or two runs.
+
+    With scores s of ours and t of theirs: log Z(t) - <t, dlog Z(s)>, for a divergence less
+    log Z(s) - <s, dlog Z(s)>. So the gradient in s is a product with second derivatives.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, runs: Sequence[machine.Run], again: Callable[..., Tensor], divergence: bool,  # noqa: FBT001
+        *inputs: Tensor,
+    ) -> Tensor:  # fmt: skip
+        losses = runs[0].losses(runs[-1], divergence=divergence)
+        ctx.save_for_backward(*inputs)
+        ctx.runs, ctx.again, ctx.divergence = runs, again, divergence
+        ctx.barred = losses == math.inf
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        inputs = ctx.saved_tensors
+        if torch.is_grad_enabled() or is_transformed(*gradients):
+            with torch.enable_grad():
+                return None, None, None, *regradient(ctx.again, inputs, gradients[0])
+        gradient = torch.where(ctx.barred, 0.0, gradients[0])
+        ours, theirs, size = ctx.runs[0], ctx.runs[-1], len(ctx.runs[0].inputs.given) + 1
+        needed = [ctx.needs_input_grad[3:][:size], ctx.needs_input_grad[3:][size:]]
+        moves = [
+            (finite(one) if ctx.divergence else 0.0) - finite(two)
+            if one.is_floating_point()
+            else None
+            for one, two in zip(inputs[:size], inputs[-size:], strict=True)
+        ]
+        parts = list(ours.second(gradient, moves, needed[0])[1])
+        if theirs is not ours:
+            one, two = (run.gradients(gradient, needed[1]) for run in (ours, theirs))
+            parts += [
+                None if part is None or less is None else part - less
+                for part, less in zip(two, one, strict=True)
+            ]
+        return None, None, None, *parts
 
 
 def _none(values: Tensor) -> Tensor:
@@ -168,7 +230,7 @@ def _chosen(step: Step, ours: Reader, means: Reader) -> tuple[Tensor, Tensor]:
     return terms.squeeze(step.dim), mean.squeeze(step.dim)
 
 
-class _Choice(torch.autograd.Function):
+class _Choice(Function):
     """The log-sum of alternatives, and the entropy of the choice plus what is below it."""
 
     @staticmethod
@@ -212,7 +274,11 @@ def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tenso
     compiled = _by_machine(tape, other, divergence=divergence)
     if compiled is not None:
         return compiled
-    tape, other = whole(tape), whole(other)
+    return _cross_entropy(whole(tape), whole(other), divergence=divergence)
+
+
+def _cross_entropy(tape: Tape, other: Tape, *, divergence: bool) -> Tensor:
+    """The losses by torch."""
     ours, theirs = up(tape), up(other)
     if [value.shape for value in ours.values] != [value.shape for value in theirs.values]:
         raise ModelError("A divergence needs two structures of one shape and length.")

@@ -8,9 +8,9 @@
 #include "sums.h"
 #ifndef CHAIN_FLOAT
 #include "decode.h"
-#include "expect.h"
 #include "kept.h"
 #include "search.h"
+#include "second.h"
 #endif
 
 // A program and its inputs, from their addresses.
@@ -136,11 +136,24 @@ void tape_losses(const int64_t* parts, const int64_t* others, double* losses, do
   const Machine<double> theirs = machine_of<double>(others, count, batch, 0);
   Machine<double> means = ours;
   means.arena = losses, means.room = room;
-  const auto made = [&] { return Losses{ours, theirs, means, double(divergence)}; };
-  for (int64_t slot = 0; slot < slots; ++slot)
-    for (int64_t item = 0; ours.table(slot)[7] >= 0 && item < ours.table(slot)[1]; ++item)
-      for (int64_t k = 0; k < ours.table(slot)[8]; ++k) made().prepare_scored(slot, item, k);
+  const auto made = [&] { return Losses{ours, theirs, means, 1.0, double(divergence)}; };
+  made().prepare_all_scored(slots);
   by_items<double>(batch, threads, [&](int64_t a, int64_t b) { made().run(a, b); });
+}
+
+void tape_second(const int64_t* parts, const double* pulls, const double* const* moves, double* derivatives,
+                 double* room, double* turns, double* kept, double* heads, double* tails,
+                 double* const* extras, int64_t count, int64_t batch, int64_t slots, int threads) {
+  const Machine<double> m = machine_of<double>(parts, count, batch, 0);
+  Machine<double> means = m;
+  means.arena = derivatives, means.room = room;
+  const auto made = [&] { return Losses{m, m, means, 0.0, 0.0, moves, kept}; };
+  made().prepare_all_scored(slots);
+  by_items<double>(batch, threads, [&](int64_t a, int64_t b) {
+    Losses along = made();
+    along.run(a, b);
+    Second{along, pulls, turns, heads, tails, extras}.run(a, b);
+  });
 }
 
 #define PARITY \

@@ -1,4 +1,5 @@
-// Expected losses of derivations, upwards: entropies, cross-entropies and divergences, in doubles.
+// Expectations over derivations, upwards, in doubles: losses (entropies, cross-entropies and divergences),
+// and derivatives of the log-sums along moves of the inputs.
 
 #pragma once
 
@@ -7,22 +8,31 @@
 namespace {
 
 // Two runs of a program, ours and theirs. A derivation drawn from ours makes a choice at each entry; its
-// loss is minus the log-probability of the choice in theirs, plus `less` times that in ours. Means are +inf
-// where theirs forbids what is possible, and 0 where nothing is.
+// loss is minus `more` times the log-probability of the choice in theirs, plus `less` times that in ours, plus
+// the moves of inputs that it reads. Means are +inf where theirs forbids what is possible, and 0 where nothing
+// is.
 struct Losses {
   typedef std::vector<double> Row;
   const Machine<double>&ours, &theirs;
   const Machine<double>& means;  // in place of values; in place of tables their weights times losses
-  const double less;
+  const double more, less;
+  const double* const* moves = nullptr;  // of each slot, in the shape of its tensor; null: none
+  double* kept = nullptr;                // rows of links before products, times losses; null: not kept
   Room<double> room = {};
   Row x = {}, y = {}, below = {}, gains = {}, shares = {}, products = {}, losses = {};
 
   bool same() const { return ours.arena == theirs.arena; }
   const double* other() const { return same() ? x.data() : y.data(); }
 
+  // The moves of one item of an input, or of one of its tables; null: none.
+  const double* move(int64_t slot, int64_t item, int64_t size, int64_t number = 0) const {
+    if (!moves || !moves[slot]) return nullptr;
+    return moves[slot] + ((ours.table(slot)[1] > 1 ? item : 0) * ours.table(slot)[8] + number) * size;
+  }
+
   // A share times its loss here and below, of x of v in ours and y of w in theirs.
   double part(double share, double x, double v, double y, double w, double below) const {
-    const double loss = below + less * (x - v) - (y - w), most = -kNever<double>;
+    const double loss = below + less * (x - v) - more * (y - w), most = -kNever<double>;
     return x > kNever<double> ? loss < most ? share * loss : most : 0.0;
   }
 
@@ -143,11 +153,12 @@ struct Losses {
       const Prepared<double> scored = prepared(means, step[3], which, step[10]);
       const double* weights = ours.befores + ours.batch * step[8] + q * depth;
       const double* sums = ours.afters + ours.batch * step[9] + q * columns;
+      const double* move_of = move(step[3], which, depth * columns, step[10]);
+      double* gain = kept ? kept + ours.batch * step[8] + q * depth : gains.data();
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
-        const double* weight = weights + r * depth;
-        barred[r] = gains_of(link, item, place, weight, gains.data() + r * depth, tops[r], peaks[r]);
+        barred[r] = gains_of(link, item, place, weights + r * depth, gain + r * depth, tops[r], peaks[r]);
       });
-      by_panels(gains.data(), some, depth, t.ahead, columns, products.data(), false, 1);
+      by_panels(gain, some, depth, t.ahead, columns, products.data(), false, 1);
       by_panels(weights, some, depth, scored.ahead, columns, losses.data(), false, 1);
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         const int64_t here = ours.at(link.out, item, place);
@@ -158,26 +169,28 @@ struct Losses {
         const auto alone = [&](int64_t j) { return sum[j] < low || barred[r] || scored.peaks[j] > 0; };
         int lost = 0;
         for (int64_t j = 0; j < columns; ++j) {
-          const double more = w[j] - peaks[r] - u.peaks[j] - less * (v[j] - tops[r] - t.peaks[j]);
-          out[j] = v[j] > kNever<double> ? (product[j] + loss[j]) / sum[j] + more : 0.0;
+          const double ours = v[j] - tops[r] - t.peaks[j], theirs = w[j] - peaks[r] - u.peaks[j];
+          const double rest = more * theirs - less * ours;
+          out[j] = v[j] > kNever<double> ? (product[j] + loss[j]) / sum[j] + rest : 0.0;
           lost |= alone(j);
         }
         if (!lost) return;
         row(link, item, place);
         const int64_t ways = x.size();
-        Row one(ways), two(ways);
+        Row one(ways), two(ways), under(below);
         for (int64_t j = 0; j < columns; ++j) {
           if (!(v[j] > kNever<double>) || !alone(j)) continue;
           const auto forbidden = [&](int64_t a) {
             const int64_t i = a % depth;
             one[a] = x[a] + t.logs[i * t.row + j * t.column];
             two[a] = other()[a] + u.logs[i * u.row + j * u.column];
+            under[a] = below[a] + (move_of ? move_of[i * columns + j] : 0.0);
             return part(0.0, one[a], 0.0, two[a], 0.0, below[a]) > 0;
           };
           int64_t a = 0;
           while (a < ways && !forbidden(a)) ++a;
           if (a < ways) out[j] = -kNever<double>;
-          else if (sum[j] < low) out[j] = choice(one.data(), two.data(), below.data(), ways, v[j], w[j]);
+          else if (sum[j] < low) out[j] = choice(one.data(), two.data(), under.data(), ways, v[j], w[j]);
         }
       });
     }
@@ -190,22 +203,64 @@ struct Losses {
     const Prepared<double> u = prepared(theirs, slot, item, number);
     const Prepared<double> scored = prepared(means, slot, item, number);
     const int64_t wide = width<double>();
+    const double* along = move(slot, item, t.rows * t.columns, number);
     std::fill(scored.peaks, scored.peaks + t.columns, 0.0);
     std::fill(scored.ahead, scored.back, 0.0);
     for (int64_t j = 0; j < t.columns; ++j)
       for (int64_t i = 0; i < t.rows; ++i) {
         const int64_t at = (j / wide * t.rows + i) * wide + j % wide;
         const double one = t.logs[i * t.row + j * t.column], two = u.logs[i * u.row + j * u.column];
-        const double score = part(t.ahead[at], one, t.peaks[j], two, u.peaks[j], 0.0);
+        const double score = part(t.ahead[at], one, t.peaks[j], two, u.peaks[j],
+                                  along ? along[i * t.columns + j] : 0.0);
         if (score < -kNever<double>) scored.ahead[at] = score;
         else scored.peaks[j] = 1;
       }
   }
 
-  // Losses of entries that are given: none, or what theirs forbids.
-  void given(int64_t from, int64_t count) {
-    for (int64_t k = from; k < from + count; ++k)
-      means.arena[k] = part(0.0, ours.arena[k], 0.0, theirs.arena[k], 0.0, 0.0);
+  void prepare_all_scored(int64_t slots) const {
+    for (int64_t slot = 0; slot < slots; ++slot)
+      for (int64_t item = 0; ours.table(slot)[7] >= 0 && item < ours.table(slot)[1]; ++item)
+        for (int64_t k = 0; k < ours.table(slot)[8]; ++k) {
+          prepare_scored(slot, item, k);
+          if (moves) prepare(prepared(means, slot, item, k), false, true);
+        }
+  }
+
+  // Losses of entries that are given: their moves, or what theirs forbids.
+  void given(int64_t from, int64_t count, const double* move) {
+    for (int64_t k = 0; k < count; ++k)
+      means.arena[from + k] = part(0.0, ours.arena[from + k], 0.0, theirs.arena[from + k], 0.0, 0.0) +
+                              (move ? move[k] : 0.0);
+  }
+
+  // The alternatives at one place of a sum, or, if `some`, at so many of one label, and what is below them;
+  // returns how many. Of one alternative only what is below it.
+  int64_t alternatives_of(const int64_t* step, int64_t item, int64_t place, int64_t some) {
+    int64_t ways = step[4];
+    const int64_t labels = some ? some : ours.labels(step[1]);
+    if (step[0] == kSummed) {
+      const Link<double> link(ours, step);
+      ways = link.depth;
+      if (!some) return row(link, item, place), ways;
+      step = ours.steps + kFields * link.inner;
+    }
+    const auto read = [&](const Machine<double>& m, Row& terms) {
+      terms.resize(std::max<int64_t>(1, ways * labels));
+      if (some) beside(m, step, item, place, some, terms.data());
+      else alternatives(m, step, item, place, labels, 0.0, terms);
+    };
+    read(means, below);
+    if (ways > 1) read(ours, x);
+    if (ways > 1 && !same()) read(theirs, y);
+    return ways;
+  }
+
+  // The means of a row of pairs over splits, given its log-values; of any other row what is below it.
+  void row_means(const Link<double>& link, int64_t item, int64_t place, const double* v, const double* w,
+                 double* out) {
+    row(link, item, place);
+    if (link.rules) choices(x.data(), other(), below.data(), link.splits, link.depth, v, w, out);
+    else std::copy(below.begin(), below.end(), out);
   }
 
   // The means at one place of a sum, or, if `some`, at so many of one label.
@@ -213,26 +268,10 @@ struct Losses {
     const int64_t here = ours.at(step[1], item, place), labels = some ? some : ours.labels(step[1]);
     const double *v = ours.arena + here, *w = theirs.arena + here;
     double* to = means.arena + here;
-    int64_t ways = step[4];
-    const auto read = [&](const Machine<double>& m, Row& terms) {
-      terms.resize(ways * labels);
-      if (some) beside(m, step, item, place, some, terms.data());
-      else alternatives(m, step, item, place, labels, 0.0, terms);
-    };
-    if (step[0] == kSummed) {
-      const Link<double> link(ours, step);
-      ways = link.depth;
-      if (some) step = ours.steps + kFields * link.inner;
-      else row(link, item, place);
-    }
-    if (some || step[0] == kTotal) {
-      read(means, below);
-      if (ways == 1) {
-        for (int64_t j = 0; j < labels; ++j) to[j] = v[j] > kNever<double> ? below[j] : 0.0;
-        return;
-      }
-      read(ours, x);
-      if (!same()) read(theirs, y);
+    const int64_t ways = alternatives_of(step, item, place, some);
+    if (ways == 1 && (some || step[0] == kTotal)) {
+      for (int64_t j = 0; j < labels; ++j) to[j] = v[j] > kNever<double> ? below[j] : 0.0;
+      return;
     }
     if (labels == 1) *to = choice(x.data(), other(), below.data(), ways, *v, *w);
     else choices(x.data(), other(), below.data(), ways, labels, v, w, to);
@@ -240,14 +279,21 @@ struct Losses {
 
   void run(int64_t first, int64_t last) {
     const Machine<double>& m = ours;
-    given(first * m.size_of_sites(), (last - first) * m.size_of_sites());
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t size = m.size_of_sites();
+      given(item * size, size, move(0, item, size));
+    }
     for (int64_t n = 0; n < m.count; ++n) {
       const int64_t* step = m.steps + kFields * n;
       const int64_t out = step[1], places = m.places(out), kind = step[0];
       if (kind == kLinked || kind == kRules) linked(step, first, last);
       for (int64_t item = first; item < last; ++item) {
         const int64_t here = m.at(out, item, 0), labels = m.labels(out);
-        if (kind == kGiven || (kind == kSites && step[3])) given(here, places * labels);
+        if (kind == kGiven) given(here, places * labels, move(step[2], item, places * labels));
+        for (int64_t place = 0; kind == kSites && step[3] && place < places; ++place) {
+          const double* from = m.sites(means.arena, item) + m.index[step[2] + place] * labels;
+          std::copy(from, from + labels, means.arena + here + place * labels);
+        }
         if (kind == kBeside || kind == kPicked || kind == kApart)
           moved(m, step, item, [&](int64_t to, int64_t from, double) {
             means.arena[to] = from < 0 ? 0.0 : means.arena[from];
@@ -255,8 +301,7 @@ struct Losses {
         for (int64_t place = 0; kind == kPairs && place < places; ++place) {
           const Link<double> link(m, step);
           const double *v = ours.arena + here + place * labels, *w = theirs.arena + here + place * labels;
-          row(link, item, place);
-          choices(x.data(), other(), below.data(), link.splits, labels, v, w, means.arena + here + place * labels);
+          row_means(link, item, place, v, w, means.arena + here + place * labels);
         }
         if (kind != kTotal && kind != kSummed) continue;
         const int64_t hop = kind == kTotal ? run_of(m, step) : Link<double>(m, step).run();

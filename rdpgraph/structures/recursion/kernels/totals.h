@@ -158,6 +158,21 @@ NOINLINE void total_up(const Machine<Real>& m, const int64_t* step, int64_t firs
     }
 }
 
+// Passes shares (ways, labels) on to the alternatives of a place.
+template <typename Real>
+void ways_down(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place, int64_t labels,
+               const Real* shares, Real* grads) {
+  m.each_way(step, [&](int64_t row, const int32_t* part, int64_t factors, int64_t a) {
+    for (int64_t f = 0; f < factors; ++f)
+      if (m.entry(part + f * kPart, a, item, place) < 0) return;
+    const Real* own = shares + row * labels;
+    for (int64_t f = 0; f < factors; ++f, part += kPart) {
+      Real* to = grads + m.entry(part, a, item, place);
+      for (int64_t j = 0; j < labels; ++j) to[part[4] > 1 ? j : 0] += own[j];
+    }
+  });
+}
+
 template <typename Real>
 NOINLINE void total_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
                 Real* grads, Room<Real>& room) {
@@ -191,15 +206,7 @@ NOINLINE void total_down(const Machine<Real>& m, const int64_t* step, int64_t fi
         beside_down(m, step, item, place, labels, terms, grads);
         continue;
       }
-      m.each_way(step, [&](int64_t row, const int32_t* part, int64_t factors, int64_t a) {
-        for (int64_t f = 0; f < factors; ++f)
-          if (m.entry(part + f * kPart, a, item, place) < 0) return;
-        const Real* own = terms + row * labels;
-        for (int64_t f = 0; f < factors; ++f, part += kPart) {
-          Real* to = grads + m.entry(part, a, item, place);
-          for (int64_t j = 0; j < labels; ++j) to[part[4] > 1 ? j : 0] += own[j];
-        }
-      });
+      ways_down(m, step, item, place, labels, terms, grads);
     }
 }
 

@@ -1,0 +1,75 @@
+"""Log-sums of programs for autograd: first and second derivatives by the machine."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.structures.recursion import machine
+from rdpgraph.structures.recursion.program import Inputs, Program
+
+
+def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> Tensor:
+    """(B,) the log-sum, differentiable; ``again`` has the operations that autograd records."""
+    result: Tensor = _LogSum.apply(program, again, inputs.unary, *inputs.given)  # pyright: ignore
+    return result
+
+
+class _LogSum(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, program: Program, again: Callable[..., Tensor], unary: Tensor, *given: Tensor
+    ) -> Tensor:
+        rows = any(ctx.needs_input_grad)
+        done = machine.run(program, Inputs(unary, given), whole=False, rows=rows)
+        ctx.save_for_backward(unary, *given)
+        ctx.done, ctx.again = done, again
+        return done.goal.to(unary, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if is_transformed(*gradients):
+            with torch.enable_grad():
+                return None, None, *regradient(ctx.again, ctx.saved_tensors, gradients[0])
+        needed = ctx.needs_input_grad[2:]
+        found: Any = _Gradient.apply(ctx.done, ctx.again, needed, *gradients, *ctx.saved_tensors)  # pyright: ignore
+        return None, None, *found
+
+
+class _Gradient(Function):
+    """The gradient of a log-sum, given that of its value; differentiable again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, done: machine.Run, again: Callable[..., Tensor], wanted: Sequence[bool],
+        gradient: Tensor, *inputs: Tensor,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(gradient, *inputs)
+        ctx.done, ctx.again = done, again
+        parts = done.gradients(gradient, wanted)
+        return tuple(part if part is None else part.to(inputs[0]) for part in parts)
+
+    @staticmethod
+    def backward(ctx: Any, *moves: Tensor | None) -> Any:
+        gradient, unary, *given = ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled() or is_transformed(*moves):
+
+            def pulled(gradient: Tensor, *inputs: Tensor) -> list[Tensor]:
+                found = zip(regradient(ctx.again, inputs, gradient), moves, strict=True)
+                return [p for p, move in found if p is not None and move is not None]
+
+            with torch.enable_grad():
+                asked = [move for move in moves if move is not None]
+                parts = regradient(pulled, (gradient, unary, *given), *asked)
+            return None, None, None, *parts
+        done = ctx.done
+        if not done.differentiable_twice:
+            done = machine.run(done.program, Inputs(unary, given).double(), rows=True)
+        along, found = done.second(gradient, moves, needed[1:])
+        parts = [along if needed[0] else None, *found]
+        return None, None, None, *(part if part is None else part.to(unary) for part in parts)
