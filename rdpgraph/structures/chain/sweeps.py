@@ -94,13 +94,15 @@ def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     totals: list[Tensor] = []
     first, *others = emission.unbind(1)
     state, matrices = first, steps_of(matrix, len(others))
+    within = inside(lengths, unary.shape[1])
     for step in range(unary.shape[1]):
         if step:
             state = product(state, matrices[step - 1]) * others[step - 1]
         total = state.sum(1, keepdim=True)
         totals.append(total)
-        alive = state > 0
-        state = torch.where(alive, state / torch.where(total > 0, total, 1.0), 0.0)
+        # What lies beyond a length may be too small to divide by.
+        alive = within[:, step : step + 1] & (state > 0)
+        state = torch.where(alive, state / torch.where(alive.any(1, keepdim=True), total, 1.0), 0.0)
     scales = torch.cat(totals, 1)
     logs = safe_log(scales)
-    return torch.where(inside(lengths, unary.shape[1]), logs + joined(rows, top), 0.0).sum(1)
+    return torch.where(within, logs + joined(rows, top), 0.0).sum(1)
