@@ -49,7 +49,7 @@ class Covariance(nn.Module, ABC):
         """(B, V, T, T) covariances of the rows times the functions, of one component."""
 
     @abstractmethod
-    def spread(self, noise: Tensor, component: int) -> Tensor:
+    def deviations(self, noise: Tensor, component: int) -> Tensor:
         """(S, V, M) standard normal noise transformed to the covariances of one component."""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class DiagonalCovariance(Covariance):
     def projected(self, given: Conditional, component: int, labels: slice = slice(None)) -> Tensor:
         return given.projected(self.log_scales[component, labels])
 
-    def spread(self, noise: Tensor, component: int) -> Tensor:
+    def deviations(self, noise: Tensor, component: int) -> Tensor:
         return noise * self.log_scales[component].exp().to(noise)
 
     def traces(self) -> Tensor:
@@ -118,7 +118,7 @@ class FullCovariance(Covariance):
         scaled = (given.rows @ wide).unflatten(-1, (count, points)).transpose(1, 2)
         return scaled @ scaled.mT
 
-    def spread(self, noise: Tensor, component: int) -> Tensor:
+    def deviations(self, noise: Tensor, component: int) -> Tensor:
         root = self._root(component).to(noise)
         return torch.einsum("svm,vnm->svn", noise, root)
 
@@ -373,7 +373,7 @@ class Functions:
         def normal(*shape: int) -> Tensor:
             return noise(half, *shape, dtype=dtype, device=rows.device, generator=generator)
 
-        deviations = posterior.covariance.spread(normal(labels, points), self.component)
+        deviations = posterior.covariance.deviations(normal(labels, points), self.component)
         values = torch.cat([posterior.means[self.component].to(dtype).unsqueeze(0), deviations])
         apart, sums, residuals = normal(batch, steps, labels), list[Tensor](), list[Tensor]()
         for given, some in parts:

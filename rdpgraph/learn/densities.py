@@ -228,7 +228,7 @@ class Durations(Parameter):
     def size(self) -> int:
         return self.density.size
 
-    def spread(self, states: int, like: Tensor) -> "Durations":
+    def blank(self, states: int, like: Tensor) -> "Durations":
         """The family expanded to so many states, on a device."""
         column = torch.zeros(1, 1, dtype=torch.float64, device=like.device)
         return replace(self, density=self.density.blank(states, column))

@@ -145,7 +145,7 @@ class HSMM(HiddenStates):
             follows = Probabilities(table, prior=prior)
             tables["transition"] = follows if generator is None else follows.drawn(generator)
         if isinstance(self.durations, Durations):
-            return {**tables, "duration": self.durations.spread(states, like)}
+            return {**tables, "duration": self.durations.blank(states, like)}
         shape = (self._longest, states)
         lasts = self._start_table("durations", shape, like, self.duration_prior, generator, 0)
         return {**tables, "duration": lasts}
