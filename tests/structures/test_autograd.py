@@ -152,6 +152,51 @@ def test_expected_transitions_at_any_range():
         assert abs(float(counts.detach().sum()) - 5) < 1e-9
 
 
+LOSSES = {
+    "marginals": lambda one, _: one.marginals().square().sum((1, 2)),
+    "counts": lambda one, _: one.edge_counts().square().sum((1, 2)),
+    "entropy": lambda one, _: one.entropy(),
+    "cross-entropy": lambda one, two: one.cross_entropy(two),
+    "divergence": lambda one, two: one.kl_divergence(two),
+}
+
+
+@pytest.mark.parametrize("ask", LOSSES)
+@pytest.mark.parametrize("shape", [(3, 3), (1, 3, 3, 3), (4, 3, 3, 3)])
+@pytest.mark.parametrize("spread", [1.0, 100.0])
+def test_gradients_of_losses_of_chains_are_those_of_torch(ask, shape, spread, by_torch):
+    lengths = torch.tensor([4, 1, 0, 3])
+    inputs = [spread * normal(*size, seed=seed) for seed, size in enumerate([(4, 4, 3), shape])]
+    inputs += [part + spread * normal(*part.shape, seed=2) for part in inputs]
+    for part in inputs:
+        part.view(-1)[::7] = -math.inf
+        part.requires_grad_()
+    inputs[2].detach()[3, 1] = -math.inf  # what the second forbids to an item of the first
+
+    def asked():
+        one, two = (rg.Chain(*inputs[at : at + 2], lengths=lengths) for at in (0, 2))
+        values = LOSSES[ask](one, two)
+        loss = torch.where(values < math.inf, values, 0.0).sum()
+        return values.detach(), *torch.autograd.grad(loss, inputs, materialize_grads=True)
+
+    found = asked()
+    torch.testing.assert_close(found, by_torch(asked), rtol=1e-6, atol=1e-8)
+    assert all(bool(part.isfinite().all()) for part in found[1:])
+
+
+@pytest.mark.parametrize("ask", LOSSES)
+def test_losses_of_chains_are_differentiable_twice(ask):
+    lengths = torch.tensor([3, 2])
+    inputs = [normal(*size).requires_grad_() for size in ((2, 3, 2), (2, 2), (2, 3, 2), (2, 2))]
+
+    def asked(*parts):
+        one, two = (rg.Chain(*parts[at : at + 2], lengths=lengths) for at in (0, 2))
+        return LOSSES[ask](one, two)
+
+    assert torch.autograd.gradcheck(asked, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(asked, inputs, fast_mode=True)
+
+
 @pytest.mark.parametrize(
     "ask",
     [
@@ -159,9 +204,9 @@ def test_expected_transitions_at_any_range():
         lambda u: rg.Chain(u, torch.zeros(3, 3)).kl_divergence(rg.Chain(u * 2, torch.eye(3))),
     ],
 )
-def test_a_gradient_too_many_is_refused(ask):
+def test_a_gradient_too_many_is_refused(ask, by_torch):
     unary = torch.randn(4, 3, generator=seeded(), requires_grad=True)
-    (gradient,) = torch.autograd.grad(ask(unary), unary, create_graph=True)
+    (gradient,) = torch.autograd.grad(by_torch(lambda: ask(unary)), unary, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiable once"):
         gradient.sum().backward()
 

@@ -210,7 +210,10 @@ class Chain(Structure):
         return self._shaped(moments.edge_counts(self._parts()))
 
     def entropy(self) -> Tensor:
-        """(*batch,) nats; 0 where there is no possible sequence. Differentiable once."""
+        """(*batch,) nats; 0 where there is no possible sequence.
+
+        Differentiable once; of tables on the CPU, where there is a compiled library, at any order.
+        """
         return self._shaped(moments.entropy(self._given()))
 
     def entropy_over(self, log_base: Tensor) -> Tensor:
@@ -221,7 +224,7 @@ class Chain(Structure):
         """(*batch,) the expectation under this chain of minus the other's log-probability.
 
         Nats. +inf, with no gradient, where the other forbids what this chain allows; 0 where this
-        one allows nothing. Differentiable once, in both, at a few times the cost of
+        one allows nothing. Differentiable in both, as `entropy`, at a few times the cost of
         `log_partition`.
 
         Raises:

@@ -24,7 +24,7 @@ from rdpgraph.structures.chain.steps import (
 
 
 def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -> Tensor:
-    """(B,) nats; 0 for an impossible item. Differentiable once.
+    """(B,) nats; 0 for an impossible item. Differentiable once; by the machine any number of times.
 
     The `cross_entropy` with itself; the expectation of ``log_base`` (*batch, T, N), without
     gradient, is added. Ranks cost O(T N^2) products too, and O(N^2 r) for the values, in blocks.
@@ -50,7 +50,7 @@ def cross_entropy(parts: ChainTensors, other: ChainTensors, *, divergence: bool 
 
     For a ``divergence`` less the entropy. A sum of small terms by step, without cancellation.
     +inf, without gradient, where the other forbids what the first allows; 0 for an impossible item.
-    Differentiable once. O(B T N^2) in matrix products.
+    Differentiable as `entropy`. O(B T N^2) in matrix products.
     """
     values = tapes.losses(parts, other, divergence=divergence)
     if values is not None:

@@ -20,7 +20,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph._core.types import Doubt, LogZ, Unary
 from rdpgraph.logspace.gradients import regradient
 from rdpgraph.logspace.logmatrix import finite
-from rdpgraph.structures.chain import logs, native, sweeps
+from rdpgraph.structures.chain import logs, native, sweeps, tapes
 from rdpgraph.structures.chain.factors import (
     Factors,
     StepFactors,
@@ -166,6 +166,8 @@ class _Scaled(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def again(unary: Tensor, *sides: Tensor) -> Tensor:
+                if len(sides) == 1 and tapes.serves(unary, sides[0]):
+                    return tapes.log_partition(unary, sides[0], lengths)[0]
                 steps = stepping(*sides)
                 if isinstance(steps, RankSteps):
                     return logs.log_partition(unary, steps, lengths)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import remembered
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.logspace.gradients import is_transformed
+from rdpgraph.logspace.gradients import expectations, is_transformed
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.chain import logs
 from rdpgraph.structures.chain.factors import inside, masked
 from rdpgraph.structures.chain.steps import ChainTensors
@@ -95,20 +97,46 @@ def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> Pa
 def losses(parts: ChainTensors, other: ChainTensors, *, divergence: bool) -> Tensor | None:
     """(B,) nats: the cross-entropy of chains of one shape, or their divergence; in float64.
 
-    None where a gradient is tracked, and where the machine is not there.
+    Differentiable; None where the machine is not there.
     """
     unary, link, one, two = (part.double() for pair in (parts, other) for part in pair[:2])
-    tracked = torch.is_grad_enabled() and any(p.requires_grad for p in (unary, link, one, two))
-    if tracked or not serves(unary, link):
+    if not serves(unary, link):
         return None
+    batch, total, states = unary.shape
     if link.shape != two.shape:  # those of either for each step
-        batch, total, states = unary.shape
         link, two = (part.expand(batch, total - 1, states, states) for part in (link, two))
-    program, ours = _inputs(unary, link, parts.lengths)
-    run = theirs = machine.run(program, ours, rows=True)
+    pairs = [_inputs(unary, link, parts.lengths)]
     if other is not parts:
-        theirs = machine.run(program, _inputs(one, two, parts.lengths)[1])
-    return run.losses(theirs, divergence=divergence).to(parts.unary)
+        pairs.append(_inputs(one, two, parts.lengths))
+
+    def again(*inputs: Tensor) -> Tensor:
+        size = len(inputs) // len(pairs)
+        (first, sum_of, counts), (second, other_sum, _) = (
+            _counts(inputs[at], inputs[at + 1], parts.lengths) for at in (0, len(inputs) - size)
+        )
+        loss = other_sum - _means(counts, second)
+        loss = loss - sum_of + _means(counts, first) if divergence else loss
+        return torch.where(sum_of > -math.inf, loss, 0.0)
+
+    values = derivatives.losses(pairs, again, divergence=divergence)
+    return None if values is None else values.to(parts.unary)
+
+
+def _counts(
+    unary: Tensor, table: Tensor, lengths: Tensor
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """Potentials of all items and steps, log Z, and its gradients in these."""
+    batch, total, states = unary.shape
+    scores = [unary, table.expand(batch, total - 1, states, states)]
+    values, counts = expectations(
+        partial(logs.log_partition, lengths=lengths), scores, tracked=True
+    )
+    return scores, values, counts
+
+
+def _means(counts: list[Tensor], scores: list[Tensor]) -> Tensor:
+    parts = [(n * finite(part)).flatten(1).sum(1) for n, part in zip(counts, scores, strict=True)]
+    return parts[0] + parts[1]
 
 
 def _states(run: machine.Run, count: int, generator: torch.Generator | None) -> Tensor:

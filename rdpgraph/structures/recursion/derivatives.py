@@ -1,5 +1,6 @@
-"""Log-sums of programs for autograd: first and second derivatives by the machine."""
+"""Log-sums and expected losses of programs for autograd: derivatives by the machine."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.program import Inputs, Program
 
@@ -73,3 +75,61 @@ class _Gradient(Function):
         along, found = done.second(gradient, moves, needed[1:])
         parts = [along if needed[0] else None, *found]
         return None, None, None, *(part if part is None else part.to(unary) for part in parts)
+
+
+def losses(
+    pairs: Sequence[tuple[Program, Inputs]], again: Callable[..., Tensor], *, divergence: bool
+) -> Tensor | None:
+    """(B,) the expected losses `Run.losses` of one or two, in float64; None if not of one shape.
+
+    Differentiable; ``again``, of the inputs of all, has the operations that autograd records.
+    """
+    parts = [part for _, each in pairs for part in (each.unary, *each.given)]
+    tracked = torch.is_grad_enabled() and any(part.requires_grad for part in parts)
+    runs = [machine.run(*pair, rows=tracked or not at) for at, pair in enumerate(pairs)]
+    if not runs[0].resembles(runs[-1]):
+        return None
+    return _Losses.apply(runs, again, divergence, *parts)  # pyright: ignore
+
+
+class _Losses(Function):
+    """The expected losses of one or two runs.
+
+    With scores s of ours and t of theirs: log Z(t) - <t, dlog Z(s)>, for a divergence less
+    log Z(s) - <s, dlog Z(s)>. So the gradient in s is a product with second derivatives.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, runs: Sequence[machine.Run], again: Callable[..., Tensor], divergence: bool,  # noqa: FBT001
+        *inputs: Tensor,
+    ) -> Tensor:  # fmt: skip
+        losses = runs[0].losses(runs[-1], divergence=divergence)
+        ctx.save_for_backward(*inputs)
+        ctx.runs, ctx.again, ctx.divergence = runs, again, divergence
+        ctx.barred = losses == math.inf
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        inputs = ctx.saved_tensors
+        gradient = torch.where(ctx.barred, 0.0, gradients[0])
+        if torch.is_grad_enabled() or is_transformed(gradient):
+            with torch.enable_grad():
+                return None, None, None, *regradient(ctx.again, inputs, gradient)
+        ours, theirs, size = ctx.runs[0], ctx.runs[-1], len(ctx.runs[0].inputs.given) + 1
+        needed = [ctx.needs_input_grad[3:][:size], ctx.needs_input_grad[3:][size:]]
+        moves = [
+            (finite(one) if ctx.divergence else 0.0) - finite(two)
+            if one.is_floating_point()
+            else None
+            for one, two in zip(inputs[:size], inputs[-size:], strict=True)
+        ]
+        parts = list(ours.second(gradient, moves, needed[0])[1])
+        if theirs is not ours:
+            one, two = (run.gradients(gradient, needed[1]) for run in (ours, theirs))
+            parts += [
+                None if part is None or less is None else part - less
+                for part, less in zip(two, one, strict=True)
+            ]
+        return None, None, None, *parts

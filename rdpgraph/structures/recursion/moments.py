@@ -5,7 +5,6 @@ log-probability is a sum over nodes, without cancellation of large numbers.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
-from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import LogMatrix, finite
-from rdpgraph.structures.recursion import machine
+from rdpgraph.structures.recursion import derivatives, machine
 from rdpgraph.structures.recursion.down import goal, last_read, leaves, rebuilt, up
 from rdpgraph.structures.recursion.layouts import whole
 from rdpgraph.structures.recursion.links import Table
+from rdpgraph.structures.recursion.program import Inputs, Program
 from rdpgraph.structures.recursion.step import Reader, Step
 from rdpgraph.structures.recursion.steps import Leaf, Linked
 from rdpgraph.structures.recursion.tape import Tape
@@ -141,76 +140,25 @@ def _entropy(tape: Tape) -> Tensor:
 def _by_machine(tape: Tape, other: Tape, *, divergence: bool) -> Tensor | None:
     """(*lead,) the expected losses of two tapes; None where the machine does not give them."""
     tapes = (tape,) if other is tape else (tape, other)
-    programs = [machine.program_of(each) for each in tapes]
-    if None in programs or any(each.dtype != torch.float64 for each in tapes):
-        return None
-    pairs = list(zip(tapes, programs, strict=True))
-    given = [machine.inputs_of(each, program) for each, program in pairs if program is not None]
-    parts = [part for each in given for part in (each.unary, *each.given)]
-    tracked = torch.is_grad_enabled() and any(part.requires_grad for part in parts)
-    runs = [
-        machine.run(program, each, rows=tracked or not place)
-        for place, ((_, program), each) in enumerate(zip(pairs, given, strict=True))
-        if program is not None
-    ]
-    if not runs[0].resembles(runs[-1]):
-        return None
+    pairs = list[tuple[Program, Inputs]]()
+    for each in tapes:
+        program = machine.program_of(each)
+        if program is None or each.dtype != torch.float64:
+            return None
+        pairs.append((program, machine.inputs_of(each, program)))
 
-    def again(*parts: Tensor) -> Tensor:
-        size = 1 + len(given[0].given)
+    def again(*inputs: Tensor) -> Tensor:
+        size = len(inputs) // len(pairs)
         made = [
-            rebuilt(each, run.program, parts[place * size : (place + 1) * size])
-            for place, (each, run) in enumerate(zip(tapes, runs, strict=True))
+            rebuilt(each, program, inputs[place * size : (place + 1) * size])
+            for place, (each, (program, _)) in enumerate(zip(tapes, pairs, strict=True))
         ]
         if other is tape:
             return _entropy(made[0]).reshape(-1)
         return _cross_entropy(*made, divergence=divergence).reshape(-1)
 
-    losses: Tensor = _Losses.apply(runs, again, divergence, *parts)  # pyright: ignore
-    return losses.reshape(tape.lead)
-
-
-class _Losses(Function):
-    """The expected losses of one or two runs.
-
-    With scores s of ours and t of theirs: log Z(t) - <t, dlog Z(s)>, for a divergence less
-    log Z(s) - <s, dlog Z(s)>. So the gradient in s is a product with second derivatives.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, runs: Sequence[machine.Run], again: Callable[..., Tensor], divergence: bool,  # noqa: FBT001
-        *inputs: Tensor,
-    ) -> Tensor:  # fmt: skip
-        losses = runs[0].losses(runs[-1], divergence=divergence)
-        ctx.save_for_backward(*inputs)
-        ctx.runs, ctx.again, ctx.divergence = runs, again, divergence
-        ctx.barred = losses == math.inf
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        inputs = ctx.saved_tensors
-        if torch.is_grad_enabled() or is_transformed(*gradients):
-            with torch.enable_grad():
-                return None, None, None, *regradient(ctx.again, inputs, gradients[0])
-        gradient = torch.where(ctx.barred, 0.0, gradients[0])
-        ours, theirs, size = ctx.runs[0], ctx.runs[-1], len(ctx.runs[0].inputs.given) + 1
-        needed = [ctx.needs_input_grad[3:][:size], ctx.needs_input_grad[3:][size:]]
-        moves = [
-            (finite(one) if ctx.divergence else 0.0) - finite(two)
-            if one.is_floating_point()
-            else None
-            for one, two in zip(inputs[:size], inputs[-size:], strict=True)
-        ]
-        parts = list(ours.second(gradient, moves, needed[0])[1])
-        if theirs is not ours:
-            one, two = (run.gradients(gradient, needed[1]) for run in (ours, theirs))
-            parts += [
-                None if part is None or less is None else part - less
-                for part, less in zip(two, one, strict=True)
-            ]
-        return None, None, None, *parts
+    losses = derivatives.losses(pairs, again, divergence=divergence)
+    return None if losses is None else losses.reshape(tape.lead)
 
 
 def _none(values: Tensor) -> Tensor:
