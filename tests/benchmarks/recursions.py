@@ -4,8 +4,9 @@
 
 One process, one thread, float32, normal log-potentials of that spread in nats; milliseconds of CPU
 time, the least of calls made in turns: log Z, log Z and its gradient, the mode, ten draws, the
-entropy, ten relaxed draws. ``own`` is the same model as a `Recursion` of a user, as
-docs/extending.md writes it; ratios are its time over that of ours. Fails where the two disagree.
+entropy, ten relaxed draws, and gradients through the marginals, the entropy and a relaxed draw.
+``own`` is the same model as a `Recursion` of a user, as docs/extending.md writes it; ratios are its
+time over that of ours. Fails where the two disagree.
 """
 
 import argparse
@@ -25,7 +26,10 @@ TREES = (4, 20)  # items, words
 BITEXT = (8, 8)  # words of either side
 FRAMES, LABELS, BATCH, CLASSES = 200, 50, 16, 40
 
-HEADS = ["log Z", "gradient", "mode", "draws", "entropy", "relaxed"]
+HEADS = [
+    "log Z", "gradient", "mode", "draws", "entropy", "relaxed",
+    "through marginals", "through entropy", "through relaxed",
+]  # fmt: skip
 
 Make = Callable[..., rg.extend.Structure]
 
@@ -127,19 +131,25 @@ def questions(make: Make, leaves: list[torch.Tensor]) -> list[Callable[[], torch
     """Questions that `HEADS` names; the structure is made anew for each."""
     watched = [leaf.clone().requires_grad_() for leaf in leaves]
 
-    def gradient() -> torch.Tensor:
-        value = make(*watched).log_partition()
-        torch.autograd.grad(value.sum(), watched)
+    def gradient(value: torch.Tensor) -> torch.Tensor:
+        torch.autograd.grad(value.square().sum(), watched, allow_unused=True)
         return value.detach()
 
     generator = torch.Generator().manual_seed(0)
+
+    def relaxed(count: int, leaves: list[torch.Tensor]) -> torch.Tensor:
+        return make(*leaves).rsample(count, temperature=0.5, generator=generator)
+
     return [
         lambda: make(*leaves).log_partition(),
-        gradient,
+        lambda: gradient(make(*watched).log_partition()),
         lambda: make(*leaves).mode(),
         lambda: make(*leaves).sample(10, generator),
         lambda: make(*leaves).entropy(),
-        lambda: make(*leaves).rsample(10, temperature=0.5, generator=generator),
+        lambda: relaxed(10, leaves),
+        lambda: gradient(make(*watched).marginals()),
+        lambda: gradient(make(*watched).entropy()),
+        lambda: gradient(relaxed(1, watched)),
     ]
 
 
