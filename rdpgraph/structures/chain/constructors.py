@@ -135,6 +135,8 @@ def checked_rows(what: str, log_probabilities: Tensor | LowRank | PairOperator) 
 
 def require_path(states: Tensor, lengths: Tensor, what: str, batch: Sequence[int]) -> None:
     """Require a possible sequence for every item; states (draws, B, T) of others are -1."""
+    if states.shape[-1] and bool((states[..., 0] >= 0).all()):
+        return
     lost = (states[..., :1] < 0).any(-1).any(0) & (lengths > 0)
     require_possible(f"A chain has no {what}", ~lost.reshape(tuple(batch)))
 

@@ -62,13 +62,13 @@ def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) 
 def _is_small(unary: Tensor, transition: Tensor) -> bool:
     """Return whether NumPy is faster, and the compiled kernel does not apply."""
     return (
-        transition.ndim == 2
+        not native.applies(unary, transition)
+        and transition.ndim == 2
         and unary.is_cpu
         and unary.dtype == transition.dtype
         and unary.dtype in (torch.float32, torch.float64)
         and unary.shape[0] * transition.numel() <= tuning.NUMPY_MAXIMA
         and not is_transformed()
-        and not native.applies(unary, transition)
     )
 
 
