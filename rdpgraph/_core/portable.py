@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from types import MethodType
 from typing import Any
 
@@ -12,17 +12,23 @@ from torch import Tensor
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Tensors in the fields of dataclasses, in tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name))
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors_in(part)
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Tensor):
+            yield part
+        elif isinstance(part, tuple | list):
+            waiting += part[::-1]
+        elif isinstance(part, dict):
+            waiting += reversed(part.values())
+        else:
+            waiting += [getattr(part, name) for name in _last_fields(type(part))]
+
+
+@cache
+def _last_fields(kind: type) -> list[str]:
+    """Names of the fields of a dataclass, the last first; of others none."""
+    return [field.name for field in fields(kind)][::-1] if is_dataclass(kind) else []
 
 
 class Portable:

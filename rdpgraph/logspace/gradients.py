@@ -67,13 +67,13 @@ def regradient(
     pairs = [(value, gradient) for value, gradient in given if value.requires_grad]
     if not pairs:  # no input has a part in it
         return [torch.zeros_like(part) if part.requires_grad else None for part in inputs]
-    found = iter(
+    each = iter(
         torch.autograd.grad(
             [value for value, _ in pairs], wanted, [gradient for _, gradient in pairs],
             create_graph=True, allow_unused=True, materialize_grads=True,
         )
     )  # fmt: skip
-    return [next(found) if part.requires_grad else None for part in inputs]
+    return [next(each) if part.requires_grad else None for part in inputs]
 
 
 def expectations(

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.cache import cached_property
+from rdpgraph._core.portable import tensors_in
 from rdpgraph._core.types import Scopes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.domain import Domain
@@ -37,6 +39,11 @@ class Block:
     rows: Tensor | None
     declared: Tensor
     copied: tuple[tuple[Tensor, int], ...] = field(default=(), metadata={"elsewhere": ()})
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors of the block."""
+        return tuple(tensors_in(self))
 
     @property
     def count(self) -> int:

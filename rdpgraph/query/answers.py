@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -255,8 +256,11 @@ class Inferred(Portable, Opaque, ABC):
 
     def __post_init__(self) -> None:
         model: Any = self._declared
-        read = (model.blocks, model.observed) if isinstance(model, FactorGraph) else model
-        parts = [part for part in tensors_in(read) if not part.is_inference()]
+        read = tensors_in(model)
+        if isinstance(model, FactorGraph):
+            blocks = (block.tensors for block in model.blocks)
+            read = chain(*blocks, tensors_in(model.observed))
+        parts = [part for part in read if not part.is_inference()]
         vars(self)["_versions"] = [(part, part.detach(), part._version) for part in parts]
 
     def _repr_html_(self) -> str:

@@ -37,8 +37,8 @@ class _LogSum(Function):
             with torch.enable_grad():
                 return None, None, *regradient(ctx.again, ctx.saved_tensors, gradients[0])
         needed = ctx.needs_input_grad[2:]
-        found: Any = _Gradient.apply(ctx.done, ctx.again, needed, *gradients, *ctx.saved_tensors)  # pyright: ignore
-        return None, None, *found
+        parts: Any = _Gradient.apply(ctx.done, ctx.again, needed, *gradients, *ctx.saved_tensors)  # pyright: ignore
+        return None, None, *parts
 
 
 class _Gradient(Function):
@@ -62,8 +62,8 @@ class _Gradient(Function):
         if torch.is_grad_enabled() or is_transformed(*moves):
 
             def pulled(gradient: Tensor, *inputs: Tensor) -> list[Tensor]:
-                found = zip(regradient(ctx.again, inputs, gradient), moves, strict=True)
-                return [p for p, move in found if p is not None and move is not None]
+                pairs = zip(regradient(ctx.again, inputs, gradient), moves, strict=True)
+                return [p for p, move in pairs if p is not None and move is not None]
 
             with torch.enable_grad():
                 asked = [move for move in moves if move is not None]
@@ -72,8 +72,8 @@ class _Gradient(Function):
         done = ctx.done
         if not done.differentiable_twice:
             done = machine.run(done.program, Inputs(unary, given).double(), rows=True)
-        along, found = done.second(gradient, moves, needed[1:])
-        parts = [along if needed[0] else None, *found]
+        along, others = done.second(gradient, moves, needed[1:])
+        parts = [along if needed[0] else None, *others]
         return None, None, None, *(part if part is None else part.to(unary) for part in parts)
 
 

@@ -102,8 +102,8 @@ class Run:
             product += more[slot]
             if (move := parts[slot]) is not None:
                 product.addcmul_(flat[slot], move)
-        found = self._collected(gradient, wanted, turns, extras, products)
-        return self._part(along, -1).reshape(-1), found
+        gradients = self._collected(gradient, wanted, turns, extras, products)
+        return self._part(along, -1).reshape(-1), gradients
 
     def _extras(self, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Zeros for the gradients of tables, by slot."""
@@ -150,7 +150,7 @@ class Run:
 
     @property
     def differentiable_twice(self) -> bool:
-        """Whether `second` is for this log-sum, which needs rows of links, too."""
+        """Return whether `second` is for this log-sum, which needs rows of links, too."""
         return self.values.dtype == torch.float64 and _DIRECT not in self.tables[7::_TABLE]
 
     def most(self) -> Tensor:
@@ -257,7 +257,7 @@ class Run:
         self, wanted: Sequence[bool], befores: Tensor, afters: Tensor
     ) -> dict[int, Tensor]:
         """Sums over the links of each table that is wanted of products of rows before and after."""
-        found, batch = dict[int, Tensor](), len(self.inputs.unary)
+        products, batch = dict[int, Tensor](), len(self.inputs.unary)
         for slot, (first, last, begin, end) in self.program.rows.items():
             if not wanted[slot] or self.tables[_TABLE * slot + 7] == _DIRECT:
                 continue
@@ -266,17 +266,17 @@ class Run:
             after = afters[batch * begin : batch * end]
             if items == many == 1:
                 product = before.view(-1, depth).mT @ after.view(-1, columns)
-                found[slot] = product.view(shape)
+                products[slot] = product.view(shape)
                 continue
-            found[slot], at = befores.new_zeros(shape), [0, 0]
+            products[slot], at = befores.new_zeros(shape), [0, 0]
             for places, number in self.program.places[slot]:
                 sizes = batch * places * depth, batch * places * columns
                 rows = batch * places // max(1, items)
                 left = before[at[0] : at[0] + sizes[0]].view(items, rows, depth)
                 other = after[at[1] : at[1] + sizes[1]].view(items, rows, columns)
-                found[slot][:, number] += left.mT @ other
+                products[slot][:, number] += left.mT @ other
                 at = [at[0] + sizes[0], at[1] + sizes[1]]
-        return found
+        return products
 
     @property
     def addresses(self) -> int:

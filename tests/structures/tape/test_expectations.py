@@ -191,7 +191,7 @@ def test_gradients_of_losses_are_those_of_torch(by_torch):
 
 
 def test_gradients_of_divergences_by_torch_are_differences(by_torch):
-    """Of steps that read pools of earlier values, which are looked at without gradients, too."""
+    """Steps that read pools of earlier values, looked at without gradients, too."""
     inputs = [draw(3, 3, 2, seed=seed).requires_grad_() for seed in (0, 1)]
 
     def divergence(*parts):

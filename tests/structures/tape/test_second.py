@@ -117,7 +117,7 @@ def test_what_another_forbids_has_no_gradient():
 
 
 def test_what_is_not_a_number_has_no_second_derivative():
-    """Of an item whose own tensors make a number that is none."""
+    """An item whose own tensors make a number that is none."""
     bonus = torch.tensor([math.nan, 1.0]).double()
     parts = [draw(2, 2, 2).requires_grad_(), draw(2, 2).requires_grad_()]
     (found, _) = grad(Made(*parts, bonus).log_partition().sum(), parts, create_graph=True)
