@@ -3,11 +3,13 @@
 import functools
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from rdpgraph._core.portable import field_names
 
 Value = TypeVar("Value")
 Params = ParamSpec("Params")
@@ -128,8 +130,11 @@ class Kept(Generic[Value]):
 class _Current(Generic[Value]):
     """A cached property, computed again after a write to its sources."""
 
-    def __init__(self, compute: Callable[[Any], Value], made_of: tuple[str, ...]) -> None:
-        self.compute, self.made_of = compute, made_of
+    def __init__(
+        self, compute: Callable[[Any], Value], made_of: tuple[str, ...],
+        where: Callable[[Value], bool] | None,
+    ) -> None:  # fmt: skip
+        self.compute, self.made_of, self.where = compute, made_of, where
         self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -143,13 +148,19 @@ class _Current(Generic[Value]):
         if earlier is not None and earlier.is_current(parts):
             return earlier.value
         value = ordinarily(self.compute, instance)
-        vars(instance)[self.name] = Kept.of(value, parts)
+        if self.where is None or self.where(value):
+            vars(instance)[self.name] = Kept.of(value, parts)
         return value
 
 
-def current_property(*made_of: str) -> Callable[[Callable[[Any], Value]], _Current[Value]]:
-    """A cached property, computed again after a write to the named fields; none named: to any."""
-    return lambda compute: _Current(compute, made_of)
+def current_property(
+    *made_of: str, where: Callable[[Any], bool] | None = None
+) -> Callable[[Callable[[Any], Value]], _Current[Value]]:
+    """A cached property, computed again after a write to the named fields; none named: to any.
+
+    Values are cached that are as ``where`` says.
+    """
+    return lambda compute: _Current(compute, made_of, where)
 
 
 def _parts(value: Any) -> list[Tensor] | None:
@@ -157,7 +168,7 @@ def _parts(value: Any) -> list[Tensor] | None:
     if isinstance(value, Tensor):
         return [value]
     if is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, field.name) for field in fields(value)]
+        value = [getattr(value, name) for name in field_names(type(value))]
     if isinstance(value, tuple | list):
         parts = [_parts(part) for part in value]
         return None if None in parts else [tensor for part in parts for tensor in part or ()]

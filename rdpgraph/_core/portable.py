@@ -22,13 +22,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         elif isinstance(part, dict):
             waiting += reversed(part.values())
         else:
-            waiting += [getattr(part, name) for name in _last_fields(type(part))]
+            waiting += [getattr(part, name) for name in reversed(field_names(type(part)))]
 
 
 @cache
-def _last_fields(kind: type) -> list[str]:
-    """Names of the fields of a dataclass, the last first; of others none."""
-    return [field.name for field in fields(kind)][::-1] if is_dataclass(kind) else []
+def field_names(kind: type) -> list[str]:
+    """Names of the fields of a dataclass; of others none."""
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
 
 
 class Portable:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rdpgraph._core.compiler import Opaque
 from rdpgraph._core.notebook import panel, picture
+from rdpgraph._core.portable import field_names
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.masks import Masks
 from rdpgraph.interface.sites import Sites
@@ -335,9 +336,7 @@ def is_tracked(value: object) -> bool:
         return value.requires_grad
     if isinstance(value, tuple | list):
         return any(is_tracked(part) for part in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return any(is_tracked(getattr(value, field.name)) for field in fields(value))
-    return False
+    return any(is_tracked(getattr(value, name)) for name in field_names(type(value)))
 
 
 class Registry:

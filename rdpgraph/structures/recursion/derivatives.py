@@ -36,9 +36,19 @@ class _LogSum(Function):
         if is_transformed(*gradients):
             with torch.enable_grad():
                 return None, None, *regradient(ctx.again, ctx.saved_tensors, gradients[0])
-        needed = ctx.needs_input_grad[2:]
-        parts: Any = _Gradient.apply(ctx.done, ctx.again, needed, *gradients, *ctx.saved_tensors)  # pyright: ignore
+        needed, inputs = ctx.needs_input_grad[2:], ctx.saved_tensors
+        if torch.is_grad_enabled():
+            parts: Any = _Gradient.apply(ctx.done, ctx.again, needed, *gradients, *inputs)  # pyright: ignore
+        else:
+            parts = _gradients(ctx.done, gradients[0], needed, inputs[0])
         return None, None, *parts
+
+
+def _gradients(
+    done: machine.Run, gradient: Tensor, wanted: Sequence[bool], like: Tensor
+) -> tuple[Tensor | None, ...]:
+    parts = done.gradients(gradient, wanted)
+    return tuple(part if part is None else part.to(like) for part in parts)
 
 
 class _Gradient(Function):
@@ -52,8 +62,7 @@ class _Gradient(Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(gradient, *inputs)
         ctx.done, ctx.again = done, again
-        parts = done.gradients(gradient, wanted)
-        return tuple(part if part is None else part.to(inputs[0]) for part in parts)
+        return _gradients(done, gradient, wanted, inputs[0])
 
     @staticmethod
     def backward(ctx: Any, *moves: Tensor | None) -> Any:

@@ -7,8 +7,7 @@ model may take other steps. Code that reads anything that may change unseen is n
 
 import dis
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from dataclasses import dataclass, is_dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rdpgraph._core.cache import cached_property
+from rdpgraph._core.portable import field_names
 
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.Size, slice)
 _SOUND = frozenset((
@@ -52,11 +52,6 @@ class UnknownError(Exception):
     """An object or code that may change unseen."""
 
 
-@cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple([item.name for item in fields(kind)])
-
-
 def described(item: Any, tensors: list[Tensor], known: dict[int, int]) -> Any:
     """A hashable description of a model, the same for like ones; appends its tensors.
 
@@ -76,7 +71,7 @@ def described(item: Any, tensors: list[Tensor], known: dict[int, int]) -> Any:
         return (kind, *[described(part, tensors, known) for part in item])
     if not is_dataclass(item):
         raise UnknownError
-    return (kind, *[described(getattr(item, name), tensors, known) for name in _names(kind)])
+    return (kind, *[described(getattr(item, name), tensors, known) for name in field_names(kind)])
 
 
 def fresh(item: Any) -> Any:
@@ -87,7 +82,7 @@ def fresh(item: Any) -> Any:
     if not is_dataclass(item):
         return item
     made: Any = object.__new__(kind)
-    for name in _names(kind):
+    for name in field_names(kind):
         object.__setattr__(made, name, fresh(getattr(item, name)))
     return made
 
@@ -320,7 +315,7 @@ def captured(model: Any) -> list[Captured]:
                 raise UnknownError
         for name in attributes:
             for owner in owners:
-                item = None if name in _names(owner) else _attribute(owner, name, uses)
+                item = None if name in field_names(owner) else _attribute(owner, name, uses)
                 if not isinstance(item, _PLAIN):
                     waiting.append(_function(item))
     return uses
@@ -334,7 +329,7 @@ def _kinds(item: Any) -> Iterator[type]:
     yield type(item)
     parts = item if isinstance(item, tuple | list) else ()
     if is_dataclass(item):
-        parts = [getattr(item, name) for name in _names(type(item))]
+        parts = [getattr(item, name) for name in field_names(type(item))]
     for part in parts:
         yield from _kinds(part)
 
