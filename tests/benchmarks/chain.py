@@ -373,15 +373,15 @@ def scale(bench: Bench) -> None:
 
 def in_torch(run: Run) -> Run:
     """The same without kernels of our own."""
-    from rdpgraph.structures.chain import native
+    from rdpgraph.structures.recursion import library
 
     def plain() -> tuple:
-        applies = native.applies
+        available = library.available
         try:
-            native.applies = lambda unary, transition: False
+            library.available = lambda dtype: False
             return run()
         finally:
-            native.applies = applies
+            library.available = available
 
     return plain
 

@@ -19,7 +19,6 @@ import torch
 import torchcrf
 
 from rdpgraph.nn import CRF
-from rdpgraph.structures.chain import native
 from rdpgraph.structures.recursion import library
 
 SIZES = [
@@ -102,11 +101,11 @@ def beside(batch: int, steps: int, count: int, seconds: float) -> list[float]:
         lambda: chain.sample(10, generator),
         lambda: chain.k_best(5).states,
     ]
-    compiled, row = native.applies, list[float]()
+    compiled, row = library.available, list[float]()
 
     def routed(work: Callable, *, kernel: bool) -> Callable:
         def run() -> None:
-            native.applies = compiled if kernel else lambda unary, transition: False
+            library.available = compiled if kernel else lambda dtype: False
             work()
 
         return run
@@ -114,7 +113,7 @@ def beside(batch: int, steps: int, count: int, seconds: float) -> list[float]:
     for work in works:
         own, other = least([routed(work, kernel=True), routed(work, kernel=False)], seconds)
         row += [own, other, other / own]
-    native.applies = compiled
+    library.available = compiled
     return row
 
 
@@ -131,7 +130,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if options.torch:
-        native.applies = lambda unary, transition: False
+        library.available = lambda dtype: False
     print("in torch alone" if options.torch else library.status())
     compared = [head for name in ("decode", "masked", "grad") for head in (name, "crf", "ratio")]
     heads = [*compared, "10 draws", "5 best"]
