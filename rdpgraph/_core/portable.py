@@ -26,9 +26,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 @cache
-def field_names(kind: type) -> list[str]:
+def field_names(kind: type) -> tuple[str, ...]:
     """Names of the fields of a dataclass; of others none."""
-    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    return tuple([field.name for field in fields(kind)]) if is_dataclass(kind) else ()
 
 
 class Portable:

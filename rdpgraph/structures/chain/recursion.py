@@ -33,8 +33,8 @@ def log_partition(
     O(T N^2) per item, as scaled products of matrices, or O(T N r) by way of ranks; O(T N), or
     O(T (N + r)), is kept for the gradient. Items that may lose something to underflow are solved
     again by the machine, which sums what underflows in logarithms; without it in float64, and then
-    in log-space: see `scaled`. Differentiable twice (in log-space any number
-    of times); the gradient is the marginals, zero in impossible items.
+    in log-space: see `scaled`. Differentiable twice (in log-space any number of times); the
+    gradient is the marginals, zero in impossible items.
 
     Args:
         unary: (B, T, N) in nats; -inf allowed; anything beyond the lengths.

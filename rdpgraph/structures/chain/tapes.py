@@ -13,7 +13,7 @@ from rdpgraph._core.types import Doubt, Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import expectations, is_transformed
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.chain import logs
-from rdpgraph.structures.chain.factors import inside, masked
+from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.steps import ChainTensors
 from rdpgraph.structures.recursion import derivatives, library, machine
 from rdpgraph.structures.recursion.links import Table
@@ -43,7 +43,7 @@ def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
     """(B, T, N) the forward messages, each row summing to 1; without gradient."""
     arriving = _arriving(unary, transition, torch.full_like(lengths, unary.shape[1]))
     sums = unary + arriving
-    sums = sums - torch.where((top := sums.logsumexp(2, keepdim=True)) > -math.inf, top, 0.0)
+    sums = sums - finite(sums.logsumexp(2, keepdim=True))
     return torch.where(inside(lengths, unary.shape[1]).unsqueeze(2), sums, -math.inf)
 
 
@@ -59,7 +59,7 @@ def both(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
         link = link[items, (steps[:, :-1] - 1).clamp(min=0)]
     arriving = _arriving(turned, link, lengths)
     behind = arriving.gather(1, steps.unsqueeze(2).expand_as(unary))
-    behind = behind - torch.where((top := behind.amax(2, keepdim=True)) > -math.inf, top, 0.0)
+    behind = behind - peak(behind, (2,))
     behind = torch.where(inside(lengths, total).unsqueeze(2), behind, -math.inf)
     return torch.stack([forward(unary, transition, lengths), behind], 1)
 
