@@ -26,14 +26,16 @@ class Table:
     """Log-values between all labels.
 
     Attributes:
-        values: (B or 1, P or 1, I, J) nats.
-        source: (B or 1, S, I, J) the tables that it is one of, if there are several.
+        values: (n, P or 1, I, J) nats, of n items in turn.
+        source: (n, S, I, J) the tables that it is one of, if there are several.
         number: its place among them.
+        copies: how often the items are repeated, if there is more than one.
     """
 
     values: Tensor
     source: Tensor | None = None
     number: int = 0
+    copies: int = 1
 
     @property
     def owner(self) -> Tensor:
@@ -47,29 +49,29 @@ class Table:
 
     def logs(self) -> Tensor:
         """(B or 1, P or 1, I, J)."""
-        return self.values
+        return self.values if self.copies == 1 else self.values.repeat(self.copies, 1, 1, 1)
 
     def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, I) from all labels to a label at each of some places."""
-        batch, places = self.values.shape[:2]
-        if places > 1:
-            return self.values[item if batch > 1 else item * 0, place, :, label]
-        return self.values[:, 0][item, :, label] if batch > 1 else self.values[0, 0].mT[label]
+        items, places = self.values.shape[:2]
+        if items == places == 1:
+            return self.values[0, 0].mT[label]
+        return self.values[item % items, place if places > 1 else place * 0, :, label]
 
     @differentiable_property
     def matrix(self) -> LogMatrix:
         """The transposed table, from new labels to old ones, for products."""
-        logs = self.values.mT
+        logs = self.logs().mT
         return LogMatrix.of(logs.squeeze(1) if logs.shape[1] == 1 else logs)
 
     def sums(self, x: Tensor, temperature: float) -> Tensor:
         """(B, P, J) soft sums over the labels of (B or 1, P or 1, I)."""
         if temperature == 0.0 and self.values.shape[1] == 1 and not torch.is_grad_enabled():
-            rows = self.values.mT
+            rows = self.logs().mT
             blocks = in_blocks(x.numel() * self.width, (x,), 1)
             return torch.cat([(block.unsqueeze(2) + rows).amax(3) for (block,) in blocks], 1)
         if temperature != 1.0 or math.prod(self.values.shape[-2:]) <= tuning.LOGGED_ENTRIES:
-            return in_parts(x, self.values, temperature)
+            return in_parts(x, self.logs(), temperature)
         if self.values.shape[1] > 1:
             return self.matrix.times(x.unsqueeze(-2)).squeeze(-2)
         return self.matrix.times(x)
@@ -266,28 +268,35 @@ class Sources:
             if isinstance(potential, Potential) and not potential.lead(2):
                 return potential, potential
             table = potential.table(2) if isinstance(potential, Potential) else potential
-            if math.prod(table.shape[:-2]) != 1:
-                lead = self.lead[max(len(self.lead) - table.ndim + 2, 0) :]
-                if not broadcasts(table.shape[:-2], lead):
-                    raise ModelError(
-                        f"Tape.link needs values of the batch, {lead}; got {tuple(table.shape)}."
-                    )
-                table = table.expand(*lead, *table.shape[-2:])
             # Hold the potential, so that its id is not reused.
-            return potential, table.reshape(-1, 1, *table.shape[-2:])
+            return potential, self._of_items(table, 2).unsqueeze(1)
 
         return self.once(("source", id(potential)), made)[1]
+
+    def _of_items(self, tables: Tensor, dims: int) -> Tensor:
+        """(n, ...) the tables of n items, repeated by replicates, of so many dims each."""
+        own, many = tables.shape[tables.ndim - dims :], tables.ndim - dims
+        if math.prod(tables.shape[:many]) != 1:
+            lead = self.lead[max(len(self.lead) - many, 0) :]
+            if not broadcasts(tables.shape[:many], lead):
+                raise ModelError(
+                    f"Tape.link needs values of the batch, {lead}; got {tuple(tables.shape)}."
+                )
+            tables = tables.expand(*lead, *own)
+        return tables.reshape(-1, *own)
+
+    def _copies(self, items: int) -> int:
+        return math.prod(self.lead) // items if items > 1 else 1
 
     def table(self, source: Tensor | Potential) -> Table:
         """The table of a source."""
 
         def made() -> Table:
             if isinstance(source, Tensor):
-                copies = math.prod(self.lead) // max(1, len(source)) if len(source) > 1 else 1
-                logs = source.to(self.dtype)
-                logs = logs.repeat(copies, 1, 1, 1) if copies > 1 else logs
+                logs, copies = source.to(self.dtype), self._copies(len(source))
                 # Contiguous along the labels that are summed, unless the copy has a gradient.
-                return Table(logs if logs.requires_grad else logs.mT.contiguous().mT)
+                logs = logs if logs.requires_grad else logs.mT.contiguous().mT
+                return Table(logs, copies=copies)
             return Table(source.table(2).to(self.dtype)[None, None])
 
         return self.once(("table", id(source)), made)
@@ -299,16 +308,13 @@ class Sources:
 
     def numbered(self, potential: Tensor, at: int) -> Table:
         """A table of one of several (*batch, S, N, M), which all lie in one tensor."""
-        *lead, many, rows, columns = potential.shape
 
         def made() -> tuple[object, Tensor, Sequence[Tensor]]:
-            batch = self.lead if math.prod(lead) != 1 else (1,)
-            whole = potential.expand(*batch, many, rows, columns).to(self.dtype)
-            whole = whole.reshape(-1, many, rows, columns)
+            whole = self._of_items(potential, 3).to(self.dtype)
             return potential, whole, whole.split(1, 1)
 
         _, whole, parts = self.once(("tables", id(potential)), made)
-        return Table(parts[at], whole, at)
+        return Table(parts[at], whole, at, self._copies(len(whole)))
 
 
 def _ranks(rules: LowRankRules | FactorisedRules) -> tuple[Tensor, Tensor, Tensor]:

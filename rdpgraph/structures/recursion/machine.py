@@ -144,7 +144,7 @@ class Run:
         if self.noted[1] and bool((lost := self.goal.isnan() & (gradient != 0)).any()):
             for result in results:
                 if result is not None:
-                    spoilt = lost if len(result) > 1 else lost.any()
+                    spoilt = lost.reshape(-1, len(result)).any(0)
                     result.masked_fill_(spoilt.reshape(-1, *(1,) * (result.ndim - 1)), math.nan)
         return results
 

@@ -97,8 +97,8 @@ class Inputs:
     """The tensors that a program is run on."""
 
     unary: Tensor  # (B, sites, K) the potentials of the sites
-    # Of each slot: leaves (B or 1, P, K), tables (B or 1, S, I, J), and places (B or 1, M, P)
-    # int64.
+    # Of each slot: leaves (B or 1, P, K), tables (n, S, I, J), of which item b has number b mod n,
+    # and places (B or 1, M, P) int64.
     given: Sequence[Tensor]
 
     def over(self, temperature: float) -> "Inputs":
@@ -135,9 +135,9 @@ def with_tensors(
         elif isinstance(slot, Table):
             several = slot.source is not None
             tables[id(slot.owner)] = made = (
-                [Table(part, tensor, at) for at, part in enumerate(tensor.split(1, 1))]
+                [Table(part, tensor, at, slot.copies) for at, part in enumerate(tensor.split(1, 1))]
                 if several
-                else [Table(tensor)]
+                else [Table(tensor, copies=slot.copies)]
             )
             replaced[id(slot)] = made[slot.number]
         else:

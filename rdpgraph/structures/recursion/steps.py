@@ -247,7 +247,9 @@ class Linked(Step):
     def whole(self) -> Table:
         """The table of the link, with all labels of the step."""
         assert isinstance(self.link, Table)
-        return Table(self._wider(self.link.values)) if self.more else self.link
+        if not self.more:
+            return self.link
+        return Table(self._wider(self.link.values), copies=self.link.copies)
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         x = reader.values[self.x.number]

@@ -548,6 +548,33 @@ def test_threads_and_items_one_by_one_agree(kind):
         assert_close((value, single), (found[0][0][item, None], found[0][1][item, None]))
 
 
+@pytest.mark.parametrize("low", [0.0, -1e3])
+@pytest.mark.parametrize("make", [Tags, Steps])
+def test_tables_of_items_serve_all_replicates(make, low):
+    """Dims before those of the tables share them, as if each had one of the same numbers."""
+    shape = (40, 40) if make is Tags else (3, 40, 40)
+    unary, tables = draw(3, 2, 4, 40), draw(2, *shape, seed=1)
+    tables[..., 0] += low  # entries near underflow
+    parts = make(unary, tables.clone()), make(unary, tables.expand(3, 2, *shape).contiguous())
+
+    def asked(model):
+        own = model.unary.requires_grad_(), model.transition.requires_grad_()
+        value = model.log_partition()
+        grad = torch.autograd.grad(value.square().sum(), own, create_graph=True)
+        turned = torch.autograd.grad((grad[0].square().sum(), (grad[1] * tables).sum()), own)
+        table = (part.sum_to_size(tables.shape) for part in (grad[1].detach(), turned[1]))
+        answers = model.entropy(), model.max_marginals(), model.mode()
+        return [part.detach() for part in (value, grad[0], turned[0], *table, *answers)]
+
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            assert_close(*map(asked, parts))
+    finally:
+        torch.set_num_threads(before)
+
+
 def tables_of(model):
     """The scores of all configurations, by number; and their states."""
     shape = model.unary.shape[model.unary.ndim - model._dims - 1 :]

@@ -27,7 +27,7 @@ struct Losses {
   // The moves of one item of an input, or of one of its tables; null: none.
   const double* move(int64_t slot, int64_t item, int64_t size, int64_t number = 0) const {
     if (!moves || !moves[slot]) return nullptr;
-    return moves[slot] + ((ours.table(slot)[1] > 1 ? item : 0) * ours.table(slot)[8] + number) * size;
+    return moves[slot] + (ours.shared(slot, item) * ours.table(slot)[8] + number) * size;
   }
 
   // A share times its loss here and below, of x of v in ours and y of w in theirs.
@@ -144,10 +144,7 @@ struct Losses {
     gains.resize(kBlock * depth), products.resize(kBlock * stride), losses.resize(kBlock * stride);
     double tops[kBlock], peaks[kBlock];
     bool barred[kBlock];
-    const int64_t total = last * link.places;
-    for (int64_t q = first * link.places, some; q < total; q += some) {
-      const int64_t which = q / link.places;
-      some = std::min(kBlock, (table[1] == 1 ? total : (which + 1) * link.places) - q);
+    link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
       const Prepared<double> t = prepared(ours, step[3], which, step[10]);
       const Prepared<double> u = prepared(theirs, step[3], which, step[10]);
       const Prepared<double> scored = prepared(means, step[3], which, step[10]);
@@ -193,7 +190,7 @@ struct Losses {
           else if (sum[j] < low) out[j] = choice(one.data(), two.data(), under.data(), ways, v[j], w[j]);
         }
       });
-    }
+    });
   }
 
   // A table's weights times losses, in panels; beside them, in place of peaks, 1 for columns in which theirs

@@ -151,12 +151,26 @@ template <typename Real> struct Link {
     return off + top;
   }
 
-  // Visits some rows, numbered by item and place, from a number on.
+  // Visits blocks of rows of some items that are linked by one table: its item, the first row, and how
+  // many. Rows are numbered by the table's item, its replicate, and the place.
+  template <typename Visit> void each_block(int64_t first, int64_t last, Visit visit) const {
+    const int64_t items = m.table(step[3])[1];
+    for (int64_t which = 0; which < items; ++which) {
+      const auto row = [&](int64_t item) {
+        return (which * (m.batch / items) + (item - which + items - 1) / items) * places;
+      };
+      const int64_t end = row(last);
+      for (int64_t q = row(first); q < end; q += kBlock) visit(which, q, std::min(kBlock, end - q));
+    }
+  }
+
+  // Visits the rows of a block.
   template <typename Visit> INLINE void each_row(int64_t first, int64_t some, Visit visit) const {
-    int64_t item = first / places, place = first % places;
+    const int64_t items = m.table(step[3])[1], copies = m.batch / items, number = first / places;
+    int64_t item = number % copies * items + number / copies, place = first % places;
     for (int64_t r = 0; r < some; ++r) {
       visit(r, item, place);
-      if (++place == places) place = 0, ++item;
+      if (++place == places) place = 0, item += items;
     }
   }
 
@@ -249,49 +263,44 @@ NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first
   const int64_t *table = m.table(step[3]), columns = table[5], labels = m.labels(link.out);
   const int64_t stride = panels_of(columns, width<Real>()) * width<Real>(), depth = link.depth;
   const Real low = faint<Real>(depth * std::max<int64_t>(1, link.splits));
-  const bool shared = table[1] == 1;
-  const int64_t group = shared ? (last - first) * link.places : link.places;
   room.rows.resize(m.befores ? 0 : kBlock * depth);
   room.sums.resize(kBlock * stride);
   double tops[kBlock];
-  for (int64_t start = first * link.places; start < last * link.places; start += group) {
-    const Prepared<Real> t = prepared(m, step[3], start / std::max<int64_t>(1, link.places), step[10]);
-    for (int64_t q = start; q < start + group; q += kBlock) {
-      const int64_t some = std::min(kBlock, start + group - q);
-      Real* rows = m.befores ? m.befores + m.batch * step[8] + q * depth : room.rows.data();
-      link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
-        Real* row = rows + r * depth;
-        tops[r] = m.best ? link.levelled(item, place, row, room) : link.scaled(item, place, row, room);
-      });
-      Real* after = m.afters ? m.afters + m.batch * step[9] + q * columns : nullptr;
-      Real* products = after && stride == columns ? after : room.sums.data();
-      by_panels(rows, some, depth, t.ahead, columns, products, m.best, m.threads);
-      link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
-        Real* out = m.arena + m.at(link.out, item, place);
-        const Real* sums = products + r * stride;
-        if (columns < labels) std::fill(out + columns, out + labels, kNever<Real>);
-        double* level = m.level_at(link.out, item, place);
-        if (level) *level = tops[r];
-        const Real top = level ? 0 : Real(tops[r]);
-        if (m.best) {
-          for (int64_t j = 0; j < columns; ++j) out[j] = sums[j] + top;
-          return;
-        }
-        logs(out, sums, t.peaks, top, columns);
-        if (after && after != products)
-          std::memcpy(after + r * columns, sums, columns * sizeof(Real));
-        int lost = 0;
+  link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
+    const Prepared<Real> t = prepared(m, step[3], which, step[10]);
+    Real* rows = m.befores ? m.befores + m.batch * step[8] + q * depth : room.rows.data();
+    link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
+      Real* row = rows + r * depth;
+      tops[r] = m.best ? link.levelled(item, place, row, room) : link.scaled(item, place, row, room);
+    });
+    Real* after = m.afters ? m.afters + m.batch * step[9] + q * columns : nullptr;
+    Real* products = after && stride == columns ? after : room.sums.data();
+    by_panels(rows, some, depth, t.ahead, columns, products, m.best, m.threads);
+    link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
+      Real* out = m.arena + m.at(link.out, item, place);
+      const Real* sums = products + r * stride;
+      if (columns < labels) std::fill(out + columns, out + labels, kNever<Real>);
+      double* level = m.level_at(link.out, item, place);
+      if (level) *level = tops[r];
+      const Real top = level ? 0 : Real(tops[r]);
+      if (m.best) {
+        for (int64_t j = 0; j < columns; ++j) out[j] = sums[j] + top;
+        return;
+      }
+      logs(out, sums, t.peaks, top, columns);
+      if (after && after != products)
+        std::memcpy(after + r * columns, sums, columns * sizeof(Real));
+      int lost = 0;
 #pragma omp simd reduction(| : lost)
-        for (int64_t j = 0; j < columns; ++j) lost |= sums[j] < low;
-        if (!lost) return;
-        const double base = link.base(item, place);
-        const Real* row = link.in_logs(item, place, base, room);
-        const Real more = Real(base - (level ? *level : 0));
-        for (int64_t j = 0; j < columns; ++j)
-          if (sums[j] < low) out[j] = exact_entry(t, row, j, room.terms) + more;
-      });
-    }
-  }
+      for (int64_t j = 0; j < columns; ++j) lost |= sums[j] < low;
+      if (!lost) return;
+      const double base = link.base(item, place);
+      const Real* row = link.in_logs(item, place, base, room);
+      const Real more = Real(base - (level ? *level : 0));
+      for (int64_t j = 0; j < columns; ++j)
+        if (sums[j] < low) out[j] = exact_entry(t, row, j, room.terms) + more;
+    });
+  });
 }
 
 // Passes the gradient of a row's entries on to their parts.
@@ -325,12 +334,8 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
   const int64_t wide = panels_of(depth, width<Real>()) * width<Real>();
   const Real low = faint<Real>(depth * std::max<int64_t>(1, link.splits));
   room.sums.resize(kBlock * wide);
-  const int64_t total = last * link.places;
-  for (int64_t q = first * link.places; q < total;) {
-    const int64_t which = q / link.places;
+  link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
     const Prepared<Real> t = prepared(m, step[3], which, step[10]);
-    const int64_t until = table[1] == 1 ? total : (which + 1) * link.places;
-    const int64_t some = std::min(kBlock, until - q);
     const Real* before = m.befores + m.batch * step[8] + q * depth;
     const Real* sums = m.afters + m.batch * step[9] + q * columns;
     Real* after = shares + m.batch * step[9] + q * columns;
@@ -355,7 +360,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
           exact_down(m, link, item, place, share.data(), row, base, grads);
 #pragma omp critical(rdpgraph_extra)
           if (Real* extra = extras[step[3]]) {
-            extra += ((table[1] > 1 ? item : 0) * table[8] + step[10]) * depth * columns;
+            extra += (which * table[8] + step[10]) * depth * columns;
             for (int64_t i = 0; i < depth; ++i) extra[i * columns + j] += share[i];
           }
         }
@@ -396,8 +401,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
         }
       }
     });
-    q += some;
-  }
+  });
 }
 
 }  // namespace

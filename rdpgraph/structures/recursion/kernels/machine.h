@@ -74,11 +74,11 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
       }
       case kGiven: {
         const Real* given = m.template tensor<Real>(step[2]);
-        const int64_t hop = m.table(step[2])[1] > 1 ? places * labels : 0;
+        const int64_t size = places * labels;
         for (int64_t item = first; item < last; ++item) {
-          bad[item] |= unsound(given + item * hop, places * labels);
-          std::memcpy(m.arena + m.at(out, item, 0), given + item * hop,
-                      places * labels * sizeof(Real));
+          const Real* from = given + m.shared(step[2], item) * size;
+          bad[item] |= unsound(from, size);
+          std::memcpy(m.arena + m.at(out, item, 0), from, size * sizeof(Real));
         }
         break;
       }
@@ -227,9 +227,7 @@ std::vector<uint8_t> prepare_all(const Machine<Real>& m, int64_t slots, bool bac
       bool sound = true;
       for (int64_t number = 0; number < table[8]; ++number)
         sound &= !prepare(prepared(m, slot, item, number), m.best, back);
-      if (sound) continue;
-      if (table[1] > 1) bad[item] = 1;
-      else std::fill(bad.begin(), bad.end(), 1);
+      for (int64_t copy = item; !sound && copy < m.batch; copy += table[1]) bad[copy] = 1;
     }
   }
   return bad;

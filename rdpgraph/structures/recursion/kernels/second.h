@@ -85,7 +85,7 @@ struct Second {
     pass_on(link, item, place, row, pull.data(), own.data(), tau.data());
 #pragma omp critical(rdpgraph_extra)
     if (double* extra = extras[slot]) {
-      extra += ((m.table(slot)[1] > 1 ? item : 0) * m.table(slot)[8] + link.step[10]) * size;
+      extra += (m.shared(slot, item) * m.table(slot)[8] + link.step[10]) * size;
       for (int64_t i = 0; i < t.rows; ++i) extra[i * t.columns + j] += own[i];
     }
   }
@@ -99,10 +99,7 @@ struct Second {
     const double low = faint<double>(depth * std::max<int64_t>(1, link.splits));
     backs.resize(3 * kBlock * wide), own.resize(depth);
     double *straight = backs.data(), *turned = straight + kBlock * wide, *moved = turned + kBlock * wide;
-    const int64_t total = last * link.places;
-    for (int64_t q = first * link.places, some; q < total; q += some) {
-      const int64_t which = q / link.places;
-      some = std::min(kBlock, (table[1] == 1 ? total : (which + 1) * link.places) - q);
+    link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
       const Prepared<double> t = prepared(m, step[3], which, step[10]);
       const Prepared<double> scored = prepared(along.means, step[3], which, step[10]);
       const double* weights = m.befores + m.batch * step[8] + q * depth;
@@ -132,7 +129,7 @@ struct Second {
         for (int64_t i = 0; i < depth; ++i) own[i] = e[i] * turn[i] + gain[i] * flat[i];
         exact_down(m, link, item, place, own.data(), own.data(), 0.0, turns);
       });
-    }
+    });
   }
 
   // A row of pairs by splits: of scaled parts p and q, which move by s and t, p q (turn + (s + t) flat).

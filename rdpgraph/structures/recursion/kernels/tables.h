@@ -61,6 +61,8 @@ template <typename Real> struct Machine {
     return known ? *known : 0;
   }
   const int64_t* table(int64_t slot) const { return tables + kTable * slot; }
+  // The number of an item's tensor: replicates of the items share those of all.
+  int64_t shared(int64_t slot, int64_t item) const { return item % table(slot)[1]; }
   template <typename T> const T* tensor(int64_t slot) const {
     return reinterpret_cast<const T*>(table(slot)[0]);
   }
@@ -165,7 +167,7 @@ template <typename Real>
 Prepared<Real> prepared(const Machine<Real>& machine, int64_t slot, int64_t item, int64_t number) {
   const int64_t* table = machine.table(slot);
   const int64_t rows = table[3], columns = table[5], wide = width<Real>();
-  const int64_t first = table[1] > 1 ? item : 0, which = first * table[8] + number;
+  const int64_t first = machine.shared(slot, item), which = first * table[8] + number;
   const int64_t ahead = panels_of(columns, wide) * wide * rows;
   const int64_t size = columns + ahead + panels_of(rows, wide) * wide * columns;
   Real* room = machine.room + table[7] + which * size;
