@@ -13,7 +13,7 @@ from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.inducing import noise
 from rdpgraph.gp.likelihoods import Labelling, Likelihood
-from rdpgraph.gp.posterior import Functions, Gaussians
+from rdpgraph.gp.posterior import Functions
 
 
 class Noise(NamedTuple):
@@ -40,67 +40,6 @@ class Slopes(NamedTuple):
     covariance: Tensor
     pairwise_mean: Tensor
     pairwise_scale: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Draws:
-    """Scores as functions of noise: mean + root noise.
-
-    Attributes:
-        gaussians: of the scores.
-        root: (B, V, T, T) factors of their covariances.
-        mean: (B, V, T) in the type of the scores, as all that follow.
-        factors: (B, V, T, T) `root` in that type.
-        pairwise_mean: (V, V).
-        pairwise_scale: (V, V).
-    """
-
-    gaussians: Gaussians
-    root: Tensor
-    mean: Tensor
-    factors: Tensor
-    pairwise_mean: Tensor
-    pairwise_scale: Tensor
-
-    @classmethod
-    def of(cls, gaussians: Gaussians, dtype: torch.dtype) -> "Draws":
-        """The draws of Gaussians, scores in a floating type."""
-        root = gaussians.root()
-        pair = gaussians.pairwise_mean.to(dtype), gaussians.pairwise_scale.to(dtype)
-        return cls(gaussians, root, gaussians.mean.to(dtype), root.to(dtype), *pair)
-
-    def drawn(self, samples: int, generator: torch.Generator | None) -> Noise:
-        """Draws of noise for all sequences."""
-        mean, labels = self.mean, len(self.pairwise_mean)
-
-        def normal(*shape: int) -> Tensor:
-            return noise(*shape, dtype=mean.dtype, device=mean.device, generator=generator)
-
-        return Noise(normal(*mean.shape, samples), normal(samples, labels, labels))
-
-    def scores(self, drawn: Noise) -> tuple[Tensor, Tensor]:
-        """Samples (S, B, T, V) of unary and (S, V, V) of pairwise scores."""
-        flat = drawn.unary.flatten(0, 1)
-        moved = torch.baddbmm(
-            self.mean.flatten(0, 1).unsqueeze(-1), self.factors.flatten(0, 1), flat
-        )
-        unary = moved.reshape(drawn.unary.shape).permute(3, 0, 2, 1)
-        return unary, torch.addcmul(self.pairwise_mean, self.pairwise_scale, drawn.pairwise)
-
-    def in_parameters(self, slopes: Slopes) -> Slopes:
-        """Convert slopes from noise coordinates to means, covariances and scales.
-
-        With a root L: L^-T g for the mean and L^-T G L^-1 / 2 for the covariance, equations 60 and
-        61 before the products with A.
-        """
-        back = self.root.mT
-        mean = torch.linalg.solve_triangular(back, slopes.mean.unsqueeze(-1), upper=True)
-        half = torch.linalg.solve_triangular(back, slopes.covariance, upper=True)
-        whole = torch.linalg.solve_triangular(self.root, half, upper=False, left=False)
-        scale = self.gaussians.pairwise_scale
-        return Slopes(
-            mean.squeeze(-1), whole / 2, slopes.pairwise_mean / scale, slopes.pairwise_scale / scale
-        )
 
 
 @dataclass
@@ -294,33 +233,52 @@ class ScoreFunction(GradientEstimator):
         generator: torch.Generator | None,
     ) -> Tensor:
         gaussians = functions.gaussians()
-        with torch.no_grad():
-            draws = Draws.of(gaussians, self.dtype)
-            first = round(self.samples * self.control)
-            pilot = self._moments(likelihood, labels, draws, first, generator, squares=True)
-            rest = self._moments(likelihood, labels, draws, self.samples - first, generator)
-            coefficients = pilot.coefficients() if first else None
-            slopes = draws.in_parameters(rest.gradient(coefficients))
-            value = (pilot.total + rest.total) / self.samples
         parameters = (gaussians.mean, gaussians.covariance, gaussians.pairwise_mean,
                       gaussians.pairwise_scale)  # fmt: skip
+        with torch.no_grad():
+            root = gaussians.root()
+            mean, factors, middle, scale = (
+                part.to(self.dtype) for part in (parameters[0], root, *parameters[2:])
+            )
+
+            def normal(*shape: int) -> Tensor:
+                return noise(*shape, dtype=mean.dtype, device=mean.device, generator=generator)
+
+            def moments(count: int, *, squares: bool = False) -> Moments:
+                result = Moments(squares=squares)
+                block = tuning.per_block(mean.numel(), tuning.BLOCK)
+                for start in range(0, count, block):
+                    size = min(block, count - start)
+                    drawn = Noise(normal(*mean.shape, size), normal(size, *middle.shape))
+                    moved = torch.baddbmm(
+                        mean.flatten(0, 1).unsqueeze(-1),
+                        factors.flatten(0, 1),
+                        drawn.unary.flatten(0, 1),
+                    )
+                    unary = moved.reshape(drawn.unary.shape).permute(3, 0, 2, 1)
+                    pairwise = torch.addcmul(middle, scale, drawn.pairwise)
+                    result.add(likelihood.log_prob(labels, unary, pairwise), drawn)
+                return result
+
+            first = round(self.samples * self.control)
+            pilot, rest = moments(first, squares=True), moments(self.samples - first)
+            slopes = rest.gradient(pilot.coefficients() if first else None)
+            slopes = _in_parameters(slopes, root, gaussians.pairwise_scale)
+            value = (pilot.total + rest.total) / self.samples
         for parameter, slope in zip(parameters, slopes, strict=True):
             value = value + (slope * (parameter - parameter.detach())).flatten(1).sum(1)
         return value
 
-    def _moments(
-        self,
-        likelihood: Likelihood,
-        labels: Labelling,
-        draws: Draws,
-        count: int,
-        generator: torch.Generator | None,
-        *,
-        squares: bool = False,
-    ) -> Moments:
-        moments = Moments(squares=squares)
-        block = tuning.per_block(draws.mean.numel(), tuning.BLOCK)
-        for start in range(0, count, block):
-            drawn = draws.drawn(min(block, count - start), generator)
-            moments.add(likelihood.log_prob(labels, *draws.scores(drawn)), drawn)
-        return moments
+
+def _in_parameters(slopes: Slopes, root: Tensor, scale: Tensor) -> Slopes:
+    """Convert slopes from noise coordinates to means, covariances and scales.
+
+    With a root L: L^-T g for the mean and L^-T G L^-1 / 2 for the covariance, equations 60 and 61
+    before the products with A.
+    """
+    mean = torch.linalg.solve_triangular(root.mT, slopes.mean.unsqueeze(-1), upper=True)
+    half = torch.linalg.solve_triangular(root.mT, slopes.covariance, upper=True)
+    whole = torch.linalg.solve_triangular(root, half, upper=False, left=False)
+    return Slopes(
+        mean.squeeze(-1), whole / 2, slopes.pairwise_mean / scale, slopes.pairwise_scale / scale
+    )

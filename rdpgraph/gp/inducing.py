@@ -1,6 +1,6 @@
 """Inducing points, and functions at positions of padded sequences conditioned on them."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -131,40 +131,6 @@ class _Projected(torch.autograd.Function):
         return total, slopes
 
 
-def root_of(covariance: Tensor) -> Tensor:
-    """The lower Cholesky factor of the covariance at the inducing points."""
-    return cholesky(
-        covariance,
-        f"{covariance.shape[-1]} inducing points",
-        "drop points that repeat others or are sums of them, or give a number in their place",
-    )
-
-
-def conditional(
-    kernel: Kernel, root: Tensor, cross: Products, inner: Products, *, inside: Tensor, nugget: float
-) -> Conditional:
-    """Functions at the positions of sequences given those at the inducing points.
-
-    ``cross`` and ``inner`` are products of positions (B, T) with the points and with each other,
-    ``inside`` (B, T) marks positions within the lengths; ``nugget`` is the variance of noise.
-    """
-    flat = kernel(cross).flatten(0, 1)  # one solve for all sequences
-    rows = torch.linalg.solve_triangular(root.mT, flat, upper=True, left=False)
-    rows = rows.unflatten(0, inside.shape)
-    rows = torch.where(inside.unsqueeze(-1), rows, 0.0)
-    both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
-    left = torch.where(both, kernel(inner) - rows @ rows.mT, 0.0)
-    noise = torch.where(inside, nugget, 1.0)
-    covariance = left + torch.diag_embed(noise.to(left))
-    root = cholesky(
-        covariance,
-        "the positions of a sequence",
-        f"the nugget of {nugget:g} is below the rounding of its variances; take a larger one, or "
-        "scale the features",
-    )
-    return Conditional(rows, covariance, root)
-
-
 @torch.no_grad()
 def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
     """Rows for inducing points (at most ``count``), each of largest variance given those before it.
@@ -204,71 +170,88 @@ class Group:
     Attributes:
         places: of the sequences among all.
         labels: of the sequences.
-        cross: products of their positions (B, T) with the M inducing points.
+        cross: products of their positions (B, T) with the inducing points; of each label, if these
+            differ.
         within: products of the positions of each sequence with each other.
-        each: the group by the points of each label, where they differ.
     """
 
     places: list[int]
     labels: Labelling
-    cross: Products
+    cross: list[Products]
     within: Products
-    each: tuple["Group", ...] = ()
 
 
 @dataclass(eq=False)
 class Basis:
-    """Inducing points, a kernel, a nugget, and a cache that `forget` clears.
+    """Inducing points and a kernel for all labels, or for each; and caches that `forget` clears.
 
-    Where other labels have more points, ``width`` of them, rows end in zeros.
+    Where some labels have fewer points than others, their rows end in zeros. ``nugget`` is the
+    variance of noise.
     """
 
-    points: Features
-    kernel: Kernel
+    points: list[Features]
+    kernels: list[Kernel]
     nugget: float
-    width: int = 0
-    _reused: dict[int, tuple[Group, Conditional]] = field(
+    _reused: dict[Group, tuple[Conditional, ...]] = field(
         init=False, repr=False, default_factory=dict
     )
-    _root: Tensor | None = field(init=False, default=None, repr=False)
+    _roots: list[Tensor] | None = field(init=False, default=None, repr=False)
+
+    @property
+    def width(self) -> int:
+        """M, the largest number of inducing points."""
+        return max(one.rows for one in self.points)
 
     @cached_property
-    def _products(self) -> Products:
-        return self.points.products(self.points)
-
-    def kernels(self) -> list[Kernel]:
-        """Kernels of the functions."""
-        return [self.kernel]
+    def _products(self) -> list[Products]:
+        return [one.products(one) for one in self.points]
 
     def forget(self) -> None:
-        """Clear the cache after a change of hyperparameters."""
+        """Clear the caches after a change of hyperparameters."""
         self._reused.clear()
-        self._root = None
+        self._roots = None
 
-    def root(self) -> Any:
-        """(M, M) the Cholesky factor of the covariance at the inducing points; a list by labels."""
-        if torch.is_grad_enabled() and any(one.requires_grad for one in self.kernel.parameters()):
-            return root_of(self.kernel(self._products))
-        if self._root is None:
-            with torch.no_grad():
-                self._root = root_of(self.kernel(self._products))
-        return self._root
+    def roots(self) -> list[Tensor]:
+        """(M, M) the Cholesky factors of the covariances at the inducing points."""
+        hyperparameters = (one for kernel in self.kernels for one in kernel.parameters())
+        learned = torch.is_grad_enabled() and any(one.requires_grad for one in hyperparameters)
+        if self._roots is not None and not learned:
+            return self._roots
+        with torch.set_grad_enabled(learned):
+            roots = [
+                cholesky(
+                    kernel(products),
+                    f"{products.dots.shape[0]} inducing points",
+                    "drop points that repeat others or are sums of them, or give a number in their "
+                    "place",
+                )
+                for kernel, products in zip(self.kernels, self._products, strict=True)
+            ]
+        if not learned:
+            self._roots = roots
+        return roots
 
-    def conditional(self, group: Group) -> Any:
-        """The functions at the positions of a group, given those at the points; not cached."""
-        with torch.no_grad():
-            return self._computed(group, self.root())
+    def conditional(
+        self, group: Group, roots: Sequence[Tensor] | None = None
+    ) -> tuple[Conditional, ...]:
+        """The functions at the positions of a group, given those at the points; not cached.
 
-    def reused(self, group: Group, root: Any = None) -> Any:
-        """The result of `conditional`, cached; with a ``root``, fresh and differentiable in it."""
-        if root is not None:
-            return self._computed(group, root)
-        reused = self._reused.get(id(group))
-        if reused is None:
-            with torch.no_grad():
-                given = replace(self._computed(group, self.root()), keeps=True)
-            reused = self._reused[id(group)] = (group, given)
-        return reused[1]
+        Differentiable in ``roots``, if given, and the hyperparameters.
+        """
+        with torch.set_grad_enabled(roots is not None):
+            parts = zip(self.kernels, roots or self.roots(), group.cross, strict=True)
+            return tuple(self._conditional(*part, group) for part in parts)
+
+    def reused(
+        self, group: Group, roots: Sequence[Tensor] | None = None
+    ) -> tuple[Conditional, ...]:
+        """The result of `conditional`, cached; with ``roots``, fresh and differentiable in them."""
+        if roots is not None:
+            return self.conditional(group, roots)
+        if group not in self._reused:
+            given = self.conditional(group)
+            self._reused[group] = tuple(replace(one, keeps=True) for one in given)
+        return self._reused[group]
 
     def group(
         self,
@@ -280,31 +263,24 @@ class Basis:
         """Group some of the sequences."""
         chosen = [features[place] for place in places]
         device = chosen[0].device
-        lengths = torch.tensor([one.rows for one in chosen], device=device)
-        longest = int(lengths.max())
+        sizes = [one.rows for one in chosen]
+        lengths, longest = torch.tensor(sizes, device=device), max(sizes)
         if states is None:
             padded = torch.full((len(places), longest), -1, device=device)
         else:
             padded = pad_sequence([states[place] for place in places], True, -1)  # noqa: FBT003
         within = [one.products(one) for one in chosen]
-        sizes = lengths.tolist()
         left = pad_sequence([one.left for one in within], batch_first=True)
         square = left.new_zeros(len(places), longest, longest)
         for item, one in enumerate(within):
             square[item, : sizes[item], : sizes[item]] = one.dots
         tied = None if edges is None else tuple(edges[place] for place in places)
-        return Group(
-            places,
-            Labelling(padded, lengths, tied),
-            self.cross(chosen, left),
-            Products(square, left, left),
-        )
-
-    def cross(self, chosen: Sequence[Features], squares: Tensor) -> Products:
-        """Products (B, T, M) of sequences with the points, given squares of positions (B, T)."""
-        cross = Features.stacked(chosen).products(self.points)
-        dots = pad_sequence(list(cross.dots.split([one.rows for one in chosen])), batch_first=True)
-        return Products(dots, squares, cross.right.expand(len(chosen), -1))
+        stacked, cross = Features.stacked(chosen), list[Products]()
+        for points in self.points:
+            each = stacked.products(points)
+            dots = pad_sequence(list(each.dots.split(sizes)), batch_first=True)
+            cross.append(Products(dots, left, each.right.expand(len(places), -1)))
+        return Group(places, Labelling(padded, lengths, tied), cross, Products(square, left, left))
 
     def groups(
         self,
@@ -322,14 +298,59 @@ class Basis:
             for start, stop in pairwise(bounds)
         ]
 
-    def _computed(self, group: Group, root: Tensor) -> Conditional:
-        given = conditional(
-            self.kernel,
-            root,
-            group.cross,
-            group.within,
-            inside=group.labels.inside(),
-            nugget=self.nugget,
+    def _conditional(
+        self, kernel: Kernel, root: Tensor, cross: Products, group: Group
+    ) -> Conditional:
+        inside = group.labels.inside()
+        flat = kernel(cross).flatten(0, 1)  # one solve for all sequences
+        rows = torch.linalg.solve_triangular(root.mT, flat, upper=True, left=False)
+        rows = torch.where(inside.unsqueeze(-1), rows.unflatten(0, inside.shape), 0.0)
+        both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
+        left = torch.where(both, kernel(group.within) - rows @ rows.mT, 0.0)
+        noise = torch.where(inside, self.nugget, 1.0)
+        covariance = left + torch.diag_embed(noise.to(left))
+        factor = cholesky(
+            covariance,
+            "the positions of a sequence",
+            f"the nugget of {self.nugget:g} is below the rounding of its variances; take a larger "
+            "one, or scale the features",
         )
-        more = max(self.width - self.points.rows, 0)
-        return replace(given, rows=pad(given.rows, (0, more))) if more else given
+        return Conditional(pad(rows, (0, self.width - rows.shape[-1])), covariance, factor)
+
+
+def basis_of(
+    labels: Sequence[Hashable], kernel: Any, inducing: Any, everything: Features, nugget: float
+) -> Basis:
+    """The basis of a kernel and points that all labels share, or of dicts of them by labels."""
+    for name, given in (("kernel", kernel), ("inducing", inducing)):
+        if isinstance(given, Mapping) and set(given) != set(labels):  # pyright: ignore[reportUnknownArgumentType]
+            raise ModelError(
+                f"StructuredGP needs {name} for each of the labels {tuple(labels)!r:.80}; got "
+                f"{tuple(given)!r:.80}."
+            )
+    apart = isinstance(kernel, Mapping) or isinstance(inducing, Mapping)
+    points, kernels = list[Features](), list[Kernel]()
+    for label in labels if apart else labels[:1]:
+        one: Any = kernel[label] if isinstance(kernel, Mapping) else kernel
+        if not isinstance(one, Kernel):
+            raise ModelError(f"StructuredGP needs a Kernel for each label; got {one!r:.80}.")
+        kernels.append(one.to(everything.device))
+        given = inducing[label] if isinstance(inducing, Mapping) else inducing
+        points.append(_points_of(everything, given, kernels[-1]))
+    return Basis(points, kernels, nugget)
+
+
+def _points_of(everything: Features, given: Any, kernel: Kernel) -> Features:
+    """Inducing points: a number of all positions, chosen by their variances, or those given."""
+    if given is None or isinstance(given, int):
+        count = everything.rows if given is None else given
+        if count < 1:
+            raise ModelError(f"StructuredGP needs 1 inducing point or more; got {count}.")
+        return everything[chosen(everything, kernel, count)]
+    points = Features.of(given, "inducing", dtype=torch.float64)
+    if points.columns != everything.columns or not points.rows:
+        raise ModelError(
+            f"Inducing points need {everything.columns} features, as the sequences; got "
+            f"{tuple(points.matrix.shape)}."
+        )
+    return points

@@ -129,9 +129,7 @@ class Features:
         return Products(self.dots(other), self.squares(), other.squares())
 
 
-def feature_list(
-    sequences: Iterable[Any], *, dtype: torch.dtype, columns: int | None = None
-) -> list[Features]:
+def feature_list(sequences: Iterable[Any], *, columns: int | None = None) -> list[Features]:
     """The features of each sequence, checked against each other and a number of columns."""
     if not isinstance(sequences, Iterable):
         raise ModelError(
@@ -139,7 +137,7 @@ def feature_list(
         )
     checked: list[Features] = []
     for place, given in enumerate(sequences):
-        features = Features.of(given, f"Sequence {place}", dtype=dtype)
+        features = Features.of(given, f"Sequence {place}", dtype=torch.float64)
         if not features.rows:
             raise ModelError(f"Sequence {place} is empty; drop it, and its labels.")
         columns = features.columns if columns is None else columns
@@ -179,11 +177,6 @@ class Kernel(nn.Module, ABC):
     @abstractmethod
     def forward(self, products: Products) -> Tensor:
         """(*batch, left, right) covariances, differentiable in the hyperparameters."""
-
-    def __call__(self, products: Products) -> Tensor:
-        """(*batch, left, right) covariances, differentiable in the hyperparameters."""
-        covariances: Tensor = super().__call__(products)
-        return covariances
 
     def __add__(self, other: "Kernel") -> "Sum":
         return Sum(self, other)

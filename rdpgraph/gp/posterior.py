@@ -317,20 +317,20 @@ class Functions:
 
     Attributes:
         posterior: over functions.
-        given: the functions at the positions, given those at the inducing points: of all labels,
-            or of each one.
+        given: the functions at the positions, given those at the inducing points: one for all
+            labels, or for each.
         component: of the mixture.
     """
 
     posterior: VariationalPosterior
-    given: Conditional | tuple[Conditional, ...]
+    given: tuple[Conditional, ...]
     component: int = 0
 
     @property
     def _parts(self) -> list[tuple[Conditional, slice]]:
         """Labels whose functions have one kernel and one set of points."""
-        if isinstance(self.given, Conditional):
-            return [(self.given, slice(None))]
+        if len(self.given) == 1:
+            return [(self.given[0], slice(None))]
         return [(one, slice(label, label + 1)) for label, one in enumerate(self.given)]
 
     def gaussians(self) -> Gaussians:
@@ -390,6 +390,4 @@ class Functions:
 
     def cut(self, pieces: Pieces) -> "Functions":
         """The functions at the positions of pieces of the sequences."""
-        if isinstance(self.given, Conditional):
-            return replace(self, given=self.given.cut(pieces))
         return replace(self, given=tuple(one.cut(pieces) for one in self.given))

@@ -13,9 +13,8 @@ from rdpgraph._core.arguments import Arguments
 from rdpgraph._core.numbers import is_real
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised
-from rdpgraph.gp.inducing import Group
+from rdpgraph.gp.inducing import Group, basis_of
 from rdpgraph.gp.kernels import Features, Kernel, Linear, feature_list
-from rdpgraph.gp.labels import LabelBases, bases_of
 from rdpgraph.gp.likelihoods import ChainLikelihood, Labelling, Likelihood
 from rdpgraph.gp.posterior import (
     Covariance,
@@ -26,8 +25,6 @@ from rdpgraph.gp.posterior import (
     VariationalPosterior,
 )
 from rdpgraph.gp.training import Objective, Training
-
-_DTYPE = torch.float64
 
 Label = TypeVar("Label", bound=Hashable)
 _CHOICES = {
@@ -143,22 +140,20 @@ class StructuredGP(Arguments):
                 arguments out of range, or inducing points that determine each other.
         """
         self._check()
-        features = feature_list(sequences, dtype=_DTYPE)
+        features = feature_list(sequences)
         states = self._states(labels, features)
         pairs = _edge_list(edges, features)
         kernel = copy.deepcopy(self.kernel) if self.kernel is not None else Linear()
         everything = Features.stacked(features)
-        bases = bases_of(self.labels, kernel, self.inducing, everything, self.nugget)
-        shared = len(bases) == 1
-        self._basis = bases[0] if shared else LabelBases(bases)
-        by_label = list(zip(self.labels, bases, strict=not shared))
-        self.kernel_ = kernel if shared else {label: one.kernel for label, one in by_label}
-        self.inducing_ = (
-            bases[0].points if shared else {label: one.points for label, one in by_label}
-        )
+        basis = self._basis = basis_of(self.labels, kernel, self.inducing, everything, self.nugget)
+        if len(basis.kernels) == 1:
+            self.kernel_, self.inducing_ = kernel, basis.points[0]
+        else:
+            self.kernel_ = dict(zip(self.labels, basis.kernels, strict=True))
+            self.inducing_ = dict(zip(self.labels, basis.points, strict=True))
         self.posterior_ = VariationalPosterior(
             len(self.labels),
-            bases[0].width,
+            basis.width,
             components=self.components,
             covariance=self.covariance or DiagonalCovariance(),
             entropy=self.entropy or PairwiseBound(),
@@ -168,9 +163,9 @@ class StructuredGP(Arguments):
             device=features[0].device,
         )
         training = self.training or Training()
-        groups = self._basis.groups(training.group_size(), features, states, pairs)
+        groups = basis.groups(training.group_size(), features, states, pairs)
         self.bounds_ = training.run(self._objective(), groups, generator)
-        self._basis.forget()
+        basis.forget()
         return self
 
     def predict(
@@ -296,7 +291,7 @@ class StructuredGP(Arguments):
     ) -> list[Group]:
         if not hasattr(self, "posterior_"):
             raise ModelError("This StructuredGP is not fitted; call fit(sequences, labels) first.")
-        features = feature_list(sequences, dtype=_DTYPE, columns=self._basis.points.columns)
+        features = feature_list(sequences, columns=self._basis.points[0].columns)
         states = None if labels is None else self._states(labels, features)
         size = 1 if labels is None else tuning.SEQUENCES
         return self._basis.groups(size, features, states, _edge_list(edges, features))

@@ -1,7 +1,7 @@
 """Maximise the evidence lower bound; SAGA, an optimiser over items."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -111,12 +111,17 @@ class Objective:
     likelihood: Likelihood
     estimator: GradientEstimator
 
-    def expected(self, group: Group, generator: torch.Generator | None, root: Any = None) -> Tensor:
+    def expected(
+        self,
+        group: Group,
+        generator: torch.Generator | None,
+        roots: Sequence[Tensor] | None = None,
+    ) -> Tensor:
         """() nats: the expected log-likelihood of a group, summed over its sequences (equation 20).
 
-        ``root`` is the basis's, where gradients should reach the hyperparameters.
+        ``roots`` are the basis's, where gradients should reach the hyperparameters.
         """
-        given = self.basis.reused(group, root)
+        given = self.basis.reused(group, roots)
         weights = self.posterior.weights()
         total = weights.new_zeros(())
         for component in range(self.posterior.components):
@@ -175,7 +180,7 @@ class Training:
     ) -> list[float]:
         """Maximise the bound; its estimates, one for each step."""
         parameters = [one for one in objective.posterior.parameters() if one.requires_grad]
-        kernels = torch.nn.ModuleList(objective.basis.kernels())
+        kernels = torch.nn.ModuleList(objective.basis.kernels)
         kernel = [one for one in kernels.parameters() if one.requires_grad]
         learned = kernel if self.kernel_every else []
         saga = isinstance(self.optimiser, partial) and self.optimiser.func is SAGA
@@ -198,10 +203,7 @@ class Training:
                 order = torch.randperm(len(groups), generator=generator, device=device).tolist()
             item = order.pop() if order else None
             try:
-                bounds.append(
-                    _all(objective, groups, generator, moving=moving) if item is None
-                    else _one(objective, groups, item, generator, moving=moving)
-                )  # fmt: skip
+                bounds.append(_bound(objective, groups, item, generator, moving=moving))
             except ModelError as error:
                 if not step:
                     raise
@@ -220,32 +222,25 @@ class Training:
         return bounds
 
 
-def _all(
-    objective: Objective, groups: list[Group], generator: torch.Generator | None, *, moving: bool
-) -> float:
-    """Accumulate gradients of minus the bound, group by group to save memory; the bound."""
-    root = objective.basis.root() if moving else None
-    divergence = objective.posterior.divergence()
-    divergence.backward()
-    total = -divergence.item()
-    for place, group in enumerate(groups):
-        expected = objective.expected(group, generator, root)
-        (-expected).backward(retain_graph=moving and place + 1 < len(groups))
-        total += expected.item()
-    return total
-
-
-def _one(
+def _bound(
     objective: Objective,
     groups: list[Group],
-    item: int,
+    item: int | None,
     generator: torch.Generator | None,
     *,
     moving: bool,
 ) -> float:
-    """Gradients of minus the bound, estimated from one group; the bound."""
-    root = objective.basis.root() if moving else None
-    expected = objective.expected(groups[item], generator, root)
-    bound = expected * len(groups) - objective.posterior.divergence()
-    (-bound).backward()
-    return bound.item()
+    """The bound, of all groups or estimated from one; gradients of its negative add up.
+
+    Backward runs group by group to save memory.
+    """
+    roots = objective.basis.roots() if moving else None
+    chosen = groups if item is None else [groups[item]]
+    divergence = objective.posterior.divergence()
+    divergence.backward()
+    total = -divergence.item()
+    for left, group in zip(range(len(chosen) - 1, -1, -1), chosen, strict=True):
+        expected = objective.expected(group, generator, roots) * (len(groups) / len(chosen))
+        (-expected).backward(retain_graph=moving and left > 0)
+        total += expected.item()
+    return total

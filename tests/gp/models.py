@@ -8,7 +8,6 @@ import torch
 
 from rdpgraph.gp import RBF, Features, Functions, Labelling, VariationalPosterior
 from rdpgraph.gp.inducing import Basis
-from rdpgraph.gp.labels import LabelBases
 from rdpgraph.gp.training import Objective
 
 F64 = torch.float64
@@ -43,14 +42,14 @@ def basis(points, kernel=None, nugget=0.01, columns=2, seed=0):
     return basis_of(Features(rows), kernel or RBF(1.2, 2.0), nugget)
 
 
-def basis_of(features, kernel, nugget, *count):
+def basis_of(features, kernel, nugget):
     """Inducing points at given features."""
-    return Basis(features, kernel, nugget, *count)
+    return Basis([features], [kernel], nugget)
 
 
-def bases_of_labels(bases):
-    """Inducing points of each label."""
-    return LabelBases(bases)
+def basis_by_label(features, kernels, nugget):
+    """Inducing points and a kernel of each label."""
+    return Basis(features, kernels, nugget)
 
 
 def objective(q, known, likelihood, estimator):
@@ -77,6 +76,6 @@ def functions(q, known, group, component=0):
 
 
 __all__ = [
-    "Labelling", "bases_of_labels", "basis", "basis_of", "functions", "group_of", "normal_nodes",
+    "Labelling", "basis", "basis_by_label", "basis_of", "functions", "group_of", "normal_nodes",
     "objective", "posterior", "sequences",
 ]  # fmt: skip

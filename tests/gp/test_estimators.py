@@ -68,14 +68,14 @@ def gradient(q, known, group, estimator, likelihood, seed):
 def test_reparameterised_gradients_are_finite_differences(kind, likelihood):
     """Gradients of all parameters and hyperparameters, with common random numbers."""
     q, known, group = problem(kind)
-    known.kernel = RBF(1.1, 1.5)
+    known.kernels = [RBF(1.1, 1.5)]
     objective = models.objective(q, known, likelihood, Reparameterised(4, dtype=F64))
 
     def bound(*_):
-        expected = objective.expected(group, torch.Generator().manual_seed(0), known.root())
+        expected = objective.expected(group, torch.Generator().manual_seed(0), known.roots())
         return expected - q.divergence()
 
-    everything = [*q.parameters(), *known.kernel.parameters()]
+    everything = [*q.parameters(), *known.kernels[0].parameters()]
     inputs = [one for one in everything if one.requires_grad]
     assert torch.autograd.gradcheck(bound, inputs, fast_mode=True)
 

@@ -7,7 +7,7 @@ import torch
 
 from rdpgraph.errors import ModelError
 from rdpgraph.gp import RBF, Features, Linear, Matern
-from rdpgraph.gp.inducing import chosen, conditional, root_of
+from rdpgraph.gp.inducing import Basis, chosen
 from rdpgraph.gp.kernels import feature_list
 
 SPARSE = torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 0.0, 1.0, 1.0], [3.0, 0.0, 0.0, 0.0]])
@@ -75,14 +75,8 @@ def test_hyperparameters_have_gradients_also_where_positions_coincide(kernel):
 def test_positions_given_inducing_points_are_the_dense_conditionals():
     kernel, nugget = RBF(1.3, 2.0), 0.01
     points, positions = features(rows(4)), features(rows(3, seed=1))
-    given = conditional(
-        kernel,
-        root_of(kernel(points.products(points))),
-        *(type(one)(*(part[None] for part in one)) for one in (
-            positions.products(points), positions.products(positions))),
-        inside=torch.tensor([[True, True, True]]),
-        nugget=nugget,
-    )  # fmt: skip
+    basis = Basis([points], [kernel], nugget)
+    (given,) = basis.conditional(basis.group([0], [positions], None, None))
     own = kernel(positions.products(positions)) + nugget * torch.eye(3)
     cross, inverse = (
         kernel(positions.products(points)),
@@ -102,7 +96,7 @@ def test_points_are_chosen_by_variance_until_nothing_is_left():
     first = repeated.matrix[places[0]]
     left = repeated.matrix - (repeated.matrix @ first / first.square().sum()).outer(first)
     assert int(places[1]) in left.square().sum(1).topk(2).indices
-    root_of(Linear()(repeated[places].products(repeated[places])))
+    Basis([repeated[places]], [Linear()], 0.01).roots()
 
 
 def test_bad_input_is_one_line():
@@ -111,13 +105,16 @@ def test_bad_input_is_one_line():
         (lambda: Matern(smoothness=1.0), "smoothness of 0.5"),
         (lambda: features(torch.zeros(3)), "needs a matrix"),
         (lambda: features(torch.tensor([[math.nan]])), "not finite"),
-        (lambda: feature_list([], dtype=torch.float64), "at least one sequence"),
-        (lambda: feature_list([torch.zeros(0, 2)], dtype=torch.float64), "Sequence 0 is empty"),
+        (lambda: feature_list([]), "at least one sequence"),
+        (lambda: feature_list([torch.zeros(0, 2)]), "Sequence 0 is empty"),
         (
-            lambda: feature_list([torch.zeros(1, 2), torch.zeros(1, 3)], dtype=torch.float64),
+            lambda: feature_list([torch.zeros(1, 2), torch.zeros(1, 3)]),
             "Sequence 1 needs 2 features",
         ),
-        (lambda: root_of(torch.ones(2, 2)), "not positive definite"),
+        (
+            lambda: Basis([features(torch.ones(2, 1))], [Linear()], 0.01).roots(),
+            "not positive definite",
+        ),
         (lambda: chosen(features(torch.zeros(2, 2)), Linear(), 1), "zero at every position"),
     ]
     for make, message in cases:

@@ -1,7 +1,10 @@
 """Kernels and inducing points of each label, and covariances of pairs of labels."""
 
+import dataclasses
+
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from rdpgraph.errors import ModelError
 from rdpgraph.gp import (
@@ -41,11 +44,9 @@ def tagger(**options):
 @pytest.mark.parametrize("kind", [DiagonalCovariance(), FullCovariance()])
 @torch.no_grad()
 def test_functions_of_each_label_are_those_of_its_kernel_and_points(kind):
-    bases = [
-        models.basis_of(Features(drawn(3, 2, seed=1)), RBF(1.2, 2.0), 0.01, 5),
-        models.basis_of(Features(drawn(5, 2, seed=2)), Matern(0.7), 0.01, 5),
-    ]
-    known = models.bases_of_labels(bases)
+    points = [Features(drawn(3, 2, seed=1)), Features(drawn(5, 2, seed=2))]
+    kernels = [RBF(1.2, 2.0), Matern(0.7)]
+    known = models.basis_by_label(points, kernels, 0.01)
     q = models.posterior(5, covariance=kind, entropy=PairwiseBound())
     group = models.group_of(known, 3, 2)
     together = Functions(q, known.conditional(group))
@@ -53,16 +54,18 @@ def test_functions_of_each_label_are_those_of_its_kernel_and_points(kind):
     def drawn_of(functions):
         return functions.drawn(5, dtype=F64, generator=torch.Generator().manual_seed(0))[0]
 
-    for label, own in enumerate(bases):
-        alone = Functions(q, own.conditional(models.group_of(own, 3, 2)))
+    for label in range(2):
+        own = models.basis_of(points[label], kernels[label], 0.01)
+        (given,) = own.conditional(models.group_of(own, 3, 2))
+        count = points[label].rows
+        wide = dataclasses.replace(given, rows=pad(given.rows, (0, 5 - count)))
+        alone = Functions(q, (wide,))
         for part in ("mean", "covariance"):
             one, other = (getattr(each.gaussians(), part)[:, label] for each in (together, alone))
             torch.testing.assert_close(one, other)
         torch.testing.assert_close(drawn_of(together)[..., label], drawn_of(alone)[..., label])
         # Points that a label does not have count for nothing.
-        whole = own.conditional(models.group_of(own, 3, 2)).rows
-        assert not whole[..., own.points.rows :].any()
-        mean = whole[..., : own.points.rows] @ q.means[0, label, : own.points.rows]
+        mean = given.rows @ q.means[0, label, :count]
         torch.testing.assert_close(together.gaussians().mean[:, label], mean)
 
 

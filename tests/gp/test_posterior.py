@@ -76,7 +76,7 @@ def test_projected_covariances_have_gradients_and_are_the_same_for_short_sequenc
     known = models.basis(3)
     group = models.group_of(known, 3, 1)
     q = models.posterior(3, covariance=kind, entropy=PairwiseBound())
-    once, kept = known.conditional(group), known.reused(group)
+    (once,), (kept,) = known.conditional(group), known.reused(group)
     assert once.pairs() is None
     assert kept.pairs() is not None
     torch.testing.assert_close(q.covariance.projected(once, 0), q.covariance.projected(kept, 0))
@@ -116,7 +116,7 @@ def test_the_divergence_of_one_component_is_exact(kind):
     for entropy in (JensenBound(), PairwiseBound()):
         q = models.posterior(4, covariance=kind, entropy=entropy, pairwise_scale=0.3)
         with torch.no_grad():
-            root = known.root()
+            (root,) = known.roots()
             expected = 0.0
             for label, whitened in enumerate(dense_covariances(q)):
                 own = MultivariateNormal(root @ q.means[0, label], root @ whitened @ root.mT)
@@ -176,7 +176,7 @@ def test_jensen_s_bound_is_that_of_densities_of_the_means(kind):
 
 def log_evidence(known, group, pairwise_scale):
     """Log evidence of two positions and two labels: differences of scores are normal."""
-    kernel, (first, second) = known.kernel, group.labels.states[0].tolist()
+    (kernel,), (first, second) = known.kernels, group.labels.states[0].tolist()
     with torch.no_grad():
         own = 2 * (kernel(group.within)[0] + known.nugget * torch.eye(2))
     nodes, weights = models.normal_nodes(24, 2)
