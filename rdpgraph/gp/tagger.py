@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Any, Self, TypeVar
 
@@ -33,6 +34,7 @@ _CHOICES = {
 }  # fmt: skip
 
 
+@dataclass(eq=False)
 class StructuredGP(Arguments):
     """Tags sequences by a Gaussian process for each label, with the uncertainty of the functions.
 
@@ -87,36 +89,20 @@ class StructuredGP(Arguments):
     process models".
     """
 
-    def __init__(
-        self,
-        labels: Sequence[Hashable],
-        kernel: Kernel | Mapping[Any, Kernel] | None = None,
-        *,
-        inducing: int | Any | None = None,
-        likelihood: Likelihood | None = None,
-        components: int = 1,
-        covariance: Covariance | None = None,
-        entropy: EntropyBound | None = None,
-        estimator: GradientEstimator | None = None,
-        training: Training | None = None,
-        pairwise_scale: float | Tensor = 1.0,
-        nugget: float = 1e-4,
-        scale: float = 0.1,
-        predictive_samples: int = 100,
-    ) -> None:
-        self.labels = labels
-        self.kernel = kernel
-        self.inducing = inducing
-        self.likelihood = likelihood
-        self.components = components
-        self.covariance = covariance
-        self.entropy = entropy
-        self.estimator = estimator
-        self.training = training
-        self.pairwise_scale = pairwise_scale
-        self.nugget = nugget
-        self.scale = scale
-        self.predictive_samples = predictive_samples
+    labels: Sequence[Hashable]
+    kernel: Kernel | Mapping[Any, Kernel] | None = None
+    _: KW_ONLY
+    inducing: int | Any | None = None
+    likelihood: Likelihood | None = None
+    components: int = 1
+    covariance: Covariance | None = None
+    entropy: EntropyBound | None = None
+    estimator: GradientEstimator | None = None
+    training: Training | None = None
+    pairwise_scale: float | Tensor = 1.0
+    nugget: float = 1e-4
+    scale: float = 0.1
+    predictive_samples: int = 100
 
     def fit(
         self,
