@@ -52,7 +52,7 @@ class Density(Emission):
         if any(table.requires_grad for table in tables.values()):
             return  # a step of `climbed` may leave the domain
         try:
-            self.family(**tables)
+            self.family(**tables, validate_args=True)
         except (TypeError, ValueError) as error:
             raise ModelError(f"Density's parameters do not fit its family: {error}") from None
 

@@ -411,6 +411,16 @@ def test_a_state_without_mass_is_an_error_that_names_it(name: str) -> None:
         emission.maximised(statistics(emission, observed, counts))
 
 
+def test_parameters_of_a_density_are_checked_whatever_the_setting_of_torch() -> None:
+    before = Normal._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        with pytest.raises(ModelError, match="do not fit its family"):
+            learn.Density(Normal, {"loc": 0.0, "scale": -1.0})
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
