@@ -3,7 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -58,21 +58,13 @@ class HiddenStates(Arguments, ABC):
     def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
         """The parameters to start from, except for the emission."""
 
-    @abstractmethod
-    def _path(self, structure: Any) -> tuple[Tensor, Tensor]:
-        """(B, T) the most probable states, and (B,) their log-probabilities with the data."""
-
-    @abstractmethod
-    def _marginals(self, structure: Any) -> Tensor:
-        """(B, T, states)."""
-
     _cells: ClassVar[int] = 120_000
     """Log-values of a batch: half as many or twice take up to a quarter longer in a chain."""
 
     @property
-    def _width(self) -> int:
-        """Log-values that a step takes."""
-        return self.states
+    def _longest(self) -> int:
+        """Steps of the longest segment."""
+        return 1
 
     @torch.inference_mode(mode=False)
     def fit(self, X: Any, lengths: Any = None, *, generator: torch.Generator | None = None) -> Self:
@@ -106,7 +98,7 @@ class HiddenStates(Arguments, ABC):
         if not len(observed):
             raise EvidenceError(f"{type(self).__name__} is fitted to sequences; X has no step.")
         generator = generator or torch.Generator()
-        batches = list(batches_of(sequences, self._width, self._cells))
+        batches = list(self._batches(sequences))
         fits: list[Fit] = []
         for number in range(self.starts):
             tables = self._tables(observed, generator if number else None)
@@ -119,7 +111,14 @@ class HiddenStates(Arguments, ABC):
             try:
                 fits.append(em.fit([rows for rows, _ in batches]))
             except ImpossibleEvidenceError:
-                self._explained(parameters, batches)
+                for rows, numbers in batches:
+                    dead = self._of(rows, parameters).log_partition() == -math.inf
+                    for place in dead.nonzero()[:1].flatten().tolist():
+                        raise ImpossibleEvidenceError(
+                            f"{type(self).__name__} gives sequence {numbers[place]} probability "
+                            "zero at the start: check its values and the entries of -inf, or give "
+                            "a prior."
+                        ) from None
                 raise
         self.fit_: Fit = max(fits, key=lambda fit: fit.history[-1])
         self.n_features_in_ = observed.shape[1]
@@ -147,15 +146,15 @@ class HiddenStates(Arguments, ABC):
         Infinite where the data does not determine one. It takes a backward pass for each free
         parameter. Raises `ModelError` where the fit is not at a maximum.
         """
-        batches = batches_of(self._read(X, lengths), self._width, self._cells)
-        em = EM(self._model, self._fitted())
-        return standard_errors(em, self.fit_, [rows for rows, _ in batches])
+        batches = [rows for rows, _ in self._batches(self._read(X, lengths))]
+        return standard_errors(EM(self._model, self._fitted()), self.fit_, batches)
 
     def structure(self, X: Any, lengths: Any = None) -> Any:
         """The `Chain` or `SemiMarkov` of all sequences, (B,), padded; its log Z is their score."""
         sequences = self._read(X, lengths)
         places = [0] * len(sequences)
-        return self._of(as_rows(sequences, places, sum(map(len, sequences))))
+        rows = as_rows(sequences, places, sum(map(len, sequences)))
+        return self._of(rows, self._fitted())
 
     def score(self, X: Any, lengths: Any = None) -> float:
         """The log-likelihood of all sequences (nats)."""
@@ -171,16 +170,20 @@ class HiddenStates(Arguments, ABC):
 
         def ask(model: Any) -> Tensor:
             nonlocal total
-            path, scores = self._path(model)
-            total += float(scores.sum())
-            return path
+            path = model.mode()
+            total += float(model.score(path).sum())
+            return _labels(path)
 
         states = torch.cat(self._each(X, lengths, ask))
         return total, states
 
     def predict_proba(self, X: Any, lengths: Any = None) -> Tensor:
         """(steps, states) the probability of each state, given the whole sequence."""
-        return torch.cat(self._each(X, lengths, self._marginals))
+
+        def ask(model: Any) -> Tensor:
+            return getattr(model, "position_marginals", model.marginals)()
+
+        return torch.cat(self._each(X, lengths, ask))
 
     def sample(self, steps: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """A sequence (steps, columns), and its states (steps,).
@@ -198,7 +201,7 @@ class HiddenStates(Arguments, ABC):
         values = {name: p.value(rows) for name, p in parameters.items() if name != "emission"}
         values["emission"] = torch.zeros(1, steps, self.states, dtype=torch.float64)
         drawn = self._model(values, rows).sample(1, generator)
-        states = (drawn if isinstance(drawn, Tensor) else drawn.labels).reshape(steps)
+        states = _labels(drawn).reshape(steps)
         return self.emission_.sample(states, generator), states
 
     def aic(self, X: Any, lengths: Any = None) -> float:
@@ -236,35 +239,24 @@ class HiddenStates(Arguments, ABC):
             raise EvidenceError(f"X does not fit the tables: {error}") from None
         return sequences
 
-    def _of(self, rows: PaddedBatch) -> Any:
-        values = {name: p.value(rows) for name, p in self._fitted().items()}
-        return self._model(values, rows)
-
-    def _each(self, X: Any, lengths: Any, ask: Callable[[Any], Tensor]) -> list[Tensor]:
-        """Answers for each sequence, cut to its length where they are by steps."""
-        sequences = self._read(X, lengths)
-        answers: list[Tensor] = [torch.empty(0)] * len(sequences)
-        for rows, numbers in batches_of(sequences, self._width, self._cells):
-            for number, answer in zip(numbers, ask(self._of(rows)), strict=True):
-                answers[number] = answer[: len(sequences[number])] if answer.ndim else answer
-        return answers
-
     def _told(self, start: int) -> Callable[[Step], None] | None:
         tell = self.progress
         return None if tell is None else lambda step: tell(replace(step, start=start))
 
-    def _explained(
-        self, parameters: dict[str, Parameter], batches: Sequence[tuple[PaddedBatch, list[int]]]
-    ) -> None:
-        """Raise `ImpossibleEvidenceError` with the number of a sequence of probability zero."""
-        for rows, numbers in batches:
-            values = {name: p.value(rows) for name, p in parameters.items()}
-            dead = (self._model(values, rows).log_partition() == -math.inf).nonzero().flatten()
-            if len(dead):
-                raise ImpossibleEvidenceError(
-                    f"{type(self).__name__} gives sequence {numbers[int(dead[0])]} probability "
-                    "zero at the start: check its values and the entries of -inf, or give a prior."
-                )
+    def _of(self, rows: PaddedBatch, parameters: dict[str, Parameter]) -> Any:
+        return self._model({name: p.value(rows) for name, p in parameters.items()}, rows)
+
+    def _batches(self, sequences: Sequence[Tensor]) -> Iterator[tuple[PaddedBatch, list[int]]]:
+        return batches_of(sequences, self.states * self._longest, self._cells)
+
+    def _each(self, X: Any, lengths: Any, ask: Callable[[Any], Tensor]) -> list[Tensor]:
+        """Answers for each sequence, cut to its length where they are by steps."""
+        sequences, parameters = self._read(X, lengths), self._fitted()
+        answers: list[Tensor] = [torch.empty(0)] * len(sequences)
+        for rows, numbers in self._batches(sequences):
+            for number, answer in zip(numbers, ask(self._of(rows, parameters)), strict=True):
+                answers[number] = answer[: len(sequences[number])] if answer.ndim else answer
+        return answers
 
     @property
     def _of_rank(self) -> bool:
@@ -314,6 +306,11 @@ class HiddenStates(Arguments, ABC):
         prior = prior.to(table) if isinstance(prior, Tensor) else prior
         parameter = Probabilities(table, over=over, prior=prior)
         return parameter if generator is None else parameter.drawn(generator)
+
+
+def _labels(configuration: Any) -> Tensor:
+    """The states of a path or a segmentation."""
+    return getattr(configuration, "labels", configuration)
 
 
 def transition_of(values: Values) -> Tensor | LowRank:

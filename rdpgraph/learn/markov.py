@@ -71,13 +71,6 @@ class HMM(HiddenStates):
         unary = with_ends(values["emission"], values["start"], None, None)
         return Chain(unary, transition_of(values), lengths=rows["lengths"])
 
-    def _path(self, structure: Chain) -> tuple[Tensor, Tensor]:
-        path = structure.mode()
-        return path, structure.score(path)
-
-    def _marginals(self, structure: Chain) -> Tensor:
-        return structure.marginals()
-
 
 @dataclass(eq=False, kw_only=True)
 class HSMM(HiddenStates):
@@ -132,10 +125,6 @@ class HSMM(HiddenStates):
             )
         return int(given) if is_whole(given) else given.shape[0]
 
-    @property
-    def _width(self) -> int:
-        return self.states * self._longest
-
     def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
         states, prior = self.states, self.transition_prior
         tables = self._start_tables(like, prior, generator)
@@ -165,13 +154,6 @@ class HSMM(HiddenStates):
         first = (place.unsqueeze(1) == age).unsqueeze(2)
         segments = sums.unary + lasts + torch.where(first, values["start"], 0.0)
         return SemiMarkov(segments, transition, lengths=lengths)
-
-    def _path(self, structure: SemiMarkov) -> tuple[Tensor, Tensor]:
-        cut = structure.mode()
-        return cut.labels, structure.score(cut)
-
-    def _marginals(self, structure: SemiMarkov) -> Tensor:
-        return structure.position_marginals()
 
 
 def left_to_right(states: int, skip: int = 1) -> Tensor:
