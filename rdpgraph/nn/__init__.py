@@ -8,7 +8,6 @@ tags, `SemiCRF` for segments, `HMM` and `MarkovField` as language models, `Struc
 from rdpgraph.model.potentials.patterns import Pattern
 from rdpgraph.nn.clusters import exchange_clusters
 from rdpgraph.nn.crf import CRF, Constraints, bio_constraints, bioes_constraints
-from rdpgraph.nn.features import FeatureMap
 from rdpgraph.nn.field import MarkovField
 from rdpgraph.nn.hmm import HMM
 from rdpgraph.nn.semicrf import SemiCRF
@@ -20,6 +19,7 @@ from rdpgraph.nn.vae import (
     Objective,
     StructuredVAE,
 )
+from rdpgraph.nn.words import FeatureMap
 from rdpgraph.structures.chain.constrained import ConstrainedHMM, Prefix
 
 __all__ = [

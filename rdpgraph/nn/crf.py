@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rdpgraph._core.compiler import operator
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
-from rdpgraph.nn.unrolled import UnrolledCRF
+from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
@@ -34,16 +34,13 @@ class Constraints:
     end: Tensor
 
     def __post_init__(self) -> None:
-        if not all(isinstance(getattr(self, part.name), Tensor) for part in fields(self)):
-            raise ModelError(f"Constraints need three tensors of bools; got {self!r:.80}.")
-        tags = tuple(self.transitions.shape[:1])
-        shapes = {"start": tags, "transitions": 2 * tags, "end": tags}
-        for name, shape in shapes.items():
-            given: Tensor = getattr(self, name)
-            if given.dtype != torch.bool or tuple(given.shape) != shape or not tags:
+        tags = tuple(getattr(self.transitions, "shape", ())[:1])
+        for name, shape in (("start", tags), ("transitions", 2 * tags), ("end", tags)):
+            given, kind = getattr(self, name), getattr(getattr(self, name), "dtype", None)
+            if kind != torch.bool or tuple(given.shape) != shape or not tags:
                 raise ModelError(
-                    "Constraints need bools of shapes (tags,), (tags, tags) and (tags,); got "
-                    f"{name} of shape {tuple(given.shape)}, {given.dtype}."
+                    "Constraints need tensors of bools, (tags,), (tags, tags) and (tags,); got "
+                    f"{name} {_shown(given)} of {kind}."
                 )
 
 
@@ -172,11 +169,11 @@ class Transitions(nn.Module):
 
         All of one type; forbidden tags have -inf.
         """
-        _require_tensors(emissions=emissions)
-        if emissions.dim() != 3 or emissions.shape[-1] != self.num_tags:
+        shape: tuple[int, ...] = getattr(emissions, "shape", ())
+        if len(shape) != 3 or shape[-1] != self.num_tags:
             order = "batch, steps" if self.batch_first else "steps, batch"
             raise ModelError(
-                f"emissions must be ({order}, {self.num_tags}); got {tuple(emissions.shape)}."
+                f"emissions must be ({order}, {self.num_tags}); got {_shown(emissions)}."
             )
         if mask is not None:
             _require_steps("mask", mask, emissions)
@@ -257,9 +254,8 @@ class CRF(Transitions):
             EvidenceError: a tag that is out of range.
         """
         require_reduction(reduction)
-        _require_tensors(emissions=emissions, tags=tags)
-        _require_steps("tags", tags, emissions)
         scores = self._scores(emissions, mask)
+        _require_steps("tags", tags, emissions)
         given = [*scores[:4], tags if self.batch_first else tags.t(), scores[4]]
         log_likelihood = _log_likelihood(*(each for each in given if each is not None))
         steps = tags.numel() if mask is None else mask.bool().sum()
@@ -287,7 +283,7 @@ class CRF(Transitions):
         """(batch,) entropies in nats of the whole sequences; differentiable."""
         return self.chain(emissions, mask).entropy()
 
-    def exportable(self) -> UnrolledCRF:
+    def exportable(self) -> "UnrolledCRF":
         """A module of plain torch for `torch.export` and ONNX: the best tags and log Z.
 
         ``exportable()(emissions, mask)`` gives tags of the shape of the mask, which is not
@@ -302,8 +298,8 @@ class CRF(Transitions):
             >>> tags.shape, log_z.shape
             (torch.Size([4, 2]), torch.Size([2]))
         """
-        _, start, transitions, end, _ = self._scores(self.transitions.unsqueeze(0), None)
-        return UnrolledCRF(start, transitions, end, batch_first=self.batch_first)
+        scores = self._scores(self.transitions.unsqueeze(0), None)
+        return UnrolledCRF(*scores[1:4], batch_first=self.batch_first)
 
     def chain(self, emissions: Tensor, mask: Tensor | None = None) -> Chain:
         """The distribution over sequences as a `Chain`, which has the batch first.
@@ -312,6 +308,39 @@ class CRF(Transitions):
             ModelError: shapes or a mask that do not fit.
         """
         return _chain(*self._scores(emissions, mask))
+
+
+class UnrolledCRF(nn.Module):
+    """The best tags and log Z of a CRF in plain torch; a trace serves all inputs of one shape."""
+
+    start: Tensor
+    transitions: Tensor
+    end: Tensor
+
+    def __init__(self, *scores: Tensor, batch_first: bool) -> None:
+        super().__init__()
+        for name, part in zip(_PARTS, scores, strict=True):
+            self.register_buffer(name, part.detach().clone())
+        self.batch_first = batch_first
+
+    def forward(self, emissions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The best tags, -1 beyond the mask, and log Z (batch,), as said in `CRF.exportable`."""
+        if self.batch_first:
+            emissions, mask = emissions.transpose(0, 1), mask.t()
+        total = best = self.start + emissions[0]
+        stay = torch.arange(emissions.shape[-1], device=emissions.device).expand_as(best)
+        before: list[Tensor] = []
+        for scores, here in zip(emissions[1:], mask[1:].unsqueeze(-1), strict=True):
+            highest, tag = (best.unsqueeze(-1) + self.transitions).max(1)
+            before.append(torch.where(here, tag, stay))
+            best = torch.where(here, highest + scores, best)
+            summed = soft_sum(total.unsqueeze(-1) + self.transitions, 1) + scores
+            total = torch.where(here, summed, total)
+        tags = [(best + self.end).argmax(-1)]
+        for step in reversed(before):
+            tags.append(step.gather(1, tags[-1].unsqueeze(1)).squeeze(1))
+        chosen = torch.where(mask, torch.stack(tags[::-1]), -1)
+        return chosen.t() if self.batch_first else chosen, soft_sum(total + self.end, 1)
 
 
 def _chain(
@@ -334,14 +363,12 @@ _log_likelihood = operator("crf", _of_tags)
 def lengths_of(mask: Tensor) -> Tensor:
     """(batch,) steps that count, of a mask (batch, steps)."""
     mask = mask.bool()
-    lengths = mask.sum(1)
-    if torch.equal(mask, inside(lengths, mask.shape[1])) and (
-        not lengths.numel() or lengths.min().item() > 0
-    ):
-        return lengths
     if not mask[:, :1].all():
         raise ModelError("mask must be on at the first step of every item; drop empty items.")
-    raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")
+    lengths = mask.sum(1)
+    if not torch.equal(mask, inside(lengths, mask.shape[1])):
+        raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")
+    return lengths
 
 
 def require_reduction(reduction: object) -> None:
@@ -361,15 +388,13 @@ def reduced(log_likelihood: Tensor, reduction: Reduction, steps: Tensor | int) -
     return log_likelihood.sum() / (steps if reduction == "token_mean" else 1)
 
 
-def _require_tensors(**given: object) -> None:
-    for name, value in given.items():
-        if not isinstance(value, Tensor):
-            raise ModelError(f"{name} must be a tensor; got {value!r:.80}.")
-
-
-def _require_steps(name: str, given: Tensor, emissions: Tensor) -> None:
-    if given.shape != emissions.shape[:2]:
+def _require_steps(name: str, given: object, emissions: Tensor) -> None:
+    if getattr(given, "shape", None) != emissions.shape[:2]:
         raise ModelError(
-            f"{name} must be of the first two dimensions of emissions, "
-            f"{tuple(emissions.shape[:2])}; got {tuple(given.shape)}."
+            f"{name} must be a tensor of the first two dimensions of emissions, "
+            f"{tuple(emissions.shape[:2])}; got {_shown(given)}."
         )
+
+
+def _shown(given: object) -> str:
+    return str(tuple(given.shape)) if isinstance(given, Tensor) else f"{given!r:.80}"

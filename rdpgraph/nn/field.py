@@ -7,8 +7,7 @@ from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products
 from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.nn.features import FeatureMap
-from rdpgraph.nn.tokens import checked_tokens, require_known
+from rdpgraph.nn.words import FeatureMap, checked_tokens, require_known
 from rdpgraph.structures.chain.model import Chain
 
 _TOLERANCE = 1e-6  # of messages, relative

@@ -13,9 +13,8 @@ from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.nn.clusters import checked_clusters, cluster_emission, cluster_likelihood
-from rdpgraph.nn.features import FeatureMap
 from rdpgraph.nn.pretrained import Pretrained
-from rdpgraph.nn.tokens import checked_tokens, require_known
+from rdpgraph.nn.words import FeatureMap, checked_tokens, require_known
 from rdpgraph.structures.chain import rank_chains
 from rdpgraph.structures.chain.model import Chain
 

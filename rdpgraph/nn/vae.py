@@ -14,7 +14,7 @@ from rdpgraph.estimate.estimator import Estimator
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.infer import infer
 from rdpgraph.model.potentials.lowrank import Bilinear
-from rdpgraph.nn.tokens import checked_tokens, require_known
+from rdpgraph.nn.words import checked_tokens, require_known
 from rdpgraph.query.structured import RelaxedStates
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
