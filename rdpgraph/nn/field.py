@@ -7,7 +7,7 @@ from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products
 from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.nn.words import FeatureMap, checked_tokens, require_known
+from rdpgraph.nn.words import FeatureMap, checked_tokens
 from rdpgraph.structures.chain.model import Chain
 
 _TOLERANCE = 1e-6  # of messages, relative
@@ -126,7 +126,7 @@ class MarkovField(nn.Module):
         Raises:
             EvidenceError: a token that is out of range, or of another shape.
         """
-        tokens, lengths = self._checked(tokens, lengths)
+        tokens, lengths = checked_tokens("MarkovField", tokens, lengths, len(self.bias))
         place = torch.arange(tokens.shape[1], device=tokens.device)
         total = torch.where(place < lengths.unsqueeze(1), self.bias[tokens], 0.0).sum(1)
         for lag, low in enumerate(self.pairs(), 1):
@@ -146,7 +146,7 @@ class MarkovField(nn.Module):
             EvidenceError: as for `score`.
             ModelError: an empty sequence without a prior, or one that the prior does not know.
         """
-        tokens, lengths = self._checked(tokens, lengths)
+        tokens, lengths = checked_tokens("MarkovField", tokens, lengths, len(self.bias))
         score = self.score(tokens, lengths)
         if self.lags > 1:
             return score - lengths * self.log_density()
@@ -162,9 +162,7 @@ class MarkovField(nn.Module):
             )
         return score - self.log_partitions(longest)[lengths] + self.prior[lengths]
 
-    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(B,) as `log_likelihood` has it."""
-        return self.log_likelihood(tokens, lengths)
+    forward = log_likelihood
 
     def log_partitions(self, longest: int) -> Tensor:
         """(longest + 1,) log Z of all sequences of each length: O(V r^2 + longest r^2).
@@ -286,12 +284,6 @@ class MarkovField(nn.Module):
             self.messages = (new + self.messages) / 2
             if self.converged:
                 return
-
-    def _checked(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        tokens, lengths = checked_tokens("MarkovField", tokens, lengths)
-        vocabulary = len(self.bias)
-        require_known(f"MarkovField of {vocabulary} words", tokens, vocabulary)
-        return tokens, lengths
 
     def extra_repr(self) -> str:
         return f"vocabulary={len(self.bias)}, lags={self.lags}"

@@ -1,6 +1,7 @@
 """A hidden Markov model of text as a module."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.nn.clusters import checked_clusters, cluster_emission, cluster_likelihood
 from rdpgraph.nn.pretrained import Pretrained
-from rdpgraph.nn.words import FeatureMap, checked_tokens, require_known
+from rdpgraph.nn.words import FeatureMap, checked_tokens
 from rdpgraph.structures.chain import rank_chains
 from rdpgraph.structures.chain.model import Chain
 
@@ -69,7 +70,14 @@ class HMM(Pretrained):
             options that exclude each other.
     """
 
-    clusters: Tensor | None
+    # Parameters, and other parts of one kind of transition each: else None.
+    before: Any
+    after: Any
+    tokens: Any
+    leading: Any
+    leading_bias: Any
+    links: Any
+    clusters: Any
 
     def __init__(
         self,
@@ -162,7 +170,7 @@ class HMM(Pretrained):
         Raises:
             EvidenceError: a token that is out of range, or of another shape.
         """
-        tokens, lengths = self._checked(tokens, lengths)
+        tokens, lengths = checked_tokens("HMM", tokens, lengths, self.vocabulary)
         active = self._active(generator)
         if self.clusters is not None:
             return self._clustered(tokens, lengths, active)
@@ -179,12 +187,7 @@ class HMM(Pretrained):
                 return made.log_score(rows, lengths)
         return self._chain(tokens, lengths, active, transition).log_partition()
 
-    def forward(
-        self, tokens: Tensor, lengths: Tensor | None = None,
-        *, generator: torch.Generator | None = None,
-    ) -> Tensor:  # fmt: skip
-        """(B,) the log-likelihood of sequences, as `log_likelihood` has it."""
-        return self.log_likelihood(tokens, lengths, generator=generator)
+    forward = log_likelihood
 
     def chain(self, tokens: Tensor, lengths: Tensor | None = None) -> Chain:
         """The distribution of all hidden states given the tokens.
@@ -192,7 +195,7 @@ class HMM(Pretrained):
         Raises:
             EvidenceError: as for `log_likelihood`.
         """
-        tokens, lengths = self._checked(tokens, lengths)
+        tokens, lengths = checked_tokens("HMM", tokens, lengths, self.vocabulary)
         return self._chain(tokens, lengths, None, self._transition(None))
 
     def transition(self) -> Tensor | LowRank | PairOperator:
@@ -218,9 +221,6 @@ class HMM(Pretrained):
         return Chain(unary, transition, lengths=lengths)
 
     def _clustered(self, tokens: Tensor, lengths: Tensor, active: Tensor | None) -> Tensor:
-        assert self.before is not None
-        assert self.after is not None
-        assert self.clusters is not None
         start, before, after = (
             part.unflatten(0, (self._groups, -1))
             for part in (self._start(active), _some(self.before, active), _some(self.after, active))
@@ -232,14 +232,10 @@ class HMM(Pretrained):
 
     def _following(self, before: Tensor) -> Tensor:
         """(..., K) log-probabilities of the cluster after a state."""
-        assert self.leading is not None
-        assert self.leading_bias is not None
         return (before @ self.leading.mT + self.leading_bias).to(before.dtype).log_softmax(-1)
 
     def _shown(self, active: Tensor | None) -> Tensor:
         """(V, N / K) log-probabilities of tokens in the states of their clusters."""
-        assert self.tokens is not None
-        assert self.clusters is not None
         states = _some(self.emitting, active).unflatten(0, (self._groups, -1))
         return cluster_emission(states, self.tokens, self.bias, self.clusters)
 
@@ -248,8 +244,6 @@ class HMM(Pretrained):
 
     def _transition(self, active: Tensor | None) -> Tensor | LowRank | PairOperator:
         if self.before is None:
-            assert self._kind is not None
-            assert self.links is not None
             return self._kind.replaced(list(self.links)).normal()
         before = _some(self.before, active)
         if self.after is None:
@@ -302,12 +296,6 @@ class HMM(Pretrained):
         ]
         first = torch.arange(self._groups, device=device).unsqueeze(1) * size
         return (torch.stack(chosen) + first).flatten().to(self.start.device)
-
-    def _checked(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens, 0 beyond the lengths, and lengths."""
-        tokens, lengths = checked_tokens("HMM", tokens, lengths)
-        require_known(f"HMM of {self.vocabulary} tokens", tokens, self.vocabulary)
-        return tokens, lengths
 
     def extra_repr(self) -> str:
         kind = f"clusters={self._groups}, " if self.clusters is not None else ""

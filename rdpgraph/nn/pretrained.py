@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class Pretrained(nn.Module):
     """An `HMM` made of matrices that are known, and its folder: sizes and tensors."""
 
     start: Tensor
-    _kind: PairOperator | None
+    _kind: Any
 
     @classmethod
     def from_probabilities(

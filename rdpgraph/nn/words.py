@@ -63,7 +63,9 @@ class FeatureMap(nn.Module):
         return f"dimension={self.weight.shape[1]}, features={len(self.weight)}"
 
 
-def checked_tokens(name: str, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+def checked_tokens(
+    name: str, tokens: Tensor, lengths: Tensor | None, vocabulary: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Tokens (B, T), 0 beyond the lengths, and lengths (B,); errors name the model."""
     tokens = as_states(f"{name}'s tokens", tokens)
     if tokens.ndim != 2 or tokens.is_floating_point():
@@ -74,7 +76,10 @@ def checked_tokens(name: str, tokens: Tensor, lengths: Tensor | None) -> tuple[T
     if lengths is None:
         lengths = torch.full((batch,), total, device=tokens.device)
     lengths = checked_lengths(lengths, tokens.unsqueeze(-1))
-    return torch.where(inside(lengths, total), tokens.long(), 0), lengths
+    tokens = torch.where(inside(lengths, total), tokens.long(), 0)
+    if vocabulary is not None:
+        require_known(f"{name} of {vocabulary} words", tokens, vocabulary)
+    return tokens, lengths
 
 
 def require_known(what: str, tokens: Tensor, vocabulary: int) -> None:
