@@ -52,7 +52,7 @@ LONG = {
     "docs/recipes.md",
     "docs/vae.md",
     "docs/variance.md",
-    "rdpgraph/distributed/slices.py",
+    "rdpgraph/distributed/spread.py",
     "rdpgraph/testing/estimators.py",
     "rdpgraph/testing/selections.py",
 }

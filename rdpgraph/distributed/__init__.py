@@ -7,9 +7,14 @@ import it by itself.
 
 from rdpgraph.distributed.collectives import alone, group
 from rdpgraph.distributed.cuts import Cluster, Forecast, by_metis, explain, partition
-from rdpgraph.distributed.estimates import SpreadChains, SpreadReplicates
 from rdpgraph.distributed.graphs import GraphPart, PartPosterior
-from rdpgraph.distributed.slices import SpreadSlices, pooled, share
+from rdpgraph.distributed.spread import (
+    SpreadChains,
+    SpreadReplicates,
+    SpreadSlices,
+    pooled,
+    share,
+)
 
 __all__ = [
     "Cluster",

@@ -15,7 +15,6 @@ from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.solution import Approximation, Status
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.logspace.gradients import refused
-from rdpgraph.model.graph import FactorGraph
 
 
 def exchanged(peers: Peers, sent: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -161,6 +160,14 @@ def joining(
     return join
 
 
+def refuse(*_: object, **__: object) -> NoReturn:
+    """Refuse answers that parts do not give."""
+    raise UnsupportedError(
+        "The parts of a graph give log Z and marginals of single variables; ask one process for "
+        "modes, draws, joints and entropies."
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Gathered(Approximation):
     """log Z (B,) and the beliefs (B, S) of variables, gathered from all parts of a graph."""
@@ -178,21 +185,4 @@ class Gathered(Approximation):
     def variable_marginals(self) -> Tensor:
         return self.beliefs
 
-    def _refused(self, *_: object, **__: object) -> NoReturn:
-        refuse()
-
-    factor_marginals = expected_score = max_marginals = mode = _refused
-
-
-def refuse_to_solve(graph: FactorGraph) -> NoReturn:
-    """Refuse joints of variables that no factor holds."""
-    del graph
-    refuse()
-
-
-def refuse() -> NoReturn:
-    """Refuse answers that parts do not give."""
-    raise UnsupportedError(
-        "The parts of a graph give log Z and marginals of single variables; ask one process for "
-        "modes, draws, joints and entropies."
-    )
+    factor_marginals = expected_score = max_marginals = mode = refuse

@@ -56,9 +56,9 @@ class Peers:
 
     def told(self, value: Any) -> list[Any]:
         """A small Python object of every rank, by rank."""
-        answers: list[Any] = [None] * self.ranks
         if self.ranks == 1:
             return [value]
+        answers: list[Any] = [None] * self.ranks
         dist.all_gather_object(answers, value, group=self.group)
         return answers
 
@@ -289,9 +289,7 @@ def one_line(here: str) -> Generator[None]:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, without its place in the source."""
     line = " ".join(str(error).split("\n")[0].split(". ")[0].split())
-    return re.sub(r"^\[?/[^]]*\] ?", "", line)[:160].rstrip(
-        "."
-    )  # without the place in torch's source
+    return re.sub(r"^\[?/[^]]*\] ?", "", line)[:160].rstrip(".")
 
 
 def _end(message: str) -> NoReturn:

@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph.distributed.boundary import (
-    Gathered,
-    exchanged,
-    joining,
-    refuse,
-    refuse_to_solve,
-    watched,
-)
+from rdpgraph.distributed.boundary import Gathered, exchanged, joining, refuse, watched
 from rdpgraph.distributed.collectives import Peers, fingerprint
 from rdpgraph.engines.loopy.network_equations import Bethe, Fractional
 from rdpgraph.engines.loopy.schedules import Flooding
@@ -251,7 +244,7 @@ class PartPosterior:
         solution = Gathered(self.log_partition.reshape(-1), beliefs, self.status)
         ranks = self.part.peers.ranks
         plan = Plan("loopy", f"in {ranks} parts, one on each process", graph.num_variables)
-        return Posterior(plan, solution, graph, graph, refuse_to_solve, refuse_to_solve)
+        return Posterior(plan, solution, graph, graph, refuse, refuse)
 
     def _all_beliefs(self) -> tuple[Domain, Tensor]:
         """The variables of the whole graph, and (B, S) their beliefs."""
