@@ -86,7 +86,8 @@ class Run:
         below, heads = torch.zeros_like(self.values), torch.empty_like(self.rows[1])
         self._down(gradient, [False] * len(wanted), below, heads)
         parts = [None if move is None else move.double().contiguous() for move in moves]
-        along, turns, room = (torch.zeros_like(p) for p in (self.values, self.values, self.room))
+        along, turns = (torch.zeros_like(self.values) for _ in range(2))
+        room = torch.empty_like(self.room)
         kept, tails = (torch.empty_like(rows) for rows in self.rows)
         extras = self._extras(wanted)
         moved, places = _places(parts), _places(extras)
@@ -151,7 +152,7 @@ class Run:
     @property
     def differentiable_twice(self) -> bool:
         """Return whether `second` is for this log-sum, which needs rows of links, too."""
-        return self.values.dtype == torch.float64 and _DIRECT not in self.tables[7::_TABLE]
+        return self.values.dtype == torch.float64
 
     def most(self) -> Tensor:
         """(B, sites, K) the best score with each state of each site, given maxima; -inf: none."""
@@ -340,7 +341,7 @@ def run(
     """
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype
-    tables, size = _tables(program, inputs, direct=best or not whole)
+    tables, size = _tables(program, inputs)
     values = unary.new_empty(batch * program.size)
     levels = None
     if dtype == torch.float32 and not whole:
@@ -374,7 +375,7 @@ def _places(parts: Sequence[Tensor | None]) -> "array[int]":
     return array("q", [0 if part is None else part.data_ptr() for part in parts])
 
 
-def _tables(program: Program, inputs: Inputs, *, direct: bool) -> tuple["array[int]", int]:
+def _tables(program: Program, inputs: Inputs) -> tuple["array[int]", int]:
     """(slots, 9) addresses, sizes and strides of tensors, and the size of the prepared tables."""
     unary = inputs.unary
     wide = library.panel_width(unary.element_size())
@@ -386,7 +387,7 @@ def _tables(program: Program, inputs: Inputs, *, direct: bool) -> tuple["array[i
             items, many, depth, columns = part.shape
             hop, _, row, column = part.stride()
             rows.extend((part.data_ptr(), items, hop, depth, row, columns, column))
-            if direct and items == batch and program.reads[slot] <= tuning.DIRECT_ROWS * many:
+            if items == batch and program.reads[slot] <= tuning.DIRECT_ROWS * many:
                 rows.extend((_DIRECT, many))
                 continue
             rows.extend((size, many))

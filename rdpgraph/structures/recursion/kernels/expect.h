@@ -20,6 +20,7 @@ struct Losses {
   double* kept = nullptr;                // rows of links before products, times losses; null: not kept
   Room<double> room = {};
   Row x = {}, y = {}, below = {}, gains = {}, shares = {}, products = {}, losses = {};
+  std::vector<int64_t> columns = {};  // of a row, those that go choice by choice
 
   bool same() const { return ours.arena == theirs.arena; }
   const double* other() const { return same() ? x.data() : y.data(); }
@@ -134,13 +135,37 @@ struct Losses {
     return barred;
   }
 
-  // Means over the rows of a link, by products; entries near underflow choice by choice. In rows or columns
-  // in which theirs forbids something, choices are looked at one by one.
+  // Means at some columns of a row of a link, choice by choice.
+  void by_choices(const Link<double>& link, int64_t item, int64_t place) {
+    const int64_t slot = link.step[3], number = link.step[10], count = columns.size();
+    const Prepared<double> t = prepared(ours, slot, item, number), u = prepared(theirs, slot, item, number);
+    const double* move_of = move(slot, item, t.rows * t.columns, number);
+    const int64_t here = ours.at(link.out, item, place);
+    row(link, item, place);
+    const int64_t ways = x.size();
+    Row one(ways * count), two(same() ? 0 : ways * count), under(ways * count), sums(3 * count);
+    for (int64_t a = 0, k = 0; a < ways; ++a)
+      for (const int64_t j : columns) {
+        const int64_t i = a % link.depth;
+        one[k] = x[a] + t.logs[i * t.row + j * t.column];
+        if (!same()) two[k] = y[a] + u.logs[i * u.row + j * u.column];
+        under[k++] = below[a] + (move_of ? move_of[i * t.columns + j] : 0.0);
+      }
+    double *v = sums.data(), *w = v + count, *out = w + count;
+    for (int64_t k = 0; k < count; ++k)
+      v[k] = ours.arena[here + columns[k]], w[k] = theirs.arena[here + columns[k]];
+    choices(one.data(), same() ? one.data() : two.data(), under.data(), ways, count, v, w, out);
+    for (int64_t k = 0; k < count; ++k) means.arena[here + columns[k]] = out[k];
+  }
+
+  // Means over the rows of a link, by products; choice by choice where a table is read where it lies, near
+  // underflow, and in rows or columns in which theirs forbids something.
   void linked(const int64_t* step, int64_t first, int64_t last) {
     const Link<double> link(ours, step);
-    const int64_t *table = ours.table(step[3]), columns = table[5], labels = ours.labels(link.out);
-    const int64_t stride = panels_of(columns, width<double>()) * width<double>(), depth = link.depth;
+    const int64_t *table = ours.table(step[3]), count = table[5], labels = ours.labels(link.out);
+    const int64_t stride = panels_of(count, width<double>()) * width<double>(), depth = link.depth;
     const double low = faint<double>(depth * std::max<int64_t>(1, link.splits));
+    const bool direct = table[7] < 0;
     gains.resize(kBlock * depth), products.resize(kBlock * stride), losses.resize(kBlock * stride);
     double tops[kBlock], peaks[kBlock];
     bool barred[kBlock];
@@ -149,46 +174,30 @@ struct Losses {
       const Prepared<double> u = prepared(theirs, step[3], which, step[10]);
       const Prepared<double> scored = prepared(means, step[3], which, step[10]);
       const double* weights = ours.befores + ours.batch * step[8] + q * depth;
-      const double* sums = ours.afters + ours.batch * step[9] + q * columns;
-      const double* move_of = move(step[3], which, depth * columns, step[10]);
+      const double* sums = ours.afters + ours.batch * step[9] + q * count;
       double* gain = kept ? kept + ours.batch * step[8] + q * depth : gains.data();
-      link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
+      if (!direct) link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         barred[r] = gains_of(link, item, place, weights + r * depth, gain + r * depth, tops[r], peaks[r]);
       });
-      by_panels(gain, some, depth, t.ahead, columns, products.data(), false, 1);
-      by_panels(weights, some, depth, scored.ahead, columns, losses.data(), false, 1);
+      if (!direct) by_panels(gain, some, depth, t.ahead, count, products.data(), false, 1);
+      if (!direct) by_panels(weights, some, depth, scored.ahead, count, losses.data(), false, 1);
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         const int64_t here = ours.at(link.out, item, place);
-        const double *v = ours.arena + here, *w = theirs.arena + here, *sum = sums + r * columns;
+        const double *v = ours.arena + here, *w = theirs.arena + here, *sum = sums + r * count;
         const double *product = products.data() + r * stride, *loss = losses.data() + r * stride;
         double* out = means.arena + here;
-        std::fill(out + columns, out + labels, 0.0);
-        const auto alone = [&](int64_t j) { return sum[j] < low || barred[r] || scored.peaks[j] > 0; };
-        int lost = 0;
-        for (int64_t j = 0; j < columns; ++j) {
+        std::fill(out, out + labels, 0.0);
+        columns.clear();
+        for (int64_t j = 0; j < count; ++j) {
+          if (!(v[j] > kNever<double>)) continue;
+          if (direct || sum[j] < low || barred[r] || scored.peaks[j] > 0) {
+            columns.push_back(j);
+            continue;
+          }
           const double ours = v[j] - tops[r] - t.peaks[j], theirs = w[j] - peaks[r] - u.peaks[j];
-          const double rest = more * theirs - less * ours;
-          out[j] = v[j] > kNever<double> ? (product[j] + loss[j]) / sum[j] + rest : 0.0;
-          lost |= alone(j);
+          out[j] = (product[j] + loss[j]) / sum[j] + more * theirs - less * ours;
         }
-        if (!lost) return;
-        row(link, item, place);
-        const int64_t ways = x.size();
-        Row one(ways), two(ways), under(below);
-        for (int64_t j = 0; j < columns; ++j) {
-          if (!(v[j] > kNever<double>) || !alone(j)) continue;
-          const auto forbidden = [&](int64_t a) {
-            const int64_t i = a % depth;
-            one[a] = x[a] + t.logs[i * t.row + j * t.column];
-            two[a] = other()[a] + u.logs[i * u.row + j * u.column];
-            under[a] = below[a] + (move_of ? move_of[i * columns + j] : 0.0);
-            return part(0.0, one[a], 0.0, two[a], 0.0, below[a]) > 0;
-          };
-          int64_t a = 0;
-          while (a < ways && !forbidden(a)) ++a;
-          if (a < ways) out[j] = -kNever<double>;
-          else if (sum[j] < low) out[j] = choice(one.data(), two.data(), under.data(), ways, v[j], w[j]);
-        }
+        if (!columns.empty()) by_choices(link, item, place);
       });
     });
   }

@@ -14,7 +14,7 @@ struct Second {
   const double* pulls;  // the gradients
   double* turns;        // their derivatives
   double *heads, *tails;  // rows of links after products: G / sum, and (D - G u) / sum
-  double* const* extras;  // derivatives of the gradient of tables, of entries that are near underflow
+  double* const* extras;  // derivatives of the gradient of tables, of entries that go choice by choice
   const Machine<double>& m = along.ours;
   Losses::Row shares = {}, own = {}, pull = {}, tau = {}, backs = {};
 
@@ -70,24 +70,36 @@ struct Second {
     else ways_down(m, step, item, place, labels, shares.data(), turns);
   }
 
-  // An entry of a link that is near underflow, alternative by alternative.
-  void alone(const Link<double>& link, const Prepared<double>& t, int64_t item, int64_t place, int64_t j) {
-    const int64_t at = m.at(link.out, item, place) + j, size = t.rows * t.columns, slot = link.step[3];
+  // Some columns of a row of a link, alternative by alternative.
+  void by_choices(const Link<double>& link, const Prepared<double>& t, int64_t item, int64_t place) {
+    const std::vector<int64_t>& columns = along.columns;
+    const int64_t here = m.at(link.out, item, place), size = t.rows * t.columns, slot = link.step[3];
+    const int64_t count = columns.size();
     const double* row = link.in_logs(item, place, 0.0, along.room);
     const double* move = along.move(slot, item, size, link.step[10]);
-    tau.resize(link.depth), own.resize(link.depth), pull.resize(link.depth);
+    tau.resize(link.depth), own.assign(link.depth, 0.0), pull.assign(link.depth, 0.0);
+    shares.resize(link.depth * count);
     along.row_means(link, item, place, row, row, tau.data());
-    for (int64_t i = 0; i < link.depth; ++i) {
-      const double share = std::exp(row[i] + t.logs[i * t.row + j * t.column] - m.arena[at]);
-      own[i] = passed(share, at, tau[i] + (move ? move[i * t.columns + j] : 0.0));
-      pull[i] = share * pulls[at];
+    double* share = shares.data();
+    for (int64_t i = 0; i < link.depth; ++i, share += count) {
+      const double* logs = t.logs + i * t.row;
+      for (int64_t k = 0; k < count; ++k)
+        share[k] = row[i] + logs[columns[k] * t.column] - m.arena[here + columns[k]];
+      exps(share, share, 0.0, count);
+      for (int64_t k = 0; k < count; ++k) {
+        const int64_t j = columns[k];
+        pull[i] += share[k] * pulls[here + j];
+        share[k] = passed(share[k], here + j, tau[i] + (move ? move[i * t.columns + j] : 0.0));
+        own[i] += share[k];
+      }
     }
     pass_on(link, item, place, row, pull.data(), own.data(), tau.data());
+    double* extra = extras[slot];
+    if (!extra) return;
+    extra += (m.shared(slot, item) * m.table(slot)[8] + link.step[10]) * size;
 #pragma omp critical(rdpgraph_extra)
-    if (double* extra = extras[slot]) {
-      extra += (m.shared(slot, item) * m.table(slot)[8] + link.step[10]) * size;
-      for (int64_t i = 0; i < t.rows; ++i) extra[i * t.columns + j] += own[i];
-    }
+    for (int64_t i = 0, k = 0; i < t.rows; ++i)
+      for (const int64_t j : columns) extra[i * t.columns + j] += shares[k++];
   }
 
   // Links by products: with a table's weights w and moves V, and rows e that move by t, G and D of row
@@ -97,6 +109,7 @@ struct Second {
     const int64_t *table = m.table(step[3]), columns = table[5], depth = link.depth;
     const int64_t wide = panels_of(depth, width<double>()) * width<double>();
     const double low = faint<double>(depth * std::max<int64_t>(1, link.splits));
+    const bool direct = table[7] < 0;
     backs.resize(3 * kBlock * wide), own.resize(depth);
     double *straight = backs.data(), *turned = straight + kBlock * wide, *moved = turned + kBlock * wide;
     link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
@@ -109,13 +122,16 @@ struct Second {
       double* a = tails + m.batch * step[9] + q * columns;
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         const int64_t here = m.at(link.out, item, place);
+        along.columns.clear();
         for (int64_t j = 0, k = r * columns; j < columns; ++j, ++k) {
-          const bool near = sums[k] < low;
-          if (near && counts(here + j)) alone(link, t, item, place, j);
+          const bool near = direct || sums[k] < low;
+          if (near && counts(here + j)) along.columns.push_back(j);
           h[k] = near ? 0.0 : pulls[here + j] / sums[k];
           a[k] = near ? 0.0 : (turns[here + j] - pulls[here + j] * moved_by()[here + j]) / sums[k];
         }
+        if (!along.columns.empty()) by_choices(link, t, item, place);
       });
+      if (direct) return;
       by_panels(h, some, columns, t.back, depth, straight, false, 1);
       by_panels(a, some, columns, t.back, depth, turned, false, 1);
       by_panels(h, some, columns, scored.back, depth, moved, false, 1);
