@@ -263,20 +263,18 @@ class Run:
             if not wanted[slot] or self.tables[_TABLE * slot + 7] == _DIRECT:
                 continue
             items, many, depth, columns = shape = self.inputs.given[slot - 1].shape
-            before = befores[batch * first : batch * last]
-            after = afters[batch * begin : batch * end]
-            if items == many == 1:
-                product = before.view(-1, depth).mT @ after.view(-1, columns)
-                products[slot] = product.view(shape)
+            copies, start = batch // max(1, items), 0
+            rows = items, copies * self.program.reads[slot]
+            before = befores[batch * first : batch * last].view(*rows, depth).mT
+            after = afters[batch * begin : batch * end].view(*rows, columns)
+            if many == 1:
+                products[slot] = (before @ after).unsqueeze(1)
                 continue
-            products[slot], at = befores.new_zeros(shape), [0, 0]
+            products[slot] = befores.new_zeros(shape)
             for places, number in self.program.places[slot]:
-                sizes = batch * places * depth, batch * places * columns
-                rows = batch * places // max(1, items)
-                left = before[at[0] : at[0] + sizes[0]].view(items, rows, depth)
-                other = after[at[1] : at[1] + sizes[1]].view(items, rows, columns)
-                products[slot][:, number] += left.mT @ other
-                at = [at[0] + sizes[0], at[1] + sizes[1]]
+                stop = start + copies * places
+                products[slot][:, number] += before[..., start:stop] @ after[:, start:stop]
+                start = stop
         return products
 
     @property

@@ -33,7 +33,7 @@ from rdpgraph.structures.recursion.values import Value, View
     _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PAIRS, _RULES, _BESIDE, _PICKED, _APART, _NONE,
     _PRODUCT,
 ) = range(12)  # fmt: skip
-_FIELDS, _NUMBER = 12, 10  # of a step, and that of a link's table among several
+_FIELDS, _NUMBER = 13, 10  # of a step, and that of a link's table among several
 _LEVELLED = {_TOTAL, _LINKED, _SUMMED, _RULES}  # kinds whose rows have a level in float32
 _MOVED = {_BESIDE, _PICKED}  # kinds whose rows have one if those that they read have
 
@@ -312,11 +312,14 @@ def _rows(made: _Lowering) -> dict[int, tuple[int, int, int, int]]:
     before = after = 0
     rows = dict[int, tuple[int, int, int, int]]()
     for slot, links in made.links.items():
-        first = before, after
-        for step, places, depth, columns in links:
-            made.steps[step][8:10] = before, after
-            before, after = before + places * depth, after + places * columns
-        rows[slot] = first[0], before, first[1], after
+        total, start = sum(places for _, places, *_ in links), 0
+        for step, places, *_ in links:
+            made.steps[step][8:10], made.steps[step][11:] = (before, after), (start, total)
+            start += places
+        *_, depth, columns = links[0]
+        ends = before + total * depth, after + total * columns
+        rows[slot] = before, ends[0], after, ends[1]
+        before, after = ends
     return rows
 
 

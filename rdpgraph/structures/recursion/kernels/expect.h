@@ -144,13 +144,17 @@ struct Losses {
     row(link, item, place);
     const int64_t ways = x.size();
     Row one(ways * count), two(same() ? 0 : ways * count), under(ways * count), sums(3 * count);
-    for (int64_t a = 0, k = 0; a < ways; ++a)
-      for (const int64_t j : columns) {
-        const int64_t i = a % link.depth;
-        one[k] = x[a] + t.logs[i * t.row + j * t.column];
-        if (!same()) two[k] = y[a] + u.logs[i * u.row + j * u.column];
-        under[k++] = below[a] + (move_of ? move_of[i * t.columns + j] : 0.0);
-      }
+    const int64_t* at = columns.data();
+    for (int64_t a = 0; a < ways; ++a) {
+      const int64_t i = a % link.depth;
+      const double *ours = t.logs + i * t.row, *theirs = u.logs + i * u.row, *more = move_of + i * t.columns;
+      double *first = one.data() + a * count, *second = two.data() + a * count, *deep = under.data() + a * count;
+#pragma omp simd
+      for (int64_t k = 0; k < count; ++k) first[k] = x[a] + ours[at[k] * t.column];
+#pragma omp simd
+      for (int64_t k = 0; k < count; ++k) deep[k] = below[a] + (move_of ? more[at[k]] : 0.0);
+      for (int64_t k = 0; !same() && k < count; ++k) second[k] = y[a] + theirs[at[k] * u.column];
+    }
     double *v = sums.data(), *w = v + count, *out = w + count;
     for (int64_t k = 0; k < count; ++k)
       v[k] = ours.arena[here + columns[k]], w[k] = theirs.arena[here + columns[k]];
@@ -173,9 +177,9 @@ struct Losses {
       const Prepared<double> t = prepared(ours, step[3], which, step[10]);
       const Prepared<double> u = prepared(theirs, step[3], which, step[10]);
       const Prepared<double> scored = prepared(means, step[3], which, step[10]);
-      const double* weights = ours.befores + ours.batch * step[8] + q * depth;
-      const double* sums = ours.afters + ours.batch * step[9] + q * count;
-      double* gain = kept ? kept + ours.batch * step[8] + q * depth : gains.data();
+      const double* weights = link.before(ours.befores, which, q);
+      const double* sums = link.after(ours.afters, which, q);
+      double* gain = kept ? link.before(kept, which, q) : gains.data();
       if (!direct) link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         barred[r] = gains_of(link, item, place, weights + r * depth, gain + r * depth, tops[r], peaks[r]);
       });

@@ -164,6 +164,18 @@ template <typename Real> struct Link {
     }
   }
 
+  // Where rows of a block lie among those of all links, before and after products: beside those of other
+  // links by the same table.
+  template <typename T> T* before(T* all, int64_t which, int64_t q) const {
+    return all + m.batch * step[8] + row_at(which, q) * depth;
+  }
+  template <typename T> T* after(T* all, int64_t which, int64_t q) const {
+    return all + m.batch * step[9] + row_at(which, q) * m.table(step[3])[5];
+  }
+  int64_t row_at(int64_t which, int64_t q) const {
+    return q + m.batch / m.table(step[3])[1] * (which * (step[12] - places) + step[11]);
+  }
+
   // Visits the rows of a block.
   template <typename Visit> INLINE void each_row(int64_t first, int64_t some, Visit visit) const {
     const int64_t items = m.table(step[3])[1], copies = m.batch / items, number = first / places;
@@ -268,12 +280,12 @@ NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first
   double tops[kBlock];
   link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
     const Prepared<Real> t = prepared(m, step[3], which, step[10]);
-    Real* rows = m.befores ? m.befores + m.batch * step[8] + q * depth : room.rows.data();
+    Real* rows = m.befores ? link.before(m.befores, which, q) : room.rows.data();
     link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
       Real* row = rows + r * depth;
       tops[r] = m.best ? link.levelled(item, place, row, room) : link.scaled(item, place, row, room);
     });
-    Real* after = m.afters ? m.afters + m.batch * step[9] + q * columns : nullptr;
+    Real* after = m.afters ? link.after(m.afters, which, q) : nullptr;
     Real* products = after && stride == columns ? after : room.sums.data();
     by_panels(rows, some, depth, t.ahead, columns, products, m.best, m.threads);
     link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
@@ -336,9 +348,9 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
   room.sums.resize(kBlock * wide);
   link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
     const Prepared<Real> t = prepared(m, step[3], which, step[10]);
-    const Real* before = m.befores + m.batch * step[8] + q * depth;
-    const Real* sums = m.afters + m.batch * step[9] + q * columns;
-    Real* after = shares + m.batch * step[9] + q * columns;
+    const Real* before = link.before(m.befores, which, q);
+    const Real* sums = link.after(m.afters, which, q);
+    Real* after = link.after(shares, which, q);
     link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
       const int64_t here = m.at(link.out, item, place);
       const Real *out = m.arena + here, *grad = grads + here;

@@ -16,7 +16,7 @@ struct Second {
   double *heads, *tails;  // rows of links after products: G / sum, and (D - G u) / sum
   double* const* extras;  // derivatives of the gradient of tables, of entries that go choice by choice
   const Machine<double>& m = along.ours;
-  Losses::Row shares = {}, own = {}, pull = {}, tau = {}, backs = {};
+  Losses::Row shares = {}, own = {}, pull = {}, tau = {}, backs = {}, entries = {};
 
   const double* moved_by() const { return along.means.arena; }
 
@@ -72,34 +72,42 @@ struct Second {
 
   // Some columns of a row of a link, alternative by alternative.
   void by_choices(const Link<double>& link, const Prepared<double>& t, int64_t item, int64_t place) {
-    const std::vector<int64_t>& columns = along.columns;
     const int64_t here = m.at(link.out, item, place), size = t.rows * t.columns, slot = link.step[3];
-    const int64_t count = columns.size();
+    const int64_t *columns = along.columns.data(), count = along.columns.size();
     const double* row = link.in_logs(item, place, 0.0, along.room);
     const double* move = along.move(slot, item, size, link.step[10]);
-    tau.resize(link.depth), own.assign(link.depth, 0.0), pull.assign(link.depth, 0.0);
-    shares.resize(link.depth * count);
+    tau.resize(link.depth), own.resize(link.depth), pull.resize(link.depth);
+    shares.resize(link.depth * count), entries.resize(3 * count);
+    double *sums = entries.data(), *above = sums + count, *rest = above + count;
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t at = here + columns[k];
+      sums[k] = m.arena[at], above[k] = pulls[at], rest[k] = turns[at] - pulls[at] * moved_by()[at];
+    }
     along.row_means(link, item, place, row, row, tau.data());
     double* share = shares.data();
     for (int64_t i = 0; i < link.depth; ++i, share += count) {
-      const double* logs = t.logs + i * t.row;
-      for (int64_t k = 0; k < count; ++k)
-        share[k] = row[i] + logs[columns[k] * t.column] - m.arena[here + columns[k]];
+      const double *logs = t.logs + i * t.row, *more = move + i * t.columns;
+#pragma omp simd
+      for (int64_t k = 0; k < count; ++k) share[k] = row[i] + logs[columns[k] * t.column] - sums[k];
       exps(share, share, 0.0, count);
+      double total = 0, turned = 0;
+#pragma omp simd reduction(+ : total, turned)
       for (int64_t k = 0; k < count; ++k) {
-        const int64_t j = columns[k];
-        pull[i] += share[k] * pulls[here + j];
-        share[k] = passed(share[k], here + j, tau[i] + (move ? move[i * t.columns + j] : 0.0));
-        own[i] += share[k];
+        const double by = tau[i] + (move ? more[columns[k]] : 0.0);
+        total += share[k] * above[k];
+        share[k] = share[k] > 0 ? share[k] * (rest[k] + above[k] * by) : 0.0;
+        turned += share[k];
       }
+      pull[i] = total, own[i] = turned;
     }
     pass_on(link, item, place, row, pull.data(), own.data(), tau.data());
     double* extra = extras[slot];
     if (!extra) return;
     extra += (m.shared(slot, item) * m.table(slot)[8] + link.step[10]) * size;
 #pragma omp critical(rdpgraph_extra)
-    for (int64_t i = 0, k = 0; i < t.rows; ++i)
-      for (const int64_t j : columns) extra[i * t.columns + j] += shares[k++];
+    for (int64_t i = 0; i < t.rows; ++i)
+#pragma omp simd
+      for (int64_t k = 0; k < count; ++k) extra[i * t.columns + columns[k]] += shares[i * count + k];
   }
 
   // Links by products: with a table's weights w and moves V, and rows e that move by t, G and D of row
@@ -115,11 +123,11 @@ struct Second {
     link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
       const Prepared<double> t = prepared(m, step[3], which, step[10]);
       const Prepared<double> scored = prepared(along.means, step[3], which, step[10]);
-      const double* weights = m.befores + m.batch * step[8] + q * depth;
-      const double* gains = along.kept + m.batch * step[8] + q * depth;
-      const double* sums = m.afters + m.batch * step[9] + q * columns;
-      double* h = heads + m.batch * step[9] + q * columns;
-      double* a = tails + m.batch * step[9] + q * columns;
+      const double* weights = link.before(m.befores, which, q);
+      const double* gains = link.before(along.kept, which, q);
+      const double* sums = link.after(m.afters, which, q);
+      double* h = link.after(heads, which, q);
+      double* a = link.after(tails, which, q);
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         const int64_t here = m.at(link.out, item, place);
         along.columns.clear();
