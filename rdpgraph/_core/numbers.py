@@ -15,6 +15,8 @@ LOG_RANGE = 650.0
 
 def is_whole(value: object, least: int = 0) -> bool:
     """Return whether a value is an integer of at least ``least``; booleans are not."""
+    if type(value) is int:  # several times as fast to ask
+        return value >= least
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 

@@ -17,12 +17,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         part = waiting.pop()
         if isinstance(part, Tensor):
             yield part
+        elif names := field_names(type(part)):
+            waiting += [getattr(part, name) for name in reversed(names)]
         elif isinstance(part, tuple | list):
             waiting += part[::-1]
         elif isinstance(part, dict):
             waiting += reversed(part.values())
-        else:
-            waiting += [getattr(part, name) for name in reversed(field_names(type(part)))]
 
 
 @cache

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.cache import cached_property
-from rdpgraph._core.portable import tensors_in
 from rdpgraph._core.types import Scopes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.domain import Domain
@@ -39,11 +37,6 @@ class Block:
     rows: Tensor | None
     declared: Tensor
     copied: tuple[tuple[Tensor, int], ...] = field(default=(), metadata={"elsewhere": ()})
-
-    @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Tensors of the block."""
-        return tuple(tensors_in(self))
 
     @property
     def count(self) -> int:
@@ -142,8 +135,6 @@ def blocks_of(items: Sequence[Factor | FactorBlock], domain: Domain) -> tuple[Bl
             blocks.append(_declared_block(item, domain, declared))
             declared += item.count
     blocks.extend(_grouped(group, domain) for group in singles.values())
-    for block in blocks:
-        _refuse_repeats(block, domain)
     return tuple(block for block in blocks if block.count)
 
 
@@ -186,7 +177,7 @@ def _grouped(group: list[tuple[Factor, int]], domain: Domain) -> Block:
         rows.append(row)
     if len(kept) == 1:
         return Block(listed, group[0][0].potential, (), None, places)
-    stacked = Table.from_logs(torch.stack(kept, dim=kept[0].ndim - arity))
+    stacked = Table.checked(torch.stack(kept, dim=kept[0].ndim - arity))
     index = None if len(kept) == len(group) else torch.tensor(rows, device="cpu")
     return Block(listed, stacked, (len(kept),), index, places, _counters(kept))
 
@@ -209,6 +200,7 @@ def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
     dims = block.shape
     columns = [_slot_numbers(slot, domain).expand(dims) for slot in block.scopes]
     scopes = torch.stack([column.reshape(-1) for column in columns], dim=1)
+    _refuse_repeats(scopes, domain)
     places = torch.arange(declared, declared + block.count, device="cpu")
     lead = block.potential.lead(len(block.scopes))
     aligned = lead[max(len(lead) - len(dims), 0) :]
@@ -224,8 +216,8 @@ def _slot_numbers(slot: Slot, domain: Domain) -> Tensor:
     return torch.tensor([domain.number(v) for v in slot], dtype=torch.long, device="cpu")
 
 
-def _refuse_repeats(block: Block, domain: Domain) -> None:
-    ordered, slots = block.scopes.sort(dim=1, stable=True)
+def _refuse_repeats(scopes: Tensor, domain: Domain) -> None:
+    ordered, slots = scopes.sort(dim=1, stable=True)
     again = (ordered[:, 1:] == ordered[:, :-1]).nonzero()
     if len(again):
         row, place = again[0].tolist()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -256,12 +255,13 @@ class Inferred(Portable, Opaque, ABC):
 
     def __post_init__(self) -> None:
         model: Any = self._declared
-        read = tensors_in(model)
+        counters = list[tuple[Tensor, Tensor, int]]()
         if isinstance(model, FactorGraph):
-            blocks = (block.tensors for block in model.blocks)
-            read = chain(*blocks, tensors_in(model.observed))
-        parts = [part for part in read if not part.is_inference()]
-        vars(self)["_versions"] = [(part, part.detach(), part._version) for part in parts]
+            counters = [(part, part, was) for block in model.blocks for part, was in block.copied]
+            model = model.observed, *[block.potential for block in model.blocks]
+        parts = [part for part in tensors_in(model) if not part.is_inference()]
+        counters += [(part, part.data, part._version) for part in parts]
+        vars(self)["_versions"] = counters
 
     def _repr_html_(self) -> str:
         return panel(f"{self!r}\n{self.plan}")  # without computing an answer

@@ -113,6 +113,8 @@ def recognised_segments(graph: FactorGraph) -> tuple[Tensor, Tensor, Tensor, Ten
     may change.
     """
     pairs = [block.potential for block in graph.blocks if block.arity == 2]
+    if any(block.arity > 2 for block in graph.blocks):
+        return None
     if is_tracked(pairs) or all(map(_is_dense, pairs)):
         return None
     chain = recognised(graph)
