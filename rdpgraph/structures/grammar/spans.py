@@ -31,32 +31,35 @@ from rdpgraph.structures.recursion.rules import (
 )
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
 from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value, View
+from rdpgraph.structures.recursion.values import Value, View, Way
 
 
 class SeparateJoins:
     """Joins on a tape by blocks of rules, one for each combination of words and wider spans.
 
-    Words have P labels, wider spans N. O(T^2 N (N + P)^2 + T^3 N^2) by a table,
+    Words have P labels, wider spans N. O(T N (N + P)^2 + T^2 N^3 + T^3 N^2) by a table,
     O(T^3 r + T^2 N r) by ranks.
     """
 
     def __init__(self, tape: Tape, rules: Rules) -> None:
         assert rules.shape is not None
         self.tape, (parents, children) = tape, rules.shape
-        kinds = slice(parents, None), slice(parents)
         self.by_rank = tape.ranks and isinstance(rules, LowRankRules | FactorisedRules)
         if isinstance(rules, LowRankRules | FactorisedRules) and self.by_rank:
             left, right, top = tape.sources.ranks(rules)
             self.top = top[..., :parents]
+            kinds = slice(parents, None), slice(parents)
             self.sides = [[side[..., kind, :] for kind in kinds] for side in (left, right)]
             self.ranked = list[Value](), list[Value]()
             return
-        table = rules.table(parents, children).movedim(-3, -1)
-        self.blocks = [
-            [table[..., one, :, :][..., other, :].flatten(-3, -2) for other in kinds]
-            for one in kinds
-        ]
+        self.parents, sizes = parents, (parents, children - parents)
+        (spans, right), (left, words) = (
+            [part.movedim(-3, -1) for part in side.split(sizes, -1)]
+            for side in rules.table(parents, children).split(sizes, -2)
+        )
+        self.pairs = words.flatten(-3, -2), spans.flatten(-3, -2)
+        # From a word on one side to pairs of the span on the other and the parent.
+        self.words = left.flatten(-2), right.transpose(-3, -2).flatten(-2)
 
     def joined(self, rows: Sequence[Value], left: Tensor, right: Tensor) -> Value:
         """All spans of a width, given the rows of smaller widths from 1 on.
@@ -75,21 +78,22 @@ class SeparateJoins:
             return tape.link(tape.total(tuple(parts)), self.top)
         before, words = sum(row.places for row in rows[:-1]), rows[0].places
         if not before:
-            return self._pairs(rows, left, rows, right, self.blocks[0][0])
-        first, last = rows[:1], rows[-1:]
-        ways = [
-            self._pairs(first, left[:1], last, right[:1] - before, self.blocks[0][1]),
-            self._pairs(last, left[-1:] - before, first, right[-1:], self.blocks[1][0]),
-        ]
+            return self._pairs(rows, left, right, self.pairs[0])
+        ways = list[Way]()
+        sides = (left[:1], right[:1]), (right[-1:], left[-1:])
+        for table, (word, span) in zip(self.words, sides, strict=True):
+            linked = tape.link(rows[0], table)
+            ways.append((
+                View((linked,), word, parts=self.parents),
+                View((rows[-1],), span - before, parts=self.parents),
+            ))  # fmt: skip
         if len(left) > 2:
-            spans, at = rows[1:-1], (left[1:-1] - words, right[1:-1] - words)
-            ways.append(self._pairs(spans, at[0], spans, at[1], self.blocks[1][1]))
+            at = left[1:-1] - words, right[1:-1] - words
+            ways.append(self._pairs(rows[1:-1], *at, self.pairs[1]))
         return tape.total(*ways)
 
-    def _pairs(
-        self, one: Sequence[Value], left: Tensor, two: Sequence[Value], right: Tensor, table: Tensor
-    ) -> Value:
-        views = View(tuple(one), left), View(tuple(two), right)
+    def _pairs(self, rows: Sequence[Value], left: Tensor, right: Tensor, table: Tensor) -> Value:
+        views = View(tuple(rows), left), View(tuple(rows), right)
         return self.tape.link(self.tape.pairs(*views), table)
 
 

@@ -245,6 +245,8 @@ class _Given:
             for dim, size in enumerate(sizes, 1):
                 if part.shape[dim] > size:
                     part = part.amax(dim, keepdim=True)
+        if view.parts > 1:
+            part = part.expand(-1, *sizes).transpose(1, 2).flatten(2).unsqueeze(1)
         if view.index is None:
             flat = part.squeeze(2 if view.as_alternatives else 1)
             places = [value.places for value in view.pool]

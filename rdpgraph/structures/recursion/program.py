@@ -196,11 +196,15 @@ class _Lowering:
         return start
 
     def part(self, view: View) -> list[int]:
-        """A factor: size of its pool, start, alternatives, places, labels, slot of its places."""
+        """A factor: size of its pool, start, alternatives, places, labels, slot of its places.
+
+        Last the labels from one alternative to the next, where all are labels of one place.
+        """
         each = view.index is not None and view.index.ndim == 3
         start = self.put(self.entries(view))
         return [
-            view.size, start, view.ways, view.places, view.width, self.slot(view) if each else -1
+            view.size, start, view.ways // view.parts, view.places, view.width,
+            self.slot(view) if each else -1, view.width if view.parts > 1 else 0,
         ]  # fmt: skip
 
     def entries(self, view: View) -> Iterable[int]:

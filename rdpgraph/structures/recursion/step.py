@@ -6,7 +6,7 @@ The value of a step is the soft sum of its alternatives: (B, P, K) from terms wi
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -88,6 +88,9 @@ class Reader:
 
     def read(self, view: View) -> Tensor:
         """(B or 1, M, P or 1, K)."""
+        if view.parts > 1:
+            whole = self.read(replace(view, parts=1)).unflatten(-1, (view.parts, -1))
+            return whole.squeeze(-4).transpose(-3, -2)
         pool, index = self.pooled(view), view.index
         if index is None:
             return pool.unsqueeze(-2 if view.as_alternatives else -3)
@@ -123,17 +126,16 @@ class Reader:
 
     def at(self, view: View, item: Tensor, place: Tensor, label: Tensor | None = None) -> Tensor:
         """(Q, M) of some places of some items; (Q, M, K) of all labels by default."""
-        if label is not None and view.width == 1:
-            label = label * 0
         if view.as_alternatives:
             pool = self.pooled(view)
             if label is None:
                 return pool.expand(len(item), -1, -1) if pool.shape[0] == 1 else pool[item]
+            label = view.label(label * 0, label)
             return pool[0].mT[label] if pool.shape[0] == 1 else pool[item, :, label]
         item, place = item.unsqueeze(1), place.unsqueeze(1)
-        number = view.number(torch.arange(view.ways, device=item.device), item, place)
-        pool = self.pooled(view)
-        places = (number,) if label is None else (number, label.unsqueeze(1))
+        ways = torch.arange(view.ways, device=item.device)
+        number, pool = view.number(ways, item, place), self.pooled(view)
+        places = (number,) if label is None else (number, view.label(ways, label.unsqueeze(1)))
         return pool[0][places] if pool.shape[0] == 1 else pool[(item, *places)]
 
 
@@ -340,5 +342,4 @@ def child(
     view: View, here: Tensor | None, ways: Tensor, item: Tensor, place: Tensor, label: Tensor
 ) -> Child:
     """The nodes that one view has for some alternatives."""
-    number = view.number(ways, item, place)
-    return view.pool, here, number, label if view.width > 1 else label * 0
+    return view.pool, here, view.number(ways, item, place), view.label(ways, label)

@@ -49,11 +49,13 @@ class View:
         index: (M, P) or (B, M, P) places in the pool, the M alternatives of each place; the
             size of the pool stands for none, -inf. None: all places of the pool, in order.
         as_alternatives: whether, without an index, all places are the alternatives of one.
+        parts: M > 1, where the labels of one place are those of M alternatives in turn.
     """
 
     pool: tuple[Value, ...]
     index: Tensor | None = None
     as_alternatives: bool = field(default=False, kw_only=True)
+    parts: int = field(default=1, kw_only=True)
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
@@ -69,8 +71,8 @@ class View:
     def ways(self) -> int:
         """M, the number of alternatives of each place."""
         if self.index is None:
-            return self.size if self.as_alternatives else 1
-        return self.index.shape[-2]
+            return self.size if self.as_alternatives else self.parts
+        return self.parts * self.index.shape[-2]
 
     @property
     def places(self) -> int:
@@ -82,7 +84,7 @@ class View:
     @property
     def width(self) -> int:
         """K, the number of labels."""
-        return self.pool[0].width
+        return self.pool[0].width // self.parts
 
     @property
     def flat(self) -> "View":
@@ -141,6 +143,11 @@ class View:
         if self.index.ndim == 2:
             return self.index[ways, place]
         return self.index[item if len(self.index) > 1 else item * 0, ways, place]
+
+    def label(self, ways: Tensor, label: Tensor) -> Tensor:
+        """The labels in the pool of labels of alternatives."""
+        label = label if self.width > 1 else label * 0
+        return label + ways * self.width if self.parts > 1 else label
 
 
 def _sites(value: Value) -> Tensor:

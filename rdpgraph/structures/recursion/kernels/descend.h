@@ -124,7 +124,7 @@ template <typename Real> struct Nodes {
     const int64_t* step = this->step(n);
     const auto part_of = [&](const int32_t* part, int64_t way, int64_t inner) {
       const int32_t* found = m.found(part, way, item, place);
-      if (found) visit(found[0], found[1], part[4] > 1 ? inner : 0);
+      if (found) visit(found[0], found[1], (part[4] > 1 ? inner : 0) + way * part[6]);
     };
     switch (step[0]) {
       case kTotal:

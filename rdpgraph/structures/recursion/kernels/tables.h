@@ -16,7 +16,7 @@ enum Kind : int64_t {
 
 constexpr int64_t kFields = 13;   // numbers of one step
 constexpr int64_t kValue = 6;     // numbers of one value
-constexpr int64_t kPart = 6;      // numbers of one factor of a product
+constexpr int64_t kPart = 7;      // numbers of one factor of a product
 constexpr int64_t kTable = 9;     // numbers of one tensor
 constexpr int64_t kBlock = 64;    // rows of a link that are worked on together
 constexpr double kWide = 64;      // nats, up to which float32 keeps 18 binary digits after the point
@@ -91,7 +91,7 @@ template <typename Real> struct Machine {
   // The offset of a factor's entry in the arena; below 0: none.
   int64_t entry(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
     const int32_t* pair = found(part, way, item, place);
-    return pair ? at(pair[0], item, pair[1]) : -1;
+    return pair ? at(pair[0], item, pair[1]) + way * part[6] : -1;
   }
 
   // Visits the entries of a factor at some places in turn, by runs at consecutive places of one value:
@@ -118,7 +118,8 @@ template <typename Real> struct Machine {
         if (one && (next[0] != one[0] || next[1] != one[1] + run)) break;
       }
       if (!one) visit(p, run, -1, 0, nullptr);
-      else visit(p, run, at(one[0], item, one[1]), hop * labels(one[0]), level_at(one[0], item, one[1]));
+      else visit(p, run, at(one[0], item, one[1]) + way * part[6], hop * labels(one[0]),
+                 level_at(one[0], item, one[1]));
     }
   }
 
