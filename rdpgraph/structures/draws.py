@@ -108,21 +108,15 @@ def checked_temperature(temperature: float) -> None:
 
 
 def perturbed(
-    unary: Tensor,
-    lengths: Tensor | None,
-    *,
-    count: int,
-    temperature: float,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor | None]:
-    """(count, *shape) potentials with Gumbel noise, at a temperature, and lengths to match.
+    unary: Tensor, count: int, temperature: float, generator: torch.Generator | None
+) -> Tensor:
+    """(count, *shape) potentials with Gumbel noise.
 
-    Their marginals are a stochastic softmax (Paulus et al. 2020, arXiv:2006.08063).
+    Their marginals at a temperature are a stochastic softmax (Paulus et al. 2020,
+    arXiv:2006.08063).
     """
     checked_temperature(temperature)
-    noise = gumbel((checked_count(count, unary.shape), *unary.shape), unary, generator)
-    many = None if lengths is None else lengths.expand(count, *lengths.shape)
-    return (unary + noise) / temperature, many
+    return unary + gumbel((checked_count(count, unary.shape), *unary.shape), unary, generator)
 
 
 def perturbed_graph(

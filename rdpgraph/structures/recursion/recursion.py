@@ -297,15 +297,13 @@ class Recursion(Structure):
         Raises:
             ModelError: a temperature that is not above 0.
         """
-        noisy, _ = perturbed(
-            self.unary, None, count=count, temperature=temperature, generator=generator
-        )
+        noisy = perturbed(self.unary, count, temperature, generator)
 
         def log_partition(unary: Tensor) -> Tensor:
             return log_sum(self._laid_out(unary, ranks=False), temperature)
 
         tracked = is_tracked(self)
-        _, (gradient,) = expectations(log_partition, [noisy * temperature], tracked=tracked)
+        _, (gradient,) = expectations(log_partition, [noisy], tracked=tracked)
         return gradient
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":

@@ -22,7 +22,7 @@ from rdpgraph.structures.chain.constructors import checked_transition
 from rdpgraph.structures.chain.factors import flat_lengths, held
 from rdpgraph.structures.chain.steps import flattened, table_of
 from rdpgraph.structures.checks import settle_lengths
-from rdpgraph.structures.draws import checked_best, checked_count, perturbed
+from rdpgraph.structures.draws import checked_best, checked_count
 from rdpgraph.structures.recursion.descend import Drawn
 from rdpgraph.structures.recursion.descend import best as best_of
 from rdpgraph.structures.recursion.recursion import Recursion
@@ -234,24 +234,6 @@ class SemiMarkov(Recursion):
         """
         count = checked_count(count, self.states_shape)
         return self._segmentation(self._draws(count, generator)[1], (count,))
-
-    def rsample(
-        self, count: int, *, temperature: float, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(count, *batch, T, D, N) relaxed segments, differentiable: a stochastic softmax.
-
-        Marginals at a temperature of the chain with Gumbel noise on every segment, as
-        `Hypertree.rsample` (Paulus et al. 2020, arXiv:2006.08063). A `LowRank` transition is
-        written out.
-
-        Raises:
-            ModelError: a temperature that is not above 0.
-        """
-        unary, lengths = perturbed(
-            self.unary, self.lengths, count=count, temperature=temperature, generator=generator
-        )
-        transition = table_of(self.transition, of="SemiMarkov") / temperature
-        return SemiMarkov(unary, transition, lengths=lengths).marginals()
 
     def sites(self) -> Sites:
         """The segments within the sequence.
