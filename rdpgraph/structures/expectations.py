@@ -1,8 +1,6 @@
-"""Entropies and cross-entropies of models whose scores are sums of entries of tensors."""
+"""Entropies and cross-entropies of models whose scores are sums of entries of their potentials."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,65 +9,44 @@ from rdpgraph.interface.structure import Structure
 from rdpgraph.logspace.gradients import expectations
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """A model whose scores are sums of entries of some tensors: their means are gradients."""
-
-    tensors: Sequence[Tensor]  # (*lead, ...) each
-    made: Callable[[Sequence[Tensor]], Structure]  # the model of other tensors
-    # (*lead,) the score of the best configuration of such a model; -inf if it has none.
-    best: Callable[[Structure], Tensor]
-
-    def expected(self) -> tuple[Tensor, list[Tensor]]:
-        """Log Z, (*lead,), and its gradients in the tensors, zero for impossible items."""
-        tracked = any(part.requires_grad for part in self.tensors)
-        return expectations(
-            lambda *parts: self.made(parts).log_partition(), self.tensors, tracked=tracked
-        )
-
-
-def entropy(model: Scored) -> Tensor:
-    """(*lead,) nats: log Z less the expected score; 0 where nothing is possible."""
-    log_z, chances = model.expected()
+def entropy(model: Structure) -> Tensor:
+    """(*batch,) nats: log Z less the expected score; 0 where nothing is possible."""
+    log_z, chances = _expected(model)
     alive = log_z.detach() > -math.inf
     nats = torch.where(alive, log_z, 0.0) - _mean_score(model, chances, log_z.ndim)
     return torch.where(alive, nats, 0.0)
 
 
-def cross_entropy(model: Scored, other: Scored, log_z: Tensor) -> Tensor:
-    """(*lead,) the mean under one model of minus the log-probability in another, nats.
+def cross_entropy(model: Structure, other: Structure) -> Tensor:
+    """(*batch,) the mean under one model of minus the log-probability in another, nats.
 
-    +inf where the other forbids what is possible; 0 where nothing is. The tensors of both have the
-    same shapes; ``log_z`` (*lead,) is the other's.
+    +inf where the other forbids what is possible; 0 where nothing is. Both have the same sites, and
+    the first has max-marginals.
     """
-    log_p, chances = model.expected()
-    possible = log_p.detach() > -math.inf
-    compared = possible & ~_meets(model, other, possible)
-    nats = torch.where(compared, log_z, 0.0) - _mean_score(other, chances, log_z.ndim)
+    log_p, chances = _expected(model)
+    possible, there = log_p.detach() > -math.inf, model.unary.detach() > -math.inf
+    compared, barred = possible, there & (other.unary == -math.inf)
+    if bool(barred.any()):
+        # The largest number of such entries in one configuration.
+        counts = torch.where(there, barred.to(model.unary), -math.inf)
+        most = model.with_unary(counts).max_marginals()
+        assert most is not None
+        compared = possible & ~(most > 0).flatten(log_p.ndim).any(-1)
+    log_z = torch.where(compared, other.log_partition(), 0.0)
+    nats = log_z - _mean_score(other, chances, log_z.ndim)
     return torch.where(possible, torch.where(compared, nats, math.inf), 0.0)
 
 
-def _mean_score(model: Scored, chances: Sequence[Tensor], lead: int) -> Tensor:
-    """(*lead,) the expected score; impossible entries count as zero."""
-    total = chances[0].new_zeros(())
-    for values, chance in zip(model.tensors, chances, strict=True):
-        products = torch.where(values > -math.inf, values, 0.0) * chance
-        total = total + products.flatten(lead).sum(-1)
-    return total
+def _expected(model: Structure) -> tuple[Tensor, Tensor]:
+    """(*batch,) log Z, and its gradient, zero for impossible items."""
+    log_z, (chances,) = expectations(
+        lambda unary: model.with_unary(unary).log_partition(), [model.unary],
+        tracked=model.unary.requires_grad,
+    )  # fmt: skip
+    return log_z, chances
 
 
-@torch.no_grad()
-def _meets(model: Scored, other: Scored, possible: Tensor) -> Tensor:
-    """(*lead,) whether a possible configuration uses an entry that the other model forbids.
-
-    Decided by the largest number of such entries in one configuration.
-    """
-    pairs = zip(model.tensors, other.tensors, strict=True)
-    barred = [(mine > -math.inf) & (theirs == -math.inf) for mine, theirs in pairs]
-    if not any(bool(part.any()) for part in barred):
-        return torch.zeros_like(possible)
-    most = [
-        torch.where(mine > -math.inf, part.to(mine), -math.inf)
-        for mine, part in zip(model.tensors, barred, strict=True)
-    ]
-    return possible & (model.best(model.made(most)) > 0)
+def _mean_score(model: Structure, chances: Tensor, lead: int) -> Tensor:
+    """(*batch,) the expected score; impossible entries count as zero."""
+    values = torch.where(model.unary > -math.inf, model.unary, 0.0)
+    return (values * chances).flatten(lead).sum(-1)

@@ -13,15 +13,13 @@ from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Match, Structure
-from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle, taken
 from rdpgraph.model.restriction import Support, check_support
-from rdpgraph.structures import expectations as moments
 from rdpgraph.structures.chain.factors import flat_lengths, held, inside
 from rdpgraph.structures.checks import settle_lengths
-from rdpgraph.structures.draws import checked_best, perturbed
+from rdpgraph.structures.draws import checked_best
 from rdpgraph.structures.potential import recognised_factor, structure_graph
 
 
@@ -161,59 +159,20 @@ class Dependencies(Structure):
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
         """(k, B, n) heads, -1 throughout where there are fewer."""
 
-    def rsample(
-        self, count: int, *, temperature: float, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(count, *batch, n, n + 1) relaxed one-hot heads, differentiable: a stochastic softmax.
-
-        Marginals at a temperature of the model with Gumbel noise on every arc (Paulus et al. 2020,
-        arXiv:2006.08063).
-
-        Raises:
-            ModelError: a temperature that is not above 0.
-        """
-        unary, lengths = perturbed(
-            self.unary, self.lengths, count=count, temperature=temperature, generator=generator
-        )
-        return replace(self, unary=unary, lengths=lengths).marginals()
-
-    @by_autograd
-    def entropy(self) -> Tensor:
-        """(*batch,) nats: log Z less the expected score; 0 where no tree is possible."""
-        return moments.entropy(self._scored)
-
-    @by_autograd
-    def cross_entropy(self, other: "Dependencies") -> Tensor:
-        """(*batch,) the expectation under these trees of minus the other's log-probability.
-
-        Nats. +inf, with no gradient, where the other forbids an arc of a tree that is possible
-        here; 0 where no tree is possible here.
-
-        Raises:
-            ModelError: the two are not of one kind, shape and length.
-        """
+    def _require_alike(self, other: Structure) -> None:
+        """Require trees that these can be compared with."""
         if not isinstance(other, Dependencies):
             raise ModelError(
                 f"Dependency trees are compared with others; got {type(other).__name__}."
             )
-        (arcs, lengths), (other_arcs, other_lengths) = self._parts(), other._parts()
         alike = type(self) is type(other) and self.multiroot == other.multiroot
-        if not alike or arcs.shape != other_arcs.shape or not torch.equal(lengths, other_lengths):
+        lengths = self._parts()[1], other._parts()[1]
+        if not alike or self.unary.shape != other.unary.shape or not torch.equal(*lengths):
             raise ModelError(
                 "Dependency trees are compared if their kind, multiroot, shapes and lengths agree; "
                 f"got {type(self).__name__} {tuple(self.unary.shape)} and "
                 f"{type(other).__name__} {tuple(other.unary.shape)}."
             )
-        return moments.cross_entropy(self._scored, other._scored, other.log_partition())
-
-    def kl_divergence(self, other: "Dependencies") -> Tensor:
-        """(*batch,) the divergence of the other from this: cross-entropy less entropy."""
-        return self.cross_entropy(other) - self.entropy()
-
-    @property
-    def _scored(self) -> moments.Scored:
-        unary = self._parts()[0].reshape(self.unary.shape)
-        return moments.Scored([unary], lambda parts: self.with_unary(parts[0]), _best)
 
     def score(self, heads: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials of the arcs of trees (*lead, *batch, n).
@@ -332,10 +291,3 @@ class Dependencies(Structure):
         heads = heads.reshape(*lead, len(lengths), heads.shape[-1])
         heads = torch.where(place < lengths.unsqueeze(1), heads, -1)
         return heads.reshape([*lead, *self.batch_shape, heads.shape[-1]])
-
-
-def _best(trees: Structure) -> Tensor:
-    """(*batch,) the score of the best tree of a word or more."""
-    scores = trees.max_marginals()
-    assert scores is not None
-    return scores[..., 0, :].amax(-1)

@@ -1,19 +1,21 @@
 """Projective trees, by spans (Eisner 1996), and non-projective ones, by the matrix-tree theorem."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from rdpgraph._core.types import Arcs, Heads, Lengths, LogZ
+from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.structures import expectations
 from rdpgraph.structures.dependency import elimination
 from rdpgraph.structures.dependency.elimination import eliminated, max_marginals
 from rdpgraph.structures.dependency.model import Dependencies
-from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
+from rdpgraph.structures.draws import Pick, checked_count, drawn, largest, perturbed
 from rdpgraph.structures.grammar.spans import kept_layout
 from rdpgraph.structures.recursion.descend import best
 from rdpgraph.structures.recursion.recursion import Recursion
@@ -67,6 +69,10 @@ class ProjectiveDependencies(  # pyright: ignore[reportIncompatibleMethodOverrid
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
         tape = self._best_tape
         return best(tape, k)[0].states(tape, k).reshape(k, *unary.shape[:2])
+
+    def _compared(self, other: Recursion, *, divergence: bool) -> Tensor:
+        self._require_alike(other)
+        return super()._compared(other, divergence=divergence)
 
     def _is_tree(self, heads: Tensor, inside: Tensor) -> Tensor:
         word = torch.arange(1, heads.shape[2] + 1, device=heads.device)
@@ -305,6 +311,43 @@ class NonProjectiveDependencies(Dependencies):
             ImpossibleEvidenceError: an item has no possible tree.
         """
         return self._descended(checked_count(count, self.states_shape), 1.0, drawn(generator))
+
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, n, n + 1) relaxed one-hot heads, differentiable: a stochastic softmax.
+
+        Marginals at a temperature of the model with Gumbel noise on every arc (Paulus et al. 2020,
+        arXiv:2006.08063).
+
+        Raises:
+            ModelError: a temperature that is not above 0.
+        """
+        unary = perturbed(self.unary, count, temperature, generator) / temperature
+        lengths = None if self.lengths is None else self.lengths.expand(count, *self.batch_shape)
+        return replace(self, unary=unary, lengths=lengths).marginals()
+
+    @by_autograd
+    def entropy(self) -> Tensor:
+        """(*batch,) nats: log Z less the expected score; 0 where no tree is possible."""
+        return expectations.entropy(self)
+
+    @by_autograd
+    def cross_entropy(self, other: "NonProjectiveDependencies") -> Tensor:
+        """(*batch,) the expectation under these trees of minus the other's log-probability.
+
+        Nats. +inf, with no gradient, where the other forbids an arc of a tree that is possible
+        here; 0 where no tree is possible here.
+
+        Raises:
+            ModelError: the two are not of one kind, shape and length.
+        """
+        self._require_alike(other)
+        return expectations.cross_entropy(self, other)
+
+    def kl_divergence(self, other: "NonProjectiveDependencies") -> Tensor:
+        """(*batch,) the divergence of the other from this: cross-entropy less entropy."""
+        return self.cross_entropy(other) - self.entropy()
 
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
         ways = elimination.k_best if elimination.quicker(*unary.shape[:2]) else k_best

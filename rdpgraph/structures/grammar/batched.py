@@ -1,4 +1,4 @@
-"""Hypertrees with one batch dim: scores of given trees, entropies, and means for proposals."""
+"""Hypertrees with one batch dim: scores of given trees, uses of rules, means for proposals."""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +9,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._core.cache import cached_property
-from rdpgraph.errors import ModelError
-from rdpgraph.interface.structure import Structure
+from rdpgraph.interface.structure import is_tracked
+from rdpgraph.logspace.gradients import expectations
 from rdpgraph.logspace.logmatrix import soft_scatter
-from rdpgraph.structures import expectations
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.grammar.spans import HypertreeFields
-from rdpgraph.structures.recursion.down import goal, up
-from rdpgraph.structures.recursion.rules import DenseRules, LowRankRules, NoRules, Rules, flat
+from rdpgraph.structures.recursion.rules import LowRankRules, NoRules, Rules, flat
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
 
 
@@ -126,78 +124,21 @@ class Form:
         scores = score(states, self.unary, self.lengths, self.root, self.rules, tree.preterminals)
         return scores.reshape([*lead, *tree.batch_shape])
 
-    def flat(self, rules: Rules) -> HypertreeFields:
-        """The hypertree with other rules, in one batch dim with a copy of them for each item."""
-        tree, batch = self.tree, self.batch
-        rules = rules.flat(tree.batch_shape)
-        rules = rules.with_parts([part.expand(batch, *part.shape[1:]) for part in rules.parts])
-        root = tree.root
-        if root is not None:
-            root = flat(root, 1, tree.batch_shape).expand(batch, -1)
-        return replace(tree, unary=self.unary, rules=rules, root=root, lengths=self.lengths)
 
-
-def scored(tree: HypertreeFields, rules: Rules) -> expectations.Scored:
-    """A hypertree with other rules, as a function of its potentials, rules and root."""
-    flat = Form(tree).flat(rules)
-    many, root = len(flat.rules.parts), [] if flat.root is None else [flat.root]
-
-    def made(parts: Sequence[Tensor]) -> HypertreeFields:
-        filled = flat.rules.with_parts(parts[1 : 1 + many])
-        return replace(flat, unary=parts[0], rules=filled, root=parts[-1] if root else None)
-
-    return expectations.Scored([flat.unary, *flat.rules.parts, *root], made, _best)
-
-
-def _best(tree: Structure) -> Tensor:
-    """(B,) the score of the best tree."""
-    assert isinstance(tree, HypertreeFields)
-    tape = tree.to_tape(ranks=False, double=True)
-    return goal(tape, up(tape, 0.0))
-
-
-def entropy(tree: HypertreeFields) -> Tensor:
-    """(*batch,) nats, with rules of low rank written out; `BudgetError` if too large."""
-    rules = tree.rules
-    if not isinstance(rules, NoRules | SparseRules):
-        rules = DenseRules(rules.table(Form(tree).states, tree.unary.shape[-1]))
-    return expectations.entropy(scored(tree, rules)).reshape(tree.batch_shape)
-
-
-def cross_entropy(model: HypertreeFields, other: HypertreeFields) -> Tensor:
-    """(*batch,) the mean under one hypertree of minus the log-probability in another, nats.
-
-    Log Z of the other less the mean of its score, with rules written out.
-
-    Raises:
-        ModelError: the two differ in shape, preterminals or lengths.
-        BudgetError: written out, the rules are too large.
-    """
-    if not isinstance(other, HypertreeFields):
-        raise ModelError(f"A hypertree is compared with a hypertree; got {type(other).__name__}.")
-    alike = model.unary.shape == other.unary.shape and model.preterminals == other.preterminals
-    if not alike or not torch.equal(Form(model).lengths, Form(other).lengths):
-        raise ModelError(
-            "Hypertrees are compared if their shapes, preterminals and lengths agree; got "
-            f"{tuple(model.unary.shape)} and {tuple(other.unary.shape)}, lengths "
-            f"{Form(model).lengths.tolist()} and {Form(other).lengths.tolist()}."
-        )
-    one, two = model.rules, other.rules
-    listed = isinstance(one, SparseRules) and isinstance(two, SparseRules) and one.is_like(two)
-    first, second = (_written_out(tree, listed=listed) for tree in (model, other))
-    nats = expectations.cross_entropy(first, second, other.log_partition().flatten())
-    return nats.reshape(model.batch_shape)
-
-
-def _written_out(tree: HypertreeFields, *, listed: bool) -> expectations.Scored:
-    """A hypertree by its root and a table, or list, of rules in the dtype of the potentials."""
-    form, unary, rules = Form(tree), tree.unary, tree.rules
-    root = unary.new_zeros(form.states) if tree.root is None else tree.root
-    if listed:
-        rules = rules.with_parts([part.to(unary) for part in rules.parts])
-    else:
-        rules = DenseRules(rules.table(form.states, unary.shape[-1]).to(unary))
-    return scored(replace(tree, root=root), rules)
+def rule_uses(tree: HypertreeFields) -> list[Tensor]:
+    """(*batch, ...) the gradients of log Z in the tensors of the rules."""
+    form, root = Form(tree), tree.root
+    rules = form.rules.with_parts([
+        part.expand(form.batch, *part.shape[1:]) for part in form.rules.parts
+    ])  # fmt: skip
+    if root is not None:
+        root = flat(root, 1, tree.batch_shape).expand(form.batch, -1)
+    one = replace(tree, unary=form.unary, rules=rules, root=root, lengths=form.lengths)
+    _, gradients = expectations(
+        lambda *parts: replace(one, rules=rules.with_parts(parts)).log_partition(),
+        rules.parts, tracked=is_tracked(tree),
+    )  # fmt: skip
+    return [part.reshape([*tree.batch_shape, *part.shape[1:]]) for part in gradients]
 
 
 @torch.no_grad()

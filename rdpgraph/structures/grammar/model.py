@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import ModelError
 from rdpgraph.interface.masks import Masks
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Match
@@ -20,7 +21,6 @@ from rdpgraph.model.potentials.table import as_states, taken
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.checks import checked_mask, checked_trees
-from rdpgraph.structures.draws import perturbed
 from rdpgraph.structures.grammar import batched
 from rdpgraph.structures.grammar.batched import Form
 from rdpgraph.structures.grammar.masks import HypertreeMasks
@@ -28,11 +28,14 @@ from rdpgraph.structures.grammar.spans import (
     HypertreeFields,
     grammar_rules,
     pcfg_unary,
+    prefers_table,
     sentence_unary,
 )
 from rdpgraph.structures.grammar.trees import KBestTrees, Trees, crossed
 from rdpgraph.structures.potential import recognised_factor, structure_graph
-from rdpgraph.structures.recursion.rules import DenseRules, Rules
+from rdpgraph.structures.recursion.recursion import Recursion
+from rdpgraph.structures.recursion.rules import DenseRules, NoRules, Rules
+from rdpgraph.structures.recursion.sparse_rules import SparseRules
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,41 +191,41 @@ class Hypertree(HypertreeFields):
         `SparseRules`. For rules of low rank one tensor for each factor, (*batch, N or C, r): the
         expected uses of a rank by each state as parent, left or right part. Empty for `NoRules`.
         """
-        _, gradients = batched.scored(self, self.rules).expected()
-        gradients = gradients[1 : 1 + len(self.rules.parts)]
-        return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in gradients)
+        return tuple(batched.rule_uses(self))
 
-    @by_autograd
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where no tree is possible. Differentiable.
 
-        Log Z less the expected score; rules of low rank are written out, as scores are of rules.
-
         Raises:
-            BudgetError: written out, the rules are too large.
+            BudgetError: written out, rules of low rank are too large.
         """
-        return batched.entropy(self)
+        return super(Hypertree, self._tabled()).entropy()
 
-    @by_autograd
-    def cross_entropy(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, other: "Hypertree"
-    ) -> Tensor:
-        """(*batch,) the expectation under this hypertree of minus the other's log-probability.
+    def _compared(self, other: Recursion, *, divergence: bool) -> Tensor:
+        if not isinstance(other, Hypertree) or other.unary.shape != self.unary.shape:
+            return super()._compared(other, divergence=divergence)
+        lengths = self.form.lengths, other.form.lengths
+        if self.preterminals != other.preterminals or not torch.equal(*lengths):
+            raise ModelError(
+                "Hypertrees are compared if their preterminals and lengths agree; got "
+                f"{self.preterminals} and {other.preterminals}, lengths {lengths[0].tolist()} and "
+                f"{lengths[1].tolist()}."
+            )
+        one, two = self._tabled(), other._tabled()
+        lists = [each.rules for each in (one, two) if isinstance(each.rules, SparseRules)]
+        if type(one.rules) is not type(two.rules) or (lists and not lists[0].is_like(lists[1])):
+            one, two = self._tabled(always=True), other._tabled(always=True)
+        return super(Hypertree, one)._compared(two, divergence=divergence)
 
-        Nats. +inf, with no gradient, where the other forbids what is possible here; 0 where
-        nothing is. Differentiable in both. Rules of low rank are written out.
-
-        Raises:
-            ModelError: the two differ in shape, preterminals or lengths.
-            BudgetError: written out, the rules are too large.
-        """
-        return batched.cross_entropy(self, other)
-
-    def kl_divergence(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, other: "Hypertree"
-    ) -> Tensor:
-        """(*batch,) the divergence of the other from this: cross-entropy less entropy."""
-        return self.cross_entropy(other) - self.entropy()
+    def _tabled(self, *, always: bool = False) -> Self:
+        """The trees with a root, and rules as a table unless there are none or few."""
+        states = self.unary.shape[-1]
+        parents, rules = states - self.preterminals, self.rules
+        few = isinstance(rules, SparseRules) and not prefers_table(states, rules.count)
+        if always or not (few or isinstance(rules, NoRules)):
+            rules = DenseRules(rules.table(parents, states))
+        root = self.unary.new_zeros(parents) if self.root is None else self.root
+        return replace(self, rules=rules, root=root)
 
     def viterbi(self) -> Trees:
         """(*batch) one most probable tree of each item. Not differentiable; see `score`.
@@ -259,26 +262,6 @@ class Hypertree(HypertreeFields):
         weights, states = self.marginals().detach().max(-1)
         shape = Hypertree.span_scores(weights, lengths=self.lengths).mode()
         return Trees(torch.where(shape >= 0, states, -1))
-
-    def rsample(
-        self, count: int, *, temperature: float, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(count, *batch, T, T, N) relaxed trees, differentiable: a stochastic softmax.
-
-        Marginals at a temperature of the model with Gumbel noise on every span. As the temperature
-        falls to 0 they become the best tree of the noisy model, which is not an exact draw of this
-        one (Paulus et al. 2020, arXiv:2006.08063).
-
-        Raises:
-            ModelError: a temperature that is not above 0.
-            BudgetError: written out, rules of low rank are too large.
-        """
-        unary, lengths = perturbed(
-            self.unary, self.lengths, count=count, temperature=temperature, generator=generator
-        )
-        root = None if self.root is None else self.root / temperature
-        rules = self.rules.scaled(1.0 / temperature)
-        return replace(self, unary=unary, rules=rules, root=root, lengths=lengths).marginals()
 
     def factor_graph(self) -> FactorGraph:
         """Spans as variables, with a factor each, and one factor over all: that they form a tree.

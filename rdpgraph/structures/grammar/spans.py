@@ -189,9 +189,6 @@ def _rows(words: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor
     return rows
 
 
-# A table of rules is faster than a list below so many entries for each rule, or in all.
-
-
 def pcfg_unary(root: Tensor, rules: Rules, terms: Tensor) -> Tensor:
     """(*batch, T, T, NT + PT) span potentials of a grammar: those of its words, else zero."""
     if rules.shape is None or terms.ndim < 2 or root.ndim < 1:
@@ -228,10 +225,14 @@ def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tupl
 def grammar_rules(grammar: Grammar) -> DenseRules | SparseRules:
     """The rules of a grammar as a table or a list, whichever is faster and fits."""
     states, rules, weights = len(grammar.symbols), grammar.rules, grammar.log_weights
-    entries = float(states) ** 3
-    dense = entries <= max(tuning.DENSE_RULES * len(rules), tuning.SMALL_RULES)
-    if dense and entries * weights.element_size() <= grammar.memory_bytes:
+    fits = float(states) ** 3 * weights.element_size() <= grammar.memory_bytes
+    if fits and prefers_table(states, len(rules)):
         return DenseRules(grammar.log_rules)
     if not len(rules):  # words only: one rule that forbids itself
         rules, weights = rules.new_zeros(1, 3), weights.new_full((1,), -math.inf)
     return SparseRules(rules, weights, parents=states)
+
+
+def prefers_table(states: int, rules: int) -> bool:
+    """Return whether a table of rules is faster than a list of so many."""
+    return float(states) ** 3 <= max(tuning.DENSE_RULES * rules, tuning.SMALL_RULES)

@@ -15,7 +15,7 @@ from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Match, Structure
 from rdpgraph.io.detectors import parse_detectors, read_detectors
-from rdpgraph.logspace.gradients import by_autograd, expectations
+from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
@@ -24,6 +24,7 @@ from rdpgraph.model.potentials.table import Table, as_states, as_values, checked
 from rdpgraph.model.restriction import Support, check_support
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
+from rdpgraph.structures import expectations
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.kept import EVENT_COST, KeptCosets, kept_cosets
@@ -259,14 +260,7 @@ class ParityModel(Structure):
     @by_autograd
     def entropy(self) -> Tensor:
         """(*batch,) of the errors given the syndrome, nats: log Z less the expected score."""
-        log_z, (mean,) = expectations(
-            lambda unary: self.with_unary(unary).log_partition(), [self.unary],
-            tracked=self.unary.requires_grad,
-        )  # fmt: skip
-        some = mean.detach() > 0
-        score = (mean * torch.where(some, self.unary, 0.0)).sum((-1, -2))
-        possible = log_z.detach() > -math.inf
-        return torch.where(possible, torch.where(possible, log_z, 0.0) - score, 0.0)
+        return expectations.entropy(self)
 
     def mode(self) -> Tensor:
         """(*batch, errors) the most probable errors.
