@@ -135,8 +135,7 @@ class Dependencies(Structure):
     def k_best(self, k: int) -> KBestDependencies:
         """The k most probable trees of each item, best first; the scores are differentiable.
 
-        O(k n^3), all items at once; projective trees of long sentences O(n^3) by lazy lists of
-        spans, in Python and item by item.
+        O(k n^3) for each item; projective trees by lazy lists of spans.
 
         Raises:
             ModelError: k below 1.

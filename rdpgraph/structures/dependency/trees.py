@@ -5,15 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
-from rdpgraph._core.types import Arcs, Heads, Lengths, LogZ
+from rdpgraph._core.types import Arcs, Lengths, LogZ
 from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures import expectations
 from rdpgraph.structures.dependency import elimination
-from rdpgraph.structures.dependency.elimination import eliminated, max_marginals
 from rdpgraph.structures.dependency.model import Dependencies
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest, perturbed
 from rdpgraph.structures.grammar.spans import kept_layout
@@ -125,66 +123,6 @@ def _rows(words: int, device: torch.device) -> list[tuple[Tensor, ...]]:
     return rows
 
 
-_ROUNDING = 1e-9  # relative difference above which scores are not equal up to rounding
-
-
-@torch.no_grad()
-def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
-    """(k, B, n) the heads of the best trees, best first; -1 throughout where there are fewer.
-
-    Trees are partitioned so that the best one of each part is known. The next tree is the second
-    best of some part and has an arc that the best one lacks: the part is split into trees with and
-    without it. One best tree and two rounds of max-marginals for each: O(k n^3).
-    """
-    batch, words, positions = unary.shape
-    trees = torch.full((k, batch, words), -1, device=unary.device)
-    if not words:
-        return trees
-    item = torch.arange(batch, device=unary.device)
-    parts = unary.double().expand(k, -1, -1, -1).clone()
-    through = max_marginals(parts[0], lengths, multiroot=multiroot)
-    trees[0] = _best(parts[0], lengths, through, multiroot=multiroot)
-    score, arc = _second_best(through, trees[0])
-    scores, arcs = score.expand(k, -1).clone(), arc.expand(k, -1).clone()
-    possible = (through[:, 0] > -math.inf).any(1) | (lengths == 0)
-    there = possible.expand(k, -1).clone()
-    for rank in range(1, k):
-        score, part = scores[:rank].max(0)
-        there[rank] = score > -math.inf
-        if not bool(there[rank].any()):
-            there[rank:] = False
-            break
-        chosen = one_hot(arcs[part, item], words * positions).bool().reshape(unary.shape)
-        others = chosen.any(2, keepdim=True) & ~chosen
-        with_arc = parts[part, item].masked_fill(others, -math.inf)
-        without = parts[part, item].masked_fill(chosen, -math.inf)
-        parts[rank], parts[part, item] = with_arc, without
-        through = max_marginals(
-            torch.cat([with_arc, without]), lengths.repeat(2), multiroot=multiroot
-        )
-        trees[rank] = _best(with_arc, lengths, through[:batch], multiroot=multiroot)
-        score, arc = _second_best(through, torch.cat([trees[rank], trees[part, item]]))
-        scores[rank], scores[part, item] = score.chunk(2)
-        arcs[rank], arcs[part, item] = arc.chunk(2)
-    return torch.where(there.unsqueeze(2), trees, -1)
-
-
-def _best(unary: Arcs, lengths: Lengths, through: Arcs, *, multiroot: bool) -> Heads:
-    """(B, n) the heads of one best tree, read off the max-marginals unless they tie."""
-    values, heads = through.topk(2, 2)
-    first, second = values.unbind(2)
-    gap = torch.where(first > -math.inf, first - second, math.inf)
-    if bool((gap > _ROUNDING * (1.0 + first.abs())).all()):
-        return heads[..., 0]
-    elimination = eliminated(unary, lengths, multiroot=multiroot, temperature=0.0)
-    return elimination.descend(1, largest)
-
-
-def _second_best(through: Arcs, best: Heads) -> tuple[Tensor, Tensor]:
-    """(B,) the score of the second best tree, -inf if none, and an arc that only it has."""
-    return through.scatter(2, best.unsqueeze(2), -math.inf).flatten(1).max(1)
-
-
 _FAR = 1e3  # nats below a word's best head at which an arc may be negligible
 _NOTHING = 800.0  # nats below Z at which a term is zero in doubles
 
@@ -261,7 +199,7 @@ class NonProjectiveDependencies(Dependencies):
     one without subtraction, in log-space (the GTH form of Gaussian elimination), so that scores of
     any range keep their precision, and hard zeros are exact. O(n^3).
 
-    The k best trees of a few short sentences are found in lists, in Python: O(k n^4) at most.
+    The k best trees are found item by item in Python: O(k n^3) at most.
 
     Example:
         >>> trees = NonProjectiveDependencies(torch.zeros(3, 4), multiroot=True)
@@ -350,8 +288,7 @@ class NonProjectiveDependencies(Dependencies):
         return self.cross_entropy(other) - self.entropy()
 
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
-        ways = elimination.k_best if elimination.quicker(*unary.shape[:2]) else k_best
-        return ways(unary, lengths, k, multiroot=self.multiroot)
+        return elimination.k_best(unary, lengths, k, multiroot=self.multiroot)
 
     def _strong_parts(self) -> tuple[Tensor, Tensor]:
         """The potentials and lengths, with negligible arcs at -inf."""

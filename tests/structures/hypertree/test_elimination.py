@@ -59,8 +59,8 @@ def test_max_marginals_are_those_of_trees_with_the_arc(multiroot, hard, words):
 
 
 @pytest.mark.parametrize("multiroot", [False, True])
-@pytest.mark.parametrize("batch", [3, 9])  # few sentences are taken one by one
-def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot, batch):
+def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot):
+    batch = 3
     model = trees(batch, 9, multiroot=multiroot, hard=0.4)
     best = model.k_best(12)
     torch.testing.assert_close(best.scores, model.score(best.heads), **CLOSE)
@@ -75,13 +75,11 @@ def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot, batch
 
 
 @pytest.mark.parametrize("multiroot", [False, True])
-@pytest.mark.parametrize("batch", [1, 20])
-def test_trees_of_equal_score_are_told_apart(multiroot, batch):
-    model = NonProjectiveDependencies(torch.zeros(batch, 4, 5), multiroot=multiroot)
-    count = round(float(model.log_partition()[0].exp()))
+def test_trees_of_equal_score_are_told_apart(multiroot):
+    model = NonProjectiveDependencies(torch.zeros(4, 5), multiroot=multiroot)
+    count = round(float(model.log_partition().exp()))
     best = model.k_best(count + 3)
-    for heads in best.heads.unbind(1):
-        assert len({tuple(each) for each in heads.tolist()}) == count + 1  # and none at all
+    assert len({tuple(each) for each in best.heads.tolist()}) == count + 1  # and none at all
     assert bool((best.scores[count:] == -math.inf).all())
 
 
