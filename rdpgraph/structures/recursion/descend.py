@@ -58,7 +58,6 @@ def descend(
     return _by_torch(whole(tape), done, count, largest if best else drawn(generator))
 
 
-@torch.no_grad()
 def configurations(
     tape: Tape, count: int, *, name: str, best: bool, generator: torch.Generator | None = None
 ) -> Tensor:

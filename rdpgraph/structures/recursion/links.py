@@ -269,12 +269,12 @@ class Sources:
                 return potential, potential
             table = potential.table(2) if isinstance(potential, Potential) else potential
             # Hold the potential, so that its id is not reused.
-            return potential, self._of_items(table, 2).unsqueeze(1)
+            return potential, self._of_items(table, 2)
 
         return self.once(("source", id(potential)), made)[1]
 
     def _of_items(self, tables: Tensor, dims: int) -> Tensor:
-        """(n, ...) the tables of n items, repeated by replicates, of so many dims each."""
+        """(n, S, N, M) the tables of n items, repeated by replicates, of 2 dims or 3 each."""
         own, many = tables.shape[tables.ndim - dims :], tables.ndim - dims
         if math.prod(tables.shape[:many]) != 1:
             lead = self.lead[max(len(self.lead) - many, 0) :]
@@ -283,7 +283,7 @@ class Sources:
                     f"Tape.link needs values of the batch, {lead}; got {tuple(tables.shape)}."
                 )
             tables = tables.expand(*lead, *own)
-        return tables.reshape(-1, *own)
+        return tables.reshape(-1, *(1,) * (3 - dims), *own)
 
     def _copies(self, items: int) -> int:
         return math.prod(self.lead) // items if items > 1 else 1
@@ -293,10 +293,7 @@ class Sources:
 
         def made() -> Table:
             if isinstance(source, Tensor):
-                logs, copies = source.to(self.dtype), self._copies(len(source))
-                # Contiguous along the labels that are summed, unless the copy has a gradient.
-                logs = logs if logs.requires_grad else logs.mT.contiguous().mT
-                return Table(logs, copies=copies)
+                return Table(source.to(self.dtype), copies=self._copies(len(source)))
             return Table(source.table(2).to(self.dtype)[None, None])
 
         return self.once(("table", id(source)), made)

@@ -319,7 +319,7 @@ def inputs_of(tape: Tape, program: Program) -> Inputs:
 
 def serves(tape: Tape) -> bool:
     """Return whether the machine is there for a tape."""
-    every = tape.states is None and tape.unary.device.type == "cpu"
+    every = tape.states is None and tape.unary.is_cpu
     return every and not is_transformed() and library.available(tape.dtype)
 
 

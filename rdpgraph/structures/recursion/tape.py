@@ -90,7 +90,7 @@ class Tape:
         """The tensors that links are made from."""
         return Sources(self.lead, self.dtype)
 
-    @property
+    @cached_property
     def lead(self) -> tuple[int, ...]:
         """The dims before the sites: replicates, draws, batch dims."""
         return tuple(self.unary.shape[: self.unary.ndim - self.site_dims - 1])

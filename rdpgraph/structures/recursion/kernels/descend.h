@@ -261,19 +261,25 @@ std::vector<Used>* together(const std::vector<std::vector<Used>>& parts) {
   return all;
 }
 
-// Turns the tables of all items of which a best derivation reads about as many columns as they have.
+// Turns tables of which derivations read about as many columns as they have.
 template <typename Real>
-std::vector<uint8_t> turn_tables(const Machine<Real>& m, int64_t slots) {
+std::vector<uint8_t> turn_tables(const Machine<Real>& m, int64_t slots, int64_t draws) {
   std::vector<int64_t> reads(slots);
-  for (int64_t n = 0; n < m.count && m.best; ++n) {
+  for (int64_t n = 0; n < m.count; ++n) {
     const int64_t* step = m.steps + kFields * n;
-    if (step[0] == kLinked || step[0] == kRules) reads[step[3]] += m.batch * m.places(n);
+    if (step[0] == kLinked || step[0] == kRules) reads[step[3]] += draws * m.batch * m.places(n);
   }
+  constexpr int64_t wide = width<Real>();
   std::vector<uint8_t> turned(slots);
   for (int64_t slot = 1; slot < slots; ++slot) {
-    turned[slot] = reads[slot] && m.table(slot)[1] == 1 && m.table(slot)[7] >= 0 &&
-                   m.table(slot)[8] == 1 && reads[slot] >= m.table(slot)[5];
-    if (turned[slot]) prepare(prepared(m, slot, 0, 0), true, true);
+    const int64_t* table = m.table(slot);
+    turned[slot] = reads[slot] && table[7] >= 0 && reads[slot] >= table[1] * table[8] * table[5];
+    for (int64_t k = 0; turned[slot] && k < table[1] * table[8]; ++k) {
+      const Prepared<Real> t = prepared(m, slot, k / table[8], k % table[8]);
+      for (int64_t i = 0; i < t.rows; ++i)
+        for (int64_t j = 0; j < t.columns; ++j)
+          t.back[(i / wide * t.columns + j) * wide + i % wide] = t.logs[i * t.row + j * t.column];
+    }
   }
   return turned;
 }
@@ -284,7 +290,7 @@ std::vector<Used>* descend(const Machine<Real>& m, int64_t* states, int64_t slot
                            uint64_t seed, int threads) {
   const int64_t blocks = m.batch >= threads ? 1 : std::min<int64_t>(draws, threads);
   const int64_t groups = blocks > 1 ? m.batch : std::min<int64_t>(m.batch, threads);
-  const std::vector<uint8_t> turned = turn_tables(m, slots);
+  const std::vector<uint8_t> turned = turn_tables(m, slots, draws);
   std::vector<std::vector<Used>> parts(groups * blocks);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
   for (int64_t job = 0; job < groups * blocks; ++job) {
