@@ -144,8 +144,7 @@ def infer_command(
         )
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import answer, as_text, plain, print_table
-    from rdpgraph.cli.drawing import checked_target
-    from rdpgraph.cli.loading import load, queried, require_room_for_answers
+    from rdpgraph.cli.loading import checked_target, load, queried, require_room_for_answers
     from rdpgraph.cli.solving import (
         about,
         answered_here,
@@ -263,8 +262,7 @@ def convert(
 ) -> None:
     """Read a model in one format and write it in another."""
     from rdpgraph.cli.answers import print_report
-    from rdpgraph.cli.drawing import checked_target
-    from rdpgraph.cli.loading import load
+    from rdpgraph.cli.loading import checked_target, load
     from rdpgraph.cli.solving import ending
     from rdpgraph.io.files import text_of, write
     from rdpgraph.io.text import WAIT
@@ -294,8 +292,7 @@ def draw(
     """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import print_report
-    from rdpgraph.cli.drawing import checked_picture
-    from rdpgraph.cli.loading import load
+    from rdpgraph.cli.loading import checked_picture, load
     from rdpgraph.cli.solving import ending, posterior_of
     from rdpgraph.io.text import WAIT
     from rdpgraph.query.drawing import draw as draw_model
@@ -341,8 +338,8 @@ def parse_command(
         raise typer.BadParameter("--draw needs a task with trees: viterbi, mbr or sample")
     if count is not None and task is not ParseTask.SAMPLE:
         raise typer.BadParameter("--count is a number of draws and needs --task sample")
-    from rdpgraph.cli.drawing import checked_picture, checked_target, draw_tree
-    from rdpgraph.cli.parse import answers, as_text, parsed
+    from rdpgraph.cli.loading import checked_picture, checked_target
+    from rdpgraph.cli.parse import answers, as_text, draw_tree, parsed
     from rdpgraph.cli.solving import ending, seeded
     from rdpgraph.io.grammar import MEMORY, read_grammar
     from rdpgraph.io.text import LIMIT, write_text_atomically

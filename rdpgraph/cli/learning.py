@@ -34,8 +34,7 @@ def fit_command(
     """
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import as_json
-    from rdpgraph.cli.drawing import checked_target
-    from rdpgraph.cli.loading import load, read_rows
+    from rdpgraph.cli.loading import checked_target, load, read_rows
     from rdpgraph.cli.solving import best_so_far, ending, warn
     from rdpgraph.io.files import text_of, write
     from rdpgraph.io.text import LIMIT
@@ -80,8 +79,7 @@ def sample_command(
 ) -> None:
     """Draw rows from a model, given what is set, as comma-separated values or JSON."""
     from rdpgraph._core.progress import show_progress
-    from rdpgraph.cli.drawing import checked_target
-    from rdpgraph.cli.loading import load
+    from rdpgraph.cli.loading import checked_target, load
     from rdpgraph.cli.solving import ending, posterior_of, seeded
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.schedulers import Auto

@@ -1,7 +1,9 @@
-"""Reading of a model and its evidence from files."""
+"""Reading of a model and its evidence from files, and checks of output files."""
 
+import errno
 import math
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -17,11 +19,12 @@ from rdpgraph.io.evidence import LIMIT as EVIDENCE_LIMIT
 from rdpgraph.io.evidence import Rows, read_evidence, read_query
 from rdpgraph.io.files import read
 from rdpgraph.io.tables import all_variables
-from rdpgraph.io.text import LIMIT, read_bytes
+from rdpgraph.io.text import LIMIT, mode_of, read_bytes
 from rdpgraph.model.domain import Named
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import State, names_of
 from rdpgraph.plan.plan import require_room
+from rdpgraph.query.drawing import checked_suffix
 
 _GAPS = "", "?", "*", "NA", "NaN", "nan", "null", "-1"
 """Texts of missing values, unless a state has such a name."""
@@ -155,3 +158,37 @@ def _state(graph: FactorGraph, name: str, text: str) -> State:
         return next((state for state in states if str(state) == text), text)
     # Longer numbers are refused as unknown names.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
+
+
+def checked_target(target: Path | None, *sources: Path | None) -> None:
+    """Refuse an output that is a source, or that cannot be written."""
+    if target is None:
+        return
+    for source in sources:
+        if source is None or not source.is_file() or not target.exists():
+            continue
+        if os.path.samefile(source, target):
+            raise FileFormatError(f"{target}: this file is read; write to another one.")
+    mode = mode_of(target)
+    if mode is not None and not stat.S_ISREG(mode):
+        if stat.S_ISDIR(mode):
+            raise _error(errno.EISDIR, target)
+        return  # a pipe or a terminal
+    folder = Path(os.path.realpath(target)).parent
+    if not folder.is_dir():
+        raise _error(errno.ENOENT if not folder.exists() else errno.ENOTDIR, target)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _error(errno.EACCES, target)
+
+
+def checked_picture(target: Path | None, *sources: Path | None, output: Path | None = None) -> None:
+    """Refuse a picture of another suffix, or that is another output, a source or not writable."""
+    if target is not None:
+        checked_suffix(target)
+    checked_target(target, *sources)
+    if target is not None and output is not None and target.absolute() == output.absolute():
+        raise FileFormatError(f"{target}: this file is already an output; name another one.")
+
+
+def _error(number: int, target: Path) -> OSError:
+    return OSError(number, os.strerror(number), str(target))

@@ -1,18 +1,27 @@
-"""The parse command: sentences by a weighted grammar."""
+"""The parse command: sentences by a weighted grammar, and a picture of a tree."""
 
 import json
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rdpgraph.cli.options import ParseFormat, ParseTask
-from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError, printable
+from rdpgraph.errors import (
+    BudgetError,
+    EvidenceError,
+    ImpossibleEvidenceError,
+    UnsupportedError,
+    printable,
+)
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.io.text import shown
 from rdpgraph.plan.plan import Budget
+from rdpgraph.query.drawing import blank, save_picture
 from rdpgraph.structures.grammar.model import Hypertree
 from rdpgraph.structures.grammar.spans import grammar_rules
 from rdpgraph.structures.grammar.trees import Trees
@@ -29,6 +38,7 @@ for each rule; measured on up to 800 words and 93 rules."""
 _TREES = 6  # arrays of states per tree drawn, scored and written
 _SPLITS = 14  # bytes for each three words: places of both parts of a split
 _TABLES = 4  # copies of the rules during layout
+_MOST_WORDS = 400  # of a readable picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,3 +163,67 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> str:
             if tree["log_probability"] == -math.inf:  # an MBR tree without rules
                 tree["log_probability"] = None
     return json.dumps(list(rows), indent=1, allow_nan=False) + "\n"
+
+
+@dataclass
+class _Node:
+    label: str
+    parts: "list[_Node]" = field(default_factory=list)
+    x: float = 0.0
+
+
+def draw_tree(bracketed: str, target: Path) -> None:
+    """Draw a tree given in brackets, words at the bottom."""
+    nodes = _nodes_of(bracketed)
+    words = sum(not node.parts for node in nodes)
+    if words > _MOST_WORDS:
+        raise UnsupportedError(
+            f"A picture of {words:,} words is not readable; draw takes up to {_MOST_WORDS}."
+        )
+    root, depth = nodes[0], _place(nodes)
+    figure, axes = blank(1.0 + 0.9 * words, 1.0 + 0.7 * depth)
+    waiting = [(root, 0)]
+    while waiting:
+        node, level = waiting.pop()
+        y = -depth if not node.parts else -level
+        for part in node.parts:
+            below = -depth if not part.parts else -level - 1
+            axes.plot([node.x, part.x], [y, below], color="#9aa3ad", linewidth=1.0, zorder=1)
+            waiting.append((part, level + 1))
+        axes.text(
+            node.x, y, node.label, ha="center", va="center", fontsize=10, zorder=2,
+            fontweight="bold" if node.parts else "normal", parse_math=False,
+            bbox={"boxstyle": "round,pad=0.2", "facecolor": "#ffffff", "edgecolor": "none"},
+        )  # fmt: skip
+    axes.margins(0.12)
+    axes.set_axis_off()
+    save_picture(figure, target)
+
+
+def _nodes_of(bracketed: str) -> list[_Node]:
+    """The nodes of a bracketed tree, parents first; words have no parts."""
+    tokens = re.findall(r"[()]|[^\s()]+", bracketed)
+    above, nodes = [_Node("")], list[_Node]()
+    for before, token in zip(["", *tokens], tokens, strict=False):
+        if token == ")":
+            above.pop()
+        elif token != "(":
+            node = _Node(printable(token))
+            nodes.append(node)
+            above[-1].parts.append(node)
+            if before == "(":
+                above.append(node)
+    return nodes
+
+
+def _place(nodes: list[_Node]) -> int:
+    """Set x: words side by side, parents over their parts; the depth of the tree."""
+    words = [node for node in nodes if not node.parts]
+    for place, node in enumerate(words):
+        node.x = float(place)
+    depths: dict[int, int] = {}
+    for node in reversed(nodes):  # parts before parents
+        if node.parts:
+            node.x = (node.parts[0].x + node.parts[-1].x) / 2
+        depths[id(node)] = 1 + max((depths[id(part)] for part in node.parts), default=-1)
+    return depths[id(nodes[0])]

@@ -1,5 +1,6 @@
-"""Factor graphs to and from networkx."""
+"""Factor graphs to and from networkx, and structures to it."""
 
+import itertools
 import math
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias, cast
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.structure import Structure
-from rdpgraph.io.pictures import structure_graph
 from rdpgraph.io.tables import all_variables, refuse_evidence, require_graph
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
@@ -19,6 +19,7 @@ from rdpgraph.model.variable import State, Variable
 
 Node: TypeAlias = Hashable
 Scoped: TypeAlias = tuple[tuple[Node, ...], Potential]
+_MOST_SITES = 4_000  # of a readable picture
 _NO_STATES = "needs an attribute `states`: how many states it has, or their names"
 
 
@@ -222,3 +223,55 @@ def _variable(node: Node, states: Any) -> Variable:
             raise ModelError(f"Node {node!r} {_NO_STATES}; got {states!r}.")
         return Variable(str(node), int(whole))
     return Variable(str(node), tuple(cast("Sequence[State]", states)))
+
+
+def structure_graph(structure: Structure, configuration: Any = None) -> Any:
+    """The sites of a structure as a ``networkx.DiGraph``, and how a configuration joins them.
+
+    A node is the position of a site, a number or a tuple. Its attributes are ``place``, where it
+    is drawn, and ``state``, that in the configuration, None where it is not used. Edges lead from
+    site to site: along a sequence, from a constituent to its parts, from a head to its dependents.
+    Without a configuration they join sites that the factors of a chain join.
+
+    Args:
+        structure: of a batch the first item.
+        configuration: as `mode` and `sample` give it; of several the first.
+    """
+    import networkx
+
+    batch = structure.batch_shape
+    shape = tuple(structure.states_shape[len(batch) :])
+    count = math.prod(shape)
+    if count > _MOST_SITES:
+        raise UnsupportedError(
+            f"A picture of {count:,} sites is not readable; at most {_MOST_SITES:,} are drawn."
+        )
+    result: Any = networkx.DiGraph()
+    sites = list(itertools.product(*map(range, shape)))
+    names = dict(zip(sites, ((s[0] if len(s) == 1 else s) for s in sites), strict=True))
+    states: list[int | None] = [None] * count
+    if configuration is not None:
+        given = structure.site_states(configuration).reshape(-1, count)[0].tolist()
+        states = [state if state >= structure.least_use else None for state in given]
+    for site, state in zip(sites, states, strict=True):
+        if (place := structure.place(site)) is not None:
+            result.add_node(names[site], state=state, place=place)
+    used = {site: state for site, state in zip(sites, states, strict=True) if state is not None}
+    if configuration is None and len(shape) == 1:
+        pairs = _neighbours(structure, count)
+    else:
+        pairs = [(names[one], names[other]) for one, other in structure.joined(used)]
+    result.add_edges_from(pairs)
+    return result
+
+
+def _neighbours(structure: Structure, count: int) -> list[tuple[int, int]]:
+    """The pairs of sites that share a factor, where the graph has a variable for each site."""
+    try:
+        graph = structure.factor_graph()
+    except UnsupportedError:
+        return []
+    scopes = [block.scopes.tolist() for block in graph.blocks if block.arity == 2]
+    return (
+        [tuple(pair) for pair in itertools.chain(*scopes)] if graph.num_variables == count else []
+    )

@@ -1,17 +1,22 @@
 """Pictures of graphs, posteriors and structures."""
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rdpgraph._core import tuning
-from rdpgraph.errors import ModelError, UnsupportedError, printable
+from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError, printable
 from rdpgraph.interface.structure import Structure
-from rdpgraph.io.pictures import blank, checked_suffix, draw_structure, save_picture
+from rdpgraph.io.graphs import structure_graph
 from rdpgraph.io.tables import Conditional, conditional_tables
+from rdpgraph.io.text import write_bytes_atomically
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import Variable, names_of
@@ -20,10 +25,13 @@ from rdpgraph.query.layouts import Point, edges_of, layered, line_of, unfolded
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 
+_PICTURES = (".png", ".svg", ".pdf")
 _LAID_OUT = "matplotlib and scipy"  # networkx lays graphs out with scipy
 _WITH_BARS = 40  # variables with marginals
 _WITH_NAMES = 150  # variables with names
 _MOST = 400  # variables
+_MOST_DOTS = 8_000  # of a side
+_LARGEST = 40.0  # inches per side, of a structure
 _DOT = 0.13  # inches
 _SQUARE = 0.09  # inches, of a factor
 _NOTHING = 1e-6  # inches
@@ -101,7 +109,7 @@ def draw(
     if isinstance(model, Plan):
         return _draw_plan(model, checked_suffix(target))
     if isinstance(model, Structure):
-        return draw_structure(model, target, configuration)
+        return _draw_structure(model, checked_suffix(target), configuration)
     posterior = model if isinstance(model, Posterior) else None
     graph = posterior.graph if posterior is not None else model
     if not isinstance(graph, FactorGraph):
@@ -287,3 +295,61 @@ def _draw_box(axes: Any, box: Box | None, place: Any, size: Any, *, seen: bool) 
         x, y - height / 2 + 0.04, "\n".join(box.lines), va="bottom", fontsize=_BARS,
         color=_BLUE, linespacing=1.2, **style,
     )  # fmt: skip
+
+
+def checked_suffix(target: str | Path) -> Path:
+    """The path of a picture; raises `FileFormatError` for another ending."""
+    target = Path(target)
+    if target.suffix.lower() not in _PICTURES:
+        raise FileFormatError(
+            f"{target}: a picture's name ends in {', '.join(_PICTURES)}; got {target.suffix!r}."
+        )
+    return target
+
+
+def blank(width: float = 6.4, height: float = 4.8, *, needs: str = "matplotlib") -> tuple[Any, Any]:
+    """An empty picture of matplotlib, of so many inches, and axes that fill it."""
+    if not all(map(find_spec, needs.split(" and "))):
+        raise UnsupportedError(f"draw needs {needs}: pip install 'rdpgraph[draw]'.")
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(width, height))
+    return picture, picture.add_axes((0.0, 0.0, 1.0, 1.0))
+
+
+def _draw_structure(structure: Structure, target: Path, configuration: Any) -> None:
+    """Draw the sites of a structure; those that a configuration uses are boxes with arrows."""
+    graph = structure_graph(structure, configuration)
+    places = {node: data["place"] for node, data in graph.nodes(data=True)}
+    xs, ys = zip(*places.values(), strict=True) if places else ((0.0,), (0.0,))
+    line = min(ys) == max(ys)
+    high = 0.6 * max((abs(places[a][0] - places[b][0]) for a, b in graph.edges), default=0) * line
+    width, height = max(xs) - min(xs) + 1.6, max(ys) - min(ys) + 1.6 + high
+    figure, axes = blank(min(0.7 * width, _LARGEST), min(0.7 * height, _LARGEST))
+    for one, other in graph.edges:
+        step = (places[other][0] - places[one][0]) * line
+        bend = 0.0 if abs(step) <= 1 else math.copysign(0.5, -step)
+        arrow = {"arrowstyle": "-|>", "color": _LINE, "shrinkA": 10, "shrinkB": 10}
+        arrow["connectionstyle"] = f"arc3,rad={bend}"
+        axes.annotate("", places[other], places[one], arrowprops=arrow)
+    for node, (x, y) in places.items():
+        state = graph.nodes[node]["state"]
+        axes.plot([x], [y], "o", color=_LINE, markersize=4)
+        if state is not None:
+            box = {"boxstyle": "round,pad=0.3", "facecolor": _SEEN, "edgecolor": _INK}
+            axes.text(x, y, str(state), ha="center", va="center", fontsize=9, bbox=box)
+        if line:
+            axes.text(x, y - 0.4, str(node), ha="center", va="top", fontsize=7, color=_INK)
+    axes.set_xlim(min(xs) - 0.8, max(xs) + 0.8)
+    axes.set_ylim(min(ys) - 0.8, max(ys) + 0.8 + high)
+    axes.set_axis_off()
+    save_picture(figure, target)
+
+
+def save_picture(figure: Any, target: Path) -> None:
+    """Write a figure of matplotlib at 150 dots an inch, at most 8,000 a side."""
+    dots = min(150.0, _MOST_DOTS / max(figure.get_size_inches()))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(drawn := BytesIO(), format=target.suffix[1:].lower(), dpi=dots)
+    write_bytes_atomically(target, drawn.getvalue())
