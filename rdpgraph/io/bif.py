@@ -327,15 +327,16 @@ def format_bif(graph: FactorGraph) -> str:
 
 
 def _probability(conditional: Conditional) -> str:
-    scope = (conditional.child, *conditional.parents)
-    values = values_of(scope, conditional.log_values, "BIF").reshape(conditional.child.size, -1)
-    child, parents = _quoted(scope[0].name), ", ".join(_quoted(v.name) for v in scope[1:])
-    rows = [", ".join(map(repr, row)) for row in values.T.tolist()]
+    values = values_of(conditional.scope, conditional.log_values, "BIF")
+    *parents, child = (_quoted(variable.name) for variable in conditional.scope)
+    rows = [
+        ", ".join(map(repr, row)) for row in values.reshape(-1, conditional.child.size).tolist()
+    ]
     if not parents:
         return f"probability ( {child} ) {{\n  table {rows[0]};\n}}"
     labels = itertools.product(*(_state_names(parent) for parent in conditional.parents))
     lines = [f"  ({', '.join(label)}) {row};" for label, row in zip(labels, rows, strict=True)]
-    return "\n".join([f"probability ( {child} | {parents} ) {{", *lines, "}"])
+    return "\n".join([f"probability ( {child} | {', '.join(parents)} ) {{", *lines, "}"])
 
 
 def _state_names(variable: Variable) -> list[str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rdpgraph._core import tuning
 from rdpgraph.errors import FileFormatError
 from rdpgraph.io.bif_tokens import BifText, statements_alike
-from rdpgraph.io.tables import alike, distinct_sizes
+from rdpgraph.io.tables import alike
 from rdpgraph.io.text import Bytes
 from rdpgraph.io.tokens import MOST_BY_DEFAULT, is_number, non_negative
 from rdpgraph.model.block import Block
@@ -109,11 +109,11 @@ class _Reading:
         """The blocks by shape, in the order of the first of each."""
         groups: list[_Alike] = []
         starts, sizes = self._headers.starts, self._headers.variables.sizes
-        arities, distinct = np.diff(starts), distinct_sizes(sizes)
+        arities = np.diff(starts)
         for arity in np.unique(arities).tolist():
             rows = np.flatnonzero(arities == arity).astype(np.int32)
             scopes = self._headers.members[starts[rows, None] + np.arange(arity)]
-            for part in alike(scopes, sizes, distinct):
+            for part in alike(scopes, sizes):
                 shape = tuple(sizes[scopes[part][0]].tolist())
                 groups.append(_Alike(shape, rows[part]))
         return sorted(groups, key=lambda group: int(group.blocks[0]))

@@ -82,10 +82,10 @@ def to_pgmpy(graph: FactorGraph) -> Any:
         words, sizes = [variable.name for variable in scope], list(values.shape)
         held = {name: names[name] for name in words}
         if directed:
-            model.add_edges_from((parent, words[0]) for parent in words[1:])
-            rows = values.reshape(sizes[0], -1)
-            cpd = parts.TabularCPD(words[0], sizes[0], rows, words[1:], sizes[1:], state_names=held)
-            model.add_cpds(cpd)
+            (*above, child), (*many, size) = words, sizes
+            model.add_edges_from((parent, child) for parent in above)
+            rows = values.reshape(-1, size).T
+            model.add_cpds(parts.TabularCPD(child, size, rows, above, many, state_names=held))
         else:
             model.add_edges_from((one, two) for one in words for two in words if one < two)
             model.add_factors(parts.DiscreteFactor(words, sizes, values, state_names=held))
@@ -140,9 +140,9 @@ def to_pyagrum(graph: FactorGraph) -> Any:
         words = [variable.name for variable in scope]
         key = frozenset(words)
         if directed:
-            for parent in words[1:]:
-                model.addArc(parent, words[0])
-            tensors[key] = model.cpt(words[0])
+            for parent in words[:-1]:
+                model.addArc(parent, words[-1])
+            tensors[key] = model.cpt(words[-1])
         elif key not in tensors:
             tensors[key] = model.addFactor(words)
             tensors[key].fillWith(1)

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.conditional import Network
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.restriction import distinct_rows
 from rdpgraph.model.variable import States, Variable
 
 Array = NDArray[np.floating[Any]]
@@ -28,11 +28,16 @@ _RANGE = (math.log(sys.float_info.min), math.log(sys.float_info.max))
 
 @dataclass(frozen=True, eq=False)
 class Conditional:
-    """P(child | parents) as log-values of shape (child, *parents)."""
+    """P(child | parents) as log-values of shape (*parents, child)."""
 
     child: Variable
     parents: tuple[Variable, ...]
     log_values: Array
+
+    @property
+    def scope(self) -> tuple[Variable, ...]:
+        """The parents, then the child."""
+        return (*self.parents, self.child)
 
 
 def all_variables(graph: FactorGraph) -> list[Variable]:
@@ -121,7 +126,7 @@ def conditional_tables(graph: FactorGraph) -> list[Conditional]:
         Conditional(
             variable(number),
             tuple(map(variable, network.parents(number))),
-            np.moveaxis(_written(network.log_values(number)), -1, 0),
+            _written(network.log_values(number)),
         )
         for number in range(graph.num_variables)
     ]
@@ -158,31 +163,15 @@ def find_cycle(
     return None
 
 
-def distinct_sizes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The distinct sizes, in order."""
-    parts = [np.unique(sizes[at : at + tuning.PIECE]) for at in range(0, len(sizes), tuning.PIECE)]
-    return np.unique(np.concatenate([*parts, sizes[:0]]))
-
-
 def alike(
-    scopes: NDArray[np.int32], sizes: NDArray[np.int64], distinct: NDArray[np.int64]
+    scopes: NDArray[np.int32], sizes: NDArray[np.int64]
 ) -> list[NDArray[np.int64]] | list[slice]:
     """Groups of the rows of scopes (F, arity) whose variables have equal sizes slot by slot."""
-    codes = np.zeros(len(scopes), dtype=np.int64)
-    most, count = 1, len(distinct)
-    for column in range(scopes.shape[1] if count > 1 else 0):
-        if most > 2**62 // count:  # renumber the codes
-            codes = np.unique(codes, return_inverse=True)[1].ravel()
-            most = int(codes.max()) + 1
-        for at in range(0, len(scopes), tuning.PIECE):
-            piece = codes[at : at + tuning.PIECE]
-            piece *= count
-            piece += np.searchsorted(distinct, sizes[scopes[at : at + tuning.PIECE, column]])
-        most *= count
-    if (codes == codes[0]).all():
+    shapes, which = distinct_rows(torch.from_numpy(sizes[scopes]))
+    if len(shapes) == 1:
         return [slice(None)]
-    order = np.argsort(codes, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+    order = np.argsort(which.numpy(), kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(which.numpy()[order])) + 1)
 
 
 def graph_of(
@@ -200,7 +189,7 @@ def graph_of(
 def probabilities(
     graph: FactorGraph, form: str
 ) -> tuple[list[tuple[tuple[Variable, ...], Array]], bool]:
-    """Scopes and values >= 0 of all factors; True where they are P(first | others).
+    """Scopes and values >= 0 of all factors; True where they are P(last | others).
 
     Of other graphs, factors over no variable are multiplied into the first one, and variables
     without a factor have one of ones.
@@ -210,7 +199,7 @@ def probabilities(
         with suppress(UnsupportedError):
             conditionals = conditional_tables(graph)
     if conditionals is not None:
-        parts = [((each.child, *each.parents), each.log_values) for each in conditionals]
+        parts = [(each.scope, each.log_values) for each in conditionals]
     else:
         parts = list(factor_tables(graph))
         constant = sum(float(log_values) for scope, log_values in parts if not scope)

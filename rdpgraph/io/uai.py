@@ -16,7 +16,6 @@ from rdpgraph.io.tables import (
     alike,
     all_variables,
     conditional_tables,
-    distinct_sizes,
     factor_tables,
     values_of,
 )
@@ -68,10 +67,7 @@ def format_uai(graph: FactorGraph, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV
     scopes: list[str] = []
     tables: list[str] = []
     if kind == "BAYES":
-        parts = [
-            ((*c.parents, c.child), np.moveaxis(c.log_values, 0, -1))
-            for c in conditional_tables(graph)
-        ]
+        parts = [(each.scope, each.log_values) for each in conditional_tables(graph)]
     else:
         parts = factor_tables(graph)
     for scope, log_values in parts:
@@ -200,7 +196,6 @@ def _by_shape(
 ) -> list[Alike]:
     """The factors grouped by shape; refuses a scope that repeats a variable."""
     groups: list[Alike] = []
-    distinct = distinct_sizes(sizes)
     for arity in np.unique(arities).tolist():
         rows = np.flatnonzero(arities == arity).astype(np.int32)
         every = len(rows) == len(arities)
@@ -211,7 +206,7 @@ def _by_shape(
             repeats = (ranked[:, 1:] == ranked[:, :-1]).any(1)
             if repeats.any():
                 _fail_at_repeat(numbers, arities, int(rows[at + repeats.argmax()]), members)
-        parts = alike(scopes, sizes, distinct)
+        parts = alike(scopes, sizes)
         if len(groups) + len(parts) > most_shapes:
             raise BudgetError(
                 f"{numbers.source}: the factors have more than {most_shapes:,} different shapes, "
@@ -244,7 +239,10 @@ def _read_tables(numbers: Numbers, groups: list[Alike], dtype: torch.dtype) -> N
         bounds[rows + 1] = sizes + 1
     np.cumsum(bounds, out=bounds)
     # Allocate only what the numbers in the file will fill, whatever the header says.
-    target = _Target(groups, bounds, dtype) if bounds[-1] == end else None
+    fits = bounds[-1] == end
+    shifts = _shifts(groups, bounds) if fits else np.empty(0, np.int64)
+    kind = np.float32 if dtype == torch.float32 else np.float64
+    log_values: NDArray[Any] = np.empty(end - numbers.place - count if fits else 0, dtype=kind)
     while len(piece := numbers.ahead()):
         start = numbers.place
         first, last = np.searchsorted(bounds[:-1], [start, start + len(piece)]).tolist()
@@ -257,18 +255,33 @@ def _read_tables(numbers: Numbers, groups: list[Alike], dtype: torch.dtype) -> N
             place = start + int(negative.argmax())
             factor = int(np.searchsorted(bounds, place, side="right")) - 1
             numbers.fail(place, f"a value >= 0 in factor {factor}'s table")
-        if target is not None:
-            target.put(piece, heads, first)
+        if fits:  # the piece begins within factor first - 1
+            counts = np.diff(np.concatenate([[0], heads, [len(piece)]]))
+            places = np.arange(start, start + len(piece))
+            places += np.repeat(shifts[np.arange(first - 1, last)], counts)
+            is_value = np.ones(len(piece), dtype=np.bool_)
+            is_value[heads] = False
+            log_values[places[is_value]] = torch.from_numpy(piece[is_value]).log().numpy()
         numbers.skip(len(piece))
     if bounds[-1] < end:
         numbers.fail(int(bounds[-1]), f"the end of the file after {count} tables")
-    if target is None:
+    if not fits:
         factor = int((bounds[1:] > end).argmax())
         length = bounds[factor + 1] - bounds[factor] - 1
         if bounds[factor] >= end:
             _fail_at_length(numbers, bounds, factor)
         numbers.fail(end, f"the {length:.0f} values of factor {factor}")
-    return target.log_values
+    return log_values
+
+
+def _shifts(groups: list[Alike], bounds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Offsets, for each factor, from places of values in the file to those of log-values."""
+    shifts, start = np.empty(len(bounds) - 1, dtype=np.int64), 0.0
+    for rows, sizes in _sized(groups):
+        ends = start + sizes.cumsum()
+        shifts[rows] = ends - sizes - bounds[rows] - 1  # the length of a table comes first
+        start = float(ends[-1])
+    return shifts
 
 
 def _sized(groups: list[Alike]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
@@ -291,33 +304,3 @@ def _fail_at_length(numbers: Numbers, bounds: NDArray[np.float64], factor: int) 
     length = bounds[factor + 1] - bounds[factor] - 1
     place = min(int(bounds[factor]), numbers.total)
     numbers.fail(place, f"the {length:.0f} of factor {factor}'s table")
-
-
-class _Target:
-    """A buffer for the log-values of all factors, group by group, filled as numbers come."""
-
-    def __init__(
-        self, groups: list[Alike], bounds: NDArray[np.float64], dtype: torch.dtype
-    ) -> None:
-        self._shifts = np.empty(
-            len(bounds) - 1, dtype=np.int64
-        )  # offsets from file places to log-values
-        start = 0
-        for rows, sizes in _sized(groups):
-            ends = start + sizes.cumsum().astype(np.int64)
-            self._shifts[rows] = ends - (sizes + bounds[rows]).astype(np.int64) - 1
-            start = int(ends[-1])
-        kind = np.float32 if dtype == torch.float32 else np.float64
-        self.log_values: NDArray[Any] = np.empty(start, dtype=kind)
-        self._at = int(bounds[0])
-
-    def put(self, piece: NDArray[np.float64], heads: NDArray[np.int64], first: int) -> None:
-        """Add numbers that begin within factor ``first - 1``; lengths stand at ``heads``."""
-        counts = np.diff(np.concatenate([[0], heads, [len(piece)]]))
-        shifts = self._shifts[np.arange(first - 1, first + len(heads))]
-        places = np.arange(self._at, self._at + len(piece)) + np.repeat(shifts, counts)
-        is_value = np.ones(len(piece), dtype=np.bool_)
-        is_value[heads] = False
-        values = torch.from_numpy(piece[is_value]).log()
-        self.log_values[places[is_value]] = values.numpy()
-        self._at += len(piece)

@@ -141,8 +141,7 @@ def format_xmlbif(graph: FactorGraph) -> str:
             f"{''.join(outcomes)}</VARIABLE>\n"
         )
     for each in conditional_tables(graph):
-        scope = (each.child, *each.parents)
-        values = values_of(scope, each.log_values, "XMLBIF").reshape(each.child.size, -1).T
+        values = values_of(each.scope, each.log_values, "XMLBIF")
         given = "".join(f"<GIVEN>{_escaped(parent.name)}</GIVEN>" for parent in each.parents)
         parts.append(
             f"<DEFINITION><FOR>{_escaped(each.child.name)}</FOR>{given}"
@@ -234,7 +233,7 @@ def format_xdsl(graph: FactorGraph) -> str:
         every = {v: every[v] for v in TopologicalSorter(parents_of).static_order()}
     parts = [_XDSL_HEAD]
     for child, each in every.items():
-        values = values_of((child, *each.parents), each.log_values, "XDSL")
+        values = values_of(each.scope, each.log_values, "XDSL")
         named = not isinstance(child.states, int)
         states = [str(s) if named else f"State{s}" for s in names_of(child.states)]
         parts.append(f"<cpt id={_quoted(child.name)}>\n")
@@ -242,7 +241,7 @@ def format_xdsl(graph: FactorGraph) -> str:
         if each.parents:
             parents = " ".join(_quoted(parent.name)[1:-1] for parent in each.parents)
             parts.append(f"<parents>{parents}</parents>\n")
-        numbers = " ".join(map(repr, values.reshape(child.size, -1).T.ravel().tolist()))
+        numbers = " ".join(map(repr, values.ravel().tolist()))
         parts.append(f"<probabilities>{numbers}</probabilities>\n</cpt>\n")
     parts.append('</nodes>\n<extensions>\n<genie version="1.0" app="rdpgraph" name="network">\n')
     for name in (_quoted(child.name) for child in every):  # pyAgrum asks for this part

@@ -125,7 +125,7 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
         limit = int(column.max()) + 1 if len(rows) else 1
         if bound * limit > 2**62:
             codes, bound = _ranked(codes, bound)
-        codes, bound = codes * limit + column, bound * limit
+        codes, bound = codes.mul_(limit).add_(column), bound * limit
     which, count = _ranked(codes, bound)
     first = torch.empty(count, dtype=torch.long, device="cpu")
     # Rows of one code are equal, so any of them will do.
