@@ -183,8 +183,8 @@ table, while longer ones are automata."""
 LISTED_VARIABLES, LISTED_NAMES, SLOW_NAMES = 2**10, 2**12, 2**5
 """Variables that are kept as objects, a third of a MB; names of their states, half a MB; and names
 of one variable, which are slow to make."""
-FIRST_NAMES, FEW_NAMES = 2**8, 2**3
-"""Names whose numbers are in a dictionary too, and names left that Python finds one by one."""
+FEW_NAMES = 2**3
+"""Names left that Python finds one by one."""
 ERROR_STATES, WARNING_STATES, SUMMED_RULES = 2048, 256, 2**12
 """States of each side whose errors under features are measured, and for a warning; rules that
 errors are summed over: of more, a sample stands for all."""

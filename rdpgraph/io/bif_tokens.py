@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from rdpgraph._core import tuning
-from rdpgraph.io.text import BLANK, BLANKS, Bytes, encoding_of, fail, shown
+from rdpgraph.io.text import BLANK, BLANKS, Bytes, fail, shown, utf8
 from rdpgraph.io.tokens import Array, non_negative
-from rdpgraph.model.names import CODEC
 
 _WORD = rb'[^\s\x1c-\x1f{}()\[\]|,;"]'
 _REST_OF_COMMENT = rb"(?:/[^\n]*|\*[\s\S]*?(?:\*/|\Z))"
@@ -40,10 +39,7 @@ class BifText:
     @staticmethod
     def of(text: str | Bytes, source: str) -> "BifText":
         """The text of a file; a bytearray is changed in place."""
-        if isinstance(text, str):
-            data: Bytes = text.encode(*CODEC)
-        else:
-            data = text if encoding_of(text) == "utf-8" else text.decode("latin-1").encode()
+        data = utf8(text)
         del text
         usual = b'"' not in data and b"/" not in data and not re.search(rb"[\x1c-\x1f]", data)
         if usual and (data.isascii() or not BLANKS.search(data)):

@@ -14,9 +14,9 @@ from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.io.grammar_lines import rules_of
-from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, shown
+from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, shown, utf8
 from rdpgraph.logspace.logmatrix import soft_scatter
-from rdpgraph.model.names import Names
+from rdpgraph.model.names import CODEC, Names
 
 _BINARY, _LEXICAL = 1, 2  # kinds of rules
 MEMORY = 2.0**29
@@ -111,7 +111,9 @@ class Grammar:
                     [3.]], dtype=torch.float64)
         """
         symbols = Names()
-        number = torch.tensor([symbols.add(coarse(symbol)) for symbol in self.symbols])
+        number = torch.from_numpy(
+            symbols.add_all([coarse(s).encode(*CODEC) for s in self.symbols])
+        ).long()
         share = -torch.bincount(number).to(self.log_weights).log()[number]
         rules, weights = _summed(number[self.rules], self.log_weights + share[self.rules[:, 0]])
         places = torch.stack([number[self.word_rules[:, 0]], self.word_rules[:, 1]], 1)
@@ -216,14 +218,14 @@ def parse_grammar(
     """
     if not isinstance(text, str | bytes | bytearray | memoryview):
         raise ModelError(f"parse_grammar needs the text of a grammar; got {text!r:.80}.")
+    data = utf8(bytes(text) if isinstance(text, memoryview) else text)
+    del text
     names, words = Names(), Names()
-    order, heads = (
-        array("i"),
-        array("i"),
-    )  # rank of each symbol by its first rule, or -1; and inverse
+    # The rank of each symbol by its first rule, or -1; and the inverse.
+    order, heads = array("i"), array("i")
     binary = _Columns([array("i"), array("i"), array("i")])
     lexical = _Columns([array("i"), array("i")])
-    for rules in rules_of(text, source):
+    for rules in rules_of(data, source):
         numbers = names.add_all([*rules.parents, *rules.left, *rules.right])
         ends = [len(rules.parents), len(numbers) - len(rules.right)]
         parents, left, right = np.split(numbers, ends)
@@ -235,12 +237,12 @@ def parse_grammar(
     if not heads:
         fail(source, "expected rules such as: 0.5 S -> NP VP; the grammar has none.")
     places = _column(order)
-    _refuse_headless(binary, places, names, text, source)
+    _refuse_headless(binary, places, names, data, source)
     if heads != array("i", range(len(names))):
         names = names.picked(heads)
     del heads
-    rules = _listed(binary, (places, places, places), text, source, dtype)
-    word_rules = _listed(lexical, (places, None), text, source, dtype)
+    rules = _listed(binary, (places, places, places), data, source, dtype)
+    word_rules = _listed(lexical, (places, None), data, source, dtype)
     return Grammar(names, words, *rules, *word_rules, memory_bytes)
 
 
@@ -255,9 +257,9 @@ def _enter(parents: NDArray[np.int32], order: "array[int]", heads: "array[int]")
     heads.frombytes(first.tobytes())
 
 
-def _line_of(rule: int, kind: int, text: str | Bytes, source: str) -> int:
+def _line_of(rule: int, kind: int, data: Bytes, source: str) -> int:
     """The line of a rule, numbered among those of two symbols or those of a word."""
-    for rules in rules_of(text, source):
+    for rules in rules_of(data, source):
         lines = rules.lines[rules.lexical == (kind == _LEXICAL)]
         if rule < len(lines):
             return int(lines[rule])
@@ -266,7 +268,7 @@ def _line_of(rule: int, kind: int, text: str | Bytes, source: str) -> int:
 
 
 def _refuse_headless(
-    rules: _Columns, places: NDArray[np.int32], symbols: Names, text: str | Bytes, source: str
+    rules: _Columns, places: NDArray[np.int32], symbols: Names, data: Bytes, source: str
 ) -> None:
     """Raise an error about the first part of a rule that heads no rule."""
     _, *parts = map(_column, rules.numbers)
@@ -275,7 +277,7 @@ def _refuse_headless(
         lacking = places[numbers] < 0
         if lacking.any():
             rule, slot = divmod(int(lacking.argmax()), 2)
-            line = _line_of(start + rule, _BINARY, text, source)
+            line = _line_of(start + rule, _BINARY, data, source)
             fail(
                 source,
                 f"line {line}: expected symbols that have rules, or words in quotes; got "
@@ -283,7 +285,7 @@ def _refuse_headless(
             )
 
 
-def _refuse_repeats(rules: _Columns, text: str | Bytes, source: str) -> None:
+def _refuse_repeats(rules: _Columns, data: Bytes, source: str) -> None:
     """Raise an error about the first repeated rule."""
     columns = [_column(column) for column in rules.numbers]
     sizes = [int(column.max(initial=0)) + 1 for column in columns]
@@ -306,7 +308,7 @@ def _refuse_repeats(rules: _Columns, text: str | Bytes, source: str) -> None:
     if len(again):
         first = again[order[again + 1].argmin()]
         kind = _BINARY if len(columns) == 3 else _LEXICAL
-        lines = [_line_of(int(order[at]), kind, text, source) for at in (first + 1, first)]
+        lines = [_line_of(int(order[at]), kind, data, source) for at in (first + 1, first)]
         expected = f"expected a new rule; it is on line {lines[1]} already."
         fail(source, f"line {lines[0]}: {expected}")
 
@@ -318,13 +320,13 @@ def _column(values: "array[int]") -> NDArray[np.int32]:
 def _listed(
     rules: _Columns,
     places: tuple[NDArray[np.int32] | None, ...],
-    text: str | Bytes,
+    data: Bytes,
     source: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """(M, 2 or 3) the numbers in distinct rules, and (M,) log-weights."""
     count = len(rules.weights)
-    _refuse_repeats(rules, text, source)
+    _refuse_repeats(rules, data, source)
     listed = np.empty((count, len(places)), dtype=np.int64)
     for number, place in enumerate(places):
         column = _column(rules.numbers.pop(0))  # frees its memory

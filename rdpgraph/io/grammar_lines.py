@@ -4,22 +4,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rdpgraph._core import tuning
-from rdpgraph.io.text import BLANKS, Bytes, encoding_of, fail, shown
+from rdpgraph.io.text import BLANKS, Bytes, fail, shown
 from rdpgraph.io.tokens import MOST_OF_A_TOKEN, is_number, non_negative
 from rdpgraph.model.names import CODEC
 
 _TOKEN = re.compile(r"""\s*+(?:(#)|"([^"]*)"|'([^']*)'|([^\s"'#]+)|(.)|\Z)""")
-_END, _END_OF_BYTES = re.compile(r"[\r\n]"), re.compile(rb"[\r\n]")
-_EMPTY, _EMPTY_OF_BYTES = (
-    re.compile(r"(?:[\r\n]++|#[^\r\n]*+)++"),
-    re.compile(rb"(?:[\r\n]++|#[^\r\n]*+)++"),
-)
+_END = re.compile(rb"[\r\n]")
+_EMPTY = re.compile(rb"(?:[\r\n]++|#[^\r\n]*+)++")
 """Empty lines and comments."""
 _NONE: list[list[bytes]] = [[] for _ in range(6)]
 # Groups of a line: weight, parent, two symbols or a quoted word; else the whole line.
@@ -49,9 +45,9 @@ class Rules:
     words: list[bytes]
 
 
-def rules_of(text: str | Bytes, source: str) -> Iterator[Rules]:
-    """Read the rules of a grammar, piece by piece."""
-    for number, piece in _pieces(text, source):
+def rules_of(data: Bytes, source: str) -> Iterator[Rules]:
+    """Read the rules of a grammar in UTF-8, piece by piece."""
+    for number, piece in _pieces(data, source):
         rules = _read(piece, number, source)
         if rules is None:
             for line, content in enumerate(piece.split(b"\n"), number):
@@ -60,30 +56,24 @@ def rules_of(text: str | Bytes, source: str) -> Iterator[Rules]:
         yield rules
 
 
-def _pieces(text: str | Bytes, source: str) -> Iterator[tuple[int, bytes]]:
-    """Pieces of whole lines in UTF-8 with newlines between them, and the number of their first."""
-    of_bytes = not isinstance(text, str)
-    encoding = encoding_of(text) if of_bytes else ""
-    end: re.Pattern[Any] = _END_OF_BYTES if of_bytes else _END
-    no_rules: re.Pattern[Any] = _EMPTY_OF_BYTES if of_bytes else _EMPTY
-    feed, back, both = (b"\n", b"\r", b"\r\n") if of_bytes else ("\n", "\r", "\r\n")
-    whole, number, at = cast("Any", text), 1, 0
-    while at < len(text):
-        if empty := no_rules.match(whole, at):
+def _pieces(data: Bytes, source: str) -> Iterator[tuple[int, bytes]]:
+    """Pieces of whole lines with newlines between them, and the number of their first."""
+    number, at = 1, 0
+    while at < len(data):
+        if empty := _EMPTY.match(data, at):
             gap, at = empty.span(), empty.end()
-            number += whole.count(feed, *gap) + whole.count(back, *gap) - whole.count(both, *gap)
+            number += data.count(b"\n", *gap) + data.count(b"\r", *gap) - data.count(b"\r\n", *gap)
             continue
         most = at + tuning.PIECE
-        stop = max(whole.rfind(feed, at, most), whole.rfind(back, at, most)) + 1
+        stop = max(data.rfind(b"\n", at, most), data.rfind(b"\r", at, most)) + 1
         if not stop:  # a long line is one piece
-            cut = end.search(whole, at)
-            stop = len(text) if cut is None else cut.start()
-            if of_bytes and stop - at > MOST_OF_A_TOKEN:
+            cut = _END.search(data, at)
+            stop = len(data) if cut is None else cut.start()
+            if stop - at > MOST_OF_A_TOKEN:
                 fail(source, f"line {number}: expected a rule, got a line of a million characters.")
-        elif whole.startswith(feed, stop):
+        elif data.startswith(b"\n", stop):
             stop += 1  # the pair \r\n
-        content = whole[at:stop].decode(encoding) if encoding else whole[at:stop]
-        piece = content.encode(*CODEC)
+        piece = bytes(data[at:stop])
         if b"\r" in piece:
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         yield number, piece

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Self, TypeAlias
 
 from rdpgraph._core import tuning
 from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError
+from rdpgraph.model.names import CODEC
 
 WAIT = 60.0
 """Default limit of a pipe's silence, in seconds."""
@@ -198,10 +199,17 @@ def read_text(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> str:
 
 def decoded(data: Bytes) -> str:
     """Decode bytes: UTF-8, or else Latin-1."""
-    return data.decode(encoding_of(data))
+    return data.decode(_encoding_of(data))
 
 
-def encoding_of(data: Bytes) -> str:
+def utf8(text: str | Bytes) -> Bytes:
+    """A text in UTF-8, without a copy where it is; halves of surrogate pairs are kept."""
+    if isinstance(text, str):
+        return text.encode(*CODEC)
+    return text if _encoding_of(text) == "utf-8" else decoded(text).encode()
+
+
+def _encoding_of(data: Bytes) -> str:
     """The encoding of bytes, UTF-8 or else Latin-1, tested piece by piece."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:

@@ -132,26 +132,14 @@ class Names(NumberedNames):
     to 24 bytes for each name beside its text; a string is made on access.
     """
 
-    __slots__ = ("_ends", "_first", "_hashes", "_table", "_text")
+    __slots__ = ("_ends", "_hashes", "_table", "_text")
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._text = bytearray()
         self._ends = array("I", [0])
         self._hashes = array("I")
         self._table = _empty(16)
-        self._first: dict[str, int] = {}  # cache of the first names
-        for name in names:
-            self.add(name)
-
-    def add(self, name: str) -> int:
-        """The number of a name, added if it is new."""
-        known = self._first.get(name)
-        if known is not None:
-            return known
-        number = self.add_bytes(name.encode(*CODEC))
-        if number < tuning.FIRST_NAMES:
-            self._first[name] = number
-        return number
+        self.add_all([name.encode(*CODEC) for name in names])
 
     def add_bytes(self, name: bytes) -> int:
         """The number of a name in UTF-8, added if it is new."""
