@@ -16,44 +16,16 @@ _LEAST_BARE = 2**20  # bytes; a smaller number lacks its unit
 _MOST_SECONDS = 1e9  # thirty years
 
 
-class Task(StrEnum):
-    """Questions about a model."""
+# Questions about a model, and formats of the answers.
+Task = StrEnum("Task", {"PR": "PR", "MAR": "MAR", "MAP": "MAP", "MMAP": "MMAP"})
+Format = StrEnum("Format", ["TABLE", "UAI", "JSON"])
+# Questions about sentences; formats of their answers, of plans and of reports.
+ParseTask = StrEnum("ParseTask", ["LOGZ", "VITERBI", "MBR", "MARGINALS", "SAMPLE"])
+ParseFormat = StrEnum("ParseFormat", ["TEXT", "JSON"])
 
-    PR = "PR"
-    MAR = "MAR"
-    MAP = "MAP"
-    MMAP = "MMAP"
-
-
-class Method(StrEnum):
-    """Methods of inference."""
-
-    AUTO = "auto"
-    EXACT = "exact"
-    LOOPY = "loopy"
-    JOIN = "join"
-
-
-class Format(StrEnum):
-    """Formats of answers."""
-
-    TABLE = "table"
-    UAI = "uai"
-    JSON = "json"
-
-
-class Device(StrEnum):
-    """Devices of the computation."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class EstimatorName(StrEnum):
-    """Estimators that rewrite the model before it is solved."""
-
-    EXACT = "exact"
-    RANDOMIZED = "randomized"
+Method = StrEnum("Method", ["AUTO", "EXACT", "LOOPY", "JOIN"])
+Device = StrEnum("Device", ["CPU", "CUDA"])
+EstimatorName = StrEnum("EstimatorName", ["EXACT", "RANDOMIZED"])
 
 
 class ProposalName(StrEnum):
@@ -66,23 +38,6 @@ class ProposalName(StrEnum):
     LOCAL_GLOBAL = "local-global"
     LANDMARK = "landmark"
     PILOT = "pilot"
-
-
-class ParseTask(StrEnum):
-    """Questions about sentences."""
-
-    LOGZ = "logz"
-    VITERBI = "viterbi"
-    MBR = "mbr"
-    MARGINALS = "marginals"
-    SAMPLE = "sample"
-
-
-class ParseFormat(StrEnum):
-    """Formats of plans and of answers about sentences."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def memory(text: str) -> float:

@@ -106,7 +106,7 @@ def _converted(name: str, given: Any, wanted: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ModelError(
             f"{name} needs {wanted} as a tensor, an array or lists of one length in each dim; got "
-            f"{_shown(given)}."
+            f"{given!r:.80}."
         ) from None
 
 
@@ -122,11 +122,6 @@ def _tensor(given: Any) -> Tensor:
     if not isinstance(given, int | float):
         raise TypeError
     return torch.tensor(given)
-
-
-def _shown(given: object) -> str:
-    text = " ".join(repr(given).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def looked_up(values: Tensor, index: Sequence[Tensor]) -> Tensor:
