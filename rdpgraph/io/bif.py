@@ -14,13 +14,7 @@ from rdpgraph._core import tuning
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.bif_tables import Headers, read_tables
 from rdpgraph.io.bif_tokens import MARKS, BifText, unquoted, words_of
-from rdpgraph.io.tables import (
-    Conditional,
-    all_variables,
-    conditional_tables,
-    find_cycle,
-    values_of,
-)
+from rdpgraph.io.tables import Array, all_variables, conditional_tables, find_cycle, values_of
 from rdpgraph.io.text import Bytes, fail
 from rdpgraph.model.compact_variables import MOST_SHARED, SHARED, CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
@@ -322,19 +316,17 @@ def format_bif(graph: FactorGraph) -> str:
             f"variable {_quoted(variable.name)} {{\n"
             f"  type discrete [ {variable.size} ] {{ {states} }};\n}}"
         )
-    parts.extend(_probability(conditional) for conditional in conditional_tables(graph))
+    parts.extend(_probability(*each) for each in conditional_tables(graph))
     return "\n".join(parts) + "\n"
 
 
-def _probability(conditional: Conditional) -> str:
-    values = values_of(conditional.scope, conditional.log_values, "BIF")
-    *parents, child = (_quoted(variable.name) for variable in conditional.scope)
-    rows = [
-        ", ".join(map(repr, row)) for row in values.reshape(-1, conditional.child.size).tolist()
-    ]
+def _probability(scope: Sequence[Variable], log_values: Array) -> str:
+    values = values_of(scope, log_values, "BIF").reshape(-1, scope[-1].size)
+    *parents, child = (_quoted(variable.name) for variable in scope)
+    rows = [", ".join(map(repr, row)) for row in values.tolist()]
     if not parents:
         return f"probability ( {child} ) {{\n  table {rows[0]};\n}}"
-    labels = itertools.product(*(_state_names(parent) for parent in conditional.parents))
+    labels = itertools.product(*map(_state_names, scope[:-1]))
     lines = [f"  ({', '.join(label)}) {row};" for label, row in zip(labels, rows, strict=True)]
     return "\n".join([f"probability ( {child} | {', '.join(parents)} ) {{", *lines, "}"])
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from rdpgraph._core import tuning
 from rdpgraph.errors import FileFormatError
 from rdpgraph.io.bif_tokens import BifText, statements_alike
-from rdpgraph.io.tables import alike
 from rdpgraph.io.text import Bytes
 from rdpgraph.io.tokens import MOST_BY_DEFAULT, is_number, non_negative
 from rdpgraph.model.block import Block
@@ -24,6 +23,7 @@ from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.conditional import is_conditional
 from rdpgraph.model.names import CODEC
 from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.restriction import grouped_rows
 
 Array = NDArray[np.float64]
 Codes = Mapping[bytes, int]
@@ -113,9 +113,9 @@ class _Reading:
         for arity in np.unique(arities).tolist():
             rows = np.flatnonzero(arities == arity).astype(np.int32)
             scopes = self._headers.members[starts[rows, None] + np.arange(arity)]
-            for part in alike(scopes, sizes):
-                shape = tuple(sizes[scopes[part][0]].tolist())
-                groups.append(_Alike(shape, rows[part]))
+            shapes, parts = grouped_rows(torch.from_numpy(sizes[scopes]))
+            for shape, part in zip(shapes.tolist(), parts, strict=True):
+                groups.append(_Alike(tuple(shape), rows[part.numpy()]))
         return sorted(groups, key=lambda group: int(group.blocks[0]))
 
     def read_one_by_one(self) -> None:
@@ -219,7 +219,8 @@ class _Body:
         self._child = repr(variables.names.entry(members[0]))
         self._size, *parents = variables.sizes[members].tolist()
         self._rows = math.prod(parents)
-        states = [headers.lists.places(variables.list_of(parent)) for parent in members[1:]]
+        lists = variables.lists_of(np.array(members[1:], np.int64))
+        states = map(headers.lists.places, lists)
         self._codes = list(zip(states, _strides(parents), strict=True))
         self._listed: defaultdict[int, int] | bytearray = (
             defaultdict(int) if values is None else bytearray(self._rows)

@@ -5,7 +5,6 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,26 +17,13 @@ from rdpgraph.model.conditional import Network
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
-from rdpgraph.model.restriction import distinct_rows
 from rdpgraph.model.variable import States, Variable
 
 Array = NDArray[np.floating[Any]]
+Scoped = tuple[tuple[Variable, ...], Array]
+"""The scope of a factor, and its log-values."""
 
 _RANGE = (math.log(sys.float_info.min), math.log(sys.float_info.max))
-
-
-@dataclass(frozen=True, eq=False)
-class Conditional:
-    """P(child | parents) as log-values of shape (*parents, child)."""
-
-    child: Variable
-    parents: tuple[Variable, ...]
-    log_values: Array
-
-    @property
-    def scope(self) -> tuple[Variable, ...]:
-        """The parents, then the child."""
-        return (*self.parents, self.child)
 
 
 def all_variables(graph: FactorGraph) -> list[Variable]:
@@ -45,7 +31,7 @@ def all_variables(graph: FactorGraph) -> list[Variable]:
     return [graph.domain.variable(number) for number in range(graph.num_variables)]
 
 
-def factor_tables(graph: FactorGraph) -> Iterator[tuple[tuple[Variable, ...], Array]]:
+def factor_tables(graph: FactorGraph) -> Iterator[Scoped]:
     """Iterate over the scope and log-values of each factor; refuses batches and evidence."""
     refuse_several(graph)
     for factor in graph.factors():
@@ -114,21 +100,17 @@ def _shortest(values: Array, log_values: Array) -> Array:
     return short
 
 
-def conditional_tables(graph: FactorGraph) -> list[Conditional]:
-    """The factors P(child | parents), one per variable in order; refuses other graphs."""
+def conditional_tables(graph: FactorGraph) -> list[Scoped]:
+    """The factors P(x | parents) over (*parents, x), for each x in order; refuses other graphs."""
     refuse_several(graph)
     try:
         network = Network.read(graph.domain, graph.blocks)
     except UnsupportedError as error:
         raise UnsupportedError(f"{error} Write it as a MARKOV file (.uai).") from None
-    variable = graph.domain.variable
+    scopes = ((*network.parents(number), number) for number in range(graph.num_variables))
     return [
-        Conditional(
-            variable(number),
-            tuple(map(variable, network.parents(number))),
-            _written(network.log_values(number)),
-        )
-        for number in range(graph.num_variables)
+        (tuple(map(graph.domain.variable, scope)), _written(network.log_values(scope[-1])))
+        for scope in scopes
     ]
 
 
@@ -163,17 +145,6 @@ def find_cycle(
     return None
 
 
-def alike(
-    scopes: NDArray[np.int32], sizes: NDArray[np.int64]
-) -> list[NDArray[np.int64]] | list[slice]:
-    """Groups of the rows of scopes (F, arity) whose variables have equal sizes slot by slot."""
-    shapes, which = distinct_rows(torch.from_numpy(sizes[scopes]))
-    if len(shapes) == 1:
-        return [slice(None)]
-    order = np.argsort(which.numpy(), kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(which.numpy()[order])) + 1)
-
-
 def graph_of(
     states: Mapping[str, States], tables: Iterable[tuple[Sequence[str], Any]]
 ) -> FactorGraph:
@@ -186,21 +157,17 @@ def graph_of(
     return FactorGraph(factors, variables=variables.values())
 
 
-def probabilities(
-    graph: FactorGraph, form: str
-) -> tuple[list[tuple[tuple[Variable, ...], Array]], bool]:
+def probabilities(graph: FactorGraph, form: str) -> tuple[list[Scoped], bool]:
     """Scopes and values >= 0 of all factors; True where they are P(last | others).
 
     Of other graphs, factors over no variable are multiplied into the first one, and variables
     without a factor have one of ones.
     """
-    conditionals: list[Conditional] | None = None
+    parts, directed = list[Scoped](), False
     if graph.num_factors == graph.num_variables:
         with suppress(UnsupportedError):
-            conditionals = conditional_tables(graph)
-    if conditionals is not None:
-        parts = [(each.scope, each.log_values) for each in conditionals]
-    else:
+            parts, directed = conditional_tables(graph), True
+    if not directed:
         parts = list(factor_tables(graph))
         constant = sum(float(log_values) for scope, log_values in parts if not scope)
         parts = [(scope, log_values) for scope, log_values in parts if scope]
@@ -210,5 +177,4 @@ def probabilities(
         if constant and not parts:
             raise UnsupportedError(f"A constant without variables has no place in {form}.")
         parts[:1] = [(scope, log_values + constant) for scope, log_values in parts[:1]]
-    tables = [(scope, values_of(scope, log_values, form)) for scope, log_values in parts]
-    return tables, conditionals is not None
+    return [(scope, values_of(scope, logs, form)) for scope, logs in parts], directed

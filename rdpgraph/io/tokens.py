@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NoReturn
 
 import numpy as np
@@ -96,22 +97,13 @@ class Numbers:
 
     def fail(self, place: int, expected: str) -> NoReturn:
         """Raise an error about the number at a place, or about the end of the file."""
-        token = place + self._headings + 1
-        before = 0
-        for start, end in self._spans():
-            count = _count(self._data, start, end)
-            if place < before + count:
-                for at, match in enumerate(_WORD.finditer(self._data, start, end), before):
-                    if at == place:
-                        line = self._data.count(b"\n", 0, match.start()) + 1
-                        where = f"line {line}, token {token}"
-                        fail(
-                            self.source,
-                            f"{where}: expected {expected}, got {shown(_text(match[0]))}.",
-                        )
-            before += count
-        token = self.total + self._headings + 1
-        fail(self.source, f"token {token}: expected {expected}, got the end of the file.")
+        token = min(place, self.total) + self._headings + 1
+        match = next(islice(_WORD.finditer(self._data, self._start), place, None), None)
+        if match is None:
+            fail(self.source, f"token {token}: expected {expected}, got the end of the file.")
+        line = self._data.count(b"\n", 0, match.start()) + 1
+        got = shown(_text(match[0]))
+        fail(self.source, f"line {line}, token {token}: expected {expected}, got {got}.")
 
     def _spans(self) -> Iterator[tuple[int, int]]:
         """Spans of the pieces, which end after a blank or at the end of the file."""

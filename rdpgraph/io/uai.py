@@ -9,11 +9,11 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.io.tables import (
-    alike,
     all_variables,
     conditional_tables,
     factor_tables,
@@ -27,6 +27,7 @@ from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.names import Decimals
 from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.restriction import grouped_rows
 
 _KINDS = ("MARKOV", "BAYES")
 _ARITIES = {float(arity): arity for arity in range(tuning.MOST_DIMS + 1)}
@@ -50,7 +51,14 @@ def parse_uai(
         [2, 3]
     """
     data = text.encode() if isinstance(text, str) else text
-    return _graph(read_content(data, source, dtype), source, dtype)
+    most_shapes = max(tuning.MOST_SHAPES, len(data) // tuning.SHAPE_TEXT)
+    numbers = Numbers(data, source, kinds=_KINDS)
+    del text, data
+    sizes = _read_sizes(numbers)
+    groups = _by_shape(numbers, sizes, *_read_scopes(numbers, len(sizes)), most_shapes)
+    log_values = _read_tables(numbers, groups, dtype)
+    del numbers
+    return _graph(sizes, groups, log_values, source, dtype)
 
 
 def format_uai(graph: FactorGraph, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV") -> str:
@@ -66,10 +74,7 @@ def format_uai(graph: FactorGraph, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV
     number = {variable.name: place for place, variable in enumerate(variables)}
     scopes: list[str] = []
     tables: list[str] = []
-    if kind == "BAYES":
-        parts = [(each.scope, each.log_values) for each in conditional_tables(graph)]
-    else:
-        parts = factor_tables(graph)
+    parts = conditional_tables(graph) if kind == "BAYES" else factor_tables(graph)
     for scope, log_values in parts:
         values = values_of(scope, log_values, "UAI").ravel().tolist()
         scopes.append(" ".join(map(str, [len(scope), *(number[v.name] for v in scope)])))
@@ -79,18 +84,33 @@ def format_uai(graph: FactorGraph, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV
     return "\n".join([head, *scopes, "", *tables]) + "\n"
 
 
-def _graph(content: "Content", source: str, dtype: torch.dtype) -> FactorGraph:
+@dataclass(frozen=True, eq=False)
+class _Alike:
+    """Factors of one shape: their scopes (F, arity), and their numbers in the file."""
+
+    scopes: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    shape: tuple[int, ...]
+
+
+def _graph(
+    sizes: NDArray[np.int64],
+    groups: list[_Alike],
+    log_values: NDArray[Any],
+    source: str,
+    dtype: torch.dtype,
+) -> FactorGraph:
     """Build the graph; its tables are views of the one array that was read."""
-    domain = Domain(CompactVariables(Decimals(range(len(content.sizes))), content.sizes).made())
+    domain = Domain(CompactVariables(Decimals(range(len(sizes))), sizes).made())
     blocks: list[Block] = []
-    numbers = np.arange(sum(len(group.rows) for group in content.groups))
+    numbers = np.arange(sum(len(group.rows) for group in groups))
     start = declared = 0
-    for group in content.groups:
+    for group in groups:
         count = len(group.rows)
         end = start + count * math.prod(group.shape)
         # A slice of numpy has separate storage in torch, so that a table is pickled alone; the
         # logarithm of a finite number is a log-value.
-        table = torch.from_numpy(content.log_values[start:end]).to(dtype)
+        table = torch.from_numpy(log_values[start:end]).to(dtype)
         if group.shape:
             scopes = torch.from_numpy(group.scopes).long()
             shape, table = (count,), table.reshape(count, *group.shape)
@@ -104,36 +124,6 @@ def _graph(content: "Content", source: str, dtype: torch.dtype) -> FactorGraph:
         return FactorGraph.from_blocks(domain, blocks)
     except ModelError as error:
         fail(source, str(error))
-
-
-@dataclass(frozen=True, eq=False)
-class Alike:
-    """Factors of one shape: their scopes (F, arity), and their numbers in the file."""
-
-    scopes: NDArray[np.int32]
-    rows: NDArray[np.int32]
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Content:
-    """The content of a file: sizes, factors by shape, and their log-values in that order."""
-
-    sizes: NDArray[np.int64]
-    groups: list[Alike]
-    log_values: NDArray[Any]
-
-
-def read_content(data: Bytes, source: str, dtype: torch.dtype) -> Content:
-    """Read a UAI file in pieces."""
-    most_shapes = max(tuning.MOST_SHAPES, len(data) // tuning.SHAPE_TEXT)
-    numbers = Numbers(data, source, kinds=_KINDS)
-    del data
-    sizes = _read_sizes(numbers)
-    arities, members = _read_scopes(numbers, len(sizes))
-    groups = _by_shape(numbers, sizes, arities, members, most_shapes)
-    del members
-    return Content(sizes, groups, _read_tables(numbers, groups, dtype))
 
 
 def _read_sizes(numbers: Numbers) -> NDArray[np.int64]:
@@ -193,9 +183,9 @@ def _by_shape(
     arities: NDArray[np.int8],
     members: NDArray[np.int32],
     most_shapes: int,
-) -> list[Alike]:
+) -> list[_Alike]:
     """The factors grouped by shape; refuses a scope that repeats a variable."""
-    groups: list[Alike] = []
+    groups: list[_Alike] = []
     for arity in np.unique(arities).tolist():
         rows = np.flatnonzero(arities == arity).astype(np.int32)
         every = len(rows) == len(arities)
@@ -206,15 +196,14 @@ def _by_shape(
             repeats = (ranked[:, 1:] == ranked[:, :-1]).any(1)
             if repeats.any():
                 _fail_at_repeat(numbers, arities, int(rows[at + repeats.argmax()]), members)
-        parts = alike(scopes, sizes)
+        shapes, parts = grouped_rows(torch.from_numpy(sizes[scopes]))
         if len(groups) + len(parts) > most_shapes:
             raise BudgetError(
                 f"{numbers.source}: the factors have more than {most_shapes:,} different shapes, "
                 "of about 4 kB each; a file of this length may have no more."
             )
-        for part in parts:
-            shape = tuple(sizes[scopes[part][0]].tolist())
-            groups.append(Alike(scopes[part], rows[part], shape))
+        for shape, part in zip(shapes, map(Tensor.numpy, parts), strict=True):
+            groups.append(_Alike(scopes[part], rows[part], tuple(shape.tolist())))
     return groups
 
 
@@ -230,7 +219,7 @@ def _fail_at_repeat(
     numbers.fail(first + start + factor + 1 + slot, expected)
 
 
-def _read_tables(numbers: Numbers, groups: list[Alike], dtype: torch.dtype) -> NDArray[Any]:
+def _read_tables(numbers: Numbers, groups: list[_Alike], dtype: torch.dtype) -> NDArray[Any]:
     """The log-values of the factors, group by group; every length and value is checked."""
     count, end = sum(len(group.rows) for group in groups), numbers.total
     bounds = np.empty(count + 1)  # places of the tables' lengths, and the end
@@ -274,7 +263,7 @@ def _read_tables(numbers: Numbers, groups: list[Alike], dtype: torch.dtype) -> N
     return log_values
 
 
-def _shifts(groups: list[Alike], bounds: NDArray[np.float64]) -> NDArray[np.int64]:
+def _shifts(groups: list[_Alike], bounds: NDArray[np.float64]) -> NDArray[np.int64]:
     """Offsets, for each factor, from places of values in the file to those of log-values."""
     shifts, start = np.empty(len(bounds) - 1, dtype=np.int64), 0.0
     for rows, sizes in _sized(groups):
@@ -284,7 +273,7 @@ def _shifts(groups: list[Alike], bounds: NDArray[np.float64]) -> NDArray[np.int6
     return shifts
 
 
-def _sized(groups: list[Alike]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
+def _sized(groups: list[_Alike]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
     """Iterate over the factors, group by group, and their numbers of values."""
     rows, sizes, count = list[NDArray[np.int32]](), list[float](), 0
     for group in groups:

@@ -140,11 +140,12 @@ def format_xmlbif(graph: FactorGraph) -> str:
             f'<VARIABLE TYPE="nature"><NAME>{_escaped(variable.name)}</NAME>'
             f"{''.join(outcomes)}</VARIABLE>\n"
         )
-    for each in conditional_tables(graph):
-        values = values_of(each.scope, each.log_values, "XMLBIF")
-        given = "".join(f"<GIVEN>{_escaped(parent.name)}</GIVEN>" for parent in each.parents)
+    for scope, log_values in conditional_tables(graph):
+        values = values_of(scope, log_values, "XMLBIF")
+        *above, child = (_escaped(variable.name) for variable in scope)
+        given = "".join(f"<GIVEN>{parent}</GIVEN>" for parent in above)
         parts.append(
-            f"<DEFINITION><FOR>{_escaped(each.child.name)}</FOR>{given}"
+            f"<DEFINITION><FOR>{child}</FOR>{given}"
             f"<TABLE>{' '.join(map(repr, values.ravel().tolist()))}</TABLE></DEFINITION>\n"
         )
     return "".join([*parts, "</NETWORK>\n</BIF>\n"])
@@ -226,20 +227,20 @@ def format_xdsl(graph: FactorGraph) -> str:
 
     Unnamed states are "State0", "State1", ..., as in GeNIe.
     """
-    every = {each.child: each for each in conditional_tables(graph)}
+    every = {scope[-1]: (scope, log_values) for scope, log_values in conditional_tables(graph)}
     place = {variable: at for at, variable in enumerate(every)}
-    if any(place[parent] > place[v] for v in every for parent in every[v].parents):
-        parents_of = {variable: each.parents for variable, each in every.items()}
-        every = {v: every[v] for v in TopologicalSorter(parents_of).static_order()}
+    if any(place[parent] > place[child] for child in every for parent in every[child][0]):
+        parents_of = {child: scope[:-1] for child, (scope, _) in every.items()}
+        every = {child: every[child] for child in TopologicalSorter(parents_of).static_order()}
     parts = [_XDSL_HEAD]
-    for child, each in every.items():
-        values = values_of(each.scope, each.log_values, "XDSL")
+    for child, (scope, log_values) in every.items():
+        values = values_of(scope, log_values, "XDSL")
         named = not isinstance(child.states, int)
         states = [str(s) if named else f"State{s}" for s in names_of(child.states)]
         parts.append(f"<cpt id={_quoted(child.name)}>\n")
         parts += [f"<state id={_quoted(state)}/>\n" for state in states]
-        if each.parents:
-            parents = " ".join(_quoted(parent.name)[1:-1] for parent in each.parents)
+        if len(scope) > 1:
+            parents = " ".join(_quoted(parent.name)[1:-1] for parent in scope[:-1])
             parts.append(f"<parents>{parents}</parents>\n")
         numbers = " ".join(map(repr, values.ravel().tolist()))
         parts.append(f"<probabilities>{numbers}</probabilities>\n</cpt>\n")

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import broadcast_shapes, broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import soft_scatter
@@ -131,6 +132,24 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     # Rows of one code are equal, so any of them will do.
     first[which] = torch.arange(len(rows), device="cpu")
     return rows[first], which
+
+
+def grouped_rows(rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The distinct rows (n, columns) of ints >= 0, in order, and the numbers of those equal."""
+    if 0 < len(rows) <= tuning.GROUPED_FACTORS:
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for number, row in enumerate(rows.tolist()):
+            alike.setdefault(tuple(row), []).append(number)
+        kinds = sorted(alike)
+        groups = [torch.tensor(alike[kind], device="cpu") for kind in kinds]
+        return torch.tensor(kinds, dtype=torch.long, device="cpu"), groups
+    if len(rows) and (not rows.shape[1] or bool((rows == rows[0]).all())):
+        return rows[:1], [torch.arange(len(rows), device="cpu")]
+    distinct, which = distinct_rows(rows)
+    if len(distinct) <= 16:  # to look for each of a few is faster than to sort
+        return distinct, [(which == kind).nonzero().flatten() for kind in range(len(distinct))]
+    counts = which.bincount(minlength=len(distinct)).tolist()
+    return distinct, list(which.argsort(stable=True).split(counts))
 
 
 def _ranked(codes: Tensor, bound: int) -> tuple[Tensor, int]:
@@ -285,14 +304,12 @@ def _restricted(
     block: Block, sizes: Tensor, rows: Tensor, selected: dict[int, Tensor]
 ) -> list[Block]:
     """Blocks on the kept states, one for each combination of numbers kept."""
-    new_sizes, group = distinct_rows(sizes[block.scopes])
     result: list[Block] = []
-    for number, kept in enumerate(new_sizes.tolist()):
-        members = (group == number).nonzero().flatten()
+    distinct, groups = grouped_rows(sizes[block.scopes])
+    for kept, members in zip(distinct.tolist(), groups, strict=True):
         scopes = block.scopes[members]
         slots = [selected[k][..., rows[scopes[:, slot]], :] for slot, k in enumerate(kept)]
-        alike = len(new_sizes) == 1
-        values = block.select(None if alike else members).evaluate(slots)
+        values = block.select(None if len(groups) == 1 else members).evaluate(slots)
         if values.ndim == block.arity:
             values = values.unsqueeze(0)
         shape = (values.shape[block.slot_axis],)

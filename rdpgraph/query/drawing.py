@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import BytesIO
@@ -15,7 +15,7 @@ from rdpgraph._core import tuning
 from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError, printable
 from rdpgraph.interface.structure import Structure
 from rdpgraph.io.graphs import structure_graph
-from rdpgraph.io.tables import Conditional, conditional_tables
+from rdpgraph.io.tables import conditional_tables
 from rdpgraph.io.text import write_bytes_atomically
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
@@ -135,11 +135,11 @@ def _draw_graph(graph: FactorGraph, target: Path, posterior: Posterior | None) -
     shown = posterior if count <= _WITH_BARS else None
     boxes = [box_of(variable, shown) if count <= _WITH_NAMES else None for variable in variables]
     sizes = np.array([(_DOT, _DOT) if box is None else box.size for box in boxes])
-    conditionals = _conditionals(graph)
-    if conditionals is None:
+    parents = _parents(graph)
+    if parents is None:
         places = _undirected(axes, graph, sizes)
     else:
-        places = _directed(axes, conditionals, sizes)
+        places = _directed(axes, parents, map(tuple, sizes))
     for number, (box, seen) in enumerate(zip(boxes, _observed(graph), strict=True)):
         _draw_box(axes, box, places[number], sizes[number], seen=seen)
     _save(picture, axes, target)
@@ -158,11 +158,9 @@ def _draw_plan(plan: Plan, target: Path) -> None:
     parents: dict[str, list[str]] = {name: [] for name in boxes}
     for made, (left, right, _) in enumerate(tree.steps, tree.topology.num_tensors):
         parents[str(made)] = [str(part) for part in (left, right) if part >= 0]
-    laid = layered(parents, {name: box.size for name, box in boxes.items()})
-    for route in laid.routes.values():
-        _draw_arrow(axes, route)
-    for name, box in boxes.items():
-        _draw_box(axes, box, laid.places[name], box.size, seen=not parents[name])
+    places = _directed(axes, parents, (box.size for box in boxes.values()))
+    for place, (name, box) in zip(places, boxes.items(), strict=True):
+        _draw_box(axes, box, place, box.size, seen=not parents[name])
     _save(picture, axes, target)
 
 
@@ -177,17 +175,19 @@ def _save(picture: Any, axes: Any, target: Path) -> None:
     save_picture(picture, target)
 
 
-def _conditionals(graph: FactorGraph) -> list[Conditional] | None:
-    """The tables of a Bayesian network; None for other graphs and for large tables."""
+def _parents(graph: FactorGraph) -> dict[str, list[str]] | None:
+    """The parents of each variable of a Bayesian network; None for others, and large tables."""
     if graph.num_factors != graph.num_variables:
         return None
     cells = sum(block.count * int(np.prod(block.sizes)) for block in graph.blocks)
     if cells > tuning.BLOCK or max(block.arity for block in graph.blocks) < 2:
         return None
     try:
-        return conditional_tables(graph.retract())
+        tables = conditional_tables(graph.retract())
     except UnsupportedError:
         return None
+    scopes = ([variable.name for variable in scope] for scope, _ in tables)
+    return {child: parents for *parents, child in scopes}
 
 
 def _observed(graph: FactorGraph) -> list[bool]:
@@ -196,14 +196,12 @@ def _observed(graph: FactorGraph) -> list[bool]:
     return (graph.observed != MISSING).reshape(-1, graph.num_variables).any(0).tolist()
 
 
-def _directed(axes: Any, conditionals: Sequence[Conditional], sizes: Any) -> list[Point]:
-    """Draw the arrows; the place of each variable."""
-    size_of = {c.child.name: tuple(size) for c, size in zip(conditionals, sizes, strict=True)}
-    parents = {c.child.name: [parent.name for parent in c.parents] for c in conditionals}
-    laid = layered(parents, size_of)
+def _directed(axes: Any, parents: dict[str, list[str]], sizes: Iterable[Point]) -> list[Point]:
+    """Draw the arrows; the place of each box."""
+    laid = layered(parents, dict(zip(parents, sizes, strict=True)))
     for route in laid.routes.values():
         _draw_arrow(axes, route)
-    return [laid.places[c.child.name] for c in conditionals]
+    return [laid.places[name] for name in parents]
 
 
 def _draw_arrow(axes: Any, route: Sequence[Point]) -> None:

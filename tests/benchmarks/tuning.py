@@ -17,9 +17,9 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import tuning
-from rdpgraph.engines.reduction import network
 from rdpgraph.gp import chains
 from rdpgraph.model.potentials.table import looked_up
+from rdpgraph.model.restriction import grouped_rows
 from rdpgraph.structures.draws import drawn
 
 EXPONENTS = range(12, 27, 2)
@@ -72,7 +72,7 @@ def thresholds(repeats: int) -> None:
     for name, call in {
         "INDEXED": partial(looked_up, table, index),
         "EVIDENCE_KEYS": partial(graph.condition, dict.fromkeys(variables[:keys], 1)),
-        "GROUPED_FACTORS": partial(network._patterns, sizes),  # pyright: ignore
+        "GROUPED_FACTORS": partial(grouped_rows, sizes),
         "KERNEL_SCALED": lambda: rg.Chain(unary, torch.zeros(2**4, 2**4).double()).log_partition(),
         "BROADCAST_SEQUENCES": partial(chains._times, states, matrix),  # pyright: ignore
         "NOISY_ALTERNATIVES": partial(drawn(None), logs),

@@ -13,7 +13,7 @@ from rdpgraph.errors import UnknownVariableError
 from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.names import Decimals, Names
-from rdpgraph.model.restriction import distinct_rows
+from rdpgraph.model.restriction import distinct_rows, grouped_rows
 
 COUNT = 1_500
 LARGE = tuple(f"s{n}" for n in range(5_000))
@@ -168,3 +168,6 @@ def test_distinct_rows_are_those_of_unique(shape, limit):
         expected, inverse = torch.unique(rows, dim=0, return_inverse=True)
         assert torch.equal(found, expected)
         assert torch.equal(which, inverse)
+    kinds, groups = grouped_rows(rows)
+    assert torch.equal(kinds, found)
+    assert all(torch.equal(part, (which == n).nonzero().flatten()) for n, part in enumerate(groups))

@@ -13,7 +13,7 @@ from rdpgraph.engines.reduction.consistency import Possible, strike_impossible
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.model.restriction import distinct_rows
+from rdpgraph.model.restriction import grouped_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,7 +296,8 @@ def _squeezed(
     groups: list[Group] = []
     origins: list[list[tuple[Tensor, int, tuple[int, ...]]]] = [[] for _ in graph.blocks]
     for part in [] if impossible else tables:
-        for members, kept in _patterns(left[part.scopes]):
+        kinds, every = grouped_rows(left[part.scopes])
+        for kept, members in zip(map(tuple, kinds.tolist()), every, strict=True):
             values, rows = _cut(part, members, kept, settled, possible)
             slots = tuple(slot for slot, size in enumerate(kept) if size > 1)
             if part.block is not None:
@@ -322,26 +323,6 @@ def _squeezed(
         impossible=impossible,
         origins=tuple(tuple(origin) for origin in origins),
     )
-
-
-def _patterns(kept: Tensor) -> list[tuple[Tensor, tuple[int, ...]]]:
-    """Factors of a block, by the remaining states of their slots."""
-    if not len(kept):
-        return []
-    if len(kept) <= tuning.GROUPED_FACTORS:
-        rows: dict[tuple[int, ...], list[int]] = {}
-        for row, sizes in enumerate(kept.tolist()):
-            rows.setdefault(tuple(sizes), []).append(row)
-        return [(torch.tensor(rows[sizes], device="cpu"), sizes) for sizes in sorted(rows)]
-    if not kept.shape[1] or bool((kept == kept[0]).all()):
-        return [(torch.arange(len(kept), device="cpu"), tuple(kept[0].tolist()))]
-    patterns, which = distinct_rows(kept)
-    if len(patterns) <= 16:  # to look for each of a few is faster than to sort
-        members = [(which == number).nonzero().flatten() for number in range(len(patterns))]
-        return list(zip(members, map(tuple, patterns.tolist()), strict=True))
-    order = torch.argsort(which, stable=True)
-    members = torch.split(order, torch.bincount(which, minlength=len(patterns)).tolist())
-    return list(zip(members, map(tuple, patterns.tolist()), strict=True))
 
 
 def _cut(
