@@ -188,11 +188,8 @@ class LogMatrix:
             item, i, j = part.unbind(1)
             return exact(left[item, i] + right[item, j], item, i, j)
 
-        parts, held = (
-            places.split(tuning.per_block(rows.shape[-1], tuning.BLOCK)),
-            len(places) * rows.shape[-1],
-        )
-        if torch.is_grad_enabled() and held > tuning.STORED_TERMS:
+        parts = places.split(tuning.per_block(rows.shape[-1], tuning.BLOCK))
+        if torch.is_grad_enabled() and len(places) * rows.shape[-1] > tuning.STORED_TERMS:
             repaired: list[Tensor] = [
                 checkpoint(again, part, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore
                 for part in parts

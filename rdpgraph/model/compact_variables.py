@@ -90,21 +90,13 @@ class CompactVariables(Listing[Variable]):
     def made(self) -> Sequence[Variable]:
         """A tuple of the variables if they are few, else this object."""
         named = 0 if self._lists is None else int(self.sizes.sum())
-        return (
-            tuple(self)
-            if len(self) <= tuning.LISTED_VARIABLES and named <= tuning.LISTED_NAMES
-            else self
-        )
+        few = len(self) <= tuning.LISTED_VARIABLES and named <= tuning.LISTED_NAMES
+        return tuple(self) if few else self
 
     @property
     def numbers(self) -> Mapping[str, int]:
         """The number of each name."""
         return Numbers(self.names.__iter__, len(self.names), self.names.find)
-
-    def list_of(self, number: int) -> int:
-        """The number of a variable's list of names of states."""
-        assert self._lists is not None
-        return self._lists[1][number]
 
     def lists_of(self, numbers: NDArray[np.integer[Any]]) -> list[int]:
         """The numbers of the lists of several variables."""

@@ -170,8 +170,8 @@ class Domain:
         if kinds == {str}:
             numbers = list(map(self._known.get, items))
             for place, number in enumerate(numbers):
-                if number is None:
-                    numbers[place] = self._number(items[place])
+                if number is None and (hit := self.single(items[place])) is not None:
+                    numbers[place] = self._known[items[place]] = hit[0]
             return numbers
         if kinds == {Variable}:
             homes = [home for home in map(_HOME, items) if home is not None]
@@ -183,13 +183,6 @@ class Domain:
                 start = self.starts[place]
                 return [start + position for _, position in homes]
         return [None if (hit := self.single(item)) is None else hit[0] for item in items]
-
-    def _number(self, item: Named) -> int | None:
-        """Look up the number of a single variable and cache it."""
-        hit = self.single(item)
-        if hit is None:
-            return None
-        return self._known.setdefault(item, hit[0])
 
     @cached_property
     def _known(self) -> dict[Named, int]:

@@ -114,7 +114,8 @@ def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, lis
     try:
         pairs = np.array([numbers, values], np.int64)
     except OverflowError:  # no state has such a number
-        return _none(), _none(), list(given.items())
+        none = torch.zeros(0, dtype=torch.long, device="cpu")
+        return none, none, list(given.items())
     places, states = torch.from_numpy(pairs)
     direct = domain.unnamed[places]
     if not bool(direct.all()):
@@ -125,10 +126,6 @@ def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, lis
         number, state = pairs[:, int(wrong.nonzero()[0])].tolist()
         raise _beyond(domain.variable(number), domain.variable(number), state)
     return places, states, rest
-
-
-def _none() -> Tensor:
-    return torch.zeros(0, dtype=torch.long, device="cpu")
 
 
 def named_states(given: Mapping[Named, Any], domain: Domain) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def test_rules_become_tables(tmp_path):
     path = tmp_path / "grammar.txt.gz"
     path.write_bytes(gzip.compress(TEXT.encode()))
     assert read_grammar(path, dtype=torch.float32).log_rules.dtype == torch.float32
+    assert parse_grammar(memoryview(TEXT.encode())).words == grammar.words
 
 
 @pytest.mark.parametrize(
