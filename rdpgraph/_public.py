@@ -46,15 +46,7 @@ from rdpgraph.plan.plan import Plan
 from rdpgraph.query.drawing import draw
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
-from rdpgraph.schedulers import (
-    Auto,
-    Contraction,
-    Counting,
-    JoinGraph,
-    Loopy,
-    MiniBuckets,
-    Search,
-)
+from rdpgraph.schedulers import Auto, Contraction, Counting, JoinGraph, Loopy, MiniBuckets, Search
 from rdpgraph.structures.alignment import Alignment
 from rdpgraph.structures.bitext.mixed import MixedBitext
 from rdpgraph.structures.bitext.model import Bitext

@@ -372,12 +372,8 @@ def _rows(tensors: list[Tensor], count: int, *, vectors: bool) -> list[list[Any]
     if not tensors:
         return [[] for _ in range(count)]
     sizes = [tensor.shape[-1] if vectors else 1 for tensor in tensors]
-    if len({tensor.shape for tensor in tensors}) == 1:  # many, as in a grid
-        each = torch.stack([tensor.detach() for tensor in tensors], -2 if vectors else -1)
-        flat = each.reshape(-1, sum(sizes)).expand(count, -1)
-    else:
-        parts_of = zip(tensors, sizes, strict=True)
-        flat = torch.cat([t.detach().reshape(-1, n).expand(count, n) for t, n in parts_of], 1)
+    pairs = zip(tensors, sizes, strict=True)
+    flat = torch.cat([part.detach().reshape(-1, n).expand(count, n) for part, n in pairs], 1)
     rows: list[list[Any]] = []
     for row in flat.tolist():
         at, parts = 0, []

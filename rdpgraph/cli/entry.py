@@ -22,23 +22,23 @@ def main() -> None:
     """Run the command line: exit code 0 answered, 1 a one-line error, 2 usage, 130 interrupted."""
     with recorded():
         try:
-            _answered()
+            _run()
         except BaseException as error:
             if was_interrupted(error):
                 _fail("Stopped.", 130)
+            if isinstance(error, OSError):
+                _drop_stdout()
+                if isinstance(error, BrokenPipeError):
+                    sys.exit(1)
+                name = f"{error.filename}: " if error.filename else ""
+                _fail(f"{name}{error.strerror or error}.")
+            if isinstance(error, RdpgraphError):
+                _fail(str(error))
+            if isinstance(error, MemoryError) or (
+                isinstance(error, RuntimeError) and "memory" in str(error).lower()
+            ):
+                _fail("Out of memory; ask for less at once, or lower --memory.")
             raise
-
-
-def _answered() -> None:
-    try:
-        _run()
-    except BrokenPipeError:
-        _drop_stdout()
-        sys.exit(1)
-    except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        _drop_stdout()
-        _fail(f"{name}{error.strerror or error}.")
 
 
 def _run() -> None:
@@ -53,12 +53,6 @@ def _run() -> None:
     except SystemExit:
         sys.stdout.flush()  # while a full disk can still set the exit code
         raise
-    except RdpgraphError as error:
-        _fail(str(error))
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
-            raise
-        _fail("Out of memory; ask for less at once, or lower --memory.")
 
 
 def _drop_stdout() -> None:

@@ -84,8 +84,7 @@ def _amount(
 
 
 Model = Annotated[
-    Path,
-    typer.Argument(metavar="MODEL", help="A .uai, .bif, .xdsl, .wcsp, ... file, or its .gz."),
+    Path, typer.Argument(metavar="MODEL", help="A .uai, .bif, .xdsl, .wcsp, ... file, or its .gz.")
 ]
 Evidence = Annotated[
     Path | None,
@@ -108,8 +107,7 @@ Time = Annotated[
     ),
 ]
 Whole = Annotated[
-    float,
-    typer.Option("--time", parser=seconds, metavar="10m", help="When to end, come what may."),
+    float, typer.Option("--time", parser=seconds, metavar="10m", help="When to end, come what may.")
 ]
 Limit = Annotated[
     float | None,

@@ -105,10 +105,7 @@ def warn(message: str) -> None:
 
 
 def estimator_of(
-    name: EstimatorName,
-    keep: Size | None,
-    proposal: ProposalName | None,
-    replicates: int | None,
+    name: EstimatorName, keep: Size | None, proposal: ProposalName | None, replicates: int | None
 ) -> Estimator | None:
     """The estimator of the options; None: exact."""
     if name is EstimatorName.EXACT:
@@ -178,10 +175,7 @@ def place() -> tuple[int, int]:
 
 
 def distributed_posterior(
-    graph: FactorGraph,
-    scheduler: Scheduler,
-    estimator: Estimator | None,
-    task: Task,
+    graph: FactorGraph, scheduler: Scheduler, estimator: Estimator | None, task: Task
 ) -> Posterior:
     """The posterior of one large model by messages between parts, one on each process."""
     simple = isinstance(scheduler, Loopy) and estimator is None

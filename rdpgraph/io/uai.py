@@ -13,12 +13,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph.errors import BudgetError, ModelError
-from rdpgraph.io.tables import (
-    all_variables,
-    conditional_tables,
-    factor_tables,
-    values_of,
-)
+from rdpgraph.io.tables import all_variables, conditional_tables, factor_tables, values_of
 from rdpgraph.io.text import Bytes, fail
 from rdpgraph.io.tokens import MOST_UNLISTED, Numbers
 from rdpgraph.model.block import Block

@@ -102,8 +102,7 @@ def network_of(
         shape = [len(states[name]) for name in scope]
         if len(values) != math.prod(shape):
             fail(
-                source,
-                f"expected {math.prod(shape)} values of {shown(child)}; got {len(values)}.",
+                source, f"expected {math.prod(shape)} values of {shown(child)}; got {len(values)}."
             )
         tables.append((scope, torch.tensor(values, dtype=torch.float64).reshape(shape)))
     if not states or len(scopes) < len(states):

@@ -51,9 +51,7 @@ def possible_alone(log_z: Tensor) -> Tensor:
 
 
 def regradient(
-    function: Callable[..., Tensor | Sequence[Tensor]],
-    inputs: Sequence[Tensor],
-    *gradients: Tensor,
+    function: Callable[..., Tensor | Sequence[Tensor]], inputs: Sequence[Tensor], *gradients: Tensor
 ) -> list[Tensor | None]:
     """Gradients of a function in its inputs, differentiable again; None for those that need none.
 

@@ -195,10 +195,7 @@ class Posterior(Inferred):
 
     def _single_numbers(self, asked: str, variables: Factor | Iterable[Named]) -> list[int]:
         """The numbers of variables, each single and named once."""
-        places = [self.graph.domain.numbers(item) for item in _listed(asked, variables)]
-        if any(place.ndim for place in places):
-            raise ModelError(f"{asked} needs single variables; got an array.")
-        numbers = [int(place) for place in places]
+        numbers = [self.graph.domain.number(item) for item in _listed(asked, variables)]
         if len(set(numbers)) < len(numbers):
             raise ModelError(f"{asked} needs different variables; one is named twice.")
         return numbers

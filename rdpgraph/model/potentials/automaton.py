@@ -275,11 +275,7 @@ def ExactlyOne(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
 
 
 def Cardinality(
-    arity: int,
-    *,
-    at_least: int = 0,
-    at_most: int | None = None,
-    dtype: torch.dtype | None = None,
+    arity: int, *, at_least: int = 0, at_most: int | None = None, dtype: torch.dtype | None = None
 ) -> Automaton:
     """Constraint: the number of true slots lies between two bounds (log-value 0, else -inf).
 
