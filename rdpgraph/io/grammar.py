@@ -18,7 +18,6 @@ from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, sho
 from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.names import CODEC, Names
 
-_BINARY, _LEXICAL = 1, 2  # kinds of rules
 MEMORY = 2.0**29
 """Default maximum of bytes of a table of rules: 406 symbols in float64."""
 
@@ -250,17 +249,15 @@ def _enter(parents: NDArray[np.int32], order: "array[int]", heads: "array[int]")
     """Append parents that are new to the heads."""
     places = _column(order)
     new = parents[places[parents] < 0]
-    turns = np.arange(len(new), dtype=np.int32)
-    places[new[::-1]] = turns[::-1]  # written in reverse, so that the first rule wins
-    first = new[places[new] == turns]
+    first = new[np.sort(np.unique(new, return_index=True)[1])]
     places[first] = np.arange(len(heads), len(heads) + len(first))
     heads.frombytes(first.tobytes())
 
 
-def _line_of(rule: int, kind: int, data: Bytes, source: str) -> int:
+def _line_of(rule: int, data: Bytes, source: str, *, lexical: bool) -> int:
     """The line of a rule, numbered among those of two symbols or those of a word."""
     for rules in rules_of(data, source):
-        lines = rules.lines[rules.lexical == (kind == _LEXICAL)]
+        lines = rules.lines[rules.lexical == lexical]
         if rule < len(lines):
             return int(lines[rule])
         rule -= len(lines)
@@ -271,34 +268,19 @@ def _refuse_headless(
     rules: _Columns, places: NDArray[np.int32], symbols: Names, data: Bytes, source: str
 ) -> None:
     """Raise an error about the first part of a rule that heads no rule."""
-    _, *parts = map(_column, rules.numbers)
-    for start in range(0, len(parts[0]), tuning.PIECE):
-        numbers = np.stack([part[start : start + tuning.PIECE] for part in parts], 1)
-        lacking = places[numbers] < 0
-        if lacking.any():
-            rule, slot = divmod(int(lacking.argmax()), 2)
-            line = _line_of(start + rule, _BINARY, data, source)
-            fail(
-                source,
-                f"line {line}: expected symbols that have rules, or words in quotes; got "
-                f"{shown(symbols[int(numbers[rule, slot])])}.",
-            )
+    _, left, right = map(_column, rules.numbers)
+    lacking = (places[left] < 0) | (places[right] < 0)
+    if lacking.any():
+        rule = int(lacking.argmax())
+        name = symbols[int(left[rule] if places[left[rule]] < 0 else right[rule])]
+        where = f"line {_line_of(rule, data, source, lexical=False)}"
+        wanted = "symbols that have rules, or words in quotes"
+        fail(source, f"{where}: expected {wanted}; got {shown(name)}.")
 
 
 def _refuse_repeats(rules: _Columns, data: Bytes, source: str) -> None:
     """Raise an error about the first repeated rule."""
     columns = [_column(column) for column in rules.numbers]
-    sizes = [int(column.max(initial=0)) + 1 for column in columns]
-    if math.prod(sizes) < 2**63:
-        keys = columns[0].astype(np.int64)
-        for column, size in zip(columns[1:], sizes[1:], strict=True):
-            keys *= size
-            keys += column
-        keys.sort()
-        starts = range(0, len(keys), tuning.PIECE)
-        if not any((np.diff(keys[at : at + tuning.PIECE + 1]) == 0).any() for at in starts):
-            return
-        del keys
     order = np.lexsort(columns[::-1])
     same = np.ones(max(len(order) - 1, 0), dtype=np.bool_)
     for column in columns:
@@ -307,8 +289,10 @@ def _refuse_repeats(rules: _Columns, data: Bytes, source: str) -> None:
     again = np.flatnonzero(same)
     if len(again):
         first = again[order[again + 1].argmin()]
-        kind = _BINARY if len(columns) == 3 else _LEXICAL
-        lines = [_line_of(int(order[at]), kind, data, source) for at in (first + 1, first)]
+        lines = [
+            _line_of(int(order[at]), data, source, lexical=len(columns) == 2)
+            for at in (first + 1, first)
+        ]
         expected = f"expected a new rule; it is on line {lines[1]} already."
         fail(source, f"line {lines[0]}: {expected}")
 
