@@ -6,8 +6,7 @@ from random import Random
 
 from rdpgraph._core import tuning
 from rdpgraph.plan import clock
-from rdpgraph.plan.topology import Topology
-from rdpgraph.plan.tree import ContractionTree, tree_from_path
+from rdpgraph.plan.tree import ContractionTree, Topology, tree_from_path
 
 HOT = 1.0
 """First temperature, in bits of local cost."""

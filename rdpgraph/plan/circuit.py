@@ -11,7 +11,7 @@ import numpy as np
 
 from rdpgraph._core import tuning
 from rdpgraph.plan.orders import min_weight, peel, primal_graph
-from rdpgraph.plan.topology import Integers
+from rdpgraph.plan.tree import Integers
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,8 @@ def circuit(blocks: Sequence[Scopes], sizes: Integers) -> Circuit | None:
         return None
     grid = _Grid(cliques, counts)
     offsets, strides, entries = _entries(blocks, counts)
-    homes = _homes(listed, cliques, len(counts))
+    # Cliques are listed level by level: of those that hold a part of a scope the last is lowest.
+    homes = [max((grid.home[v] for v in scope), default=0) for scope in listed]
     log_cells = sum(log(size) for size in counts)
     owners = np.repeat(np.arange(len(cliques)), grid.counts)
     factors, entry = _factor_runs(grid, homes, offsets, strides, entries)
@@ -268,16 +269,6 @@ def _entries(
             offsets.append(total + row * stride)
         total += block.tables * stride
     return offsets, strides, total
-
-
-def _homes(scopes: list[list[int]], cliques: list[Clique], count: int) -> list[int]:
-    """Per factor the lowest clique that owns one of its variables, and so holds its scope."""
-    owner = [0] * count
-    for number, clique in enumerate(cliques):
-        for v in clique.residual:
-            owner[v] = number
-    # Cliques are listed level by level: of those that hold a part of a scope the last is lowest.
-    return [max((owner[v] for v in scope), default=0) for scope in scopes]
 
 
 def _factor_runs(

@@ -8,7 +8,7 @@ from rdpgraph._core.recent import Recent
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import elimination_order, min_weight
 from rdpgraph.plan.plan import Budget
-from rdpgraph.plan.topology import Topology
+from rdpgraph.plan.tree import Topology
 
 _graphs: "Recent[tuple[Budget, ClusterGraph | None]]" = Recent(32)
 
@@ -163,7 +163,7 @@ def choose_join_graph(
         batch: items solved together.
         deadline: on `clock.now`; the best so far is taken, None if there is none.
     """
-    key = topology.key(), budget.key(), batch
+    key = topology.key, budget.key(), batch
     known = _graphs.get(key)
     if known is not None and budget.resembles(known[0]):
         return known[1]

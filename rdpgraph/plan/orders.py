@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from rdpgraph.plan import clock
-from rdpgraph.plan.topology import Topology
+from rdpgraph.plan.tree import Topology
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rdpgraph._core import tuning
 from rdpgraph._core.notebook import panel
-from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.errors import BudgetError
 from rdpgraph.plan.tree import ContractionTree
 
 _ALIKE = 1.25  # ratio of memory within which budgets have the same plan
@@ -22,13 +22,6 @@ class Budget:
     seconds: float = 60.0  # predicted run time, planning not counted
     # the memory is what the machine had available, which changes all the time
     measured: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.memory_bytes > 0 or not self.seconds > 0:
-            raise ModelError(
-                f"A budget needs memory and seconds above zero; got {self.memory_bytes} bytes and "
-                f"{self.seconds} s."
-            )
 
     def key(self) -> tuple[float | None, float]:
         """Cache key of plans; measured memory is compared by `resembles`."""
@@ -123,7 +116,6 @@ class Cost:
     stored: int
     peak: int  # most intermediate elements alive at once when operands are freed after use
     width: float  # log2 of the largest table multiplied out in a step (for one batch item)
-    steps: int  # number of steps
     groups: int  # number of batched launches: steps of one level and one shape pattern are one
     seconds: float  # predicted; inf when too large for a float
 
@@ -151,7 +143,6 @@ def cost(tree: ContractionTree, *, batch: int = 1) -> Cost:
         stored=stored * batch,
         peak=peak * batch,
         width=log2(widest) if widest else 0.0,
-        steps=len(tree.steps),
         groups=groups,
         seconds=predicted_seconds(flops * batch, groups),
     )

@@ -17,8 +17,7 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
 from rdpgraph.plan.plan import PASSES, Budget, Plan, cost, duration, quantity
 from rdpgraph.plan.search import HopelessError, search
-from rdpgraph.plan.topology import Topology
-from rdpgraph.plan.tree import ContractionTree, tree_from_order, tree_from_path
+from rdpgraph.plan.tree import ContractionTree, Topology, tree_from_order, tree_from_path
 
 Optimize: TypeAlias = str | Callable[..., Iterable[Sequence[int]]]
 """A name of opt_einsum's, or a call (inputs, output, sizes) that gives a path, such as an
@@ -91,8 +90,8 @@ def contraction_path(
     rank = {name: number for number, name in enumerate(names)}
     operands: list[Collection[str]] = [*inputs, output]
     leaves = [number for number, indices in enumerate(operands) if indices]
-    scopes = tuple(tuple(sorted(rank[name] for name in operands[leaf])) for leaf in leaves)
-    topology = Topology(scopes, tuple(int(size_dict[name]) for name in names))
+    scopes = tuple(tuple(sorted({rank[name] for name in operands[leaf]})) for leaf in leaves)
+    topology = Topology(scopes, tuple(max(1, int(size_dict[name])) for name in names))
     limit = inf if memory_limit is None else float(memory_limit)
     tree = search(topology, deadline=clock.now() + effort.PATH_SECONDS, memory_elements=limit)
     path, made = list[tuple[int, ...]](), len(inputs)
@@ -124,6 +123,14 @@ def contraction_path(
 
 _log = logging.getLogger(__name__)
 _OTHERS = ("condition on more evidence", "use an approximate method")
+_LATE = (
+    "no elimination order was found in time",
+    "more time to find an order than its part of the budget, and its width is not known",
+)
+_HOPELESS = (
+    "no elimination order is cheap enough to begin with",
+    f"more than 2^{effort.HOPELESS_BITS} operations in every elimination order tried",
+)
 _plans: Recent[tuple[Budget, Plan]] = Recent(128)
 _easy: Recent[bool] = Recent(128)
 
@@ -155,7 +162,7 @@ def make_plan(
         deadline: of the search, on `clock.now`; None: after 12% of the seconds.
         optimize: what gives the order instead of the search, but if some variables come last.
     """
-    key = (topology.key(), budget.key(), element_bytes, batch, last, dropped_states, sliceable)
+    key = (topology.key, budget.key(), element_bytes, batch, last, dropped_states, sliceable)
     key = (*key, optimize)
     known = _plans.get(key)
     if known is not None and budget.resembles(known[0]):
@@ -172,7 +179,7 @@ def make_plan(
 
 def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
     """Return whether a plain greedy order is cheap, by a deadline; cached by topology."""
-    key = topology.key()
+    key = topology.key
     if (known := _easy.get(key)) is not None:
         return known
     core = peel(primal_graph(topology.scopes, topology.sizes), deadline=deadline)[1]
@@ -185,6 +192,12 @@ def _plan(
     dropped: int, sliceable: int | None, deadline: float, optimize: Optimize | None,
 ) -> Plan:  # fmt: skip
     elements = budget.memory_bytes / element_bytes / batch / tuning.BOTH_WAYS
+    counts: dict[str, Any] = {
+        "num_variables": topology.num_variables,
+        "num_factors": topology.num_tensors,
+        "num_components": len(topology.components()),
+        "dropped_states": dropped,
+    }
     order = None if last or optimize is not None else forest_order(topology)
     if optimize is not None:
         tree = path_tree(topology, optimize)
@@ -199,18 +212,18 @@ def _plan(
                 topology, deadline=deadline, memory_elements=memory, last=last, batch=batch
             )
         except BudgetError as error:
-            hopeless = isinstance(error, HopelessError) or clock.now() <= deadline
-            return _out_of_reach(topology, dropped, late=not hopeless)
+            late = not isinstance(error, HopelessError) and clock.now() > deadline
+            why, need = _LATE if late else _HOPELESS
+            unknown = Plan("none", why, width=inf, flops=inf, peak_bytes=inf, stored_bytes=inf)
+            remedy = f"needs {need}; {clock.ways_out(inf, 'time', *_OTHERS)}"
+            return replace(unknown, seconds=inf, fits=False, remedy=remedy, **counts)
         route, why = "contraction", "exact, in the cheapest order found"
     price = cost(tree, batch=batch)
     seconds = PASSES * price.seconds
     plan = Plan(
         route=route,
         why=why,
-        num_variables=topology.num_variables,
-        num_factors=topology.num_tensors,
-        num_components=len(topology.components()),
-        dropped_states=dropped,
+        **counts,
         width=price.width,
         flops=float(price.flops) if price.flops < 1e300 else inf,
         peak_bytes=float(min(price.peak, 10**300)) * element_bytes,
@@ -246,29 +259,6 @@ def _plan(
         f"{clock.ways_out(plan.seconds, 'memory or time', *_OTHERS)}"
     )
     return replace(plan, fits=False, remedy=remedy)
-
-
-def _out_of_reach(topology: Topology, dropped: int, *, late: bool) -> Plan:
-    why = "no elimination order is cheap enough to begin with"
-    need = f"more than 2^{effort.HOPELESS_BITS} operations in every elimination order tried"
-    if late:
-        why = "no elimination order was found in time"
-        need = "more time to find an order than its part of the budget, and its width is not known"
-    return Plan(
-        route="none",
-        why=why,
-        num_variables=topology.num_variables,
-        num_factors=topology.num_tensors,
-        num_components=len(topology.components()),
-        dropped_states=dropped,
-        width=inf,
-        flops=inf,
-        peak_bytes=inf,
-        stored_bytes=inf,
-        seconds=inf,
-        fits=False,
-        remedy=f"needs {need}; {clock.ways_out(inf, 'time', *_OTHERS)}",
-    )
 
 
 def choose_slices(
@@ -330,16 +320,8 @@ def _savings(scopes: list[tuple[int, ...]], sizes: list[int]) -> tuple[int, Coun
     return total, saved
 
 
-def sliced_topology(topology: Topology, variables: Iterable[int]) -> Topology:
-    """Topology of one slice: the fixed variables have size 1, all numbers stay.
-
-    The steps of a tree for `topology` are a tree for the result, too.
-    """
-    fixed = set(variables)
-    sizes = tuple(1 if v in fixed else size for v, size in enumerate(topology.sizes))
-    return Topology(topology.scopes, sizes)
-
-
 def sliced_tree(tree: ContractionTree, variables: Iterable[int]) -> ContractionTree:
-    """The same steps on one slice, whose `cost` is that of the slice."""
-    return ContractionTree(sliced_topology(tree.topology, variables), tree.steps)
+    """The same steps on one slice, where the fixed variables have size 1."""
+    fixed, topology = set(variables), tree.topology
+    sizes = tuple(1 if v in fixed else size for v, size in enumerate(topology.sizes))
+    return ContractionTree(Topology(topology.scopes, sizes), tree.steps)

@@ -25,8 +25,14 @@ from rdpgraph.plan.orders import (
     weighted_min_fill,
 )
 from rdpgraph.plan.plan import Cost, cost, predicted_seconds
-from rdpgraph.plan.topology import Topology
-from rdpgraph.plan.tree import ContractionTree, Step, Workbench, tree_from_order, tree_from_path
+from rdpgraph.plan.tree import (
+    ContractionTree,
+    Step,
+    Topology,
+    Workbench,
+    tree_from_order,
+    tree_from_path,
+)
 
 
 class HopelessError(BudgetError):
@@ -294,9 +300,7 @@ def opt_einsum_tree(topology: Topology) -> ContractionTree:
 
     inputs: Any = [frozenset(scope) for scope in topology.scopes]
     sizes: Any = dict(enumerate(topology.sizes))
-    limit: Any = inf
-    path = greedy(inputs, frozenset(), sizes, limit)
-    return tree_from_path(topology, path, ssa=False)
+    return tree_from_path(topology, greedy(inputs, frozenset(), sizes), ssa=False)
 
 
 def cotengra_tree(topology: Topology, seed: int) -> ContractionTree:

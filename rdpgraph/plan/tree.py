@@ -1,16 +1,99 @@
-"""Contraction trees and their steps: the order in which tensors are multiplied and summed."""
+"""Topology of a model, and contraction trees: the order in which tensors are multiplied."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import chain, pairwise
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from rdpgraph.errors import ModelError
-from rdpgraph.plan.topology import Topology
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["ContractionTree", "Step", "tree_from_order", "tree_from_path"]
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Scopes of the tensors and sizes of the variables: all that planning reads.
+
+    A variable that is in no scope belongs to no component and appears in no tree: its sum is its
+    size, which the caller accounts for.
+
+    Args:
+        scopes: one tuple of distinct variable ids per tensor, never empty.
+        sizes: number of states per variable, each at least 1.
+    """
+
+    scopes: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of tensors (leaves of a contraction tree)."""
+        return len(self.scopes)
+
+    @property
+    def num_variables(self) -> int:
+        """Number of variables, those in no scope included."""
+        return len(self.sizes)
+
+    @cached_property
+    def lengths(self) -> Integers:
+        """Arity per tensor."""
+        return np.fromiter(map(len, self.scopes), np.int64, len(self.scopes))
+
+    @cached_property
+    def flat(self) -> Integers:
+        """Variables of all scopes, one scope after the other."""
+        return np.fromiter(chain.from_iterable(self.scopes), np.int64, int(self.lengths.sum()))
+
+    @cached_property
+    def owners(self) -> Integers:
+        """Tensor of each entry of `flat`."""
+        return np.repeat(np.arange(len(self.scopes), dtype=np.int64), self.lengths)
+
+    @cached_property
+    def key(self) -> bytes:
+        """A 16-byte digest: equal for equal topologies, the same in every process."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (self.lengths, self.flat, np.asarray(self.sizes, dtype=np.int64)):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.digest()
+
+    def components(self) -> tuple[tuple[int, ...], ...]:
+        """Tensors per connected component, ascending, components by their smallest variable."""
+        if not self.scopes:
+            return ()
+        starts = np.cumsum(self.lengths) - self.lengths
+        first = self.flat[starts]
+        labels = _component_labels(np.repeat(first, self.lengths), self.flat, self.num_variables)
+        owner = labels[first]
+        order = np.argsort(owner, kind="stable")
+        cuts = np.flatnonzero(np.diff(owner[order])) + 1
+        bounds = [0, *cuts.tolist(), len(order)]
+        listed = order.tolist()
+        return tuple(tuple(listed[a:b]) for a, b in pairwise(bounds))
+
+
+def _component_labels(left: Integers, right: Integers, num_variables: int) -> Integers:
+    """Smallest variable of each variable's component, given edges left[i] - right[i]."""
+    labels = np.arange(num_variables, dtype=np.int64)
+    while True:
+        ends = labels[left], labels[right]
+        low = np.minimum(*ends)
+        if np.array_equal(*ends):
+            return labels
+        np.minimum.at(labels, ends[0], low)
+        np.minimum.at(labels, ends[1], low)
+        while True:
+            jumped = labels[labels]
+            if np.array_equal(jumped, labels):
+                break
+            labels = jumped
 
 
 class Step(NamedTuple):
@@ -196,37 +279,6 @@ class ContractionTree:
         for left, right, _ in self.steps:
             levels.append(1 + (levels[left] if right < 0 else max(levels[left], levels[right])))
         return tuple(levels)
-
-    def check(self) -> None:
-        """Raise ModelError unless the steps are a valid contraction; linear in their scopes.
-
-        Builders make valid trees, so this runs only in tests and on trees from elsewhere.
-        """
-        counts = [0] * self.topology.num_variables
-        for scope in self.topology.scopes:
-            for v in scope:
-                counts[v] += 1
-        scopes = self.scopes
-        used = bytearray(len(scopes))
-        for i, (left, right, scope) in enumerate(self.steps):
-            operands = (left,) if right == -1 else (left, right)
-            made = self.topology.num_tensors + i
-            if not all(0 <= t < made and not used[t] for t in operands) or left == right:
-                raise ModelError(f"Step {i} uses {operands}: not two fresh, earlier tensors.")
-            union = {v for t in operands for v in scopes[t]}
-            if not union or len(set(scope)) < len(scope) or not union.issuperset(scope):
-                raise ModelError(f"Step {i} makes scope {scope} out of variables {sorted(union)}.")
-            for t in operands:
-                used[t] = 1
-                for v in scopes[t]:
-                    counts[v] -= 1
-            if any(counts[v] for v in union.difference(scope)):
-                raise ModelError(f"Step {i} sums out a variable that other tensors still have.")
-            for v in scope:
-                counts[v] += 1
-        left_over = [t for t, scope in enumerate(scopes) if scope and not used[t]]
-        if left_over:
-            raise ModelError(f"Tensors {left_over[:5]} are never contracted.")
 
 
 def tree_from_order(

@@ -19,7 +19,7 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.plan import Budget, Plan, require_room
 from rdpgraph.plan.scheduler import is_easy
-from rdpgraph.plan.topology import Topology
+from rdpgraph.plan.tree import Topology
 
 Planned: TypeAlias = tuple[Plan, Callable[[], Solution]]
 """A plan, and the function that carries it out."""

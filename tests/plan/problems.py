@@ -1,12 +1,12 @@
 """Small topologies, and contraction by numpy.einsum, for the tests of the plan room."""
 
+from collections import Counter
 from random import Random
 
 import numpy as np
 from hypothesis import strategies as st
 
-from rdpgraph.plan.topology import Topology
-from rdpgraph.plan.tree import ContractionTree
+from rdpgraph.plan.tree import ContractionTree, Topology
 
 
 @st.composite
@@ -79,3 +79,22 @@ def brute_force(topology: Topology, leaves: list[np.ndarray]) -> float:
     for table, scope in zip(leaves, topology.scopes, strict=True):
         operands += [table, list(scope)]
     return float(np.einsum(*operands, [], optimize="greedy"))  # NumPy 1 takes 32 at once
+
+
+def check(tree: ContractionTree) -> None:
+    """Assert that steps use each tensor once and sum out only what no other tensor has."""
+    scopes, used = tree.scopes, set[int]()
+    counts = Counter(v for scope in tree.topology.scopes for v in scope)
+    for made, (left, right, scope) in enumerate(tree.steps, tree.topology.num_tensors):
+        operands = (left,) if right == -1 else (left, right)
+        assert left != right
+        assert all(0 <= t < made and t not in used for t in operands)
+        union = {v for t in operands for v in scopes[t]}
+        assert union
+        assert len(set(scope)) == len(scope)
+        assert union.issuperset(scope)
+        used.update(operands)
+        counts.subtract(v for t in operands for v in scopes[t])
+        assert not any(counts[v] for v in union.difference(scope))
+        counts.update(scope)
+    assert all(t in used for t, scope in enumerate(scopes) if scope)

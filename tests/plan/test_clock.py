@@ -18,7 +18,7 @@ from rdpgraph.plan.joingraph import choose_join_graph
 from rdpgraph.plan.orders import elimination_order, min_fill, min_weight, weighted_min_fill
 from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.scheduler import is_easy, make_plan
-from rdpgraph.plan.topology import Topology
+from rdpgraph.plan.tree import Topology
 
 from .problems import grid
 

@@ -12,7 +12,7 @@ from rdpgraph.plan.circuit import Scopes, circuit, clique_tree
 from rdpgraph.plan.joingraph import choose_join_graph, join_graph
 from rdpgraph.plan.orders import elimination_order
 from rdpgraph.plan.plan import Budget
-from rdpgraph.plan.topology import Topology
+from rdpgraph.plan.tree import Topology
 
 
 def drawn(seed):

@@ -9,10 +9,9 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core.recent import Recent
-from rdpgraph.errors import ModelError
 from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.scheduler import make_plan
-from rdpgraph.plan.topology import Topology
+from rdpgraph.plan.tree import Topology
 
 from .problems import forest, grid
 
@@ -100,8 +99,6 @@ def test_times_are_in_readable_units(seconds, shown):
 def test_a_budget_of_this_machine():
     assert 1e6 < Budget.of_machine().memory_bytes < 1e15
     assert Budget.of_machine().seconds == 60.0
-    with pytest.raises(ModelError):
-        Budget(0.0)
 
 
 PLANNING = """
@@ -110,7 +107,7 @@ sys.modules["rdpgraph"] = type(sys)("rdpgraph")  # without the rooms that do imp
 sys.modules["rdpgraph"].__path__ = [sys.argv[1]]
 from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.scheduler import make_plan
-from rdpgraph.plan.topology import Topology
+from rdpgraph.plan.tree import Topology
 triangle = Topology(((0, 1), (1, 2), (0, 2)), (2, 2, 2))
 make_plan(triangle, budget=Budget(1e9), element_bytes=4)
 heavy = {"torch", "cotengra", "opt_einsum", "networkx"}

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdpgraph.errors import ModelError
 from rdpgraph.plan.anneal import anneal
 from rdpgraph.plan.orders import (
     elimination_order,
@@ -20,10 +19,9 @@ from rdpgraph.plan.orders import (
     weighted_min_fill,
 )
 from rdpgraph.plan.plan import cost
-from rdpgraph.plan.topology import Topology
-from rdpgraph.plan.tree import ContractionTree, Step, tree_from_order, tree_from_path
+from rdpgraph.plan.tree import ContractionTree, Step, Topology, tree_from_order, tree_from_path
 
-from .problems import brute_force, forest, grid, product_of_roots, run, tables, topologies
+from .problems import brute_force, check, forest, grid, product_of_roots, run, tables, topologies
 
 
 @pytest.mark.long
@@ -47,35 +45,18 @@ def test_components_are_those_of_a_flood_fill(topology):
 @pytest.mark.long
 @given(topologies(), topologies())
 def test_keys_are_equal_exactly_for_equal_topologies(one, other):
-    assert (one.key() == other.key()) == (one == other)
-    assert Topology(one.scopes, one.sizes).key() == one.key()
+    assert (one.key == other.key) == (one == other)
+    assert Topology(one.scopes, one.sizes).key == one.key
 
 
 def test_keys_tell_scopes_apart_that_flatten_alike():
-    assert Topology(((0, 1), (2,)), (2, 2, 2)).key() != Topology(((0,), (1, 2)), (2, 2, 2)).key()
+    assert Topology(((0, 1), (2,)), (2, 2, 2)).key != Topology(((0,), (1, 2)), (2, 2, 2)).key
 
 
 def test_keys_are_the_same_in_another_process():
-    text = (
-        "from rdpgraph.plan.topology import Topology as T; print(T(((0, 1),), (2, 3)).key().hex())"
-    )
+    text = "from rdpgraph.plan.tree import Topology as T; print(T(((0, 1),), (2, 3)).key.hex())"
     out = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == Topology(((0, 1),), (2, 3)).key().hex()
-
-
-@pytest.mark.parametrize(
-    ("scopes", "sizes", "message"),
-    [
-        (((),), (2,), "Tensor 0 has an empty scope"),
-        (((0, 0),), (2,), "repeats a variable"),
-        (((0, 2),), (2, 2), "names variable 2, .* ids run from 0 to 1"),
-        (((0, -1),), (2, 2), "names variable -1"),
-        (((0,),), (0,), "has size 0"),
-    ],
-)
-def test_what_is_no_topology_is_refused(scopes, sizes, message):
-    with pytest.raises(ModelError, match=message):
-        Topology(scopes, sizes)
+    assert out.stdout.strip() == Topology(((0, 1),), (2, 3)).key.hex()
 
 
 def test_the_empty_topology():
@@ -172,7 +153,7 @@ def test_chains_and_trees_are_peeled_without_a_rule():
 def test_any_order_gives_the_brute_force_sum(topology, random, eager):
     order = random.sample(range(topology.num_variables), topology.num_variables)
     tree = tree_from_order(topology, order, eager=eager)
-    tree.check()
+    check(tree)
     leaves = tables(topology)
     assert product_of_roots(tree, leaves) == pytest.approx(brute_force(topology, leaves))
     assert len(tree.roots) == len(topology.components())
@@ -208,7 +189,7 @@ def test_any_path_gives_the_brute_force_sum(topology, random):
     leaves = tables(topology)
     for path, ssa in ((static, True), (linear, False), (static[: len(static) // 2], True)):
         tree = tree_from_path(topology, path, ssa=ssa)
-        tree.check()
+        check(tree)
         assert product_of_roots(tree, leaves) == pytest.approx(brute_force(topology, leaves))
 
 
@@ -217,7 +198,7 @@ def test_any_path_gives_the_brute_force_sum(topology, random):
 def test_annealing_keeps_the_sum(topology, seed):
     start = tree_from_order(topology, range(topology.num_variables))
     tree = anneal(start, rng=Random(seed), sweeps=20, hot=5.0)
-    tree.check()
+    check(tree)
     leaves = tables(topology)
     assert product_of_roots(tree, leaves) == pytest.approx(brute_force(topology, leaves))
 
@@ -241,13 +222,13 @@ def test_alike_messages_are_multiplied_in_a_balanced_tree():
 def test_costs_are_those_counted_by_hand():
     topology = Topology(((0, 1), (1, 2)), (2, 3, 5))
     tree = ContractionTree(topology, (Step(0, -1, (1,)), Step(2, 1, (2,)), Step(3, -1, ())))
-    tree.check()
+    check(tree)
     price = cost(tree, batch=10)
     assert price.flops == 10 * (2 * 3 + 3 * 5 + 5)
     assert price.stored == 10 * (3 + 5 + 1)
     assert price.peak == 10 * (3 + 5)
     assert price.width == pytest.approx(np.log2(15))
-    assert price.groups == price.steps == 3
+    assert price.groups == 3
 
 
 @pytest.mark.long
@@ -265,18 +246,3 @@ def test_costs_do_not_overflow():
     assert price.width == count
     assert price.flops == 2**count
     assert price.seconds == float("inf")
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        (Step(0, 1, (0, 2)),),  # (0, 2) is never reduced
-        (Step(0, 1, (0, 2)), Step(0, -1, ())),  # tensor 0 twice
-        (Step(0, -1, (0,)), Step(1, 2, ())),  # sums out 1 while tensor 1 still has it
-        (Step(0, 1, (0, 3)),),  # 3 is not there
-    ],
-)
-def test_check_refuses_what_is_not_a_contraction(steps):
-    topology = Topology(((0, 1), (1, 2)), (2, 2, 2))
-    with pytest.raises(ModelError):
-        ContractionTree(topology, steps).check()

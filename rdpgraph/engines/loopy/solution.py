@@ -34,7 +34,7 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.soundness import items_named
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.orders import forest_order
-from rdpgraph.plan.topology import Topology
+from rdpgraph.plan.tree import Topology
 
 _FAR = 1e10
 """Nats from which on a finite log-value leaves others no digits in sums by counting numbers."""
