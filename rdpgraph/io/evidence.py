@@ -98,7 +98,7 @@ def parse_evidence(text: str | Bytes, *, source: str = "<text>") -> Sequence[Map
         return [{}]
     count = listed.whole(0, "a number of observed variables, or of samples", listed.end - 1)
     if listed.end == 1 + 2 * count:
-        return [_row(listed, 0)[0]]
+        return [_row(listed, 0)]
     starts, at = _starts(listed, count)
     _check_rows(listed, starts, at)
     if len(starts) < count:
@@ -158,8 +158,8 @@ class Rows(Sequence[Mapping[str, int]]):
 
     def __getitem__(self, index: int | slice) -> Mapping[str, int] | list[Mapping[str, int]]:
         if isinstance(index, slice):
-            return [_row(self._listed, int(at))[0] for at in self._starts[index]]
-        return _row(self._listed, int(self._starts[index]))[0]
+            return [_row(self._listed, int(at)) for at in self._starts[index]]
+        return _row(self._listed, int(self._starts[index]))
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -251,8 +251,8 @@ def _length(listed: _Listed, at: int) -> int:
     return listed.whole(at, "a number of observed variables", max(left, 0))
 
 
-def _row(listed: _Listed, at: int) -> tuple[Row, int]:
-    """The row ``n v1 s1 ... vn sn`` at a place, and the place after it."""
+def _row(listed: _Listed, at: int) -> Row:
+    """The row ``n v1 s1 ... vn sn`` at a place."""
     end = at + 1 + 2 * _length(listed, at)
     pairs = listed.values[at + 1 : end].reshape(-1, 2)
     if (pairs < 0).any():
@@ -262,7 +262,7 @@ def _row(listed: _Listed, at: int) -> tuple[Row, int]:
     ranked = np.sort(pairs[:, 0])
     if (ranked[1:] == ranked[:-1]).any():
         pairs = _without_repeats(listed.numbers, pairs, at + 1)
-    return Row(pairs), end
+    return Row(pairs)
 
 
 def _without_repeats(numbers: Numbers, pairs: Array, start: int) -> Array:

@@ -29,8 +29,8 @@ class _Model:
     no factor.
     """
 
-    def __init__(self, source: str, bound: float, sign: float = 1.0) -> None:
-        self.source, self.bound, self.sign = source, bound, sign
+    def __init__(self, source: str) -> None:
+        self.source, self.bound, self.sign = source, math.inf, 1.0
         self.variables: list[Variable] = []
         self.factors: list[tuple[tuple[Variable, ...], Costs]] = []
         self.cells = 0
@@ -96,7 +96,7 @@ def parse_wcsp(
     dropped. Global and shared cost functions are refused.
     """
     words = (text if isinstance(text, str) else decoded(text)).split()[::-1]
-    model = _Model(source, math.inf)
+    model = _Model(source)
 
     def take(what: str, most: int, least: int = 0) -> int:
         word = words.pop() if words else "the end"
@@ -173,7 +173,7 @@ def parse_cfn(
     Global functions, shared tables and toulbar2's extensions of JSON are refused.
     """
     text = text if isinstance(text, str) else decoded(text)
-    model = _Model(source, math.inf)
+    model = _Model(source)
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(items)
