@@ -273,7 +273,7 @@ def _table(answer: Answer, row: int, console: Console) -> Table:
     if answer.task is Task.MAR:
         table.add_column("probability", justify="right")
         table.add_column("")
-    block = "█" if _can_write("█", console.encoding) else "#"
+    block = "#" if "█".encode(console.encoding, "replace") == b"?" else "█"
     count = 0
     for name, states, value in zip(answer.names, answer.states, answer.values[row], strict=True):
         name, marginal = printable(name), answer.task is Task.MAR
@@ -287,14 +287,6 @@ def _table(answer: Answer, row: int, console: Console) -> Table:
             table.add_row("...", "truncated here; pipe the output, or use --query or --format json")
             break
     return table
-
-
-def _can_write(text: str, encoding: str) -> bool:
-    try:
-        text.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def _json(answer: Answer) -> str:

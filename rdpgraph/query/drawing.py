@@ -140,8 +140,11 @@ def _draw_graph(graph: FactorGraph, target: Path, posterior: Posterior | None) -
         places = _undirected(axes, graph, sizes)
     else:
         places = _directed(axes, parents, map(tuple, sizes))
-    for number, (box, seen) in enumerate(zip(boxes, _observed(graph), strict=True)):
-        _draw_box(axes, box, places[number], sizes[number], seen=seen)
+    seen = [False] * count
+    if graph.observed is not None:
+        seen = (graph.observed != MISSING).reshape(-1, count).any(0).tolist()
+    for number, box in enumerate(boxes):
+        _draw_box(axes, box, places[number], sizes[number], seen=seen[number])
     _save(picture, axes, target)
 
 
@@ -190,12 +193,6 @@ def _parents(graph: FactorGraph) -> dict[str, list[str]] | None:
     return {child: parents for *parents, child in scopes}
 
 
-def _observed(graph: FactorGraph) -> list[bool]:
-    if graph.observed is None:
-        return [False] * graph.num_variables
-    return (graph.observed != MISSING).reshape(-1, graph.num_variables).any(0).tolist()
-
-
 def _directed(axes: Any, parents: dict[str, list[str]], sizes: Iterable[Point]) -> list[Point]:
     """Draw the arrows; the place of each box."""
     laid = layered(parents, dict(zip(parents, sizes, strict=True)))
@@ -232,6 +229,8 @@ def _draw_arrow(axes: Any, route: Sequence[Point]) -> None:
 
 def _undirected(axes: Any, graph: FactorGraph, sizes: Any) -> Any:
     """Draw the edges and the squares of factors; the place of each variable."""
+    from matplotlib.patches import Rectangle
+
     scopes = [tuple(scope) for block in graph.blocks for scope in block.scopes.tolist()]
     joined = [scope for scope in scopes if len(scope) > 1]
     larger = [scope for scope in joined if len(scope) > 2]
@@ -245,8 +244,9 @@ def _undirected(axes: Any, graph: FactorGraph, sizes: Any) -> Any:
             squares.append(_middle(line, every[edge[0]], every[edge[1]], squares))
     for (number,) in {scope for scope in scopes if len(scope) == 1}:
         squares.append(places[number] + sizes[number] * [-0.5, 0.5])
-    for x, y in squares:
-        _draw_square(axes, x, y)
+    for square in squares:
+        corner = tuple(square - _SQUARE / 2)
+        axes.add_patch(Rectangle(corner, _SQUARE, _SQUARE, color=_INK, zorder=4))
     return places[: graph.num_variables]
 
 
@@ -260,13 +260,6 @@ def _middle(line: Any, one: Any, other: Any, taken: Sequence[Any]) -> Any:
     points = [line[0] + (first + share * (1 - last - first)) * step for share in _SHARES]
     free = (p for p in points if all(np.abs(p - near).max() > 1.5 * _SQUARE for near in taken))
     return next(free, points[0])
-
-
-def _draw_square(axes: Any, x: float, y: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    corner = (x - _SQUARE / 2, y - _SQUARE / 2)
-    axes.add_patch(Rectangle(corner, _SQUARE, _SQUARE, color=_INK, zorder=4))
 
 
 def _draw_box(axes: Any, box: Box | None, place: Any, size: Any, *, seen: bool) -> None:
