@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import NoReturn
 
@@ -125,13 +126,9 @@ class Numbers:
 
     def _parsed(self, piece: bytes) -> Array:
         words = piece.split()
-        if not piece.translate(None, _OF_NUMBERS):  # float() also accepts 1_0, inf and nan
-            try:
-                values = np.fromiter(map(float, words), dtype=np.float64, count=len(words))
-                if np.isfinite(values).all():
-                    return values
-            except ValueError:
-                pass
+        values = _finite(piece, words)
+        if values is not None:
+            return values
         for at, word in enumerate(words):
             if not is_number(word):
                 self.fail(self.place + at, "a finite number")
@@ -146,14 +143,17 @@ def is_number(word: str | Bytes) -> bool:
 
 def non_negative(words: Sequence[bytes]) -> Array | None:
     """The values of words that are finite decimal numbers >= 0; None if one is not."""
-    text = b"".join(words)
-    if b"_" not in text and text.isascii():  # float() also accepts 1_0, inf and nan
-        try:
+    values = _finite(b"".join(words), words)
+    return None if values is None or (len(values) and values.min() < 0) else values
+
+
+def _finite(text: bytes, words: Sequence[bytes]) -> Array | None:
+    """The values of a text's words, finite decimal numbers; None if one is not."""
+    if not text.translate(None, _OF_NUMBERS):  # float() also accepts 1_0, inf and nan
+        with suppress(ValueError):
             values = np.fromiter(map(float, words), dtype=np.float64, count=len(words))
-        except ValueError:
-            return None
-        if not len(values) or (values.min() >= 0 and values.max() < np.inf):
-            return values
+            if np.isfinite(values).all():
+                return values
     return None
 
 

@@ -13,7 +13,7 @@ from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.tables import all_variables, factor_tables
 from rdpgraph.io.text import Bytes, decoded, fail, shown
-from rdpgraph.io.tokens import MOST_BY_DEFAULT, MOST_UNLISTED
+from rdpgraph.io.tokens import MOST_BY_DEFAULT, MOST_UNLISTED, is_number
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
@@ -211,15 +211,10 @@ def parse_cfn(
 
 def _read_bound(model: _Model, given: object) -> None:
     sign, bound = (given[:1], given[1:]) if isinstance(given, str) else ("", "")
-    try:
-        value = float(bound)
-    except ValueError:
-        value = math.nan
-    plain = bound.isascii() and not set(bound) - set("0123456789.+-eE")
-    if sign not in ("<", ">") or not plain or not math.isfinite(value):
+    if sign not in ("<", ">") or not bound.isascii() or not is_number(bound):
         model.fail('a bound "mustbe" as "<12.5"', given)
     model.sign = 1.0 if sign == "<" else -1.0
-    model.bound = model.sign * value
+    model.bound = model.sign * float(bound)
 
 
 def _read_function(model: _Model, function: dict[str, Any]) -> None:

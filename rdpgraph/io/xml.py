@@ -1,7 +1,6 @@
 """The XMLBIF format of Bayesian networks, and XDSL, that of GeNIe and SMILE."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from graphlib import TopologicalSorter
 from xml.etree import ElementTree
@@ -13,12 +12,11 @@ from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.tables import all_variables, conditional_tables, graph_of, values_of
 from rdpgraph.io.text import Bytes, decoded, fail, shown
-from rdpgraph.io.tokens import MOST_BY_DEFAULT
+from rdpgraph.io.tokens import MOST_BY_DEFAULT, non_negative
 from rdpgraph.model.conditional import cycle_of
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import names_of
 
-_NUMBERS = re.compile(r"[-+.0-9eE\s]*")
 Definition = tuple[str, tuple[str, ...], Sequence[float]]
 """A variable, its parents, and values over (*parents, variable)."""
 
@@ -63,15 +61,10 @@ def xml_root(text: str | Bytes, source: str, tag: str) -> ElementTree.Element:
 
 def numbers_of(source: str, text: str, child: str) -> list[float]:
     """The numbers of a table; refuses other words, and what is no finite number >= 0."""
-    values: list[float] = []
-    if _NUMBERS.fullmatch(text):
-        try:
-            values = [float(word) for word in text.split()]
-        except ValueError:
-            values = []
-    if not values or not all(0 <= value < math.inf for value in values):
+    values = non_negative([word.encode() for word in text.split()])
+    if values is None or not len(values):
         fail(source, f"expected numbers >= 0 as table of {shown(child)}; got {shown(text)}.")
-    return values
+    return values.tolist()
 
 
 def network_of(
