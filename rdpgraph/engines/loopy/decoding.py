@@ -48,7 +48,7 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     items = (tied.any(1).cpu() | ~converged).nonzero().flatten()
     if len(items) and clock.now() < end:
         read = tuple(values[items.to(values.device)] for values in (states, tied))
-        part = _some(equations, messages, items)
+        part = equations.part(messages, items)
         search = _Search(*part, outcome.sweeps[items], limits, end, read[0])
         search.run(converged[items], read if bool(converged[items].all()) else None)
         states[items.to(states.device)] = search.states
@@ -122,7 +122,7 @@ class _Search:
         passes = (self.left / self.costs.colours).clamp(0, effort.ASCENTS).long()
         rows = (~done & (passes > 0)).nonzero().flatten()
         if len(rows) and clock.now() < self.end:
-            some, start = _some(equations, self.messages, rows)[0], self.states[rows]
+            some, start = equations.part(self.messages, rows)[0], self.states[rows]
             self._take(ascended(some, start, self.orders[1], passes[rows], self.end), rows)
 
     def _settle(self, converged: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class _Search:
         sweeps = int(self.settling[rows].amin()) if len(rows) else 0
         if not sweeps or clock.now() > self.end:
             return converged
-        equations, messages = _some(self.equations, self.messages, rows)
+        equations, messages = self.equations.part(self.messages, rows)
         limits = _damped(self.limits, sweeps, self.end)
         outcome = propagate(equations, messages, limits)
         self.left[rows] = (self.left[rows] - tuning.DAMPED_SWEEP * outcome.sweeps).clamp(min=0.0)
@@ -146,7 +146,7 @@ class _Search:
             items = ((path.cost <= share * self.left) & path.items).nonzero().flatten()
             if not len(items):
                 continue
-            some, sent = _some(self.equations, self.messages, items)
+            some, sent = self.equations.part(self.messages, items)
             if read is None:
                 beliefs = some.beliefs(sent)
                 states, free = _states(some, beliefs), _tied(some, beliefs)
@@ -157,7 +157,7 @@ class _Search:
 
     def _take(self, states: Tensor, rows: Tensor) -> None:
         """Keep the states of items that improve on the best ones so far."""
-        equations = _some(self.equations, self.messages, rows)[0]
+        equations = self.equations.part(self.messages, rows)[0]
         rows = rows.to(states.device)
         new = scores(equations, states)
         taken = better(new, self.scores[rows]).unsqueeze(1)
@@ -196,12 +196,6 @@ def _damped(limits: Limits, sweeps: int, end: float) -> Limits:
         limits, schedule=schedule, damping=damping, progress=None, sweeps=sweeps,
         seconds=None if end == math.inf else end - clock.now(),
     )  # fmt: skip
-
-
-def _some(equations: Equations, messages: Messages, rows: Tensor) -> tuple[Equations, Messages]:
-    if len(rows) == equations.batch:
-        return equations, messages
-    return equations.items(rows), tuple(m[rows.to(m.device)] for m in messages)
 
 
 def _states(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:

@@ -271,6 +271,14 @@ class Equations:
             batch=len(range(self.batch)[chosen]) if isinstance(chosen, slice) else len(chosen),
         )
 
+    def part(self, messages: Messages, chosen: slice | Tensor) -> tuple["Equations", Messages]:
+        """Equations and messages of some batch items: a range of them, or their numbers."""
+        if isinstance(chosen, Tensor):
+            if len(chosen) == self.batch:
+                return self, messages
+            return self.items(chosen), tuple(m[chosen.to(m.device)] for m in messages)
+        return self.items(chosen), tuple(message[chosen] for message in messages)
+
     def _in_ranges(
         self, compute: Callable[["Equations", Messages], Tensor], messages: Messages
     ) -> Tensor:
@@ -278,16 +286,12 @@ class Equations:
         recorded = self.records or any(message.requires_grad for message in messages)
         if self.at_once >= self.batch or (recorded and torch.is_grad_enabled()):
             return compute(self, messages)
-        return torch.cat([
-            compute(self.items(part), tuple(message[part] for message in messages))
-            for part in self.ranges
-        ])  # fmt: skip
+        parts = (self.part(messages, part) for part in self.ranges(self.at_once))
+        return torch.cat([compute(*part) for part in parts])
 
-    @property
-    def ranges(self) -> list[slice]:
-        """Ranges of the batch, of `at_once` items each."""
-        ends = range(0, self.batch, self.at_once)
-        return [slice(first, min(first + self.at_once, self.batch)) for first in ends]
+    def ranges(self, size: int) -> list[slice]:
+        """Ranges of the batch, of ``size`` items each."""
+        return [slice(at, min(at + size, self.batch)) for at in range(0, self.batch, size)]
 
     @cached_property
     def at_once(self) -> int:

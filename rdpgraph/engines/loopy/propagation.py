@@ -1,8 +1,8 @@
 """Sweeps of messages until they converge."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -10,113 +10,9 @@ from torch import Tensor
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.log_odds import Flood
-from rdpgraph.engines.loopy.schedules import Damping, Flooding, Schedule, Sequential, sets_of
-from rdpgraph.engines.loopy.subsets import EdgeSubsets
-from rdpgraph.engines.loopy.sweepers import Sweeper, residual_of_all, sweeper_for
+from rdpgraph.engines.loopy.schedules import Damping, RandomSubsets, Schedule, sets_of
+from rdpgraph.engines.loopy.sweepers import residual_of_all, sweeper_for
 from rdpgraph.plan import clock
-
-
-@dataclass(eq=False)
-class Share:
-    """A part of a batch, swept together."""
-
-    items: Tensor  # (n,) numbers of the items in the batch
-    places: Tensor  # (m,) those that have not converged, numbered within the share
-    equations: Equations  # of the items
-    sweeper: Sweeper  # of the items
-    messages: Messages  # of the items, after the last sweep
-
-    @property
-    def running(self) -> Tensor:
-        """(m,) numbers in the batch of the items that have not converged."""
-        return self.items[self.places]
-
-
-class Shares:
-    """A batch split into shares, and the messages of items that have converged."""
-
-    def __init__(
-        self, equations: Equations, start: Messages, schedule: Schedule, damping: Damping,
-        deadline: float, flood: Flood | None,
-    ) -> None:  # fmt: skip
-        self._edges = equations.edges
-        self._schedule = schedule
-        self._damping = damping
-        self._deadline = deadline
-        self._flood = flood
-        self._known = equations.edges.remembered("selections", lambda _: EdgeSubsets())
-        self._ended: list[tuple[Tensor, Messages]] = []
-        self.updates = 0
-        size = items_at_once(equations, schedule)
-        every = torch.arange(equations.batch, device="cpu")
-        self._shares = [
-            self._share(part, equations, start)
-            if size >= equations.batch
-            else self._share(part, *_some(equations, start, slice(int(part[0]), int(part[-1]) + 1)))
-            for part in (every.split(size) if equations.batch else ())
-        ]
-
-    def _share(self, items: Tensor, equations: Equations, messages: Messages) -> Share:
-        sweeper = sweeper_for(equations, self._schedule, self._damping, self._known, self._flood)
-        sweeper.deadline = self._deadline
-        return Share(items, torch.arange(len(items), device="cpu"), equations, sweeper, messages)
-
-    def sweep(self, number: int) -> Iterator[tuple[Share, Tensor]]:
-        """Sweep every share; yields it and (n,) float64 the largest change of its messages."""
-        edges, looks = self._edges, self._schedule.looks_at_residuals
-        # Sets that look at no messages are the same for all items, though they may be random.
-        blind = [] if looks else list(sets_of(self._schedule, edges, None, number))
-        for share in list(self._shares):
-            sweeper = share.sweeper
-            sets = sets_of(self._schedule, edges, sweeper.residuals, number) if looks else blind
-            share.messages, largest = sweeper.sweep(share.messages, sets)
-            self.updates = max(self.updates, sweeper.updates)
-            yield share, largest.cpu().double()
-
-    def retire(self, share: Share, done: Tensor) -> None:
-        """Store the messages of the items that are done, (n,) bool; continue with the others."""
-        ended, rest = share.places[done[share.places]], share.places[~done[share.places]]
-        if not len(ended):
-            return
-        share.messages, sweeper = share.sweeper.finish(share.messages), share.sweeper
-        self._ended.append((share.items[ended], _rows(share.messages, ended)))
-        share.places = rest
-        if not len(rest):
-            self._shares.remove(share)
-        elif share.equations.divisible and 2 * len(rest) <= len(share.items):
-            left = self._share(share.running, *_some(share.equations, share.messages, rest))
-            left.sweeper.updates = sweeper.updates
-            self._shares[self._shares.index(share)] = left
-
-    def messages(self) -> Messages:
-        """Current or final messages of every item."""
-        parts = [
-            (share.running, _rows(share.sweeper.finish(share.messages), share.places))
-            for share in self._shares
-        ]
-        parts += self._ended
-        if len(parts) == 1:
-            return parts[0][1]
-        order = torch.cat([items for items, _ in parts]).argsort()
-        columns = zip(*(messages for _, messages in parts), strict=True)
-        return tuple(torch.cat(column)[order.to(column[0].device)] for column in columns)
-
-
-def items_at_once(equations: Equations, schedule: Schedule) -> int:
-    """Number of items in a share."""
-    return 1 if schedule.looks_at_residuals else equations.at_once
-
-
-def _some(
-    equations: Equations, messages: Messages, chosen: slice | Tensor
-) -> tuple[Equations, Messages]:
-    return equations.items(chosen), tuple(message[chosen] for message in messages)
-
-
-def _rows(messages: Messages, rows: Tensor) -> Messages:
-    if not messages or len(rows) == len(messages[0]):
-        return messages
-    return tuple(message[rows.to(message.device)] for message in messages)
 
 
 @dataclass(frozen=True)
@@ -169,62 +65,37 @@ class Outcome:
 
 
 def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
-    """Run sweeps until every batch item has converged; converged items change no more."""
+    """Run sweeps until every batch item has converged; converged items change no more.
+
+    Ranges of items that fit the processor's cache, or single ones where their residuals decide,
+    come to their ends one after another, with equal shares of the time that is left. Random sets
+    are the same for all items.
+    """
+    schedule, seconds = limits.schedule, limits.seconds
+    size = 1 if schedule.looks_at_residuals else equations.at_once
+    if size >= equations.batch or isinstance(schedule, RandomSubsets):
+        return _swept(equations, start, limits)
     begin = clock.now()
-    batch, schedule = equations.batch, limits.schedule
-    residual = torch.full((batch,), math.inf, dtype=torch.float64, device="cpu")
-    sweeps = torch.zeros(batch, dtype=torch.long, device="cpu")
-    boundary = equations.boundary
-    if not batch or not (equations.edges.count or boundary):
-        done = torch.ones(batch, dtype=torch.bool, device="cpu")
-        return Outcome(start, done, torch.zeros(batch, device="cpu"), (), sweeps)
-    size = items_at_once(equations, schedule)
-    watched = limits.progress is not None or limits.seconds is not None
-    if size < batch and not watched and isinstance(schedule, Flooding | Sequential):
-        return _one_by_one(equations, start, limits)
-    trace, spent = list[float](), 0.0
-    deadline = math.inf if limits.seconds is None else begin + limits.seconds
-    shares = Shares(equations, start, schedule, limits.damping, deadline, limits.flood)
-    unfinished = torch.zeros(batch, dtype=torch.bool, device="cpu")
-    thorough = schedule.covers_all or schedule.looks_at_residuals
-    for number in range(limits.sweeps):
-        for share, largest in shares.sweep(number):
-            clock.count(len(share.places) * equations.operations)
-            if not thorough and bool((largest <= limits.tolerance).any()):
-                # Messages that a user's schedule leaves out may not have settled.
-                largest = torch.maximum(
-                    largest, residual_of_all(share.equations, share.messages).cpu()
-                )
-            if boundary is not None:
-                largest = boundary.largest(largest)
-            residual[share.running] = largest[share.places]
-            sweeps[share.running] += 1
-            if share.sweeper.cut:
-                unfinished[share.running] = True  # what was not updated need not have settled
-            else:
-                shares.retire(share, largest <= limits.tolerance)
-        worst = float(residual.amax())
-        trace.append(worst)
-        if bool(unfinished.any()):
-            break
-        before, spent = spent, clock.now() - begin
-        step = Sweep(number + 1, worst, spent, shares.updates)
-        if not goes_on(limits.progress, step) or clock.stopped() or worst <= limits.tolerance:
-            break
-        if limits.seconds is not None and 2 * spent - before > limits.seconds:
-            break
-    done = (residual <= limits.tolerance) & ~unfinished
-    return Outcome(shares.messages(), done, residual, tuple(trace), sweeps, shares.updates)
+    end = math.inf if seconds is None else begin + seconds
+    outcomes, totals, number, going = list[Outcome](), list[Tensor](), 0, True
 
+    def told(sweep: Sweep) -> None:
+        nonlocal number, going
+        number += 1
+        step = replace(sweep, number=number, seconds=clock.now() - begin)
+        going = going and goes_on(limits.progress, step)
+        if not going:
+            raise StopIteration
 
-def _one_by_one(equations: Equations, start: Messages, limits: Limits) -> Outcome:
-    """Run the `ranges` of the batch to their ends one after another."""
-    outcomes, totals = list[Outcome](), list[Tensor]()
-    for part in equations.ranges:
-        restricted = equations.items(part)
-        outcomes.append(propagate(restricted, tuple(message[part] for message in start), limits))
-        if not equations.records:  # while its tables are prepared: every answer asks for it
-            totals.append(restricted.log_partition(outcomes[-1].messages))
+    ranges = equations.ranges(size)
+    for left, part in zip(range(len(ranges), 0, -1), ranges, strict=True):
+        share = None if seconds is None else max(end - clock.now(), 0.0) / left
+        progress = None if limits.progress is None else told
+        some, messages = equations.part(start, part)
+        outcomes.append(_swept(some, messages, replace(limits, seconds=share, progress=progress)))
+        if seconds is None and not equations.records:
+            # While its tables are prepared: every answer asks for it.
+            totals.append(some.log_partition(outcomes[-1].messages))
     length = max(len(run.trace) for run in outcomes)
     traces = [run.trace + run.trace[-1:] * (length - len(run.trace)) for run in outcomes]
     columns = zip(*(run.messages for run in outcomes), strict=True)
@@ -237,3 +108,68 @@ def _one_by_one(equations: Equations, start: Messages, limits: Limits) -> Outcom
         updates=max(run.updates for run in outcomes),
         log_partitions=torch.cat(totals) if totals else None,
     )
+
+
+def _swept(equations: Equations, messages: Messages, limits: Limits) -> Outcome:
+    """Sweep all items together; half of them or fewer go on alone where that costs less."""
+    begin, batch, boundary = clock.now(), equations.batch, equations.boundary
+    residual = torch.full((batch,), math.inf, dtype=torch.float64, device="cpu")
+    converged = torch.zeros(batch, dtype=torch.bool, device="cpu")
+    sweeps = torch.zeros(batch, dtype=torch.long, device="cpu")
+    if not batch or not (equations.edges.count or boundary):
+        return Outcome(messages, ~converged, torch.zeros(batch, device="cpu"), (), sweeps)
+    schedule, edges, seconds = limits.schedule, equations.edges, limits.seconds
+    thorough = schedule.covers_all or schedule.looks_at_residuals
+    items = places = torch.arange(batch, device="cpu")  # swept; places of those not converged
+    ended, trace, spent, updates = list[tuple[Tensor, Messages]](), list[float](), 0.0, 0
+    deadline = math.inf if seconds is None else begin + seconds
+    sweeper = sweeper_for(equations, schedule, limits.damping, deadline, limits.flood)
+    for number in range(limits.sweeps):
+        residuals = sweeper.residuals if schedule.looks_at_residuals else None
+        messages, change = sweeper.sweep(messages, sets_of(schedule, edges, residuals, number))
+        largest = change.cpu().double()
+        clock.count(len(places) * equations.operations)
+        if not thorough and bool((largest <= limits.tolerance).any()):
+            # Messages that a user's schedule leaves out may not have settled.
+            every = residual_of_all(equations, sweeper.finish(messages))
+            largest = torch.maximum(largest, every.cpu())
+        if boundary is not None:
+            largest = boundary.largest(largest)
+        running, done = items[places], (largest <= limits.tolerance)[places]
+        residual[running] = largest[places]
+        sweeps[running] += 1
+        trace.append(float(residual.amax()))
+        if sweeper.cut:
+            break  # what was not updated need not have settled
+        if bool(done.any()):
+            messages = sweeper.finish(messages)
+            converged[running[done]] = True
+            ended.append((running[done], _rows(messages, places[done])))
+            places = places[~done]
+            if equations.divisible and 2 * len(places) <= len(items) and len(places):
+                equations, messages = equations.part(messages, places)
+                updates += sweeper.updates
+                items, places = items[places], torch.arange(len(places), device="cpu")
+                sweeper = sweeper_for(equations, schedule, limits.damping, deadline, limits.flood)
+        before, spent = spent, clock.now() - begin
+        step = Sweep(number + 1, trace[-1], spent, updates + sweeper.updates)
+        if not goes_on(limits.progress, step) or clock.stopped() or not len(places):
+            break
+        if seconds is not None and 2 * spent - before > seconds:
+            break
+    if len(places):
+        ended.append((items[places], _rows(sweeper.finish(messages), places)))
+    if len(ended) > 1:
+        order = torch.cat([members for members, _ in ended]).argsort()
+        columns = zip(*(parts for _, parts in ended), strict=True)
+        messages = tuple(torch.cat(column)[order.to(column[0].device)] for column in columns)
+    else:
+        messages = ended[0][1]
+    updates += sweeper.updates
+    return Outcome(messages, converged, residual, tuple(trace), sweeps, updates)
+
+
+def _rows(messages: Messages, rows: Tensor) -> Messages:
+    if not messages or len(rows) == len(messages[0]):
+        return messages
+    return tuple(message[rows.to(message.device)] for message in messages)

@@ -1,5 +1,6 @@
 """Updates of subsets of the messages."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -117,18 +118,22 @@ class EdgeSubsets:
         return subset
 
 
+def known_subsets(edges: Edges) -> EdgeSubsets:
+    """Cache of the subsets of a model's edges."""
+    return edges.remembered("selections", lambda _: EdgeSubsets())
+
+
 def candidates(
-    equations: Equations, messages: Messages, sums: list[Sums], chosen: EdgeSubset
+    equations: Equations, chosen: EdgeSubset, incoming: Callable[[Asked], list[Tensor]]
 ) -> list[Tensor]:
-    """Per part (B, K, n) updated messages."""
+    """Per part (B, K, n) updated messages, from those that come in."""
     edges = equations.edges
     new: dict[int, Tensor] = {}
     for asked in chosen.asked:
-        incoming = _incoming(equations, messages, sums, asked)
         ports = [edges.segments[chosen.parts[number].segment].port for number in asked.parts]
         wanted = None if asked.rows is None else ports
         kernel = equations.kernels[asked.kernel]
-        answers = kernel.messages(incoming, rows=asked.rows, wanted=wanted)
+        answers = kernel.messages(incoming(asked), rows=asked.rows, wanted=wanted)
         for number, port in zip(asked.parts, ports, strict=True):
             answer, part = answers[port], chosen.parts[number]
             assert answer is not None
@@ -138,13 +143,12 @@ def candidates(
     return [new[number] for number in range(len(chosen.parts))]
 
 
-def _incoming(
+def incoming(
     equations: Equations, messages: Messages, sums: list[Sums], asked: Asked
 ) -> list[Tensor]:
     """Per port (B, K, n) variable-to-factor messages, rescaled."""
-    edges, incoming = equations.edges, list[Tensor]()
-    for number in edges.by_kernel[asked.kernel]:
-        segment = edges.segments[number]
+    edges, arriving = equations.edges, list[Tensor]()
+    for segment in (edges.segments[number] for number in edges.by_kernel[asked.kernel]):
         variable = edges.classes[segment.size_class].variable
         if asked.rows is None:
             places = torch.arange(segment.start, segment.stop, device=variable.device)
@@ -152,8 +156,8 @@ def _incoming(
             places = segment.start + asked.rows
         message = take(messages[segment.size_class], places)
         cavity = sums[segment.size_class].less(message, variable[places])
-        incoming.append(rescaled(cavity, vanishing=equations.vanishing)[0])
-    return incoming
+        arriving.append(rescaled(cavity, vanishing=equations.vanishing)[0])
+    return arriving
 
 
 def written(

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -16,9 +16,9 @@ from rdpgraph.engines.loopy.log_odds import Flood, LogOdds, ParityMessages
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule, unasked
 from rdpgraph.engines.loopy.subsets import (
     Asked,
-    EdgeSubset,
-    EdgeSubsets,
     candidates,
+    incoming,
+    known_subsets,
     refreshed,
     written,
 )
@@ -55,10 +55,18 @@ class Sweeper(ABC):
 
 
 def sweeper_for(
-    equations: Equations, schedule: Schedule, damping: Damping, known: EdgeSubsets,
+    equations: Equations, schedule: Schedule, damping: Damping, deadline: float,
     flood: Flood | None = None,
 ) -> Sweeper:  # fmt: skip
     """Fastest sweeper for a model and a schedule; ``flood`` is compiled code for parities."""
+    sweeper = _sweeper(equations, schedule, damping, flood)
+    sweeper.deadline = deadline
+    return sweeper
+
+
+def _sweeper(
+    equations: Equations, schedule: Schedule, damping: Damping, flood: Flood | None
+) -> Sweeper:
     floods = isinstance(schedule, Flooding)
     plain = floods and not (torch.is_grad_enabled() and equations.records)
     if plain and isinstance(damping, LogDamping):
@@ -69,10 +77,10 @@ def sweeper_for(
             return _Held(equations, damping, LogOdds)
     blind = not floods and not schedule.looks_at_residuals
     if blind and all(isinstance(kernel, ClusterKernel) for kernel in equations.kernels):
-        return _Paired(equations, damping, known)
+        return _Paired(equations, damping)
     if not blind or equations.unary_device.type != "cpu":
         return _Masked(equations, damping, looks=schedule.looks_at_residuals)
-    return _InTurn(equations, damping, known)
+    return _InTurn(equations, damping)
 
 
 class _Held(Sweeper):
@@ -161,9 +169,8 @@ class _Paired(Sweeper):
     Each hears what the other has sent. Messages are held edge by edge until `finish`.
     """
 
-    def __init__(self, equations: Equations, damping: Damping, known: EdgeSubsets) -> None:
+    def __init__(self, equations: Equations, damping: Damping) -> None:
         super().__init__(equations, damping)
-        self._known = known
         self._held: list[Tensor] | None = None  # per class (B, E, K)
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
@@ -172,10 +179,11 @@ class _Paired(Sweeper):
             self._held = [message.transpose(1, 2).contiguous() for message in messages]
         largest = messages[0].new_zeros(len(messages[0]))
         for chosen in sets:
-            subset = self._known.of(edges, chosen)
-            # All are computed before one is written.
-            for number, places, new in list(self._new(subset)):
-                held = self._held[number]
+            subset = known_subsets(edges).of(edges, chosen)
+            every = candidates(self.equations, subset, self._incoming)
+            for part, new in zip(subset.parts, every, strict=True):
+                held = self._held[edges.segments[part.segment].size_class]
+                places = neighbours(part.places)
                 old = held[:, places].transpose(1, 2)
                 largest = torch.maximum(largest, self.equations.change(new, old).amax(1))
                 held[:, places] = self._mixed(new, old).transpose(1, 2)
@@ -185,30 +193,15 @@ class _Paired(Sweeper):
                 break
         return messages, largest
 
-    def _new(self, subset: EdgeSubset) -> Iterator[tuple[int, slice | Tensor, Tensor]]:
-        """Per part its class, its edges there, and (B, K, n) their updated messages."""
+    def _incoming(self, asked: Asked) -> list[Tensor]:
+        """Per port (B, K, n) incoming messages of some clusters."""
         assert self._held is not None
-        edges = self.equations.edges
-        for asked in subset.asked:
-            incoming = [self._incoming(asked, number) for number in edges.by_kernel[asked.kernel]]
-            ports = [edges.segments[subset.parts[number].segment].port for number in asked.parts]
-            kernel = self.equations.kernels[asked.kernel]
-            answers = kernel.messages(incoming, rows=asked.rows, wanted=ports)
-            for number, port in zip(asked.parts, ports, strict=True):
-                answer, part = answers[port], subset.parts[number]
-                assert answer is not None
-                size_class = edges.segments[part.segment].size_class
-                yield size_class, neighbours(part.places), self.equations.message(answer)
-
-    def _incoming(self, asked: Asked, number: int) -> Tensor:
-        """(B, K, n) incoming messages of some factors at the port of a segment."""
-        assert self._held is not None
-        edges, segment = self.equations.edges, self.equations.edges.segments[number]
-        others = edges.remembered("partners", _partners)[segment.size_class]
-        rows = asked.rows
-        others = others[segment.start : segment.stop]
-        held = self._held[segment.size_class]
-        return held[:, others if rows is None else others[rows]].transpose(1, 2)
+        edges, incoming = self.equations.edges, list[Tensor]()
+        partners = edges.remembered("partners", _partners)
+        for segment in (edges.segments[number] for number in edges.by_kernel[asked.kernel]):
+            others = partners[segment.size_class][segment.start : segment.stop][asked.rows]
+            incoming.append(self._held[segment.size_class][:, others].transpose(1, 2))
+        return incoming
 
     def finish(self, messages: Messages) -> Messages:
         if self._held is None:
@@ -230,18 +223,14 @@ def _partners(edges: Edges) -> list[Tensor]:
 class _InTurn(Sweeper):
     """Updates set by set, in schedules that see no residuals."""
 
-    def __init__(self, equations: Equations, damping: Damping, known: EdgeSubsets) -> None:
-        super().__init__(equations, damping)
-        self._known = known
-
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
         equations, edges = self.equations, self.equations.edges
         messages = _copies(messages)
         sums = equations.sums(messages)
         largest: list[Tensor] = []
         for chosen in sets:
-            selected = self._known.of(edges, chosen)
-            new = candidates(equations, messages, sums, selected)
+            selected = known_subsets(edges).of(edges, chosen)
+            new = candidates(equations, selected, partial(incoming, equations, messages, sums))
             mixed: list[Tensor] = []
             changes: list[Tensor] = []
             for part, values in zip(selected.parts, new, strict=True):

@@ -363,6 +363,20 @@ def test_a_restart_forgets_the_hard_zeros_of_the_evidence_before(before, after):
         same(one, other)
 
 
+def test_progress_ends_the_sweeps_of_all_items():
+    graph, seen = random_grid(0, 4, 4, 3, batch=(3,))[1], Watched()
+    status = loopy(graph, "residual", tolerance=1e-7, progress=seen).status
+    assert status.converged
+    assert [sweep.number for sweep in seen.seen] == list(range(1, len(seen.seen) + 1))
+
+    def stop(sweep):
+        if sweep.number == 2:
+            raise StopIteration
+
+    status = loopy(graph, "residual", tolerance=1e-7, progress=stop).status
+    assert (status.converged, status.iterations) == (False, 2)
+
+
 @pytest.mark.long
 def test_progress_is_called_once_a_sweep():
     for graph in (random_grid(0, 4, 4)[1], random_grid(0, 4, 4, 3, batch=(2,))[1]):
