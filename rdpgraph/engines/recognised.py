@@ -12,7 +12,7 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.reduction.consistency import Possible
 from rdpgraph.engines.reduction.network import Network, reduce_graph
-from rdpgraph.engines.reduction.tables import full_states, variable_table
+from rdpgraph.engines.reduction.tables import full_states, state_table
 from rdpgraph.engines.solution import Solution, Supplemented
 from rdpgraph.interface.structure import REGISTRY, Match, Structure
 from rdpgraph.model.block import Block
@@ -120,7 +120,8 @@ class LeftSolution(Supplemented):
         return (self.inner.log_partition() + self.network.constant).expand(self.network.batch)
 
     def variable_marginals(self) -> Tensor:
-        return self._of_possible(self._flat(self.inner.variable_marginals(), 0.0, 1.0))
+        flat = self.inner.variable_marginals()
+        return self._of_possible(state_table(self.network, flat, 0.0, 1.0))
 
     def entropy(self) -> Tensor:
         return self._of_possible(self.inner.entropy())
@@ -131,7 +132,7 @@ class LeftSolution(Supplemented):
     def max_marginals(self) -> Tensor:
         best = self.inner.max_marginals() + self.network.constant.unsqueeze(1)
         first = best[:, : self.network.sizes[0]].amax(1)
-        return self._flat(best, -math.inf, first.expand(self.network.batch))
+        return state_table(self.network, best, -math.inf, first.expand(self.network.batch))
 
     def mode(self) -> Tensor:
         return self._states(self.inner.mode().unsqueeze(0))[0]
@@ -145,12 +146,6 @@ class LeftSolution(Supplemented):
 
     def _states(self, states: Tensor) -> Tensor:
         return full_states(self.network, states.expand(-1, self.network.batch, -1))
-
-    def _flat(self, values: Tensor, empty: float, settled: Tensor | float) -> Tensor:
-        count = len(self.network.sizes)
-        numbers = torch.arange(count, device="cpu")
-        parts = [(numbers, values.reshape(len(values), count, -1))]
-        return variable_table(self.network, parts, empty, settled)
 
 
 def plan_of(structure: Structure) -> Plan:

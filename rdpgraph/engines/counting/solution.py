@@ -15,7 +15,7 @@ from rdpgraph.engines.counting.compiling import compiled, compiles
 from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
+from rdpgraph.engines.reduction.tables import factor_tables, full_states, state_table
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.plan import clock
@@ -152,18 +152,13 @@ class CountedSolution(Solution):
 
     def _of_states(self, values: Tensor, empty: float, settled: Tensor | float) -> Tensor:
         """(B, S) from values (B, 2 n) of literals."""
-        parts: list[tuple[Tensor, Tensor]] = []
-        for size in sorted(set(self.network.sizes)):
-            chosen = [v for v, other in enumerate(self.network.sizes) if other == size]
-            places = [place(x) for v in chosen for x in self._encoding.literals[v]]
-            part = values[:, places].reshape(len(values), len(chosen), size)
-            parts.append((torch.tensor(chosen, device="cpu"), part))
-        return variable_table(self.network, parts, empty, settled)
+        places = [place(x) for literals in self._encoding.literals for x in literals]
+        return state_table(self.network, values[:, places], empty, settled)
 
     def variable_marginals(self) -> Tensor:
         """(B, S) probabilities, by one pass down the circuit; without gradients."""
         if self._none:
-            return variable_table(self.network, (), 0.0, 0.0)
+            return state_table(self.network, None, 0.0, 0.0)
         return self._of_states(self._shares, 0.0, self._alive)
 
     def _given(self, rows: list[list[int]], *, maximum: bool = False) -> Tensor:
@@ -213,7 +208,7 @@ class CountedSolution(Solution):
     def max_marginals(self) -> Tensor:
         """(B, S) nats, by a row of evidence for each literal; without gradients."""
         if self._none:
-            return variable_table(self.network, (), -math.inf, -math.inf)
+            return state_table(self.network, None, -math.inf, -math.inf)
         count = self._encoding.count
         literals = [[sign * x] for x in range(1, count + 1) for sign in (1, -1)]
         log_values = self._given(literals, maximum=True)

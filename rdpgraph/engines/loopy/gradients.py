@@ -192,7 +192,7 @@ def gmres(
     if size == 0.0:
         return torch.zeros_like(right), 0.0
     basis = [right / size]
-    columns: list[Tensor] = []
+    matrix = torch.zeros(1, 0, dtype=torch.float64, device="cpu")
     weights = torch.zeros(0, dtype=torch.float64, device="cpu")
     residual = 1.0
     for step in range(iterations):
@@ -205,10 +205,7 @@ def gmres(
             column[:-1] += parts.cpu()
         length = norm(image)
         column[-1] = length
-        columns.append(column)
-        matrix = torch.zeros(step + 2, step + 1, dtype=torch.float64, device="cpu")
-        for place, entries in enumerate(columns):
-            matrix[: len(entries), place] = entries
+        matrix = torch.cat([torch.nn.functional.pad(matrix, (0, 0, 0, 1)), column[:, None]], 1)
         target = torch.zeros(step + 2, 1, dtype=torch.float64, device="cpu")
         target[0] = size
         weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution[:, 0]

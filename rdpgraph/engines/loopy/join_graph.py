@@ -16,7 +16,7 @@ from rdpgraph.engines.loopy.network_equations import without_floors
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, Sweep, propagate
 from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.tables import factor_tables, variable_table
+from rdpgraph.engines.reduction.tables import factor_tables, state_table
 from rdpgraph.engines.solution import Solution, Status, Supplemented
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
@@ -168,14 +168,10 @@ class JoinedSolution(Supplemented):
 
     def variable_marginals(self) -> Tensor:
         if self.network.impossible:
-            return variable_table(self.network, [], 0.0, 0.0)
-        beliefs, sizes = self._beliefs[0], torch.tensor(self.network.sizes, device="cpu")
-        parts: list[tuple[Tensor, Tensor]] = []
-        for size in torch.unique(sizes).tolist():
-            members = (sizes == size).nonzero().flatten()
-            values = [beliefs[v].expand(self.network.batch, -1) for v in members.tolist()]
-            parts.append((members, torch.stack(values, 1)))
-        return self._of_possible(variable_table(self.network, parts, 0.0, 1.0))
+            return state_table(self.network, None, 0.0, 0.0)
+        beliefs = [belief.expand(self.network.batch, -1) for belief in self._beliefs[0]]
+        values = torch.cat([*beliefs, self.network.constant.new_zeros(self.network.batch, 0)], 1)
+        return self._of_possible(state_table(self.network, values, 0.0, 1.0))
 
     def _of_group(self, group: int) -> Tensor:
         first = sum(len(earlier.scopes) for earlier in self.network.groups[:group])

@@ -3,7 +3,6 @@
 Counting numbers are weights of the factors' entropies in the approximation of log Z.
 """
 
-import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -144,11 +143,8 @@ def _drawn_trees(scopes: list[tuple[int, ...]], count: int, least: int, seed: in
     while trees < least or waiting:
         noise = torch.rand(len(scopes), generator=generator, device="cpu").tolist()
         # Factors that no tree holds yet come first.
-        order = [(hits[f] > 0, noise[f], f) for f in range(len(scopes))]
-        heapq.heapify(order)
         parent = list(range(count))
-        while order:
-            _, _, factor = heapq.heappop(order)
+        for factor in sorted(range(len(scopes)), key=lambda f: (hits[f] > 0, noise[f])):
             roots = {_root(parent, v) for v in scopes[factor]}
             if len(roots) < len(scopes[factor]):
                 continue

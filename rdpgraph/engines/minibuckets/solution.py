@@ -18,7 +18,7 @@ from rdpgraph.engines.minibuckets.estimate import Estimate, Sampling, estimated
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import RUNS, error_of
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.tables import Floats, Integers, tables_of, variable_table
+from rdpgraph.engines.reduction.tables import Floats, Integers, state_table, tables_of
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.soundness import items_named
@@ -273,28 +273,20 @@ class MiniBucketSolution(Solution):
     def variable_marginals(self) -> Tensor:
         """(B, S) means over the configurations of populations."""
         if self.network.impossible:
-            return variable_table(self.network, [], 0.0, 0.0)
+            return state_table(self.network, None, 0.0, 0.0)
         return self._of_states([one.marginals for one in self._averages])
 
     def marginal_errors(self) -> Tensor:
         """(B, S) standard errors of the marginals; +inf where populations differ too much."""
         if self.network.impossible:
-            return variable_table(self.network, [], 0.0, 0.0)
+            return state_table(self.network, None, 0.0, 0.0)
         return self._of_states([one.errors for one in self._averages], 0.0)
 
     def _of_states(self, items: Sequence[Floats], settled: float = 1.0) -> Tensor:
         """(B, S) from numbers for each remaining state of each item."""
-        network = self.network
-        flat = torch.from_numpy(np.stack(items)).to(network.constant)
-        sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
-        starts = sizes.cumsum(0) - sizes
-        parts: list[tuple[Tensor, Tensor]] = []
-        for size in torch.unique(sizes).tolist():
-            numbers = (sizes == size).nonzero().flatten()
-            places = starts[numbers].unsqueeze(1) + torch.arange(size, device="cpu")
-            parts.append((numbers, flat[:, places.to(flat.device)]))
+        flat = torch.from_numpy(np.stack(items)).to(self.network.constant)
         certain = torch.where(self.bounds()[1] > -math.inf, settled, 0.0)
-        return variable_table(network, parts, 0.0, certain.to(flat))
+        return state_table(self.network, flat, 0.0, certain.to(flat))
 
     def expected_score(self) -> Tensor:
         if self.network.impossible:

@@ -182,9 +182,7 @@ def variable_table(
         empty: value of a state that was dropped.
         settled: value of a settled variable's state: one number, or (B,).
     """
-    domain = network.graph.domain
-    device = network.constant.device
-    starts = domain.state_starts
+    device, starts = network.constant.device, network.graph.domain.state_starts
     flat = torch.full(
         (network.batch, int(starts[-1])), empty, dtype=network.constant.dtype, device=device
     )
@@ -208,6 +206,18 @@ def variable_table(
     if not targets:
         return flat
     return flat.index_copy(1, torch.cat(targets).to(device), torch.cat(values, 1))
+
+
+def state_table(network: Network, values: Tensor, empty: float, settled: Tensor | float) -> Tensor:
+    """As `variable_table`, from values (batch or 1, n) of all remaining states in order."""
+    sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
+    starts = sizes.cumsum(0) - sizes
+    parts: list[tuple[Tensor, Tensor]] = []
+    for size in torch.unique(sizes).tolist():
+        members = (sizes == size).nonzero().flatten()
+        places = starts[members].unsqueeze(1) + torch.arange(size, device="cpu")
+        parts.append((members, values[:, places.to(values.device)]))
+    return variable_table(network, parts, empty, settled)
 
 
 def factor_tables(network: Network, block: int, beliefs: Callable[[int], Tensor]) -> Tensor:
@@ -248,11 +258,10 @@ def full_states(network: Network, active: Tensor) -> Tensor:
     settled = network.settled.to(device).expand(network.batch, -1)
     full = settled.expand(len(active), *settled.shape).clone()
     numbers = network.numbers
-    left = torch.tensor(network.sizes, dtype=torch.long, device="cpu")[: len(numbers)]
-    for size in torch.unique(left).tolist():
-        chosen = (left == size).nonzero().flatten()
-        table = network.states_left(numbers[chosen], size).to(device)
-        states = active[:, :, chosen.to(device)]
-        rows = torch.arange(len(chosen), device=device)
-        full[:, :, numbers[chosen].to(device)] = table[rows, states]
+    states = active[:, :, : len(numbers)]
+    if network.possible is not None:
+        left, starts = network.possible.left(), network.possible.starts[numbers]
+        places = torch.searchsorted(left, starts).to(device) + states
+        states = left.to(device)[places] - starts.to(device)
+    full[:, :, numbers.to(device)] = states
     return full

@@ -303,24 +303,16 @@ def scored(network: Network, states: Tensor) -> Searched:
 def begun(network: Network, states: Tensor | None) -> Tensor:
     """(B, active) initial states of a search, the first ones by default."""
     begun = torch.zeros(network.batch, len(network.sizes), dtype=torch.long, device="cpu")
-    if states is not None:
-        begun[:, : len(network.numbers)] = _left_states(network, states)
+    if states is None:
+        return begun
+    numbers = states.cpu()[:, network.numbers]
+    if network.possible is not None:  # numbered among the remaining ones; the first if not
+        left, starts = network.possible.left(), network.possible.starts[network.numbers]
+        places = torch.searchsorted(left, starts + numbers)
+        remains = left[places.clamp(max=len(left) - 1)] == starts + numbers
+        numbers = torch.where(remains, places - torch.searchsorted(left, starts), 0)
+    begun[:, : len(network.numbers)] = numbers
     return begun
-
-
-def _left_states(network: Network, states: Tensor) -> Tensor:
-    """(B, active) states (B, V) of the graph, numbered among the remaining ones."""
-    original = states.cpu()[:, network.numbers]
-    sizes = torch.tensor(network.sizes[: len(network.numbers)], dtype=torch.long, device="cpu")
-    left = original.clamp(max=(sizes - 1).clamp(min=0))
-    if network.possible is None:
-        return left
-    for size in torch.unique(sizes).tolist():
-        chosen = (sizes == size).nonzero().flatten()
-        names = network.states_left(network.numbers[chosen], size)
-        same = names.unsqueeze(0) == original[:, chosen].unsqueeze(-1)
-        left[:, chosen] = same.long().argmax(-1)
-    return left
 
 
 def completed(tables: Tables, count: int, states: Integers) -> Integers:
