@@ -4,7 +4,7 @@ import ctypes
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from rdpgraph.engines.counting.encoding import Clause, Encoding
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import min_weight, primal_graph
+
+Places: TypeAlias = NDArray[np.int64]
 
 _circuits: "Recent[Circuit]" = Recent(4)
 
@@ -87,47 +89,50 @@ def _compiled(
     out, answer = np.empty(capacity, np.int32), np.zeros(2, np.int64)
     places = (ctypes.c_void_p(each.ctypes.data) for each in (literals, starts, order, out, answer))
     compiler(*places, count, len(clauses), capacity, max(end - clock.now(), 0.0))
-    return None if answer[0] == -2 else _levelled(count, out[: answer[1]], int(answer[0]))
+    return None if answer[0] == -2 else _listed(count, out[: answer[1]], int(answer[0]))
 
 
-def _levelled(literals: int, listed: Any, root: int) -> Circuit:
-    """Nodes that the root needs, in levels."""
+def _listed(literals: int, listed: Any, root: int) -> Circuit:
+    """Circuit of the compiler's nodes: each one's kind, the number of its operands, and these."""
     if root < 0:
         return Circuit(literals, (), impossible=True)
-    flat, at, nodes = listed.tolist(), 0, list[tuple[int, list[int]]]()
+    flat, at, first = listed.tolist(), 0, 2 * literals
+    level, is_sum, operands, sizes = [-1] * first, list[bool](), list[int](), list[int]()
     while at < len(flat):
         kind, count = flat[at], flat[at + 1]
-        nodes.append((kind, flat[at + 2 : at + 2 + count]))
+        below = flat[at + 2 : at + 2 + count]
+        level.append(1 + max((level[node] for node in below), default=-1))
+        is_sum.append(bool(kind))
+        operands += below
+        sizes.append(count)
         at += 2 + count
-    first = 2 * literals
-    needed, level = bytearray(first + len(nodes)), [0] * (first + len(nodes))
-    needed[root] = 1
-    for number in range(len(nodes) - 1, -1, -1):
-        if needed[first + number]:
-            for child in nodes[number][1]:
-                needed[child] = 1
-    by_level: dict[int, tuple[list[int], list[int]]] = {}
-    for number, (kind, children) in enumerate(nodes, first):
-        if needed[number]:
-            level[number] = 1 + max((level[child] for child in children), default=0)
-            by_level.setdefault(level[number], ([], []))[kind].append(number)
-    if root < first or nodes[root - first][0]:  # the root is a product, alone in its level
-        nodes.append((0, [root]))
-        level.append(level[root] + 1)
-        by_level[level[root] + 1] = ([first + len(nodes) - 1], [])
-    place = [*range(first), *[0] * len(nodes)]
-    count, levels = first, list[tuple[Tensor, Tensor, int, Tensor]]()
-    for _, (products, sums) in sorted(by_level.items()):
-        operands = [[place[child] for child in nodes[number - first][1]] for number in products]
-        for number in (*products, *sums):
-            place[number] = count
-            count += 1
-        owners = np.repeat(np.arange(len(operands)), [len(children) for children in operands])
-        pairs = [[place[child] for child in nodes[number - first][1]] for number in sums]
-        below = torch.tensor([child for children in operands for child in children]).long()
-        both = torch.tensor(pairs).long().reshape(-1, 2)
-        levels.append((below, torch.from_numpy(owners).long(), len(operands), both))
-    return Circuit(literals, tuple(levels), impossible=False)
+    owners, kinds = np.repeat(np.arange(len(sizes)), sizes), np.array(is_sum, np.bool_)
+    depths, below = np.array(level[first:], np.int64), np.array(operands, np.int64)
+    return _levelled(literals, depths, kinds, below, owners, [root], smooth=True)
+
+
+def _levelled(
+    literals: int, level: Places, is_sum: NDArray[np.bool_], operands: Places, owners: Places,
+    root: list[int], *, smooth: bool,
+) -> Circuit:  # fmt: skip
+    """Circuit of nodes with operands, each of an owner: literals, or 2 n and the node's number."""
+    first, order = 2 * literals, np.lexsort((is_sum, level))
+    place = np.arange(first + len(order))
+    place[first + order] = first + np.arange(len(order))
+    operands, owners = place[operands], place[first + owners]
+    rising = np.argsort(owners, kind="stable")
+    operands, owners = operands[rising], owners[rising]
+    at, levels = first, list[tuple[Tensor, Tensor, int, Tensor]]()
+    for sums in np.split(is_sum[order], np.flatnonzero(np.diff(level[order])) + 1):
+        width, size = int((~sums).sum()), len(sums)
+        begin, middle, end = np.searchsorted(owners, (at, at + width, at + size))
+        below, pairs = operands[begin:middle], operands[middle:end].reshape(-1, 2)
+        local = torch.from_numpy(owners[begin:middle] - at)
+        levels.append((torch.from_numpy(below), local, width, torch.from_numpy(pairs)))
+        at += size
+    last, none = torch.from_numpy(place[root]), torch.zeros(0, 2).long()
+    levels.append((last, torch.zeros_like(last), 1, none))  # a product, alone in its level
+    return Circuit(literals, tuple(levels), impossible=False, smooth=smooth)
 
 
 def circuit_of(
@@ -205,47 +210,26 @@ class _Nodes:
         child = self.number[self.children[edge]]
         return child if child >= 0 and not self.sizes[edge] else self._product(edge, edge + 1)
 
-    def circuit(self, tokens: NDArray[np.int32], starts: NDArray[np.int64], count: int) -> Circuit:
+    def circuit(self, tokens: NDArray[np.int32], starts: Places, count: int) -> Circuit:
         """The circuit over so many literals; ``starts`` are those of literals of edges."""
         if self.root == _DEAD:
             return Circuit(count, (), impossible=True)
         level, is_sum = np.array(self.level, np.int64), np.array(self.is_sum, np.bool_)
         parts = np.array(self.parts, np.int64).reshape(-1, 2)
-        place = np.empty(len(level), np.int64)
-        place[np.lexsort((is_sum, level))] = 2 * count + np.arange(len(level))
-        products = np.flatnonzero(~is_sum)
+        products, sums = np.flatnonzero(~is_sum), np.flatnonzero(is_sum)
         lengths = parts[products, 1] - parts[products, 0]
         edges, owners = _ranges(parts[products, 0], lengths), np.repeat(products, lengths)
         below = np.array(self.number, np.int64)[np.array(self.children, np.int64)[edges]]
         sizes = np.array(self.sizes, np.int64)[edges]
-        literals = tokens[_ranges(starts[edges], sizes)].astype(np.int64)
-        operands = np.concatenate(
-            [place[below[below >= 0]], 2 * abs(literals) - 2 + (literals < 0)]
-        )
-        owners = np.concatenate([owners[below >= 0], np.repeat(owners, sizes)])
-        order = np.argsort(level[owners], kind="stable")
-        operands, owners = operands[order], owners[order]
-        depth, at = int(level.max(initial=-1)) + 1, 2 * count
-        sums = np.flatnonzero(is_sum)[np.argsort(place[is_sum])]
-        every = np.arange(depth + 1)
-        of_owners, of_sums = (np.searchsorted(level[x], every) for x in (owners, sums))
-        widths = np.bincount(level[products], minlength=depth)
-        levels = list[tuple[Tensor, Tensor, int, Tensor]]()
-        for number, width in enumerate(widths.tolist()):
-            inside = slice(*of_owners[number : number + 2])
-            pairs = place[parts[sums[slice(*of_sums[number : number + 2])]]]
-            local = torch.from_numpy(place[owners[inside]] - at)
-            levels.append(
-                (torch.from_numpy(operands[inside]), local, width, torch.from_numpy(pairs))
-            )
-            at += width + len(pairs)
-        last = [] if self.root == _TRUE else [int(place[self.root])]
-        none = torch.zeros(0, 2).long()
-        levels.append((torch.tensor(last).long(), torch.zeros(len(last)).long(), 1, none))
-        return Circuit(count, tuple(levels), impossible=False, smooth=False)
+        along = tokens[_ranges(starts[edges], sizes)].astype(np.int64)
+        nodes = 2 * count + np.concatenate([below[below >= 0], parts[sums].ravel()])
+        operands = np.concatenate([nodes, 2 * abs(along) - 2 + (along < 0)])
+        owners = np.concatenate([owners[below >= 0], np.repeat(sums, 2), np.repeat(owners, sizes)])
+        root = [] if self.root == _TRUE else [2 * count + self.root]
+        return _levelled(count, level, is_sum, operands, owners, root, smooth=False)
 
 
-def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ranges(starts: Places, lengths: Places) -> Places:
     """Numbers from each start on, as many as its length."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - before, lengths) + np.arange(lengths.sum())

@@ -208,8 +208,12 @@ def variable_table(
     return flat.index_copy(1, torch.cat(targets).to(device), torch.cat(values, 1))
 
 
-def state_table(network: Network, values: Tensor, empty: float, settled: Tensor | float) -> Tensor:
-    """As `variable_table`, from values (batch or 1, n) of all remaining states in order."""
+def state_table(
+    network: Network, values: Tensor | None, empty: float, settled: Tensor | float
+) -> Tensor:
+    """`variable_table` of values (batch or 1, n) of all remaining states, or None without any."""
+    if values is None:
+        return variable_table(network, (), empty, settled)
     sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
     starts = sizes.cumsum(0) - sizes
     parts: list[tuple[Tensor, Tensor]] = []
