@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rdpgraph._core import effort
-from rdpgraph.engines.counting.circuit import format_nnf
-from rdpgraph.engines.counting.compiling import circuit_of
+from rdpgraph.engines.counting.circuit import circuit_of, format_nnf
 from rdpgraph.engines.counting.counter import has_counter, require_counter
 from rdpgraph.engines.counting.solution import CountedSolution
 from rdpgraph.engines.recognised import graph_held

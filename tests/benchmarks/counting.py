@@ -189,7 +189,7 @@ def equivalences(seconds: float) -> None:
     """Sizes of circuits with equivalent literals, and with these merged."""
     import torch
 
-    from rdpgraph.engines.counting.compiling import circuit_of
+    from rdpgraph.engines.counting.circuit import circuit_of
     from rdpgraph.structures.recursion.library import function
 
     compiler = function("compile", torch.float64)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
-from rdpgraph.engines.counting.circuit import Circuit, LogSum
-from rdpgraph.engines.counting.compiling import compiled, compiles
+from rdpgraph.engines.counting.circuit import Circuit, LogSum, compiled, compiles
 from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
 from rdpgraph.engines.reduction.network import Network
