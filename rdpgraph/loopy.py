@@ -5,14 +5,13 @@ Counting numbers of factors (`Bethe`, `TreeReweighted`, `Fractional`, user-defin
 user-defined `Schedule`), damping, and the gradient method. The scheduler is `rdpgraph.Loopy`.
 """
 
-from rdpgraph.engines.loopy.gradients import FromBeliefs, Gradient, Implicit, Unrolled
 from rdpgraph.engines.loopy.network_equations import (
     Bethe,
     CountingNumbers,
     Fractional,
     TreeReweighted,
 )
-from rdpgraph.engines.loopy.propagation import Sweep
+from rdpgraph.engines.loopy.propagation import FromBeliefs, Gradient, Implicit, Sweep, Unrolled
 from rdpgraph.engines.loopy.schedules import (
     Damping,
     Flooding,

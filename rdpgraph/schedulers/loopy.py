@@ -12,11 +12,10 @@ from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property, recording
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.portable import tensors_in
-from rdpgraph.engines.loopy.gradients import Gradient, Implicit
 from rdpgraph.engines.loopy.interpolation import started_from
 from rdpgraph.engines.loopy.join_graph import JoinedSolution
 from rdpgraph.engines.loopy.network_equations import Bethe, CountingNumbers
-from rdpgraph.engines.loopy.propagation import Limits, Sweep
+from rdpgraph.engines.loopy.propagation import Gradient, Implicit, Limits, Sweep
 from rdpgraph.engines.loopy.schedules import (
     Damping,
     Flooding,

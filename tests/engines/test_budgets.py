@@ -10,8 +10,13 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import effort
-from rdpgraph.engines.minibuckets.bounds import bounded, pass_cells, pass_seconds
-from rdpgraph.engines.minibuckets.upper_bounds import ceilings, tight_order
+from rdpgraph.engines.minibuckets.bounds import (
+    bounded,
+    ceilings,
+    pass_cells,
+    pass_seconds,
+    tight_order,
+)
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import tables_of
 from rdpgraph.engines.search.neighbourhoods import Search

@@ -11,9 +11,8 @@ from torch import Tensor
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.loopy.clusters import JoinLayout, laid_out
-from rdpgraph.engines.loopy.gradients import Implicit
 from rdpgraph.engines.loopy.network_equations import without_floors
-from rdpgraph.engines.loopy.propagation import Limits, Outcome, Sweep, propagate
+from rdpgraph.engines.loopy.propagation import Implicit, Limits, Outcome, Sweep, propagate
 from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, state_table

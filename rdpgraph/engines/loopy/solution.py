@@ -14,7 +14,6 @@ from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.decoding import Decoded, decode
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
-from rdpgraph.engines.loopy.gradients import Gradient
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.network_equations import (
     Bethe,
@@ -24,7 +23,7 @@ from rdpgraph.engines.loopy.network_equations import (
     message_groups,
     without_floors,
 )
-from rdpgraph.engines.loopy.propagation import Limits, Outcome
+from rdpgraph.engines.loopy.propagation import Gradient, Limits, Outcome
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
 from rdpgraph.engines.search.solution import possible_modes

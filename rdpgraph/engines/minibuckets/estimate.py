@@ -10,7 +10,7 @@ import numpy as np
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.progress import Progress, goes_on
-from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
+from rdpgraph.engines.minibuckets.bounds import Elimination, bounded, tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import (
     CHANCE,
@@ -21,7 +21,6 @@ from rdpgraph.engines.minibuckets.populations import (
     Populations,
     interval,
 )
-from rdpgraph.engines.minibuckets.upper_bounds import tight_order
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.engines.search.elimination import Known, annealed, log_total
 from rdpgraph.plan import clock
@@ -168,13 +167,12 @@ class _Work:
                     self._search(best, members)
                     if self.known.starts >= 2 * effort.LED_STARTS:
                         break
-            cells_used = sum(part.values.size for bucket in passed.buckets for part in bucket)
             end = begin + effort.POPULATION_PASSES * sampling.seconds
             late = clock.now() + effort.PASS_GROWTH * took > end
             if (
                 self.is_settled
                 or late
-                or effort.PASS_GROWTH * cells_used * tuning.BUCKET_BYTES > sampling.memory
+                or effort.PASS_GROWTH * passed.cells * tuning.BUCKET_BYTES > sampling.memory
             ):
                 return best
             if cells <= effort.POPULATION_CELLS:

@@ -124,7 +124,7 @@ class Populations:
     @property
     def mean(self) -> float:
         """Log of their mean."""
-        return _log_mean(self.logs) if self.runs else -math.inf
+        return log_mean(self.logs) if self.runs else -math.inf
 
     @property
     def lower(self) -> float:
@@ -153,7 +153,7 @@ class Populations:
         # that end far below others draw from elsewhere.
         single, best = error * math.sqrt(len(self.runs)), max(score for _, score in self.led)
         led = np.array([log for log, score in self.led if score >= best - _NEAR])
-        excess = _log_mean(led) - self.mean
+        excess = log_mean(led) - self.mean
         excess -= CHANCE * math.hypot(single / math.sqrt(len(led)), error)
         if excess <= 0.0:
             return error
@@ -182,10 +182,11 @@ def error_beside(logs: Floats, fewer: Floats) -> float:
     error, other = error_of(logs), error_of(fewer)
     if not math.isfinite(error) or not math.isfinite(other):
         return math.inf
-    apart = abs(_log_mean(logs) - _log_mean(fewer))
+    apart = abs(log_mean(logs) - log_mean(fewer))
     chance = apart <= CHANCE * math.hypot(error, other)
     return max(error, other / FEWER, 0.0 if chance else apart)
 
 
-def _log_mean(logs: Floats) -> float:
+def log_mean(logs: Floats) -> float:
+    """Log of the mean of exponentials."""
     return float(log_sum(logs, 0)) - math.log(len(logs))

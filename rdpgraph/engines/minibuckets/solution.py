@@ -13,10 +13,10 @@ from torch import Tensor
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.progress import Progress, goes_on
-from rdpgraph.engines.minibuckets.bounds import Elimination, log_sum
+from rdpgraph.engines.minibuckets.bounds import Elimination
 from rdpgraph.engines.minibuckets.estimate import Estimate, Sampling, estimated
 from rdpgraph.engines.minibuckets.population import Grown, grown
-from rdpgraph.engines.minibuckets.populations import RUNS, error_of
+from rdpgraph.engines.minibuckets.populations import RUNS, error_of, log_mean
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats, Integers, state_table, tables_of
 from rdpgraph.engines.solution import Solution, Status
@@ -253,7 +253,7 @@ class MiniBucketSolution(Solution):
 
     def log_estimates(self) -> Tensor:
         """(B,) `log_partition` in float64, be it -inf, and whatever the bounds."""
-        each = [_mean(one.each) for one in self.estimates]
+        each = [log_mean(np.array(one.each)) for one in self.estimates]
         return torch.tensor(each, dtype=torch.float64, device="cpu") + self._constant
 
     def _impossible(self) -> Tensor:
@@ -307,11 +307,6 @@ class MiniBucketSolution(Solution):
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         return _refused("independent draws")
-
-
-def _mean(logs: Sequence[float]) -> float:
-    """Log of the mean of exponentials."""
-    return float(log_sum(np.array(logs), 0)) - math.log(len(logs))
 
 
 def _mixed(runs: list[_Run], states: int) -> _Means:

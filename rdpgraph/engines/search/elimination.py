@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rdpgraph._core import effort, tuning
+from rdpgraph.engines.minibuckets.bounds import log_sum
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
@@ -37,7 +38,7 @@ def eliminate(
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, npt.NDArray[Any] | None]:
         if step[0] in summed:
-            return _log_sum(joint), None
+            return log_sum(joint, 0), None
         if tables.sizes[step[0]] == 2:
             return np.maximum(joint[0], joint[1]), joint[1] > joint[0]
         kind = np.uint8 if tables.sizes[step[0]] <= _BYTE else np.int32
@@ -56,7 +57,7 @@ def draw(
     """(count, V) exact draws given the variables fixed by an order; no value may be infinite."""
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, Floats]:  # noqa: ARG001
-        message = _log_sum(joint)
+        message = log_sum(joint, 0)
         return message, np.exp(joint - message).cumsum(0)
 
     traces, _ = _eliminated(tables, order, states, reduced)
@@ -167,12 +168,6 @@ def _product(bucket: _Bucket, scope: tuple[int, ...], sizes: Sequence[int]) -> F
             writable = joint.size == math.prod(shape)
     assert joint is not None
     return joint if joint.ndim == len(shape) and writable else np.broadcast_to(joint, shape)
-
-
-def _log_sum(joint: Floats) -> Floats:
-    """Log-sum-exp over the first dim; no value is infinite."""
-    peak = joint.max(0)
-    return np.log(np.exp(joint - peak).sum(0)) + peak
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,6 +309,4 @@ class Known:
 
 def log_total(scores: Iterable[float]) -> float:
     """Log-sum-exp of scores; -inf of none."""
-    every = np.array([*scores, -math.inf])
-    peak = every.max()
-    return float(peak + np.log(np.exp(every - peak).sum())) if peak > -math.inf else -math.inf
+    return float(log_sum(np.array([*scores, -math.inf]), 0))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
-from rdpgraph.engines.minibuckets.upper_bounds import ceilings
+from rdpgraph.engines.minibuckets.bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import full_states, tables_of
 from rdpgraph.engines.search.moves import Kernel, uncompiled

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import effort, tuning
-from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
+from rdpgraph.engines.minibuckets.bounds import Elimination, bounded, tight_order
 from rdpgraph.engines.minibuckets.estimate import Sampling, estimated
 from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.minibuckets.solution import best_bounded, paths
-from rdpgraph.engines.minibuckets.upper_bounds import tight_order
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats, Integers, Stack, Tables, tables_of
 from rdpgraph.engines.search.elimination import eliminate

@@ -7,8 +7,8 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.loopy.arithmetic import log_sum, maximum, product, rescaled
-from rdpgraph.engines.loopy.gradients import gmres
 from rdpgraph.engines.loopy.log_odds import LogOdds
+from rdpgraph.engines.loopy.propagation import gmres
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import (
     grid,

@@ -11,7 +11,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import effort, tuning
-from rdpgraph.engines.minibuckets.upper_bounds import ceilings
+from rdpgraph.engines.minibuckets.bounds import ceilings
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import tables_of
 from rdpgraph.engines.search import neighbourhoods, starts
