@@ -1,7 +1,7 @@
 """Sums of log-values at a temperature, and matrix products in log-space."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
+from rdpgraph._core.types import broadcast_shapes
 
 
 def soft_sum(logs: Tensor, dim: int | Sequence[int], temperature: float | Tensor = 1.0) -> Tensor:
@@ -90,6 +91,35 @@ def safe_log(values: Tensor) -> Tensor:
         return values.log()
     positive = values > 0
     return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
+
+
+def streamed_max(left: Tensor, right: Tensor, block: int) -> Tensor:
+    """Maximum over the first dim of sums of logs that broadcast, in blocks of so many sums."""
+    best: Tensor | None = None
+    for one, other in _pieces(left, right, block):
+        part = (one + other).amax(0)
+        best = part if best is None else torch.maximum(best, part)
+    assert best is not None
+    return best
+
+
+def streamed_sum(left: Tensor, right: Tensor, block: int) -> Tensor:
+    """Log-sum-exp over the first dim, as `streamed_max`: exact at any range, no NaN."""
+    if len(left) == len(right) == 1:
+        return left[0] + right[0]
+    with torch.no_grad():
+        shift = finite(streamed_max(left, right, block))
+    total = torch.zeros_like(shift)
+    for one, other in _pieces(left, right, block):
+        total = total + (one + other - shift).exp().sum(0)
+    return safe_log(total) + shift
+
+
+def _pieces(left: Tensor, right: Tensor, block: int) -> Iterator[tuple[Tensor, Tensor]]:
+    step = tuning.per_block(math.prod(broadcast_shapes(left.shape[1:], right.shape[1:])), block)
+    for start in range(0, max(len(left), len(right)), step):
+        part = slice(start, start + step)
+        yield left if len(left) == 1 else left[part], right if len(right) == 1 else right[part]
 
 
 Exact = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import remembered
-from rdpgraph._core.types import broadcast_shapes
-from rdpgraph.logspace.logmatrix import finite, safe_log
+from rdpgraph.logspace.logmatrix import finite, safe_log, streamed_max, streamed_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +123,8 @@ def multiply(
     product = _product(tuple(left_dims), tuple(right_dims), tuple(out_dims))
     gone = bool(product.left_gone or product.right_gone)
     if maximise and gone:
-        logs = _streamed_max(left.logs(), left_dims, right.logs(), right_dims, out_dims)
-        return from_logs(logs, keep_logs=True)
+        pair = _aligned(left, left_dims, right, right_dims, out_dims)
+        return from_logs(streamed_max(*pair, tuning.BLOCK), keep_logs=True)
     if not left.is_log and not right.is_log:
         terms = product.log_terms(left.values, right.values)
         left, right, fits = _within_range(left, right, terms)
@@ -135,8 +134,8 @@ def multiply(
             high = left.high + right.high + terms
             return Value(values, scale, left.low + right.low, high)
     stay = left.is_log and right.is_log and not gone
-    logs = _streamed_sum(left.logs(), left_dims, right.logs(), right_dims, out_dims)
-    return from_logs(logs, keep_logs=stay)
+    pair = _aligned(left, left_dims, right, right_dims, out_dims)
+    return from_logs(streamed_sum(*pair, tuning.BLOCK), keep_logs=stay)
 
 
 def reduce(value: Value, dims: Sequence[int], out_dims: Sequence[int], *, maximise: bool) -> Value:
@@ -211,45 +210,12 @@ def _product(
     )
 
 
-def _streamed_max(
-    left: Tensor, left_dims: Sequence[int], right: Tensor, right_dims: Sequence[int],
-    out_dims: Sequence[int],
-) -> Tensor:  # fmt: skip
-    """Maximum of sums of logs over eliminated dims, without forming their joint table."""
-    left, right, terms = _aligned(left, left_dims, right, right_dims, out_dims)
-    best: Tensor | None = None
-    for start, stop in _chunks(left, right, terms):
-        part = (_slice(left, start, stop) + _slice(right, start, stop)).amax(0)
-        best = part if best is None else torch.maximum(best, part)
-    assert best is not None
-    return best
-
-
-def _streamed_sum(
-    left: Tensor, left_dims: Sequence[int], right: Tensor, right_dims: Sequence[int],
-    out_dims: Sequence[int],
-) -> Tensor:  # fmt: skip
-    """Log-sum-exp of sums of logs over eliminated dims; exact at any range, no NaN."""
-    if len(set(left_dims) | set(right_dims)) == len(out_dims):
-        left, right, _ = _aligned(left, left_dims, right, right_dims, out_dims)
-        return left[0] + right[0]
-    with torch.no_grad():
-        shift = finite(_streamed_max(left, left_dims, right, right_dims, out_dims))
-    left, right, terms = _aligned(left, left_dims, right, right_dims, out_dims)
-    total = torch.zeros_like(shift)
-    for start, stop in _chunks(left, right, terms):
-        logs = _slice(left, start, stop) + _slice(right, start, stop)
-        total = total + (logs - shift).exp().sum(0)
-    return safe_log(total) + shift
-
-
 def _aligned(
-    left: Tensor, left_dims: Sequence[int], right: Tensor, right_dims: Sequence[int],
+    left: Value, left_dims: Sequence[int], right: Value, right_dims: Sequence[int],
     out_dims: Sequence[int],
-) -> tuple[Tensor, Tensor, int]:  # fmt: skip
-    """Operands as (terms or 1, batch, count, *out_dims), broadcastable, and the number of terms."""
-    sizes = dict(zip(left_dims, left.shape[2:], strict=True))
-    sizes.update(zip(right_dims, right.shape[2:], strict=True))
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Logs of the operands as (terms or 1, batch, count, *out_dims), broadcastable."""
+    sizes = dict(zip((*left_dims, *right_dims), (*left.dims, *right.dims), strict=True))
     gone = [dim for dim in sizes if dim not in out_dims]
 
     def align(tensor: Tensor, dims: Sequence[int]) -> Tensor:
@@ -266,15 +232,4 @@ def _aligned(
         full = full.expand(*(sizes[dim] for dim in gone), *full.shape[len(gone) :])
         return full.reshape(-1, *full.shape[len(gone) :])
 
-    terms = math.prod(sizes[dim] for dim in gone)
-    return align(left, left_dims), align(right, right_dims), terms
-
-
-def _chunks(left: Tensor, right: Tensor, terms: int) -> list[tuple[int, int]]:
-    cells = math.prod(broadcast_shapes(left.shape[1:], right.shape[1:]))
-    step = tuning.per_block(cells, tuning.BLOCK)
-    return [(start, min(start + step, terms)) for start in range(0, terms, step)]
-
-
-def _slice(tensor: Tensor, start: int, stop: int) -> Tensor:
-    return tensor if tensor.shape[0] == 1 else tensor[start:stop]
+    return align(left.logs(), left_dims), align(right.logs(), right_dims)

@@ -5,14 +5,14 @@ vector operation.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph.logspace.logmatrix import finite, safe_log
+from rdpgraph.logspace.logmatrix import finite, streamed_max, streamed_sum
 
 
 def floored(logs: Tensor, lowest: float) -> Tensor:
@@ -86,23 +86,17 @@ def product(table: Tensor, vector: Tensor) -> Tensor:
 
 def maximum(table: Tensor, vector: Tensor) -> Tensor:
     """Maximum over J of sums of logs."""
-    best: Tensor | None = None
-    for start, stop in _chunks(table, vector):
-        part = (table[:, :, start:stop] + vector[:, None, start:stop]).amax(2)
-        best = part if best is None else torch.maximum(best, part)
-    assert best is not None
-    return best
+    return streamed_max(*_columns(table, vector), tuning.CORE_BLOCK)
 
 
 def log_sum(table: Tensor, vector: Tensor) -> Tensor:
     """Log-sum-exp over J of sums of logs: exact at any range, -inf included."""
-    with torch.no_grad():
-        shift = finite(maximum(table, vector))
-    total = torch.zeros_like(shift)
-    for start, stop in _chunks(table, vector):
-        logs = table[:, :, start:stop] + vector[:, None, start:stop]
-        total = total + (logs - shift.unsqueeze(2)).exp().sum(2)
-    return safe_log(total) + shift
+    return streamed_sum(*_columns(table, vector), tuning.CORE_BLOCK)
+
+
+def _columns(table: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
+    """(J, b, I, f) and (J, B, 1, F)."""
+    return table.movedim(2, 0), vector.movedim(1, 0).unsqueeze(2)
 
 
 class _Product(torch.autograd.Function):
@@ -151,10 +145,3 @@ def _product(table: Tensor, vector: Tensor) -> Tensor:
         for column in range(1, columns):
             torch.addcmul(part, tables[:, :, column], vectors[:, column : column + 1], out=part)
     return total
-
-
-def _chunks(table: Tensor, vector: Tensor) -> Iterator[tuple[int, int]]:
-    cells = max(table.shape[0], vector.shape[0]) * table.shape[1] * vector.shape[2]
-    columns = table.shape[2]
-    step = tuning.per_block(cells, tuning.CORE_BLOCK)
-    return ((start, min(start + step, columns)) for start in range(0, columns, step))
