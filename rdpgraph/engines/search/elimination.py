@@ -38,7 +38,7 @@ def eliminate(
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, npt.NDArray[Any] | None]:
         if step[0] in summed:
-            return log_sum(joint, 0), None
+            return _log_sum(joint), None
         if tables.sizes[step[0]] == 2:
             return np.maximum(joint[0], joint[1]), joint[1] > joint[0]
         kind = np.uint8 if tables.sizes[step[0]] <= _BYTE else np.int32
@@ -57,7 +57,7 @@ def draw(
     """(count, V) exact draws given the variables fixed by an order; no value may be infinite."""
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, Floats]:  # noqa: ARG001
-        message = log_sum(joint, 0)
+        message = _log_sum(joint)
         return message, np.exp(joint - message).cumsum(0)
 
     traces, _ = _eliminated(tables, order, states, reduced)
@@ -168,6 +168,12 @@ def _product(bucket: _Bucket, scope: tuple[int, ...], sizes: Sequence[int]) -> F
             writable = joint.size == math.prod(shape)
     assert joint is not None
     return joint if joint.ndim == len(shape) and writable else np.broadcast_to(joint, shape)
+
+
+def _log_sum(joint: Floats) -> Floats:
+    """Log-sum-exp over the first dim; no value is infinite, which saves a table."""
+    peak = joint.max(0)
+    return np.log(np.exp(joint - peak).sum(0)) + peak
 
 
 @dataclass(frozen=True, eq=False)
