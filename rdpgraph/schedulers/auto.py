@@ -25,6 +25,7 @@ from rdpgraph.engines.recognised import RecognisedSolution, graph_held, plan_of,
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.engines.search.solution import Seeker
+from rdpgraph.engines.search.starts import Limits
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
 from rdpgraph.interface.structure import REGISTRY
@@ -246,8 +247,11 @@ class _Approximate:
         bounding = _joint(network) <= max(
             effort.MOST_JOINED, effort.BOUNDED_PER_SECOND * allowance.seconds
         )
-        options = bounding, self.progress, compiled_moves
-        seeker = Seeker(network, self.memory_bytes, effort.PATIENCE, *options)
+        limits = Limits(
+            allowance.seconds, self.memory_bytes, effort.PATIENCE, compiled=compiled_moves,
+            progress=self.progress,
+        )  # fmt: skip
+        seeker = Seeker(network, limits, bounding)
         messages = FirstConverged(
             (*joined, *loopy), loopy[0], seeker, allowance, self._plainly,
             self._plain_part(allowance), self.remedy,

@@ -16,8 +16,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import full_states, tables_of
-from rdpgraph.engines.search.moves import Kernel, uncompiled
-from rdpgraph.engines.search.neighbourhoods import Move, Search
+from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.engines.search.starts import (
     Limits,
     Searched,
@@ -134,18 +133,12 @@ class Seeker:
     """Search, scores and bounds of modes of a network."""
 
     network: Network  # reduced, without whole potentials
-    memory: float  # bytes for the tables of a move, or of a bound
-    patience: float  # part of the seconds without a gain after which a search ends
-    bounding: bool  # there are few enough factors for bounds
-    # called after every move
-    progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
-    compiled: Callable[[], Kernel | None] = uncompiled  # a function, as kernels cannot be pickled
+    limits: Limits  # of each question, but for the seconds
+    bounding: bool = True  # there are few enough factors for bounds
 
     def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
         """Best configurations of some variables or of all, within some seconds."""
-        limits = Limits(
-            seconds, self.memory, self.patience, progress=self.progress, compiled=self.compiled
-        )
+        limits = replace(self.limits, seconds=seconds)
         return search(self.network, limits, numbers=numbers, start=start)
 
     def scored(self, states: Tensor) -> Searched:
@@ -156,7 +149,7 @@ class Seeker:
         """(B,) upper bounds on all scores, given the best ones so far."""
         if not self.bounding:
             return torch.full_like(scores, math.inf)
-        summed, memory = summed_by(self.network, numbers), self.memory
+        summed, memory = summed_by(self.network, numbers), self.limits.memory
         return ceilings(self.network, summed, seconds=seconds, memory=memory, scores=scores)
 
 
@@ -237,11 +230,15 @@ class SearchSolution(SearchedMarginalModes):
     @cached_property
     def best(self) -> Searched:
         """Best configurations of all variables."""
+        return self._sought(None, effort.MODE_START)
+
+    def _sought(self, numbers: Tensor | None, part: float) -> Searched:
+        """Best configurations, begun at what is found in a part of the seconds."""
         begin, limits = clock.now(), self.limits
-        start = self.start(effort.MODE_START * limits.seconds)
-        left = limits.seconds - (clock.now() - begin)
-        limits = replace(limits, seconds=max(left, 0.1 * limits.seconds))
-        return search(self.network, limits, start=start)
+        start = self.start(part * limits.seconds)
+        left = max(limits.seconds - (clock.now() - begin), 0.1 * limits.seconds)
+        limits = replace(limits, seconds=left)
+        return search(self.network, limits, numbers=numbers, start=start)
 
     def status(self) -> Status:
         """Status of the mode: exact if it is proved optimal, or that there is none."""
@@ -279,18 +276,13 @@ class SearchSolution(SearchedMarginalModes):
         return proved(self.best, partial(self._above, None))
 
     def _search(self, numbers: Tensor) -> Searched:
-        begin, limits = clock.now(), self.limits
-        start = self.start(effort.MARGINAL_START * limits.seconds)
-        left = max(limits.seconds - (clock.now() - begin), 0.1 * limits.seconds)
-        best = search(self.network, replace(limits, seconds=left), numbers=numbers, start=start)
+        best = self._sought(numbers, effort.MARGINAL_START)
         return best.required(self.network.graph, "marginal mode")
 
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
-        limits = self.limits
-        seeker = Seeker(
-            self.network, min(limits.memory, effort.BOUNDS_BYTES), limits.patience, bounding=True
-        )
-        return seeker.above(numbers, scores, effort.MODE_BOUNDS * limits.seconds)
+        limits = replace(self.limits, memory=min(self.limits.memory, effort.BOUNDS_BYTES))
+        seconds = effort.MODE_BOUNDS * limits.seconds
+        return Seeker(self.network, limits).above(numbers, scores, seconds)
 
     def log_partition(self) -> Tensor:
         """-inf where that is known; else refused."""
