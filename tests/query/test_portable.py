@@ -55,7 +55,7 @@ def test_messages_that_were_sent_are_not_sent_again(route, monkeypatch):
     def sent(*args, **kwargs):
         raise AssertionError("sent again")
 
-    for place in ("gradients.propagate", "decoding.propagate"):
+    for place in ("propagation.propagate", "decoding.propagate"):
         monkeypatch.setattr(f"rdpgraph.engines.loopy.{place}", sent)
     monkeypatch.setattr("rdpgraph.engines.loopy.join_graph.JoinedSolution._propagated", sent)
     assert answered(again) == expected

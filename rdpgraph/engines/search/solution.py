@@ -133,7 +133,7 @@ class Seeker:
     """Search, scores and bounds of modes of a network."""
 
     network: Network  # reduced, without whole potentials
-    limits: Limits  # of each question, but for the seconds
+    limits: Limits  # of each question, except for the seconds
     bounding: bool = True  # there are few enough factors for bounds
 
     def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
