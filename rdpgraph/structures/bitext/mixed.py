@@ -33,20 +33,18 @@ class MixedMasks(LinkMasks):
     A yes leaves the bispans that have both words or neither; a no leaves the rules that lack one.
     """
 
-    pairs: Tensor
-    source: Tensor
-    target: Tensor
-    rules: Tensor | None
+    model: "MixedBitext"
 
     def open(self) -> Tensor:
-        return super().open() & (self.pairs.detach() > -math.inf)
+        return super().open() & (self.model.pairs.detach() > -math.inf)
 
     def gains(self) -> Tensor:
-        alone = self.source.detach().unsqueeze(-1) + self.target.detach().unsqueeze(-2)
-        return self.pairs.detach().double() - alone.double().clamp(min=LOWEST)
+        model = self.model
+        alone = model.source.detach().unsqueeze(-1) + model.target.detach().unsqueeze(-2)
+        return model.pairs.detach().double() - alone.double().clamp(min=LOWEST)
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedMixed":
-        lead, (p, q) = tuple(required.shape[:-2]), self.questions
+        lead, (p, q), model = tuple(required.shape[:-2]), self.questions, self.model
         batch, chains = self.items, self.chains(lead)
         lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
         items = len(lengths[0])
@@ -55,13 +53,13 @@ class MixedMasks(LinkMasks):
         logs = self.potentials[spans.item % max(batch, 1), i, k, j, m, 0].double()
         some = ((k > i) & (m > j) & (logs > -math.inf)).nonzero().squeeze(1)
         kept, logs = Boxes(spans.item[some], spans.ends[:, some], max(p, q)), logs[some]
-        pairs = self.pairs.detach().reshape(batch, p, q).repeat(chains, 1, 1)
+        pairs = model.pairs.detach().reshape(batch, p, q).repeat(chains, 1, 1)
         emission = Emission(
             pairs.masked_fill(forbidden.reshape(items, p, q), -math.inf),
-            self.source.detach().reshape(batch, p),
-            self.target.detach().reshape(batch, q),
+            model.source.detach().reshape(batch, p),
+            model.target.detach().reshape(batch, q),
         )
-        weights = logs.new_zeros(len(ORDERS)) if self.rules is None else self.rules.detach()
+        weights = logs.new_zeros(len(ORDERS)) if model.rules is None else model.rules.detach()
         top = (kept.ends[0] == 0) & (kept.ends[2] == 0)
         top &= kept.ends[1] == lengths[0][kept.item]
         top &= kept.ends[3] == lengths[1][kept.item]
@@ -249,10 +247,7 @@ class MixedBitext(Recursion):
 
     def masks(self) -> Masks:
         """Questions whether one rule has two words, for each pair of them."""
-        return MixedMasks(
-            self, self.source_lengths, self.target_lengths,
-            self.pairs, self.source, self.target, self.rules,
-        )  # fmt: skip
+        return MixedMasks(self)
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
         return middle(site)

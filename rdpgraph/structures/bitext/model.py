@@ -31,15 +31,11 @@ class BitextMasks(LinkMasks):
     A yes leaves the bispans that have both words or neither; a no leaves the leaves that lack one.
     """
 
-    straight: Rules
-    inverted: Rules
-    leaves: int
-    root: Tensor | None
-    allowed: Tensor | None
+    model: "Bitext"
 
     def gains(self) -> Tensor:
         """The score of the best leaf of both words less those of the best leaves of one alone."""
-        leaves = self.model.unary[..., -self.leaves :].detach().amax(-1).double()
+        leaves = self.model.unary[..., -self.model.leaves :].detach().amax(-1).double()
         pairs = leaves.diagonal(1, -4, -3).diagonal(1, -3, -2)
         source = leaves.diagonal(1, -4, -3).diagonal(0, -3, -2).amax(-1)
         target = leaves.diagonal(0, -4, -3).diagonal(1, -3, -2).amax(-2)
@@ -50,7 +46,7 @@ class BitextMasks(LinkMasks):
         """The rules of both orders."""
         states, device = self.sites[-1], self.model.unary.device
         tables: list[Tensor] = []
-        for rules in (self.straight, self.inverted):
+        for rules in (self.model.straight, self.model.inverted):
             table = rules.flat(self.batch_shape).table(states, states).to(device)
             tables.append(table.detach().reshape(-1, states, states, states))
         return Binary.of(tables)
@@ -61,11 +57,12 @@ class BitextMasks(LinkMasks):
         p, q = self.questions
         lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
         links = required.reshape(len(lengths[0]), p, q).nonzero()
-        allowed = None if self.allowed is None else self.allowed.to(links.device).unsqueeze(0)
+        allowed = self.model.allowed
+        allowed = None if allowed is None else allowed.to(links.device).unsqueeze(0)
         kept = Bispans.of(lengths, links, allowed)
         i, k, j, m = kept.ends
         logs = self.potentials[kept.item % max(batch, 1), i, k, j, m].double()
-        leaf = torch.arange(logs.shape[1], device=logs.device) >= logs.shape[1] - self.leaves
+        leaf = torch.arange(logs.shape[1], device=logs.device) >= logs.shape[1] - self.model.leaves
         no = pad(forbidden.reshape(len(lengths[0]), p, q).long(), (1, 0, 1, 0)).cumsum(1).cumsum(2)
         at = kept.item
         barred = no[at, k, m] - no[at, i, m] - no[at, k, j] + no[at, i, j] > 0
@@ -74,15 +71,12 @@ class BitextMasks(LinkMasks):
         empty = (lengths[0] == 0) & (lengths[1] == 0)
         tops = kept.numbers(every, torch.stack([zero, lengths[0], zero, lengths[1]]))
         root = logs.new_zeros(1, logs.shape[1])
-        if self.root is not None:
-            root = self.root.detach().double().expand(*self.batch_shape, -1)
+        if self.model.root is not None:
+            root = self.model.root.detach().double().expand(*self.batch_shape, -1)
             root = root.reshape(batch, -1).repeat(chains, 1)
-        rules = self.rules
-        if len(rules.table) > 1:
-            rules = Binary(rules.table.repeat(chains, 1, 1), rules.kinds, rules.left, rules.right)
         forest = Forest(
             at, ends, logs.masked_fill(leaf, -math.inf), kept.rows,
-            *joined_forest(len(at), kept.joins()), rules, tops, root,
+            *joined_forest(len(at), kept.joins()), self.rules.repeated(chains), tops, root,
         )  # fmt: skip
         site = ((i * (p + 1) + k) * (q + 1) + j) * (q + 1) + m
         sites = (p + 1) ** 2 * (q + 1) ** 2
@@ -330,8 +324,7 @@ class Bitext(Recursion):
 
     def masks(self) -> Masks:
         """Questions whether one leaf has two words, for each pair of them."""
-        rest = self.straight, self.inverted, self.leaves, self.root, self.allowed
-        return BitextMasks(self, self.source_lengths, self.target_lengths, *rest)
+        return BitextMasks(self)
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
         return middle(site)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ class Binary:
             stack = stack.index_select(dim, first)
             sides.append(order.argsort()[classes])
         return Binary(stack.flatten(2), len(tables), *sides)
+
+    def repeated(self, chains: int) -> "Binary":
+        """The rules of so many chains of items."""
+        shared = len(self.table) == 1
+        return self if shared else replace(self, table=self.table.repeat(chains, 1, 1))
 
     @cached_property
     def counts(self) -> tuple[int, int]:
@@ -175,24 +180,17 @@ class Inside:
         top = self.tops.softmax(1)
         alive = (self.log_partition > -math.inf).nonzero().squeeze(1)
         places.index_add_(0, forest.tops[alive], top[alive])
-        one = lefts == rights == 1
         for place, pair, way in reversed(forest.layers):
             mass = places[place]
-            if one:
-                mass += as_left[place] * left[place]
-                mass += as_right[place] * right[place]
-            else:
-                mass += as_left[place][:, rules.left] * left[place]
-                mass += as_right[place][:, rules.right] * right[place]
+            mass += as_left[place][:, rules.left] * left[place]
+            mass += as_right[place][:, rules.right] * right[place]
             if way.start == way.stop:
                 continue
             flow = torch.einsum("pk,pkc->pc", mass, joined[place])
             flow = flow.reshape(-1, lefts * rights).index_select(0, forest.whole[way] - pair.start)
-            flow = flow.mul_(chances[way])
-            if not one:
-                flow = flow.unflatten(1, (lefts, rights))
-            as_left.index_add_(0, forest.left[way], flow if one else flow.sum(2))
-            as_right.index_add_(0, forest.right[way], flow if one else flow.sum(1))
+            flow = flow.mul_(chances[way]).unflatten(1, (lefts, rights))
+            as_left.index_add_(0, forest.left[way], flow.sum(2))
+            as_right.index_add_(0, forest.right[way], flow.sum(1))
         used = places.unsqueeze(2) * joined
         counts = used.new_zeros(len(forest.tops), *used.shape[1:])
         counts.index_add_(0, forest.item, used)
@@ -219,10 +217,7 @@ def inside(forest: Forest) -> Inside:
             ruled = _ruled(forest, sums, place).logsumexp(2).add_(forest.joined[place])
             labels[place] = torch.logaddexp(labels[place], ruled)
         for side, mask in zip((as_left, as_right), rules.masks, strict=True):
-            if len(mask) == 1:
-                side[place] = labels[place].logsumexp(1, keepdim=True)
-            else:
-                side[place] = (labels[place].unsqueeze(1) + mask).logsumexp(2)
+            side[place] = (labels[place].unsqueeze(1) + mask).logsumexp(2)
     return Inside(forest, labels, as_left, as_right, sums)
 
 
@@ -235,8 +230,6 @@ def _ruled(forest: Forest, sums: Tensor, place: slice) -> Tensor:
 def _pairs(lefts: Tensor, rights: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """(E, L * R) log-products of both parts."""
     first, second = lefts.index_select(0, left), rights.index_select(0, right)
-    if first.shape[1] == second.shape[1] == 1:
-        return first.add_(second)
     return (first.unsqueeze(2) + second.unsqueeze(1)).flatten(1)
 
 

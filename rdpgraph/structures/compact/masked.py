@@ -3,13 +3,13 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.interface.masks import NOTHING, Draw, Expected, Masked, StructureMasks
-from rdpgraph.interface.structure import Structure
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.compact.inside import LOWEST, Forest, Inside, inside, segments, weighted
 from rdpgraph.structures.draws import column, drawn_between
@@ -19,9 +19,7 @@ from rdpgraph.structures.draws import column, drawn_between
 class LinkMasks(StructureMasks):
     """Questions about pairs (p, q) of a source and a target word of a model."""
 
-    model: Structure
-    source_lengths: Tensor | None
-    target_lengths: Tensor | None
+    model: Any
 
     site_dims = 5
 
@@ -33,7 +31,7 @@ class LinkMasks(StructureMasks):
     @cached_property
     def lengths(self) -> tuple[Tensor, Tensor]:
         """(B,) of the sources and of the targets."""
-        given = self.source_lengths, self.target_lengths
+        given = self.model.source_lengths, self.model.target_lengths
         source, target = map(self.flat_lengths, given, self.questions)
         return source, target
 

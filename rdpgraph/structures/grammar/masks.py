@@ -207,12 +207,10 @@ class HypertreeMasks(StructureMasks):
         if isinstance(model.rules, SparseRules):
             listed = model.rules.flat(self.batch_shape)
             return MaskedSparseHypertree.of(lead, kept, logs, listed, tops, root, empty)
-        rules = self.rules
-        if len(rules.table) > 1:
-            rules = Binary(rules.table.repeat(chains, 1, 1), 1, rules.left, rules.right)
         forest = Forest(
             kept.item, logs.masked_fill(~word, -math.inf), logs.masked_fill(word, -math.inf),
-            kept.rows, *joined_forest(len(kept.item), [kept.joins()]), rules, tops, root,
+            kept.rows, *joined_forest(len(kept.item), [kept.joins()]), self.rules.repeated(chains),
+            tops, root,
         )  # fmt: skip
         return MaskedHypertree(
             forest, lead, first * total + last, total**2, empty, kept.ends, total

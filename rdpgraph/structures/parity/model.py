@@ -28,8 +28,7 @@ from rdpgraph.structures import expectations
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.kept import EVENT_COST, KeptCosets, kept_cosets
-from rdpgraph.structures.parity.parities import Parities
-from rdpgraph.structures.parity.recognition import recognised
+from rdpgraph.structures.parity.parities import Parities, recognised
 from rdpgraph.structures.parity.sweeps import ParityCost, checked_syndrome, normalised
 from rdpgraph.structures.recursion.recursion import KBestConfigurations
 
