@@ -20,7 +20,7 @@ from rdpgraph.model.potentials.features import centred_sides
 from rdpgraph.model.potentials.lowrank import Bilinear, rows_of
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
-from rdpgraph.structures.grammar.batched import Form, branches
+from rdpgraph.structures.grammar.batched import branches
 from rdpgraph.structures.grammar.model import Hypertree
 from rdpgraph.structures.recursion.rules import BilinearRules, DenseRules
 
@@ -167,20 +167,19 @@ def _grammar(
     weights, where ``d E[e_u e_v] = exp(s_u . s_v) - 1`` if u and v have one map. Log Z has the
     expected uses of rules as its gradient, and their covariance as its Hessian: by drawn trees.
     """
-    form, (parents, children) = Form(model), rules.shape
+    (parents, children), items = rules.shape, math.prod(model.batch_shape)
     table = rules.table(parents, children)
     dense = replace(model, rules=DenseRules(table))
-    uses = dense.rule_marginals()[0].detach().double().reshape(form.batch, parents, -1)
+    uses = dense.rule_marginals()[0].detach().double().reshape(items, parents, -1)
     states = dense.sample(samples, generator)
-    real, _, _, parent, left, right = branches(
-        states.reshape(samples, form.batch, *states.shape[-2:])
-    )
+    real, _, _, parent, left, right = branches(states.reshape(samples, items, *states.shape[-2:]))
     drawn = torch.where(real, (parent * children + left) * children + right, -1)
-    left, right, _, _ = centred_sides(*(part.detach().double() for part in form.rules.parts))
+    sides = (part.detach().double() for part in rules.flat(model.batch_shape).parts)
+    left, right, _, _ = centred_sides(*sides)
     sums = (left.unsqueeze(-2) + right.unsqueeze(-3)).flatten(-3, -2)
     weights = table.detach().double().exp().reshape(-1, parents, children**2)
     rows = list[Tensor]()
-    for item in range(form.batch):
+    for item in range(items):
         place = min(item, len(sums) - 1)
         terms = sums[place], weights[place], uses[item], drawn[:, item]
         rows.append(_first_order(*terms, shared=shared, generator=generator))

@@ -1,32 +1,24 @@
 """Hypertrees with one batch dim: scores of given trees, uses of rules, means for proposals."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph._core.cache import cached_property
 from rdpgraph.interface.structure import is_tracked
 from rdpgraph.logspace.gradients import expectations
 from rdpgraph.logspace.logmatrix import soft_scatter
-from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.grammar.spans import HypertreeFields
 from rdpgraph.structures.recursion.rules import LowRankRules, NoRules, Rules, flat
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
 
 
-def score(
-    states: Tensor, unary: Tensor, lengths: Tensor, root: Tensor, rules: Rules, preterminals: int
-) -> Tensor:
-    """(R, B) log-potentials of trees, -inf for what is no tree; O(T^2) each.
-
-    States (R, B, T, T), -1 off the tree; unary (B, T, T, C), lengths (B,), root (1 or B, C) and
-    flat rules. The last ``preterminals`` states are for single words alone.
-    """
+def score(tree: HypertreeFields, states: Tensor) -> Tensor:
+    """(R, B) log-potentials of trees (R, B, T, T), -inf for what is no tree; O(T^2) each."""
     count, batch, total, _ = states.shape
+    unary, lengths, preterminals = tree.flat_unary, tree.flat_lengths, tree.preterminals
     if not total:
         return unary.sum((1, 2, 3)).expand(count, batch)
     place = torch.arange(total, device=states.device)
@@ -41,6 +33,7 @@ def score(
     known = unary.shape[3] - preterminals
     fits &= ((left >= 0) & (right >= 0) | ~real).all(2) & ((parent < known) | ~real).all(2)
     triple = (torch.where(parent < known, parent, 0), left, right)
+    rules = tree.rules.flat(tree.batch_shape)
     joint = rules.evaluate(*(part.clamp(min=0).transpose(0, 1).unsqueeze(3) for part in triple))
     joint = joint.reshape(batch, count, real.shape[2]).transpose(0, 1)
     item = torch.arange(batch, device=states.device).unsqueeze(1)
@@ -54,7 +47,7 @@ def score(
     item = item.squeeze(1)
     top = states[:, item, 0, last]
     fits &= (top >= 0) | (lengths == 0)
-    roots = root.expand(batch, -1)[item, top.clamp(min=0)]
+    roots = tree.flat_root.expand(batch, -1)[item, top.clamp(min=0)]
     result = result + torch.where(lengths > 0, roots, 0.0)
     return torch.where(fits, result, -math.inf)
 
@@ -79,61 +72,13 @@ def branches(states: Tensor) -> tuple[Tensor, ...]:
     return wide.gather(2, nodes), i, j, flat.gather(2, nodes), *(flat.gather(2, p) for p in parts)
 
 
-@dataclass(frozen=True, eq=False)
-class Form:
-    """The tensors of a hypertree in one batch dim."""
-
-    tree: HypertreeFields
-
-    @cached_property
-    def batch(self) -> int:
-        """B, the product of the batch dims."""
-        return math.prod(self.tree.batch_shape)
-
-    @property
-    def states(self) -> int:
-        """N, the number of states of spans of two words and more."""
-        return self.tree.unary.shape[-1] - self.tree.preterminals
-
-    @property
-    def unary(self) -> Tensor:
-        """(B, T, T, C) the potentials."""
-        return self.tree.unary.reshape(self.batch, *self.tree.unary.shape[-3:])
-
-    @cached_property
-    def rules(self) -> Rules:
-        """The rules in one batch dim, 1 or B."""
-        return self.tree.rules.flat(self.tree.batch_shape)
-
-    @cached_property
-    def lengths(self) -> Tensor:
-        """(B,) the numbers of words of the items."""
-        return flat_lengths(self.tree.lengths, self.tree.unary.shape[:-2], self.tree.unary)
-
-    @property
-    def root(self) -> Tensor:
-        """(1 or B, C), -inf for preterminals."""
-        tree = self.tree
-        root = tree.unary.new_zeros(self.states) if tree.root is None else tree.root
-        return pad(flat(root, 1, tree.batch_shape), (0, tree.preterminals), value=-math.inf)
-
-    def scored(self, states: Tensor, lead: Sequence[int]) -> Tensor:
-        """(*lead, *batch) the scores of trees (*lead, *batch, T, T)."""
-        tree = self.tree
-        states = states.reshape(math.prod(lead), self.batch, *states.shape[-2:])
-        scores = score(states, self.unary, self.lengths, self.root, self.rules, tree.preterminals)
-        return scores.reshape([*lead, *tree.batch_shape])
-
-
 def rule_uses(tree: HypertreeFields) -> list[Tensor]:
     """(*batch, ...) the gradients of log Z in the tensors of the rules."""
-    form, root = Form(tree), tree.root
-    rules = form.rules.with_parts([
-        part.expand(form.batch, *part.shape[1:]) for part in form.rules.parts
-    ])  # fmt: skip
+    unary, rules, root = tree.flat_unary, tree.rules.flat(tree.batch_shape), tree.root
+    rules = rules.with_parts([part.expand(len(unary), *part.shape[1:]) for part in rules.parts])
     if root is not None:
-        root = flat(root, 1, tree.batch_shape).expand(form.batch, -1)
-    one = replace(tree, unary=form.unary, rules=rules, root=root, lengths=form.lengths)
+        root = flat(root, 1, tree.batch_shape).expand(len(unary), -1)
+    one = replace(tree, unary=unary, rules=rules, root=root, lengths=tree.flat_lengths)
     _, gradients = expectations(
         lambda *parts: replace(one, rules=rules.with_parts(parts)).log_partition(),
         rules.parts, tracked=is_tracked(tree),
@@ -144,44 +89,46 @@ def rule_uses(tree: HypertreeFields) -> list[Tensor]:
 @torch.no_grad()
 def site_unary(tree: HypertreeFields) -> Tensor:
     """(*batch, T, T, C) potentials of spans, the root's added to the whole; -inf for no span."""
-    form, total = Form(tree), tree.unary.shape[-2]
-    values = tree.potentials(tree.unary).reshape(form.batch, *tree.unary.shape[-3:])
+    lengths, total = tree.flat_lengths, tree.unary.shape[-2]
+    values = tree.potentials(tree.flat_unary)
     place = torch.arange(total, device=values.device)
-    allowed = (place.unsqueeze(1) <= place) & (place < form.lengths.reshape(-1, 1, 1))
+    allowed = (place.unsqueeze(1) <= place) & (place < lengths.reshape(-1, 1, 1))
     values = torch.where(allowed.unsqueeze(3), values, -math.inf)
     if total:
-        item = torch.arange(form.batch, device=values.device)
-        values[item, 0, (form.lengths - 1).clamp(min=0)] += form.root
+        item = torch.arange(len(values), device=values.device)
+        values[item, 0, (lengths - 1).clamp(min=0)] += tree.flat_root
     return values.reshape(tree.unary.shape)
 
 
 @torch.no_grad()
 def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generator | None) -> Tensor:
     """(*batch, T, T, C) log mean rules of a state as a parent and as a part."""
-    form, total = Form(tree), tree.unary.shape[-2]
-    children = tree.unary.shape[-1]
+    lengths, (total, children) = tree.flat_lengths, tree.unary.shape[-2:]
+    states, rules = children - tree.preterminals, tree.rules.flat(tree.batch_shape)
     if isinstance(tree.rules, NoRules):
         return tree.unary.new_zeros((*tree.batch_shape, 1, 1, 1))
-    if isinstance(form.rules, LowRankRules):
-        parent, part = _means_by_rank(form.rules)
-    elif isinstance(form.rules, SparseRules):
-        parent, part = _means_of_list(form.rules)
+    if isinstance(rules, LowRankRules):
+        parent, part = _means_by_rank(rules)
+    elif isinstance(rules, SparseRules):
+        parent, part = _means_of_list(rules)
     else:
         device = tree.unary.device
         where = device if generator is None else generator.device
         asked = [
             torch.randint(size, (1, landmarks), generator=generator, device=where).to(device)
-            for size in (form.states, children, children)
+            for size in (states, children, children)
         ]
-        parent, part = _means(form.rules, asked, form.states, children)
-    parent = pad(parent, (0, children - form.states))
+        parent, part = _means(rules, asked, states, children)
+    parent = pad(parent, (0, children - states))
     place = torch.arange(total, device=parent.device)
     wide = place.unsqueeze(1) < place
-    whole = (place.unsqueeze(1) == 0) & (place == form.lengths.reshape(-1, 1, 1) - 1)
+    whole = (place.unsqueeze(1) == 0) & (place == lengths.reshape(-1, 1, 1) - 1)
     above = torch.where(wide.unsqueeze(-1), parent[:, None, None], 0.0)
     below = torch.where(whole.unsqueeze(-1), 0.0, part[:, None, None])
     means = above + below
-    return means.reshape(*(tree.batch_shape if len(means) == form.batch else ()), *means.shape[1:])
+    return means.reshape(
+        *(tree.batch_shape if len(means) == len(lengths) else ()), *means.shape[1:]
+    )
 
 
 def _means_by_rank(rules: LowRankRules) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ from rdpgraph.interface.masks import Draw, Expected, Masked, StructureMasks
 from rdpgraph.structures.compact.bispans import Spans
 from rdpgraph.structures.compact.inside import Binary, Forest, joined_forest
 from rdpgraph.structures.compact.masked import ForestMasked, RuleForest, RuleMasked
-from rdpgraph.structures.grammar.batched import Form
 from rdpgraph.structures.grammar.spans import HypertreeFields
 from rdpgraph.structures.recursion.rules import NoRules
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
@@ -201,7 +200,7 @@ class HypertreeMasks(StructureMasks):
             tops = kept.number[torch.arange(len(lengths), device=logs.device), 0, whole]
         else:
             tops = torch.full_like(lengths, -1)
-        root = Form(model).root.detach().double()
+        root = model.flat_root.detach().double()
         root = root.repeat(chains, 1) if len(root) > 1 else root
         empty = lengths == 0
         if isinstance(model.rules, SparseRules):

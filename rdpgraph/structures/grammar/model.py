@@ -22,7 +22,6 @@ from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.checks import checked_mask, checked_trees
 from rdpgraph.structures.grammar import batched
-from rdpgraph.structures.grammar.batched import Form
 from rdpgraph.structures.grammar.masks import HypertreeMasks
 from rdpgraph.structures.grammar.spans import (
     HypertreeFields,
@@ -155,11 +154,6 @@ class Hypertree(HypertreeFields):
         """Questions whether each span is a constituent."""
         return HypertreeMasks(self)
 
-    @property
-    def form(self) -> Form:
-        """The hypertree with one batch dim."""
-        return Form(self)
-
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, trees: Trees | Tensor
     ) -> Tensor:
@@ -173,7 +167,9 @@ class Hypertree(HypertreeFields):
             EvidenceError: another shape, or a state out of range.
         """
         states = as_states("Trees", self.site_states(trees))
-        return self.form.scored(states, checked_trees(states, self.unary.shape))
+        lead = checked_trees(states, self.unary.shape)
+        flat = states.reshape(math.prod(lead), math.prod(self.batch_shape), *states.shape[-2:])
+        return batched.score(self, flat).reshape(states.shape[:-2])
 
     def site_states(self, configuration: Trees | Tensor) -> Tensor:
         """(*lead, *batch, T, T) the states of trees, -1 for spans that are no constituents."""
@@ -204,7 +200,7 @@ class Hypertree(HypertreeFields):
     def _compared(self, other: Recursion, *, divergence: bool) -> Tensor:
         if not isinstance(other, Hypertree) or other.unary.shape != self.unary.shape:
             return super()._compared(other, divergence=divergence)
-        lengths = self.form.lengths, other.form.lengths
+        lengths = self.flat_lengths, other.flat_lengths
         if self.preterminals != other.preterminals or not torch.equal(*lengths):
             raise ModelError(
                 "Hypertrees are compared if their preterminals and lengths agree; got "

@@ -14,6 +14,7 @@ from rdpgraph._core.cache import remembered
 from rdpgraph.errors import ModelError
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.potentials.table import settle
+from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.checks import (
     checked_root,
     checked_rules,
@@ -28,6 +29,7 @@ from rdpgraph.structures.recursion.rules import (
     LowRankRules,
     NoRules,
     Rules,
+    flat,
 )
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
 from rdpgraph.structures.recursion.tape import Tape
@@ -118,6 +120,24 @@ class HypertreeFields(Recursion):
         checked_rules(self.rules, self.unary, self.preterminals)
         checked_root(self.root, self.unary, self.preterminals)
         settle_lengths(self, lengths=self.unary.shape[-2])
+
+    @property
+    def flat_unary(self) -> Tensor:
+        """(B, T, T, C) the potentials in one batch dim."""
+        return self.unary.flatten(0, -4) if self.unary.ndim > 3 else self.unary.unsqueeze(0)
+
+    @property
+    def flat_lengths(self) -> Tensor:
+        """(B,) the numbers of words of the items."""
+        return flat_lengths(self.lengths, self.unary.shape[:-2], self.unary)
+
+    @property
+    def flat_root(self) -> Tensor:
+        """(1 or B, C) the root's potentials, -inf for preterminals."""
+        root = self.root
+        if root is None:
+            root = self.unary.new_zeros(self.unary.shape[-1] - self.preterminals)
+        return pad(flat(root, 1, self.batch_shape), (0, self.preterminals), value=-math.inf)
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
         first, last = site
