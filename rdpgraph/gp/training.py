@@ -131,8 +131,7 @@ class Objective:
         return total
 
 
-def _adam(parameters: Iterable[Any]) -> Optimizer:
-    return torch.optim.Adam(parameters, lr=0.1)
+_ADAM = partial(torch.optim.Adam, lr=0.1)
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ class Training:
     """
 
     steps: int = 100
-    optimiser: Callable[..., Optimizer] = _adam
+    optimiser: Callable[..., Optimizer] = _ADAM
     sequences: int | None = None
     decay: bool = True
     kernel_every: int = 0

@@ -107,11 +107,9 @@ class Density(Emission):
         known = observed[seen.all(1)][:1]
         filled = torch.where(seen, observed, known if len(known) else law.mean.detach()[:1])
         values = law.log_prob(filled.unsqueeze(1))
-        return (
-            torch.where(seen[:, :1], values, 0.0)
-            if vectors
-            else values.where(seen.unsqueeze(1), 0.0).sum(2)
-        )
+        if vectors:
+            return values.where(seen[:, :1], 0.0)
+        return values.where(seen.unsqueeze(1), 0.0).sum(2)
 
     def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
         """Rows and weights, sparse at their places, so that sums hold all of them."""

@@ -1,7 +1,7 @@
 """Expectation maximisation of any graph or structure: counts are the gradient of log Z."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -167,25 +167,20 @@ class EM:
             raise ModelError("EM draws further starts; give generator=torch.Generator().")
         shuffle = generator if self.stepwise is not None else None
         batches = Batches.of(data, weights, self.batch_size, shuffle)
-        fits: list[Fit] = []
-        for number in range(self.starts):
-            begin = Fit(dict(self.parameters), (), 0.0, Status())
-            if number:
-                assert generator is not None
-                drawn = {name: p.drawn(generator) for name, p in self.parameters.items()}
-                begin = replace(begin, parameters=drawn)
-            elif start is not None:
-                begin = start
+        begin = start or Fit(dict(self.parameters), (), 0.0, Status())
+        fits = [self._climbed(batches, begin, 0, generator)]
+        for number in range(1, self.starts):
+            assert generator is not None
+            drawn = {name: p.drawn(generator) for name, p in self.parameters.items()}
+            begin = Fit(drawn, (), 0.0, Status())
             fits.append(self._climbed(batches, begin, number, generator))
         return max(fits, key=lambda fit: fit.history[-1])
 
     def _climbed(
         self, batches: Batches, begin: Fit, number: int, generator: torch.Generator | None
     ) -> Fit:
-        parameters, history = begin.parameters, list(begin.history)
-        averages = begin.averages or ({}, 0)
-        if history:
-            del history[-1]  # the parameters are scored again
+        parameters, averages = begin.parameters, begin.averages or ({}, 0)
+        history = list(begin.history[:-1])  # the parameters are scored again
         first, converged, fell = len(history), False, False
         while True:
             last = len(history) - first == self.limit

@@ -101,8 +101,8 @@ class Families:
             x: (*map(variables.__getitem__, above), variables[x]) for x, above in parents.items()
         }
         noisy = frozenset(noisy)
-        tabled = [x for x in nodes if x not in noisy] if graph is not None else []
-        tables = {x: graph.cpt(x).detach() for x in tabled} if graph is not None else {}
+        tabled = (x for x in nodes if graph is not None and x not in noisy)
+        tables = {x: structure.cpt(x).detach() for x in tabled}
         return Families(scopes, Domain.of(variables.values()), tables, noisy)
 
     def sizes(self, name: str) -> tuple[int, ...]:
@@ -134,13 +134,8 @@ class Families:
             parameter = kind(uniform, prior=prior)
             if not bool((counts > 0).any()):
                 return parameter.drawn(generator)
-            return (
-                parameter
-                if noisy
-                else replace(
-                    parameter, log_values=Probabilities(uniform).maximised((counts + 1,)).log_values
-                )
-            )
+            near = parameter if noisy else Probabilities(uniform).maximised((counts + 1,))
+            return replace(parameter, log_values=near.log_values)
         table = as_values(f"The table of {name!r}", table).double()
         if tuple(table.shape) != sizes or not is_conditional(table.numpy(), -1):
             raise ModelError(

@@ -1,7 +1,7 @@
 """A semi-Markov conditional random field as a layer."""
 
 import math
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -110,17 +110,18 @@ class SemiCRF(Transitions):
         """
         with torch.no_grad():
             fields = self._fields(emissions, mask)
-            unary, transition, duration, lengths = fields
-            if _is_long(unary, duration):
-                best = scoring.best(unary, transition, duration, lengths)
-                if bool((_score(*fields, best) == -math.inf).any()):
+            if fields.are_long:
+                best = scoring.best(*fields)
+                if bool((fields.score(best) == -math.inf).any()):
                     raise ImpossibleEvidenceError(
                         "SemiCRF has no possible segmentation of an item."
                     )
             else:
-                best = SemiMarkov.from_unary(unary, transition, duration, lengths=lengths).mode()
+                best = fields.structure().mode()
         rows: list[list[tuple[int, int, int]]] = []
-        for labels, starts, length in zip(best.labels, best.starts, lengths.tolist(), strict=True):
+        for labels, starts, length in zip(
+            best.labels, best.starts, fields.lengths.tolist(), strict=True
+        ):
             first: list[int] = starts.nonzero().squeeze(1).tolist()
             tags: list[int] = labels[first].tolist()
             rows.append(list(zip(tags, first, [*first[1:], length], strict=True)))
@@ -132,82 +133,75 @@ class SemiCRF(Transitions):
         Raises:
             ModelError: shapes or a mask that do not fit.
         """
-        unary, transition, duration, lengths = self._fields(emissions, mask)
-        return SemiMarkov.from_unary(unary, transition, duration, lengths=lengths)
+        return self._fields(emissions, mask).structure()
 
-    def _fields(
-        self, emissions: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _fields(self, emissions: Tensor, mask: Tensor | None) -> "_Fields":
         unary, start, transition, end, mask = self._scores(emissions, mask)
-        return _fields(unary, start, transition, end, self.durations, mask)
+        return _Fields.of(unary, start, transition, end, self.durations, mask)
 
 
-def _is_long(unary: Tensor, duration: Tensor) -> bool:
-    return unary.numel() * len(duration) > tuning.LARGE_BLOCK
+class _Fields(NamedTuple):
+    """Scores of positions, transitions and durations, and lengths; in float64 if they are long."""
 
+    unary: Tensor
+    transition: Tensor
+    duration: Tensor
+    lengths: Tensor
 
-def _fields(
-    unary: Tensor,
-    start: Tensor,
-    transition: Tensor,
-    end: Tensor,
-    duration: Tensor,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores of positions, transitions, durations, and lengths.
+    @classmethod
+    def of(
+        cls, unary: Tensor, start: Tensor, transition: Tensor, end: Tensor, duration: Tensor,
+        mask: Tensor | None,
+    ) -> "_Fields":  # fmt: skip
+        """Add the scores of start and end to the positions of the first and last segment."""
+        batch, steps, _ = unary.shape
+        if not steps:
+            raise ModelError("A SemiCRF needs emissions of one step or more; got none.")
+        whole = mask is None
+        lengths = torch.full((batch,), steps, device=unary.device) if whole else lengths_of(mask)
+        place, last = torch.arange(steps, device=unary.device), lengths.unsqueeze(1) - 1
+        unary = torch.where((place > last).unsqueeze(-1), 0.0, unary)
+        unary = torch.where((place == 0).unsqueeze(-1), unary + start, unary)
+        unary = torch.where((place == last).unsqueeze(-1), unary + end, unary)
+        fields = cls(unary, transition, duration.to(unary.dtype), lengths)
+        unary, transition, duration = (part.double() for part in fields[:3])
+        return cls(unary, transition, duration, lengths) if fields.are_long else fields
 
-    Start and end scores are added to the first and last position, which lie in the first and last
-    segment.
-    """
-    batch, steps, _ = unary.shape
-    if not steps:
-        raise ModelError("A SemiCRF needs emissions of one step or more; got none.")
-    whole = mask is None
-    lengths = torch.full((batch,), steps, device=unary.device) if whole else lengths_of(mask)
-    place, last = torch.arange(steps, device=unary.device), lengths.unsqueeze(1) - 1
-    unary = torch.where((place > last).unsqueeze(-1), 0.0, unary)
-    unary = torch.where((place == 0).unsqueeze(-1), unary + start, unary)
-    unary = torch.where((place == last).unsqueeze(-1), unary + end, unary)
-    fields = (unary, transition, duration.to(unary.dtype))
-    if _is_long(unary, duration):
-        unary, transition, duration = (field.double() for field in fields)
-        return unary, transition, duration, lengths
-    return *fields, lengths
+    @property
+    def are_long(self) -> bool:
+        """True where the scores of all segments are not stored."""
+        return self.unary.numel() * len(self.duration) > tuning.LARGE_BLOCK
+
+    def structure(self) -> SemiMarkov:
+        """The distribution over segmentations."""
+        return SemiMarkov.from_unary(*self[:3], lengths=self.lengths)
+
+    def score(self, segmentation: Segmentation) -> Tensor:
+        """(B,) scores in nats; -inf for impossible segmentations."""
+        unary, transition, duration, lengths = self
+        every = unary.unsqueeze(2).expand(-1, -1, len(duration), -1)
+        flat = scoring.flat(segmentation, every, lengths)
+        links = scoring.score(unary.new_zeros(()).expand(every.shape), transition, lengths, flat)
+        inside = torch.arange(unary.shape[1], device=unary.device) < lengths.unsqueeze(1)
+        here = unary.gather(2, flat.labels.unsqueeze(2)).squeeze(2)
+        spans = duration[flat.ages.clamp(max=len(duration) - 1), flat.labels]
+        ends = scoring.ends_of(flat.starts, lengths)
+        return links + (torch.where(inside, here, 0.0) + torch.where(ends, spans, 0.0)).sum(1)
 
 
 def _of_segments(
     emissions: Tensor, start: Tensor, transitions: Tensor, end: Tensor, durations: Tensor,
     labels: Tensor, starts: Tensor, mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    unary, transition, duration, lengths = _fields(
-        emissions, start, transitions, end, durations, mask
-    )
-    score = _score(unary, transition, duration, lengths, Segmentation(labels, starts))
-    if _is_long(unary, duration):
-        ends = scoring.log_ends(unary, transition, duration)
-        item = torch.arange(len(unary), device=unary.device)
-        log_z = soft_sum(ends[item, lengths - 1], -1)
+    fields = _Fields.of(emissions, start, transitions, end, durations, mask)
+    score = fields.score(Segmentation(labels, starts))
+    if fields.are_long:
+        ends = scoring.log_ends(*fields[:3])
+        item = torch.arange(len(ends), device=ends.device)
+        log_z = soft_sum(ends[item, fields.lengths - 1], -1)
     else:
-        log_z = SemiMarkov.from_unary(unary, transition, duration, lengths=lengths).log_partition()
+        log_z = fields.structure().log_partition()
     return torch.where(score > -math.inf, score - log_z, -math.inf).to(emissions.dtype)
 
 
 _log_likelihood = operator("semi_crf", _of_segments)
-
-
-def _score(
-    unary: Tensor,
-    transition: Tensor,
-    duration: Tensor,
-    lengths: Tensor,
-    segmentation: Segmentation,
-) -> Tensor:
-    """(B,) scores in nats; -inf for impossible segmentations."""
-    every = unary.unsqueeze(2).expand(-1, -1, len(duration), -1)
-    flat = scoring.flat(segmentation, every, lengths)
-    links = scoring.score(unary.new_zeros(()).expand(every.shape), transition, lengths, flat)
-    inside = torch.arange(unary.shape[1], device=unary.device) < lengths.unsqueeze(1)
-    here = unary.gather(2, flat.labels.unsqueeze(2)).squeeze(2)
-    spans = duration[flat.ages.clamp(max=len(duration) - 1), flat.labels]
-    ends = scoring.ends_of(flat.starts, lengths)
-    return links + (torch.where(inside, here, 0.0) + torch.where(ends, spans, 0.0)).sum(1)
