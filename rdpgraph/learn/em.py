@@ -13,8 +13,7 @@ from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.estimate.estimator import Estimator, Model
 from rdpgraph.infer import infer
-from rdpgraph.learn.parameters import Parameter
-from rdpgraph.learn.rows import Batches, Rows
+from rdpgraph.learn.parameters import Batches, Parameter, Rows
 from rdpgraph.plan import clock
 from rdpgraph.schedulers import Scheduler
 

@@ -12,8 +12,7 @@ from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.em import EM, Fit, Step
-from rdpgraph.learn.parameters import Parameter
-from rdpgraph.learn.rows import Batches, Rows
+from rdpgraph.learn.parameters import Batches, Parameter, Rows
 from rdpgraph.plan import clock
 
 _NULL = 1e-9

@@ -15,9 +15,15 @@ from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.infer import infer
 from rdpgraph.io.tables import all_variables
 from rdpgraph.learn.em import EM, Fit, Step
-from rdpgraph.learn.families import Families, edges_of
+from rdpgraph.learn.families import (
+    Distinct,
+    Families,
+    columns,
+    distinct_rows,
+    edges_of,
+    read_rows,
+)
 from rdpgraph.learn.gradient import standard_errors
-from rdpgraph.learn.rows import Distinct, columns, distinct_rows, read_rows
 from rdpgraph.model.evidence import MISSING, states_given
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph

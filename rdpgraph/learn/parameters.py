@@ -1,7 +1,7 @@
-"""Parameters that are fitted to data, and tables of probabilities among them."""
+"""Parameters that are fitted to data, tables of probabilities among them, and batches of data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -266,3 +266,101 @@ class NoisyMax(Probabilities):
             table = self._replaced(leaf).value(rows)
             total = torch.where(counts > 0, counts * table, 0.0).sum()
             return torch.autograd.grad(total, leaf)
+
+
+Rows = Any
+"""A tensor with a leading dim of rows, or a tuple or dictionary of them."""
+
+
+def tensors_of(rows: Rows) -> list[Tensor]:
+    """The tensors of a batch."""
+    if isinstance(rows, Tensor):
+        return [rows]
+    if isinstance(rows, tuple | list):
+        return [tensor for part in rows for tensor in tensors_of(part)]
+    if isinstance(rows, dict):
+        return [tensor for part in rows.values() for tensor in tensors_of(part)]
+    raise ModelError(
+        "Data to fit are tensors with a leading dim of rows, in tuples and dictionaries, or an "
+        f"iterable of such batches; got {type(rows).__name__}."
+    )
+
+
+def count_of(rows: Rows) -> int:
+    """The number of rows, which all tensors share."""
+    counts = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors_of(rows)}
+    if len(counts) != 1 or 0 in counts:
+        raise ModelError(
+            "All tensors of the data need the same number of rows, at least one, as their leading "
+            f"dim; got {sorted(counts)}."
+        )
+    return counts.pop()
+
+
+def rows_at(rows: Rows, places: Tensor | slice) -> Rows:
+    """Rows at some places, of every tensor of the data."""
+    if isinstance(rows, Tensor):
+        return rows[places]
+    if isinstance(rows, dict):
+        return {name: rows_at(part, places) for name, part in rows.items()}
+    return tuple(rows_at(part, places) for part in rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Batches of data for each step: row numbers, rows, weights or None.
+
+    ``data`` are ``count`` rows, or an iterable of batches if that is None; a ``generator`` shuffles
+    the rows of each pass.
+    """
+
+    data: Any
+    weights: Any
+    size: int | None
+    generator: torch.Generator | None
+    count: int | None
+
+    @staticmethod
+    def of(data: Any, weights: Any, size: int | None, generator: Any = None) -> "Batches":
+        """Batches of data and weights as given by users; refuses weights that do not fit."""
+        count = count_of(data) if isinstance(data, Tensor | tuple | dict) else None
+        if count is None and not isinstance(data, Iterable):
+            tensors_of(data)
+        if isinstance(data, Iterator):
+            raise ModelError(
+                "Batches are gone through in every step; got an iterator, which ends after one. "
+                "Give a list or a DataLoader."
+            )
+        if weights is None or (count is None and isinstance(weights, list)):
+            return Batches(data, weights, size, generator, count)
+        weights = torch.as_tensor(weights)
+        if count is None or weights.shape != (count,):
+            wanted = f"({count},)" if count else "a list, one tensor for each batch"
+            raise ModelError(f"Weights of rows need {wanted}; got {tuple(weights.shape)}.")
+        if not bool((weights >= 0).all()) or not bool((weights > 0).any()):
+            raise ModelError("Weights of rows are numbers at least 0, one of them above.")
+        return Batches(data, weights, size, generator, count)
+
+    def weight(self) -> float:
+        """The total weight of all rows."""
+        if self.weights is not None:
+            return sum(float(part.sum()) for part in self.weights)
+        return float(sum(map(count_of, self.data)) if self.count is None else self.count)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Rows, Tensor | None]]:
+        if self.count is None:
+            first = 0
+            for number, rows in enumerate(self.data):
+                count = count_of(rows)
+                chosen = None if self.weights is None else self.weights[number]
+                yield torch.arange(first, first + count), rows, chosen
+                first += count
+            return
+        order, size = torch.arange(self.count), self.size or self.count
+        if self.generator is not None:
+            order = torch.randperm(self.count, generator=self.generator)
+        for first in range(0, self.count, size):
+            at = order[first : first + size]
+            # A slice is a view, without a copy.
+            places = at if self.generator is not None else slice(first, first + len(at))
+            yield at, rows_at(self.data, places), None if self.weights is None else self.weights[at]
