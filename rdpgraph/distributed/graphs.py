@@ -139,12 +139,12 @@ class GraphPart:
 
     def _agreed(self) -> Network:
         """The part without the states that any part rules out, iterated to a fixed point."""
-        sizes = self.graph.domain.sizes
-        places = {rank: _places(sizes, numbers) for rank, numbers in self.numbers.items()}
+        domain = self.graph.domain
+        places = {rank: _places(domain, numbers) for rank, numbers in self.numbers.items()}
         within: Possible | None = None
         while True:
             network = reduce_graph(self.graph, high_order=True, within=within)
-            left = Possible(sizes)
+            left = Possible(domain.sizes)
             if network.possible is not None:
                 left.mask &= network.possible.mask[: len(left.mask)]
             sent = {rank: left.mask[shared].float() for rank, shared in places.items()}
@@ -199,10 +199,9 @@ class PartPosterior:
         """
         graph, flat = self.part.graph, self._flat
         domain, numbers = self.part.home or (graph.domain, torch.arange(graph.num_variables))
-        starts = graph.domain.sizes.cumsum(0) - graph.domain.sizes
         answers: dict[Entry, Tensor] = {}
         for entry, here, view in members_among(domain, numbers):
-            places = starts[here].unsqueeze(1) + torch.arange(entry.size)
+            places = graph.domain.state_starts[here].unsqueeze(1) + torch.arange(entry.size)
             values = flat[:, places.to(flat.device)]
             key = entry if len(here) == math.prod(entry.shape) else view
             answers[key] = values.reshape([*graph.batch_shape, *key.shape, entry.size])
@@ -261,8 +260,8 @@ class PartPosterior:
         here = local.nonzero().flatten()
         whole = self._flat.new_zeros(len(self._flat), domain.total_states)
         peers.asked("gathered")
-        places = _places(graph.domain.sizes, here)
-        whole[:, _places(domain.sizes, numbers[here])] = self._flat[:, places]
+        places = _places(domain, numbers[here])
+        whole[:, places] = self._flat[:, _places(graph.domain, here)]
         if not self.impossible and self.solution.equations.records and torch.is_grad_enabled():
             whole = watched(whole)
         return domain, peers.summed(whole)
@@ -296,12 +295,11 @@ def _require_in_parts(scheduler: Loopy) -> None:
             )
 
 
-def _places(sizes: Tensor, numbers: Tensor) -> Tensor:
+def _places(domain: Domain, numbers: Tensor) -> Tensor:
     """The places of the states of variables among those of all."""
-    local = sizes[numbers]
-    starts = (sizes.cumsum(0) - sizes)[numbers]
-    first = torch.repeat_interleave(starts - (local.cumsum(0) - local), local)
-    return first + torch.arange(len(first))
+    local = domain.sizes[numbers]
+    first = domain.state_starts[numbers] - (local.cumsum(0) - local)
+    return first.repeat_interleave(local) + torch.arange(int(local.sum()))
 
 
 def members_among(domain: Domain, numbers: Tensor) -> Iterator[tuple[Entry, Tensor, Entry]]:

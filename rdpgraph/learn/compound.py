@@ -15,12 +15,13 @@ from rdpgraph.learn.emissions import (
     Categorical,
     Emission,
     check_columns,
-    check_mass,
+    normalised,
     settle,
     table_of,
 )
 from rdpgraph.learn.parameters import Probabilities
 from rdpgraph.learn.sequences import PaddedBatch, clusters
+from rdpgraph.logspace.logmatrix import finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,19 +205,16 @@ class Mixture(Emission):
     def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
         """Expected steps of each component, and their statistics."""
         joint = self._joint(rows["observed"].flatten(0, 1))
-        total = joint.logsumexp(2, keepdim=True)
-        shares = (joint - torch.where(total > -math.inf, total, 0.0)).exp()
+        shares = (joint - finite(joint.logsumexp(2, keepdim=True))).exp()
         shares = shares * counts.flatten(0, 1).unsqueeze(2)
         each = shares.flatten(1).unflatten(0, counts.shape[:2])
         return shares.sum(0), *self.emission.statistics(rows, each)
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Mixture":
         counts, *rest = statistics
-        counts = counts + self.prior * (table_of(self.log_weights) > -math.inf)
-        totals = counts.sum(1, keepdim=True)
-        check_mass(self, totals.squeeze(1), "prior")
+        weights = normalised(self, counts, table_of(self.log_weights), self.prior)
         emission = self.emission.maximised(tuple(rest))
-        return replace(self, emission=emission, log_weights=(counts / totals).log())
+        return replace(self, emission=emission, log_weights=weights)
 
     def log_prior(self) -> Tensor:
         weights = Probabilities(table_of(self.log_weights), prior=self.prior).log_prior()

@@ -223,12 +223,8 @@ class Categorical(Emission):
         return (total.index_add_(0, places, counts.flatten(0, 1))[:-1].mT,)
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Categorical":
-        table = table_of(self.log_values)
-        counts = statistics[0].clamp(min=0.0) + self.prior
-        counts = torch.where(table > -math.inf, counts, 0.0)
-        totals = counts.sum(1, keepdim=True)
-        check_mass(self, totals.squeeze(1), "prior")
-        return replace(self, log_values=(counts / totals).log())
+        table = normalised(self, statistics[0], table_of(self.log_values), self.prior)
+        return replace(self, log_values=table)
 
     def log_prior(self) -> Tensor:
         return Probabilities(table_of(self.log_values), prior=self.prior).log_prior()
@@ -343,6 +339,14 @@ def table_of(table: Tensor | None) -> Tensor:
     if table is None:
         raise ModelError("This emission has no tables yet: fit it, or ask its started(...).")
     return table
+
+
+def normalised(emission: Emission, counts: Tensor, table: Tensor, prior: Tensor | float) -> Tensor:
+    """The logs of counts plus pseudo-counts by rows, where a table has no -inf."""
+    counts = torch.where(table > -math.inf, counts.clamp(min=0.0) + prior, 0.0)
+    totals = counts.sum(1, keepdim=True)
+    check_mass(emission, totals.squeeze(1), "prior")
+    return (counts / totals).log()
 
 
 def settle(emission: Emission, *names: str) -> None:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
-from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.nn.clusters import checked_clusters, cluster_emission, cluster_likelihood
@@ -306,10 +306,7 @@ class HMM(Pretrained):
 
 def _shares(logits: Tensor) -> Tensor:
     """Log-probabilities by rows; -inf where all of a row is."""
-    total = soft_sum(logits, -1).unsqueeze(-1)
-    return torch.where(
-        total > -math.inf, logits - torch.where(total > -math.inf, total, 0.0), -math.inf
-    )
+    return logits - finite(soft_sum(logits, -1)).unsqueeze(-1)
 
 
 def _some(values: Tensor, active: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.structure import Structure
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.domain import Named
 from rdpgraph.model.graph import FactorGraph
 
@@ -150,8 +151,7 @@ class BruteForce:
 
 
 def _normalised(scores: Tensor) -> Tensor:
-    log_z = scores.logsumexp(0)
-    return (scores - torch.where(log_z > -math.inf, log_z, 0.0)).exp()
+    return (scores - finite(scores.logsumexp(0))).exp()
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -165,16 +165,14 @@ def brute_force(graph: FactorGraph) -> BruteForce:
         ModelError: the graph is larger than that.
     """
     sizes = graph.domain.sizes.tolist()
-    if math.prod(sizes) > tuning.MOST_ENUMERATED:
+    count = math.prod(sizes)
+    if count > tuning.MOST_ENUMERATED:
         raise ModelError(
             f"brute_force enumerates at most {tuning.MOST_ENUMERATED:,} configurations; this graph "
-            f"has {math.prod(sizes):,}."
+            f"has {count:,}."
         )
-    grids = [torch.arange(size) for size in sizes]
-    mesh = torch.meshgrid(*grids, indexing="ij") if grids else ()
-    count = math.prod(sizes)
-    listed = [part.reshape(-1) for part in mesh]
-    configurations = torch.stack(listed, 1) if listed else torch.zeros(1, 0, dtype=torch.long)
+    # Beside a variable of one state, so that there is one.
+    configurations = torch.cartesian_prod(*map(torch.arange, [1, 1, *sizes]))[:, 2:]
     ones = (1,) * len(graph.batch_shape)
     assignment: dict[Named, Any] = {}
     for entry, start, stop in zip(
