@@ -149,7 +149,7 @@ class StructuredGP(Arguments):
             device=features[0].device,
         )
         training = self.training or Training()
-        groups = basis.groups(training.group_size(), features, states, pairs)
+        groups = basis.groups(training.sequences or tuning.SEQUENCES, features, states, pairs)
         self.bounds_ = training.run(self._objective(), groups, generator)
         basis.forget()
         return self

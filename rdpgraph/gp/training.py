@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.errors import ModelError
@@ -169,10 +168,6 @@ class Training:
                 "Training needs steps and sequences of 1 or more, and kernel_every of 0 or more; "
                 f"got {self.steps!r}, {self.sequences!r}, {self.kernel_every!r}."
             )
-
-    def group_size(self) -> int:
-        """The number of sequences in a group."""
-        return self.sequences or tuning.SEQUENCES
 
     def run(
         self, objective: Objective, groups: list[Group], generator: torch.Generator | None

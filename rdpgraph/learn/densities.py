@@ -72,15 +72,12 @@ class Density(Emission):
             p.numel() if to.bijective else int(p.new_ones(p.shape).tril().sum()) for to, p in pairs
         )
 
-    @property
-    def _vectors(self) -> bool:
-        return bool(self.family(**self.parameters).event_shape)
-
     def blank(self, states: int, observed: Tensor) -> "Density":
         if self.states not in (0, states):
             raise ModelError(f"Density was fitted with {self.states} states; got {states}.")
-        limits: Any = self.family(**self.parameters).arg_constraints
-        lead = (states,) if self._vectors else (states, observed.shape[1])
+        law = self.family(**self.parameters)
+        limits: Any = law.arg_constraints
+        lead = (states,) if law.event_shape else (states, observed.shape[1])
         tables = dict(self.parameters)
         for name, table in tables.items():
             dims = limits[name].event_dim

@@ -46,9 +46,9 @@ class HiddenStates(Arguments, ABC):
     progress: Callable[[Step], None] | None = None
 
     @property
-    @abstractmethod
     def _complete(self) -> bool:
-        """True where the arguments give all tables but those of the start and the emission."""
+        """True where the arguments give all tables but that of the start."""
+        return self.transition is not None and self.emission.given
 
     @abstractmethod
     def _model(self, values: Values, rows: PaddedBatch) -> Any:
@@ -151,10 +151,7 @@ class HiddenStates(Arguments, ABC):
 
     def structure(self, X: Any, lengths: Any = None) -> Any:
         """The `Chain` or `SemiMarkov` of all sequences, (B,), padded; its log Z is their score."""
-        sequences = self._read(X, lengths)
-        places = [0] * len(sequences)
-        rows = as_rows(sequences, places, sum(map(len, sequences)))
-        return self._of(rows, self._fitted())
+        return self._of(as_rows(self._read(X, lengths)), self._fitted())
 
     def score(self, X: Any, lengths: Any = None) -> float:
         """The log-likelihood of all sequences (nats)."""
@@ -193,10 +190,7 @@ class HiddenStates(Arguments, ABC):
         """
         if not is_whole(steps):
             raise ModelError(f"sample needs a number of steps; got {steps!r:.80}.")
-        rows = {
-            "observed": torch.full((1, steps, 1), math.nan, dtype=torch.float64),
-            "lengths": torch.tensor([steps]),
-        }
+        rows = as_rows([torch.full((steps, 1), math.nan, dtype=torch.float64)])
         parameters = self._fitted()
         values = {name: p.value(rows) for name, p in parameters.items() if name != "emission"}
         values["emission"] = torch.zeros(1, steps, self.states, dtype=torch.float64)
@@ -223,7 +217,7 @@ class HiddenStates(Arguments, ABC):
         fit = getattr(self, "fit_", None)
         if fit is not None:
             return fit.parameters
-        if self.start is not None and self.emission.given and self._complete:
+        if self.start is not None and self._complete:
             like = torch.zeros((), dtype=torch.float64)
             return {**self._tables(like, None), "emission": self.emission}
         raise ModelError(

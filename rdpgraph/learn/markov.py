@@ -55,10 +55,6 @@ class HMM(HiddenStates):
 
     sticky: float = 0.0
 
-    @property
-    def _complete(self) -> bool:
-        return self.transition is not None
-
     def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
         if self.sticky and self._of_rank:
             raise ModelError("HMM of low rank takes no sticky prior: it has no table to put it on.")
@@ -111,7 +107,7 @@ class HSMM(HiddenStates):
     def _complete(self) -> bool:
         given = self.durations
         known = given.density.given if isinstance(given, Durations) else not is_whole(given)
-        return self.transition is not None and known
+        return super()._complete and known
 
     @property
     def _longest(self) -> int:

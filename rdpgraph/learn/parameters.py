@@ -117,7 +117,7 @@ class Probabilities(Parameter):
         values: object = self.log_values
         if not isinstance(values, Tensor) or not values.is_floating_point():
             raise ModelError(f"Probabilities need a floating tensor of log-values; got {values!r}.")
-        dims = self.over if isinstance(self.over, tuple) else (self.over,)
+        dims = self._dims
         if not all(is_whole(dim, -values.ndim) and dim < values.ndim for dim in dims):
             raise ModelError(
                 f"Probabilities are normalised over dims of their table, which has {values.ndim}; "
@@ -192,7 +192,9 @@ class Probabilities(Parameter):
                 "prior, or fix the table."
             )
         shares = self._left(moves) * counts / torch.where(totals > 0, totals, 1.0)
-        return self._replaced(torch.where(moves & (totals > 0), shares.log(), self.log_values))
+        return replace(
+            self, log_values=torch.where(moves & (totals > 0), shares.log(), self.log_values)
+        )
 
     def log_prior(self) -> Tensor:
         """() the sum of the pseudo-counts times the log-probabilities."""
@@ -206,7 +208,7 @@ class Probabilities(Parameter):
         draws = torch.where(moves, -(1.0 - draws).log().to(self.log_values) + 1e-3, 0.0)
         totals = draws.sum(self._dims, keepdim=True)
         shares = self._left(moves) * draws / torch.where(totals > 0, totals, 1.0)
-        return self._replaced(torch.where(moves, shares.log(), self.log_values))
+        return replace(self, log_values=torch.where(moves, shares.log(), self.log_values))
 
     def free(self) -> tuple[Tensor, ...]:
         """(n,) the log-values of free entries; a constant in a slice changes nothing."""
@@ -224,14 +226,11 @@ class Probabilities(Parameter):
             some = some.any(dim, keepdim=True)
         sums = torch.where(some, sums, 0.0).logsumexp(self._dims, keepdim=True)
         logs = scores - sums + self._left(moves).log()
-        return self._replaced(torch.where(moves, logs, self.log_values.detach()))
+        return replace(self, log_values=torch.where(moves, logs, self.log_values.detach()))
 
     def estimates(self) -> tuple[Tensor, ...]:
         """The table of probabilities."""
         return (self.log_values.exp(),)
-
-    def _replaced(self, log_values: Tensor) -> "Probabilities":
-        return replace(self, log_values=log_values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +262,7 @@ class NoisyMax(Probabilities):
         """The expected counts of the states that are caused: a gradient, like all counts."""
         with torch.enable_grad():
             leaf = self.log_values.detach().requires_grad_()
-            table = self._replaced(leaf).value(rows)
+            table = replace(self, log_values=leaf).value(rows)
             total = torch.where(counts > 0, counts * table, 0.0).sum()
             return torch.autograd.grad(total, leaf)
 

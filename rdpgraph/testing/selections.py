@@ -330,11 +330,9 @@ def _loop(*batch: int, item: int | None = None) -> FactorGraph:
 def _marginals(model: FactorGraph | Structure) -> Tensor:
     """(*batch, sites, states), exact."""
     answer: Any = infer(model)
-    return (
-        answer.marginal(model.variables[0])
-        if isinstance(model, FactorGraph)
-        else (answer.marginals())
-    )
+    if isinstance(model, FactorGraph):
+        return answer.marginal(model.variables[0])
+    return answer.marginals()
 
 
 def _drawn(*shape: int, seed: int = 0) -> Tensor:
