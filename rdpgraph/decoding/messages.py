@@ -143,7 +143,7 @@ class MessagesDecoder:
         weights = (-prior).contiguous()
         tensors = *parts, weights, damping, rows, odds, errors, iterations, violated
         work = len(parts[3]) * len(rows)
-        library.parity_function("messages")(
+        library.function("parity_messages")(
             *(None if part is None else part.data_ptr() for part in tensors),
             parities.num_checks, total, len(rows), self.iterations,
             0 if log_odds is None else total, self.scale, int(self.product),

@@ -178,7 +178,7 @@ def _flood(
 ) -> None:
     """Sweep messages of parity checks once, in place: `Flood` of the compiled library."""
     starts, _, prior, _, odds, _ = tensors
-    library.parity_function("flood")(
+    library.function("parity_flood")(
         *(part.data_ptr() for part in tensors), len(starts) - 1, len(prior), odds.shape[1],
         keep, most, seen, int(product), library.threads(odds.numel(), least=2**14),
     )  # fmt: skip

@@ -40,7 +40,7 @@ from rdpgraph.schedulers.scheduler import (
     require_kind,
     seed_of,
 )
-from rdpgraph.structures.recursion.library import available, search_function
+from rdpgraph.structures.recursion.library import available, function
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def compiled_moves() -> Kernel | None:
     """Functions of the compiled library for searches, if there is one."""
     if not available(torch.float64):
         return None
-    return Kernel(search_function("order"), search_function("solve"))
+    return Kernel(function("search_order"), function("search_solve"))
 
 
 def _by_messages(

@@ -115,7 +115,7 @@ def _call_kept(
     weights, (batch, checks) = weights.contiguous(), syndrome.shape
     columns = weights.shape[1]
     tensors = steps, weights, syndrome, masks, out, carried, grads
-    library.parity_function("kept")(
+    library.function("parity_kept")(
         *(None if part is None else part.data_ptr() for part in tensors),
         len(steps), 0 if len(weights) == 1 else 2 * columns, checks, columns, batch,
         masks.shape[1], *numbers,

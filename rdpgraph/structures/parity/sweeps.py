@@ -158,7 +158,7 @@ def _call(
     tensors = [program.steps, weights, syndrome, values, *([] if grads is None else [grads])]
     stride = 0 if len(weights) == 1 else 2 * columns
     threads = library.threads(batch * program.work)
-    library.parity_function(name)(
+    library.function(f"parity_{name}")(
         *(part.data_ptr() for part in tensors), len(program.steps), stride, checks, columns, batch,
         *sizes, best, threads,
     )  # fmt: skip

@@ -41,19 +41,19 @@ _SIGNATURES = {
     "taken": (2, 0, 0, 0),
     "compile": (5, 3, 1, 0),
     "rows": (9, 3, 1, 1),
+    # In float64 alone, by their whole names.
+    "parity_sums": (4, 6, 0, 2),
+    "parity_gradient": (5, 6, 0, 2),
+    "parity_paths": (4, 7, 0, 2),
+    "parity_kept": (7, 10, 1, 2),
+    "parity_messages": (11, 5, 1, 3),
+    "parity_flood": (6, 3, 3, 2),
+    "search_order": (11, 4, 3, 0),
+    "search_solve": (12, 3, 0, 1),
+    "tape_losses": (4, 3, 0, 2),
+    "tape_second": (10, 3, 0, 1),
 }
 """Arguments: numbers of pointers, sizes, reals and small integers, in this order."""
-_OF_PARITIES = {
-    "sums": (4, 6, 0, 2),
-    "gradient": (5, 6, 0, 2),
-    "paths": (4, 7, 0, 2),
-    "kept": (7, 10, 1, 2),
-    "messages": (11, 5, 1, 3),
-    "flood": (6, 3, 3, 2),
-}
-_OF_SEARCHES = {"order": (11, 4, 3, 0), "solve": (12, 3, 0, 1)}
-_OF_TAPES = {"losses": (4, 3, 0, 2), "second": (10, 3, 0, 1)}
-"""Arguments of functions for float64 alone."""
 _UNUSABLE = ".unusable"  # suffix of a marker for a library that does not load where it was built
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _WARNED: set[str] = set()
@@ -106,31 +106,10 @@ def require(what: str) -> None:
 
 
 @functools.cache
-def function(name: str, dtype: torch.dtype) -> Any:
-    """One of the library's functions for a dtype."""
-    return _typed(f"chain_{name}_{_NAMES[dtype]}", *_SIGNATURES[name])
-
-
-@functools.cache
-def parity_function(name: str) -> Any:
-    """One of the library's functions for parity models, in float64."""
-    return _typed(f"parity_{name}", *_OF_PARITIES[name])
-
-
-@functools.cache
-def search_function(name: str) -> Any:
-    """One of the library's functions for searches, in float64."""
-    return _typed(f"search_{name}", *_OF_SEARCHES[name])
-
-
-@functools.cache
-def tape_function(name: str) -> Any:
-    """One of the library's functions for tapes, in float64."""
-    return _typed(f"tape_{name}", *_OF_TAPES[name])
-
-
-def _typed(symbol: str, pointers: int, sizes: int, reals: int, flags: int) -> Any:
-    called = getattr(_loaded()[0], symbol)
+def function(name: str, dtype: torch.dtype | None = None) -> Any:
+    """One of the library's functions: for a dtype, or one that is there in float64 alone."""
+    pointers, sizes, reals, flags = _SIGNATURES[name]
+    called = getattr(_loaded()[0], name if dtype is None else f"chain_{name}_{_NAMES[dtype]}")
     called.argtypes = [
         *[ctypes.c_void_p] * pointers,
         *[ctypes.c_int64] * sizes,
@@ -227,14 +206,9 @@ def _opened(file: Path) -> ctypes.CDLL:
     """Load a library; OSError where it fails, AttributeError where it lacks a function."""
     library = ctypes.CDLL(str(file))
     for name in _SIGNATURES:
-        for kind in _NAMES.values():
-            getattr(library, f"chain_{name}_{kind}")
-    for name in _OF_PARITIES:
-        getattr(library, f"parity_{name}")
-    for name in _OF_SEARCHES:
-        getattr(library, f"search_{name}")
-    for name in _OF_TAPES:
-        getattr(library, f"tape_{name}")
+        typed = (f"chain_{name}_{kind}" for kind in _NAMES.values())
+        for symbol in (name,) if "_" in name else typed:
+            getattr(library, symbol)
     library.chain_panel_width.argtypes = [ctypes.c_int64]
     return library
 

@@ -91,7 +91,7 @@ class Run:
         kept, tails = (torch.empty_like(rows) for rows in self.rows)
         extras = self._extras(wanted)
         moved, places = _places(parts), _places(extras)
-        library.tape_function("second")(
+        library.function("tape_second")(
             self.addresses, below.data_ptr(), moved.buffer_info()[0], along.data_ptr(),
             room.data_ptr(), turns.data_ptr(), kept.data_ptr(), heads.data_ptr(), tails.data_ptr(),
             places.buffer_info()[0], len(self.program.ranges), len(gradient), len(moves),
@@ -216,7 +216,7 @@ class Run:
         """
         losses, room = torch.empty_like(self.values), torch.empty_like(self.room)
         batch = self.inputs.unary.shape[0]
-        library.tape_function("losses")(
+        library.function("tape_losses")(
             self.addresses, other.addresses, losses.data_ptr(), room.data_ptr(),
             len(self.program.ranges), batch, len(self.inputs.given) + 1, divergence,
             library.threads(self.program.work * batch, batch),
