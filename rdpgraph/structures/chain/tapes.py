@@ -192,6 +192,7 @@ def _program(total: int, states: int, each: int, ragged: int) -> Program:
     tape.finish(tape.sum(state))
     program = machine.program_of(tape)
     assert program is not None
-    blank = Table(none.expand(1, 1, states, states))
+    blank = none.expand(1, 1, states, states)
+    blank = Table(blank, blank)
     slots = [blank if isinstance(slot, Table) else slot for slot in program.slots]
     return replace(program, slots=slots)

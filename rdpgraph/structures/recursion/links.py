@@ -26,21 +26,16 @@ class Table:
     """Log-values between all labels.
 
     Attributes:
-        values: (n, P or 1, I, J) nats, of n items in turn.
-        source: (n, S, I, J) the tables that it is one of, if there are several.
+        values: (n, 1, I, J) nats, of n items in turn.
+        source: (n, S, I, J) the tables that it is one of.
         number: its place among them.
         copies: how often the items are repeated, if there is more than one.
     """
 
     values: Tensor
-    source: Tensor | None = None
+    source: Tensor
     number: int = 0
     copies: int = 1
-
-    @property
-    def owner(self) -> Tensor:
-        """The tensor that it lies in."""
-        return self.values if self.source is None else self.source
 
     @property
     def width(self) -> int:
@@ -48,32 +43,27 @@ class Table:
         return self.values.shape[-1]
 
     def logs(self) -> Tensor:
-        """(B or 1, P or 1, I, J)."""
+        """(B or 1, 1, I, J)."""
         return self.values if self.copies == 1 else self.values.repeat(self.copies, 1, 1, 1)
 
     def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, I) from all labels to a label at each of some places."""
-        items, places = self.values.shape[:2]
-        if items == places == 1:
-            return self.values[0, 0].mT[label]
-        return self.values[item % items, place if places > 1 else place * 0, :, label]
+        rows = self.values.squeeze(1)
+        return rows[0].mT[label] if len(rows) == 1 else rows[item % len(rows), :, label]
 
     @differentiable_property
     def matrix(self) -> LogMatrix:
         """The transposed table, from new labels to old ones, for products."""
-        logs = self.logs().mT
-        return LogMatrix.of(logs.squeeze(1) if logs.shape[1] == 1 else logs)
+        return LogMatrix.of(self.logs().squeeze(1).mT)
 
     def sums(self, x: Tensor, temperature: float) -> Tensor:
         """(B, P, J) soft sums over the labels of (B or 1, P or 1, I)."""
-        if temperature == 0.0 and self.values.shape[1] == 1 and not torch.is_grad_enabled():
+        if temperature == 0.0 and not torch.is_grad_enabled():
             rows = self.logs().mT
             blocks = in_blocks(x.numel() * self.width, (x,), 1)
             return torch.cat([(block.unsqueeze(2) + rows).amax(3) for (block,) in blocks], 1)
         if temperature != 1.0 or math.prod(self.values.shape[-2:]) <= tuning.LOGGED_ENTRIES:
             return in_parts(x, self.logs(), temperature)
-        if self.values.shape[1] > 1:
-            return self.matrix.times(x.unsqueeze(-2)).squeeze(-2)
         return self.matrix.times(x)
 
 
@@ -292,9 +282,9 @@ class Sources:
         """The table of a source."""
 
         def made() -> Table:
-            if isinstance(source, Tensor):
-                return Table(source.to(self.dtype), copies=self._copies(len(source)))
-            return Table(source.table(2).to(self.dtype)[None, None])
+            tables = source if isinstance(source, Tensor) else source.table(2)[None, None]
+            tables = tables.to(self.dtype)
+            return Table(tables, tables, copies=self._copies(len(tables)))
 
         return self.once(("table", id(source)), made)
 

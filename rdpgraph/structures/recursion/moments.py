@@ -26,11 +26,10 @@ from rdpgraph.structures.recursion.tape import Tape
 
 
 def matrix_of(step: Step, batch: int) -> LogMatrix | None:
-    """The table of a step, if it is one for all places and large; else None."""
+    """The table of a step, if it has one that is large; else None."""
     if not isinstance(step, Linked) or not isinstance(step.link, Table):
         return None
-    logs = step.link.values
-    if logs.shape[1] > 1 or batch * math.prod(logs.shape[-2:]) <= tuning.LOGGED_TERMS:
+    if batch * math.prod(step.link.values.shape[-2:]) <= tuning.LOGGED_TERMS:
         return None
     return step.whole.matrix
 

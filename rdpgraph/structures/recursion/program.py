@@ -118,7 +118,7 @@ def tensor_of(slot: Slot, dtype: torch.dtype) -> Tensor:
         assert slot.logs is not None
         return slot.logs.to(dtype).contiguous()
     if isinstance(slot, Table):
-        return slot.values if slot.source is None else slot.source.contiguous()
+        return slot.source.contiguous() if slot.source.shape[1] > 1 else slot.source
     assert slot.index is not None
     return slot.index.long().contiguous()
 
@@ -133,12 +133,9 @@ def with_tensors(
         if isinstance(slot, Leaf):
             replaced[id(slot)] = replace(slot, logs=tensor)
         elif isinstance(slot, Table):
-            several = slot.source is not None
-            tables[id(slot.owner)] = made = (
-                [Table(part, tensor, at, slot.copies) for at, part in enumerate(tensor.split(1, 1))]
-                if several
-                else [Table(tensor, copies=slot.copies)]
-            )
+            parts = tensor.split(1, 1) if tensor.shape[1] > 1 else [tensor]
+            made = [Table(part, tensor, at, slot.copies) for at, part in enumerate(parts)]
+            tables[id(slot.source)] = made
             replaced[id(slot)] = made[slot.number]
         else:
             replaced[id(slot)] = replace(slot, index=tensor)
@@ -150,7 +147,7 @@ def with_tensors(
 
     def changed(step: Step) -> Step:
         if isinstance(step, Linked) and isinstance(step.link, Table):
-            return replace(step, link=tables[id(step.link.owner)][step.link.number])
+            return replace(step, link=tables[id(step.link.source)][step.link.number])
         if isinstance(step, Total) and places:
             return Total([tuple(map(fresh, way)) for way in step.ways])
         if isinstance(step, Pairs) and places:
@@ -180,7 +177,7 @@ class _Lowering:
     def slot(self, owner: Slot) -> int:
         """The number of a source: one for all links of a table, or views of the same places."""
         kind = owner.index if isinstance(owner, View) else owner
-        key = id(owner.owner if isinstance(owner, Table) else kind)
+        key = id(owner.source if isinstance(owner, Table) else kind)
         if key not in self.known:
             self.slots.append(owner)
             self.known[key] = len(self.slots)
@@ -368,7 +365,7 @@ def _lower(
         case Linked(link=Table()):
             assert isinstance(step.link, Table)
             table, slot = step.link, made.slot(step.link)
-            if table.values.shape[1] > 1 or step.places != step.x.places:
+            if step.places != step.x.places:
                 raise NotLoweredError
             columns, depth = table.width, step.x.width
             extra = made.steps[step.x.number][4:8] if step.x.number in fused else [0] * 4

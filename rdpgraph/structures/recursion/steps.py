@@ -249,7 +249,8 @@ class Linked(Step):
         assert isinstance(self.link, Table)
         if not self.more:
             return self.link
-        return Table(self._wider(self.link.values), copies=self.link.copies)
+        wider = self._wider(self.link.values)
+        return Table(wider, wider, copies=self.link.copies)
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         x = reader.values[self.x.number]
