@@ -205,8 +205,11 @@ template <typename Real> struct Descent {
     const int64_t count = terms.size();
     if (count < 2) return 0;
     if (nodes.m.best) {
-      const Real top = largest(terms.data(), count);
-      return std::find(terms.begin(), terms.end() - 1, top) - terms.begin();
+      const Real top = largest(terms.data(), count), *term = terms.data();
+      int64_t first = count - 1;
+#pragma omp simd reduction(min : first)
+      for (int64_t k = 0; k < count; ++k) first = std::min(first, term[k] == top ? k : count);
+      return first;
     }
     if (!summed) {
       exps(terms.data(), terms.data(), finite(largest(terms.data(), count)), count);
@@ -228,8 +231,9 @@ template <typename Real> struct Descent {
         streams.push_back({seed ^ Stream{uint64_t(draws.back())}.next()});
         take(m.count - 1, 0, 0, draws.size() - 1);
       }
-    for (size_t k = 0; m.best && k < waiting.size(); ++k) {  // nothing is shared
-      const Node node = waiting[k];
+    while (m.best && !waiting.empty()) {  // nothing is shared
+      const Node node = waiting.back();
+      waiting.pop_back();
       nodes.item = node.item;
       nodes.expand(node.after, node.place, node.label, terms);
       nodes.parts(node.after, node.place, node.label, chosen(streams[node.tree]),
