@@ -68,11 +68,8 @@ class Block:
         """Factors (n,) that hold the variables (n, k), and their slots; None if one lacks."""
         scopes = self.scopes
         if not wanted.shape[1]:
-            return (
-                None
-                if not len(scopes) or scopes.shape[1]
-                else (torch.zeros(1, device="cpu").long(), ())
-            )
+            constant = len(scopes) and not scopes.shape[1]
+            return (torch.zeros(1, device="cpu").long(), ()) if constant else None
         listed = wanted.tolist()
         holds = torch.stack([(scopes == number).any(1) for number in listed[0]]).all(0)
         for slots in {tuple(map(row.index, listed[0])): None for row in scopes[holds].tolist()}:

@@ -6,7 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from operator import attrgetter, ge
 from typing import TypeAlias
 
@@ -66,10 +66,7 @@ class Domain:
         """The number of each entry's first variable, and at the end their count."""
         if isinstance(self.entries, CompactVariables):
             return range(len(self.entries) + 1)
-        starts = [0]
-        for entry in self.entries:
-            starts.append(starts[-1] + math.prod(entry.shape))
-        return tuple(starts)
+        return tuple(accumulate((math.prod(entry.shape) for entry in self.entries), initial=0))
 
     @cached_property
     def state_starts(self) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -106,11 +107,8 @@ class FactorGraph(Opaque):
             raise ModelError(
                 f"Batch dims must broadcast; factors and evidence have {kinds}."
             ) from None
-        for name, value in (
-            ("domain", domain), ("blocks", blocks), ("observed", observed), ("batch_shape", batch),
-            ("labels", labels),
-        ):  # fmt: skip
-            object.__setattr__(self, name, value)
+        fields = {"domain": domain, "blocks": blocks, "observed": observed, "labels": labels}
+        vars(self).update(fields, batch_shape=batch)
 
     @classmethod
     def from_blocks(
@@ -190,10 +188,7 @@ class FactorGraph(Opaque):
     def dtype(self) -> torch.dtype:
         """The widest floating type among the potentials."""
         types = [block.potential.dtype for block in self.blocks]
-        widest = types[0] if types else torch.get_default_dtype()
-        for other in types[1:]:
-            widest = torch.promote_types(widest, other)
-        return widest
+        return reduce(torch.promote_types, types) if types else torch.get_default_dtype()
 
     @cached_property
     def device(self) -> torch.device:

@@ -209,16 +209,11 @@ def restrict_blocks(
     complete = sizes == domain.sizes
     for numbers, _ in weighted:
         complete[numbers] = False
-    parts = [
-        part
-        for block in blocks
-        for part in (
-            # Without restriction the potential stays: its table may be large.
-            [block]
-            if bool(complete[block.scopes].all())
-            else _restricted(block, sizes, rows, selected)
-        )
-    ]
+    parts: list[Block] = []
+    for block in blocks:
+        # Without restriction the potential stays: its table may be large.
+        whole = bool(complete[block.scopes].all())
+        parts += [block] if whole else _restricted(block, sizes, rows, selected)
     declared = sum(block.count for block in blocks)
     for numbers, flat in weighted:
         weights = flat.log_weights.to(like)
