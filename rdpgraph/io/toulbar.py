@@ -32,6 +32,7 @@ class _Model:
     def __init__(self, source: str) -> None:
         self.source, self.bound, self.sign = source, math.inf, 1.0
         self.variables: list[Variable] = []
+        self.numbers: dict[str, int] = {}
         self.factors: list[tuple[tuple[Variable, ...], Costs]] = []
         self.cells = 0
 
@@ -60,6 +61,7 @@ class _Model:
             self.variables.append(Variable(name, states))
         except ModelError as error:
             fail(self.source, str(error))
+        self.numbers[name] = len(self.numbers)
 
     def scope(self, numbers: Sequence[int]) -> tuple[Variable, ...]:
         if len(numbers) > tuning.MOST_DIMS or len(set(numbers)) < len(numbers):
@@ -218,14 +220,13 @@ def _read_bound(model: _Model, given: object) -> None:
 
 
 def _read_function(model: _Model, function: dict[str, Any]) -> None:
-    number = {variable.name: place for place, variable in enumerate(model.variables)}
     names, costs = function.get("scope"), function.get("costs")
     if not isinstance(names, list) or not isinstance(costs, list):
         model.fail("lists as scope and costs of a function", function)
     places = [
-        number.get(name, -1)
+        model.numbers.get(name, -1)
         if isinstance(name, str)
-        else model.whole(name, len(number) - 1, "a variable")
+        else model.whole(name, len(model.numbers) - 1, "a variable")
         for name in names
     ]
     if -1 in places:

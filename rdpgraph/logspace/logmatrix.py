@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -219,15 +220,12 @@ class LogMatrix:
             return exact(left[item, i] + right[item, j], item, i, j)
 
         parts = places.split(tuning.per_block(rows.shape[-1], tuning.BLOCK))
+        summed: Callable[..., Tensor] = again
         if torch.is_grad_enabled() and len(places) * rows.shape[-1] > tuning.STORED_TERMS:
-            repaired: list[Tensor] = [
-                checkpoint(again, part, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore
-                for part in parts
-            ]
-        else:
-            repaired = [again(part) for part in parts]
+            summed = partial(checkpoint, again, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore
+        repaired = torch.cat([summed(part) for part in parts])
         flat = result.reshape(-1, *result.shape[-2:])
-        return flat.index_put(places.unbind(1), torch.cat(repaired)).reshape(result.shape)
+        return flat.index_put(places.unbind(1), repaired).reshape(result.shape)
 
 
 def _flat(values: Tensor, like: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 """Pairwise potentials of low rank, or from embeddings of the states."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
@@ -272,13 +274,7 @@ def _reduced(
     blocks = target.split(width, -2)
     if len(blocks) == 1:
         return part(target, message)
-    watched = torch.is_grad_enabled()
-    return torch.cat(
-        [
-            torch.utils.checkpoint.checkpoint(part, block, message, use_reentrant=False)  # pyright: ignore
-            if watched
-            else part(block, message)
-            for block in blocks
-        ],
-        -1,
-    )
+    again: Callable[..., Tensor] = part
+    if torch.is_grad_enabled():
+        again = partial(checkpoint, part, use_reentrant=False)  # pyright: ignore
+    return torch.cat([again(block, message) for block in blocks], -1)

@@ -279,9 +279,7 @@ def _numbers(
         batch, got = tuple(values.shape[:split]), tuple(values.shape)
         lead = broadcast_shapes(potential.lead(arity), *leads)
         if got[split:] == sizes and (math.prod(batch) == 1 or broadcasts(batch, lead)):
-            if not name.__module__.startswith(
-                "rdpgraph."
-            ):  # built-in potentials are checked by tests
+            if not name.__module__.startswith("rdpgraph."):  # tests check those built in
                 values = values.to(potential.dtype) if values.dtype in WHOLE else values
                 checked_log_values(f"{name.__name__}.{what.split(',')[0]}", values)
             return values
