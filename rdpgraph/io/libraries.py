@@ -42,7 +42,8 @@ def from_pgmpy(model: Any) -> FactorGraph:
                     f"{named!r:.80} in another; name them alike."
                 )
     # The nodes of pgmpy's factor graphs include the factors.
-    nodes = [node for node in model.nodes if not any(node is table for table in tables)]
+    factors = set(map(id, tables))
+    nodes = [node for node in model.nodes if id(node) not in factors]
     lacking = [node for node in nodes if node not in states]
     if lacking:
         raise ModelError(f"Variable {lacking[0]!r} needs a table, which says its states.")

@@ -108,17 +108,13 @@ class Sparse(Stored):
             rank = torch.searchsorted(codes, wanted).clamp(max=max(len(codes) - 1, 0))
             matches = codes[rank] == wanted if len(codes) else torch.zeros_like(wanted).bool()
             listed = listed.unsqueeze(-1) & matches
-        if not len(order):
-            empty = (*self._joint_lead(lead), *listed.shape[len(lead) :])
-            return self.log_values.new_full(empty, -math.inf)
-        joint = self._joint_lead(lead)
+        joint = broadcast_shapes(self.log_values.shape[:-1], lead)
         grid = listed.shape[len(lead) :]
+        if not len(order):
+            return self.log_values.new_full([*joint, *grid], -math.inf)
         place = order[rank].expand([*joint, *grid]).reshape([*joint, math.prod(grid)])
         values = self.log_values.expand([*joint, -1]).gather(-1, place).reshape([*joint, *grid])
         return torch.where(listed, values, -math.inf)
-
-    def _joint_lead(self, lead: Sequence[int]) -> tuple[int, ...]:
-        return broadcast_shapes(self.log_values.shape[:-1], lead)
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Sparse":
         """The potentials of some factors of a block; they share one list of configurations."""
