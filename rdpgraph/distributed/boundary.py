@@ -2,19 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rdpgraph.distributed.collectives import NO_SECOND, Peers
+from rdpgraph.distributed.collectives import Peers, linear
 from rdpgraph.engines.loopy.edges import Boundary
 from rdpgraph.engines.loopy.equations import Equations
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.solution import Approximation, Status
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.logspace.gradients import refused
 
 
 def exchanged(peers: Peers, sent: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -54,10 +53,14 @@ class Neighbours(Boundary):
 
     def joined(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if torch.is_grad_enabled() and self.records and self.places:
-            return _Joined.apply(self, *map(watched, values))  # pyright: ignore
-        return self.added(values)
+            # Sums over all holders of a variable, of which the transpose is the same.
+            return linear(self._copied, self._copied, *map(watched, values))
+        return self._added(values)
 
-    def added(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _copied(self, *values: Tensor) -> tuple[Tensor, ...]:
+        return self._added([value.clone() for value in values])
+
+    def _added(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The sums of `joined` without gradient, in place."""
         sent = {
             rank: torch.cat([
@@ -96,24 +99,6 @@ class Neighbours(Boundary):
 def watched(values: Tensor) -> Tensor:
     """Values that require a gradient, as the backward pass needs all parts."""
     return values if values.requires_grad else values.detach().requires_grad_()
-
-
-class _Joined(torch.autograd.Function):
-    """Sums over all holders of a variable; the transpose is the same sum."""
-
-    @staticmethod
-    def forward(ctx: Any, boundary: Neighbours, *values: Tensor) -> Any:
-        ctx.boundary = boundary
-        return boundary.added([value.clone() for value in values])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        copies = [gradient.clone() for gradient in gradients]
-        with torch.no_grad():
-            joined = ctx.boundary.added(copies)
-        if torch.is_grad_enabled():
-            joined = tuple(refused(part, NO_SECOND, *gradients) for part in joined)
-        return None, *joined
 
 
 def joining(

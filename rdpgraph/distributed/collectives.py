@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-_Map: TypeAlias = Callable[[Tensor], Tensor]
 Value = TypeVar("Value")
 
 
@@ -100,7 +99,7 @@ class Peers:
 
     def summed(self, values: Tensor) -> Tensor:
         """The sums over the ranks; the gradient of each rank's part is that of the sum."""
-        return _linear(self.total, lambda gradient: gradient, values) if self.ranks > 1 else values
+        return linear(self.total, lambda gradient: gradient, values) if self.ranks > 1 else values
 
     def log_summed(self, logs: Tensor) -> Tensor:
         """The logs of the exponentials' sums over the ranks, the same on all."""
@@ -125,7 +124,7 @@ class Peers:
             dist.all_to_all_single(arrived.view(-1), sent, sizes, leaving, group=self.group)
             return arrived
 
-        return _linear(there, lambda whole: whole[start : start + len(rows)], rows)
+        return linear(there, lambda whole: whole[start : start + len(rows)], rows)
 
     def total(self, values: Tensor) -> Tensor:
         """The sums of `summed` without gradient."""
@@ -140,27 +139,30 @@ class Peers:
         return total
 
 
-def _linear(there: _Map, back: _Map, values: Tensor) -> Tensor:
-    """A differentiable linear map of tensors, given with its transpose."""
-    mapped: Tensor = _Linear.apply(there, back, values)  # pyright: ignore
-    return mapped
+def linear(there: Callable[..., Any], back: Callable[..., Any], *values: Tensor) -> Any:
+    """A differentiable linear map of tensors to one or more, given with its transpose."""
+    return _Linear.apply(there, back, *values)  # pyright: ignore
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, there: _Map, back: _Map, values: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, there: Callable[..., Any], back: Callable[..., Any], *values: Tensor
+    ) -> Any:
         ctx.back = back
-        return there(values)
+        return there(*values)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
-        back = ctx.back(gradient)
-        if torch.is_grad_enabled() and gradient.requires_grad:
-            back = refused(back.detach(), NO_SECOND, gradient)
-        return None, None, back
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        with torch.no_grad():
+            back = ctx.back(*gradients)
+        back = back if isinstance(back, tuple) else (back,)
+        if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients):
+            back = tuple(refused(part, _NO_SECOND, *gradients) for part in back)
+        return None, None, *back
 
 
-NO_SECOND = (
+_NO_SECOND = (
     "What was sent between processes is differentiable once: its gradient has no "
     "gradient; ask one process."
 )

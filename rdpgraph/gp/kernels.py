@@ -5,6 +5,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -267,10 +268,7 @@ class Sum(Kernel):
         self.kernels = nn.ModuleList(kernels)
 
     def forward(self, products: Products) -> Tensor:
-        total = torch.zeros_like(products.dots)
-        for kernel in self.kernels:
-            total = total + kernel(products)
-        return total
+        return reduce(torch.add, [kernel(products) for kernel in self.kernels])
 
 
 class Product(Kernel):
@@ -281,10 +279,7 @@ class Product(Kernel):
         self.kernels = nn.ModuleList(kernels)
 
     def forward(self, products: Products) -> Tensor:
-        total = torch.ones_like(products.dots)
-        for kernel in self.kernels:
-            total = total * kernel(products)
-        return total
+        return reduce(torch.mul, [kernel(products) for kernel in self.kernels])
 
 
 def _squared_distances(products: Products) -> Tensor:
