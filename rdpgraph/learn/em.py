@@ -254,7 +254,7 @@ class EM:
             if update is not None:
                 known, times = averages
                 eta, scale = (times + 2) ** -update, share / mass
-                part = {name: _mixed(each, each, scale, 0.0) for name, each in summed.items()}
+                part = {n: tuple(scale * one for one in each) for n, each in summed.items()}
                 if known:
                     part = {n: _mixed(known[n], part[n], 1 - eta, eta) for n in part}
                 averages, summed = (part, times + 1), {}

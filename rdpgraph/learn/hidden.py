@@ -112,12 +112,12 @@ class HiddenStates(Arguments, ABC):
                 fits.append(em.fit([rows for rows, _ in batches]))
             except ImpossibleEvidenceError:
                 for rows, numbers in batches:
-                    dead = self._of(rows, parameters).log_partition() == -math.inf
-                    for place in dead.nonzero()[:1].flatten().tolist():
+                    log_z = self._of(rows, parameters).log_partition()
+                    if float(log_z.min()) == -math.inf:
                         raise ImpossibleEvidenceError(
-                            f"{type(self).__name__} gives sequence {numbers[place]} probability "
-                            "zero at the start: check its values and the entries of -inf, or give "
-                            "a prior."
+                            f"{type(self).__name__} gives sequence {numbers[int(log_z.argmin())]} "
+                            "probability zero at the start: check its values and the entries of "
+                            "-inf, or give a prior."
                         ) from None
                 raise
         self.fit_: Fit = max(fits, key=lambda fit: fit.history[-1])

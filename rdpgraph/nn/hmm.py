@@ -70,7 +70,7 @@ class HMM(Pretrained):
             options that exclude each other.
     """
 
-    # Parameters, and other parts of one kind of transition each: else None.
+    # Parameters of some kinds of models; None in the others.
     before: Any
     after: Any
     tokens: Any

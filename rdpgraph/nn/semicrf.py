@@ -164,8 +164,10 @@ class _Fields(NamedTuple):
         unary = torch.where((place == 0).unsqueeze(-1), unary + start, unary)
         unary = torch.where((place == last).unsqueeze(-1), unary + end, unary)
         fields = cls(unary, transition, duration.to(unary.dtype), lengths)
+        if not fields.are_long:
+            return fields
         unary, transition, duration = (part.double() for part in fields[:3])
-        return cls(unary, transition, duration, lengths) if fields.are_long else fields
+        return cls(unary, transition, duration, lengths)
 
     @property
     def are_long(self) -> bool:

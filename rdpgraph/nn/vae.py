@@ -312,7 +312,7 @@ class StructuredVAE(nn.Module):
             EvidenceError: as for `chain`.
             ModelError: as for `chain`; less than one sample; or a decoder that gives NaN or +inf.
         """
-        if not isinstance(samples, int) or samples < 1:
+        if not is_whole(samples, 1):
             raise ModelError(f"importance_log_likelihood needs samples >= 1; got {samples!r}.")
         tokens, lengths = checked_tokens("StructuredVAE", tokens, lengths)
         chain = self._chain(tokens, lengths)
