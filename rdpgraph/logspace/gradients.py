@@ -101,6 +101,33 @@ def expectations(
     return log_z, list(gradients)
 
 
+def with_gradient(
+    value: Tensor, entries: Tensor, gradient: Callable[[Tensor], Tensor],
+    unrolled: Callable[[Tensor], Tensor],
+) -> Tensor:  # fmt: skip
+    """A known value of entries, its gradient by a function of that of the value.
+
+    Higher derivatives are those of ``unrolled``, the value as torch operations.
+    """
+    made: Tensor = _WithGradient.apply(value, entries, gradient, unrolled)  # pyright: ignore
+    return made
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, entries: Tensor, *functions: Callable[..., Any]) -> Tensor:
+        ctx.functions = functions
+        ctx.save_for_backward(entries)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        first, unrolled = ctx.functions
+        if torch.is_grad_enabled():
+            return None, *regradient(unrolled, ctx.saved_tensors, *gradients), None, None
+        return None, first(*gradients), None, None
+
+
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Make a backward pass refuse a second derivative instead of returning zero."""
 

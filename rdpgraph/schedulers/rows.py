@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import factor_tables
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError
-from rdpgraph.logspace.gradients import is_transformed, possible_alone, regradient
+from rdpgraph.logspace.gradients import is_transformed, possible_alone, with_gradient
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
@@ -159,12 +158,18 @@ class RowsSolution(Delegate):
 
     def log_partition(self) -> Tensor:
         constant = self.network.constant
-        log_z: Any = self._log_z
+        log_z = self._log_z
         if self._recorded() and self._fit:  # not cached: it refers to this object
-            log_z = _LogPartition.apply(self._entries, log_z, self)
+            log_z = with_gradient(log_z, self._entries, self._counts, self.unrolled)
         if not self._fit:
             return self._general.log_partition()
         return (log_z + constant.double()).to(constant.dtype)
+
+    def _counts(self, weights: Tensor) -> Tensor:
+        """(entries,) expected counts of entries, summed over the rows with weights."""
+        counts = torch.zeros_like(self._entries)
+        self.run(self.observed, weights=weights.contiguous(), counts=counts)
+        return counts
 
     @cached_property
     def _log_z(self) -> Tensor:
@@ -237,26 +242,6 @@ class RowsSolution(Delegate):
         if not plan.fits:
             raise BudgetError(f"Second derivatives take all rows at once: it {plan.remedy}.")
         return possible_alone(torch.where(dead, -math.inf, run().log_partition()))
-
-
-class _LogPartition(torch.autograd.Function):
-    """Log Z of rows, whose gradient is the expected counts of entries."""
-
-    @staticmethod
-    def forward(ctx: Any, entries: Tensor, log_z: Tensor, solution: RowsSolution) -> Tensor:
-        ctx.solution = solution
-        ctx.save_for_backward(entries)
-        return log_z.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (entries,) = ctx.saved_tensors
-        solution: RowsSolution = ctx.solution
-        if torch.is_grad_enabled():
-            return *regradient(solution.unrolled, (entries,), gradient), None, None
-        counts = torch.zeros_like(entries)
-        solution.run(solution.observed, weights=gradient.contiguous(), counts=counts)
-        return counts, None, None
 
 
 def planned_rows(

@@ -20,7 +20,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, differentiable_property, remembered
 from rdpgraph._core.numbers import LOG_RANGE
 from rdpgraph.engines.solution import Solution, Supplemented
-from rdpgraph.logspace.gradients import is_transformed, possible_alone, regradient
+from rdpgraph.logspace.gradients import is_transformed, possible_alone, with_gradient
 from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
@@ -134,11 +134,10 @@ class CircuitSolution(Supplemented):
     def _log_partition(self) -> Tensor:
         if self._upward is None:
             return self._general.log_partition()
+        value = torch.tensor([self._upward.log_partition], dtype=self.graph.dtype, device="cpu")
         if torch.is_grad_enabled() and self._entries.requires_grad:
-            value = _LogPartition.apply(self._entries, self)
-            assert isinstance(value, Tensor)
-            return value
-        return torch.tensor([self._upward.log_partition], dtype=self.graph.dtype, device="cpu")
+            return with_gradient(value, self._entries, self.gradient, self.unrolled)
+        return value
 
     def variable_marginals(self) -> Tensor:
         """(1, S) probabilities; their gradients are those of contraction."""
@@ -156,12 +155,12 @@ class CircuitSolution(Supplemented):
             values /= totals.take(layout.variable)
         return values
 
-    def gradient(self) -> Tensor:
-        """(entries,) gradient of log Z: each entry's probability."""
+    def gradient(self, outer: Tensor) -> Tensor:
+        """(entries,) gradient of log Z, each entry's probability, times a number."""
         layout = self.circuit
         weights = self._cells.take(layout.entry)
         gradient = np.bincount(layout.factors.cells, weights, minlength=layout.entries + 1)
-        return torch.from_numpy(gradient[:-1])
+        return (outer.double() * torch.from_numpy(gradient[:-1])).to(self._entries.dtype)
 
     def unrolled(self, entries: Tensor) -> Tensor:
         """(1,) log Z as torch operations on the entries."""
@@ -182,26 +181,6 @@ class CircuitSolution(Supplemented):
             messages, begin = _summed(block, level.targets, len(level.starts)), level.messages.start
         log_z = safe_log(messages).sum() + float(first.peaks.sum())
         return possible_alone(log_z.to(entries.dtype).reshape(1))
-
-
-class _LogPartition(torch.autograd.Function):
-    """Log Z, whose gradient comes from the downward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, entries: Tensor, solution: CircuitSolution) -> Tensor:
-        upward = solution._upward  # pyright: ignore[reportPrivateUsage]
-        assert upward is not None
-        ctx.solution = solution
-        ctx.save_for_backward(entries)
-        return torch.tensor([upward.log_partition], dtype=entries.dtype, device="cpu")
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (entries,) = ctx.saved_tensors
-        solution: CircuitSolution = ctx.solution
-        if torch.is_grad_enabled():
-            return *regradient(solution.unrolled, (entries,), gradient), None
-        return (gradient.double() * solution.gradient()).to(entries.dtype), None
 
 
 def upward(
