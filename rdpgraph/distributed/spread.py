@@ -284,7 +284,7 @@ class SpreadChains(Estimator):
         def swept(seed: int) -> Run:
             """Sweep one chain with a separate generator."""
             noise = torch.Generator().manual_seed(seed)
-            return Run.begun(one, noise).onward(
+            return Run(one, one.first(noise)).onward(
                 pruning.sweeps, warm_up=pruning.warming, seconds=math.inf, generator=noise
             )
 

@@ -320,12 +320,9 @@ def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple
             places = [kids[n][turn] for n in range(low, high) if len(kids[n]) > turn]
             pieces = [index[pulled[p] - grid.counts[parents[p]] : pulled[p]] for p in places]
             pulls.append(np.concatenate(pieces))
-        if low:
-            ends = above_starts[message.stop] if message.stop < total else len(above)
-            begin = above_starts[message.start]
-            runs = Runs(above[begin:ends], above_starts[message] - begin)
-        else:
-            runs = Runs(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        ends = above_starts[message.stop] if message.stop < total else len(above)
+        begin = above_starts[message.start]
+        runs = Runs(above[begin:ends], above_starts[message] - begin)  # of roots no cells
         firsts, senders = starts[message] - cell.start, targets[cell] - message.start
         levels.append(Level(cell, message, tuple(pulls), firsts, runs, senders))
     return tuple(levels), total

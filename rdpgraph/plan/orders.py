@@ -6,7 +6,7 @@ from functools import partial
 from heapq import heappop, heappush
 from math import exp, inf, log
 from random import Random
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,30 +22,8 @@ class PrimalGraph:
     sizes: tuple[int, ...]
 
 
-class Rule(Protocol):
-    """A greedy elimination rule: an order of all variables, or None past a limit."""
-
-    def __call__(
-        self,
-        graph: PrimalGraph,
-        *,
-        rng: Random | None = None,
-        noise: float = 0.0,
-        last: Set[int] = frozenset(),
-        limit: float = inf,
-        deadline: float = inf,
-    ) -> list[int] | None:
-        """Order the variables.
-
-        Args:
-            graph: unchanged.
-            rng: breaks ties at random; without one the smaller clique, then the smaller id, wins.
-            noise: scores are multiplied by 1 + noise * u, u uniform on [0, 1); needs `rng`.
-            last: variables to eliminate after all others (marginal MAP).
-            limit: give up (None) once the summed clique weights exceed this.
-            deadline: give up (None) when `clock.now` passes this.
-        """
-        ...
+Rule: TypeAlias = Callable[..., list[int] | None]
+"""A greedy elimination rule with the arguments of `min_weight`."""
 
 
 def primal_graph(scopes: Iterable[Iterable[int]], sizes: Sequence[int]) -> PrimalGraph:
@@ -135,7 +113,16 @@ def min_weight(
     limit: float = inf,
     deadline: float = inf,
 ) -> list[int] | None:
-    """Eliminate the variable that makes the clique with the smallest product of sizes."""
+    """Eliminate the variable that makes the clique with the smallest product of sizes.
+
+    Args:
+        graph: unchanged.
+        rng: breaks ties at random; without one the smaller clique, then the smaller id, wins.
+        noise: scores are multiplied by 1 + noise * u, u uniform on [0, 1); needs `rng`.
+        last: variables to eliminate after all others (marginal MAP).
+        limit: give up (None) once the summed clique weights exceed this.
+        deadline: give up (None) when `clock.now` passes this.
+    """
     adjacency = [set(neighbours) for neighbours in graph.adjacency]
     logs = [log(size) for size in graph.sizes]
     weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]

@@ -1,6 +1,7 @@
 """Plans with their costs, as data that prints, and budgets of memory and time."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from math import inf, log2, prod
 from pathlib import Path
@@ -66,45 +67,22 @@ def _gigabytes(size: float) -> str:
 
 
 def _available() -> float:
-    free = [_from_meminfo(), _from_cgroup(), _from_limit()]
-    known = [value for value in free if value is not None]
-    if known:
-        return min(known)
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
-def _from_meminfo() -> float | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return float(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    return None
-
-
-def _from_limit() -> float | None:
-    """Bytes that a limit on this process's address space (``ulimit -v``) leaves."""
-    try:
+    """Bytes that the machine, its container and ``ulimit -v`` leave."""
+    free, failures = list[float](), (ImportError, OSError, ValueError, IndexError)
+    with suppress(*failures):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free += [float(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")]
+    with suppress(*failures):
+        parts = [Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")]
+        limit, used = (part.read_text().strip() for part in parts)
+        free += [] if limit == "max" else [max(float(limit) - float(used), 1.0)]
+    with suppress(*failures):
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit == resource.RLIM_INFINITY:
-            return None
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        return max(float(limit) - pages * resource.getpagesize(), 1.0)
-    except (ImportError, OSError, ValueError, IndexError):
-        return None
-
-
-def _from_cgroup() -> float | None:
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        used = (root / "memory.current").read_text().strip()
-        return None if limit == "max" else max(float(limit) - float(used), 1.0)
-    except (OSError, ValueError):
-        return None
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        free += [] if limit == resource.RLIM_INFINITY else [max(float(limit) - used, 1.0)]
+    return min(free) if free else float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 @dataclass(frozen=True)

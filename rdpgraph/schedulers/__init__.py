@@ -1,7 +1,7 @@
 """Schedulers: how a factor graph is solved."""
 
 from rdpgraph.schedulers.auto import Auto
-from rdpgraph.schedulers.contraction import Contraction, exactly, require_fit, solved
+from rdpgraph.schedulers.contraction import Contraction, exactly, require_fit
 from rdpgraph.schedulers.counting import Counting
 from rdpgraph.schedulers.loopy import JoinGraph, Loopy
 from rdpgraph.schedulers.scheduler import Scheduler
@@ -18,5 +18,4 @@ __all__ = [
     "Search",
     "exactly",
     "require_fit",
-    "solved",
 ]

@@ -87,14 +87,9 @@ class Contraction(Scheduler):
         Raises:
             BudgetError: it does not fit.
         """
-        return solved(self, graph)
-
-
-def solved(scheduler: Scheduler, graph: FactorGraph) -> Solution:
-    """Solution of a graph, refused if the plan exceeds its budget."""
-    plan, run = scheduler.plan(graph)
-    require_fit(plan)
-    return run()
+        plan, run = self.plan(graph)
+        require_fit(plan)
+        return run()
 
 
 def plan_network(

@@ -206,7 +206,8 @@ class RandomizedPruning(Estimator):
                     "of another: give infer the model of that posterior."
                 )
         else:
-            run = Run.begun(self.sampler(model, solve=solve), generator)
+            sampler = self.sampler(model, solve=solve)
+            run = Run(sampler, sampler.first(generator))
         return run.onward(
             self.sweeps, warm_up=warm, seconds=self.seconds, generator=generator,
             progress=self._told,

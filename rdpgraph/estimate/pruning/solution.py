@@ -38,11 +38,6 @@ class Run:
     # of the counts, by name
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
-    @classmethod
-    def begun(cls, sampler: Sampler, generator: torch.Generator | None) -> "Run":
-        """Run at a first configuration, before any sweep."""
-        return cls(sampler, sampler.first(generator))
-
     @property
     def sweeps(self) -> int:
         """Number of averaged sweeps."""
