@@ -38,10 +38,7 @@ FIRST_SWEEPS, SWEEP_GROWTH, MOST_SWEEPS, LONG_RUN = 50, 1.5, 20_000, 500
 longest run, and those from which annealing starts hotter, every other run."""
 STALE_RUNS, RUN_GAIN, FRESH_EVERY = 8, 0.98, 4
 """Runs in a row without a gain that end the search in a component, the relative cost that counts as
-a gain, and runs per one that starts from a new order or path, not from the best tree."""
-PATH_TENSORS, PATH_LIBRARIES, PATH_TENSOR = 5_000, 1.0, 1e-3
-"""Tensors of a component up to which other libraries are asked for a path, seconds that must be
-left for it, as importing them takes as long, and more for each tensor: they look at no clock."""
+a gain, and runs per one that starts from a new order, not from the best tree."""
 
 # Auto: the order of routes.
 MOST_PLANNED, MOST_JOINED = 50_000, 8_000

@@ -1,15 +1,14 @@
 """Search for a good contraction tree: greedy orders, then annealing while it gains.
 
-Annealing starts in turn from the best tree, a noisy elimination order, and opt_einsum's and
-cotengra's greedy paths; started from any of them it found cheaper trees per second than the
-refinements of those libraries.
+Annealing starts from the best tree and at times from a noisy elimination order. It found cheaper
+trees per second than the refinements of opt_einsum and cotengra, and starts from their greedy paths
+did not make it better.
 """
 
 from collections.abc import Set
 from itertools import chain
 from math import inf, log2
 from random import Random
-from typing import Any
 
 from rdpgraph._core import effort, tuning
 from rdpgraph.errors import BudgetError
@@ -31,7 +30,6 @@ from rdpgraph.plan.tree import (
     Topology,
     Workbench,
     tree_from_order,
-    tree_from_path,
 )
 
 
@@ -209,7 +207,8 @@ class _Part:
         start = self.best
         self.runs += 1
         if self.runs % effort.FRESH_EVERY == 0:
-            start = self._fresh(rng, end) or start
+            order = weighted_min_fill(self.graph, rng=rng, noise=0.5, deadline=end)
+            start = tree_from_order(self.core, order) if order else start
         began = clock.now()
         affordable = (end - began) / (len(start.steps) * self.visit_seconds)
         sweeps = int(min(self.sweeps, affordable))
@@ -229,19 +228,6 @@ class _Part:
         self.sweeps = min(self.sweeps * effort.SWEEP_GROWTH, effort.MOST_SWEEPS)
         if tree is not self.best:
             self._offer(tree)
-
-    def _fresh(self, rng: Random, end: float) -> ContractionTree | None:
-        """New tree to anneal from: a noisy order, or another library's path, in turn."""
-        turn = self.runs // effort.FRESH_EVERY % 3
-        count = self.core.num_tensors
-        needed = effort.PATH_LIBRARIES + effort.PATH_TENSOR * count
-        long = end - clock.now() > needed and count <= effort.PATH_TENSORS
-        if turn == 1 and long:
-            return opt_einsum_tree(self.core)
-        if turn == 2 and long:
-            return cotengra_tree(self.core, rng.randrange(1 << 30))
-        order = weighted_min_fill(self.graph, rng=rng, noise=0.5, deadline=end)
-        return tree_from_order(self.core, order) if order else None
 
     def _try_rule(
         self,
@@ -292,23 +278,3 @@ def _joined(topology: Topology, parts: list[_Part]) -> ContractionTree:
             made = topology.num_tensors + len(joined)
             joined += _renamed(steps, [*tensors, *range(made, made + len(steps))], names)
     return ContractionTree(topology, tuple(joined))
-
-
-def opt_einsum_tree(topology: Topology) -> ContractionTree:
-    """Tree of opt_einsum's greedy path."""
-    from opt_einsum.paths import greedy
-
-    inputs: Any = [frozenset(scope) for scope in topology.scopes]
-    sizes: Any = dict(enumerate(topology.sizes))
-    return tree_from_path(topology, greedy(inputs, frozenset(), sizes), ssa=False)
-
-
-def cotengra_tree(topology: Topology, seed: int) -> ContractionTree:
-    """Tree of the best of a few of cotengra's randomised greedy paths."""
-    from cotengra import RandomGreedyOptimizer
-
-    inputs = [tuple(map(str, scope)) for scope in topology.scopes]
-    sizes = {str(v): size for v, size in enumerate(topology.sizes)}
-    one_process: Any = False
-    optimizer = RandomGreedyOptimizer(max_repeats=8, parallel=one_process, seed=seed)
-    return tree_from_path(topology, optimizer(inputs, (), sizes), ssa=False)

@@ -67,7 +67,6 @@ def run(rank: int, ranks: int, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     """A group of 3, forked after all imports, which take most of the time."""
-    import cotengra  # noqa: F401
     import pymetis  # noqa: F401
     import torch._dynamo  # by the first operation on a DTensor
 

@@ -139,16 +139,3 @@ def test_slices_add_up_to_the_whole():
         total += product_of_roots(part, cut)
     assert prod(topology.sizes[v] for v in slices) > 1
     assert total == pytest.approx(brute_force(topology, leaves))
-
-
-def test_paths_of_other_libraries_are_valid_trees():
-    from rdpgraph.plan.search import cotengra_tree, opt_einsum_tree
-    from rdpgraph.plan.tree import Topology
-
-    side = 4
-    scopes = [(r * side + c, r * side + c + 1) for r in range(side) for c in range(side - 1)]
-    scopes += [(r * side + c, r * side + c + side) for r in range(side - 1) for c in range(side)]
-    topology = Topology(tuple(scopes), (2,) * side**2)
-    for tree in (opt_einsum_tree(topology), cotengra_tree(topology, 0)):
-        check(tree)
-        assert len(tree.roots) == 1
