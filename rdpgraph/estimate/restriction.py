@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.recognised import StructureSolution
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Layout, Model, Supports, restricted
-from rdpgraph.estimate.replicates import Judged, Replicates, draws_before, taken
+from rdpgraph.estimate.replicates import Replicates, draws_before, lacking, taken
 from rdpgraph.interface.structure import Structure
 from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.graph import FactorGraph
@@ -122,7 +122,7 @@ class Restriction:
 
 
 @dataclass(frozen=True, eq=False)
-class RestrictedSolution(Judged):
+class RestrictedSolution(Solution):
     """Answers about all states from the solution on those that were kept.
 
     A state that was not kept has probability zero. Marginals, expectations and samples are those of
@@ -159,6 +159,53 @@ class RestrictedSolution(Judged):
     def _marginals(self) -> Tensor:
         """(replicates, B, S') probabilities of the kept states."""
         return self._split(self.inner.variable_marginals())
+
+    def engine_status(self) -> Status:
+        """Status of the engine, with the bias of the choice of states."""
+        engine, restriction = self.inner.status(), self.restriction
+        exact = engine.exact and restriction.exact
+        bound = engine.bound if restriction.exact else restriction.bound if engine.exact else ""
+        return replace(engine, exact=exact, biased=not exact, bound=bound)
+
+    def status(self) -> Status:
+        """Status of the engine, with the bias and the error that the replicates show.
+
+        Converged: the replicates agree, and their states taken together have no more mass.
+        """
+        status = self.replicates.described(self.engine_status())
+        if not bool((self._lacking != 0).any()):
+            return status
+        remedy = (
+            "states that different replicates keep have more mass together than the estimate, or "
+            "all states another: keep more states, or take Exact()"
+        )
+        error = float(self.log_partition_errors().amax())
+        return replace(status, converged=False, remedy=remedy, standard_error=error)
+
+    def log_partition_errors(self) -> Tensor:
+        """(B,) standard errors of the replicates; no less than their gap to a lower bound."""
+        return torch.maximum(self.replicates.standard_error, self._lacking.abs())
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): ends by Student's t; infinite above where the replicates are too low."""
+        if self.engine_status().exact or self.restriction.bound or self.restriction.equal:
+            return super().interval(confidence)
+        low, high = self.replicates.interval(confidence)
+        low = torch.where(self._lacking < 0, -math.inf, low)
+        return low, torch.where(self._lacking > 0, math.inf, high)
+
+    @cached_property
+    def _lacking(self) -> Tensor:
+        """(B,) nats by which log Z is above the estimate, or below; 0 if that may be chance."""
+        replicates, status, restriction = self.replicates, self.engine_status(), self.restriction
+        drawn = replicates.count > 1 and not replicates.equal and not status.bound
+        if drawn and not status.exact and self.inner.status().exact:
+            pairs = zip(restriction.supports, restriction.layout.expanded, strict=True)
+            supports = tuple(given and full for given, full in pairs)
+            return lacking(
+                restriction.original, restriction.model, supports, replicates, restriction.solve
+            )
+        return torch.zeros_like(replicates.log_partitions[0].detach())
 
     def log_partition(self) -> Tensor:
         return self.replicates.log_partition

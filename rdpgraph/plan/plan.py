@@ -100,13 +100,19 @@ class Cost:
 
 def cost(tree: ContractionTree, *, batch: int = 1) -> Cost:
     """Cost of `tree` for `batch` items, computed in a few microseconds per step."""
-    sizes, scopes = tree.topology.sizes, tree.scopes
+    sizes, scopes, levels = tree.topology.sizes, tree.scopes, tree.levels
     leaves = tree.topology.num_tensors
     volumes = [0] * leaves
     flops = stored = live = peak = widest = 0
-    for left, right, scope in tree.steps:
-        union = scopes[left] if right < 0 else {*scopes[left], *scopes[right]}
-        table = prod([sizes[v] for v in union])
+    groups: set[tuple[object, ...]] = set()
+    for made, (left, right, scope) in enumerate(tree.steps, leaves):
+        place: dict[int, int] = {}
+        names = scopes[left] if right < 0 else scopes[left] + scopes[right]
+        pattern = tuple([place.setdefault(v, len(place)) for v in names])
+        dims = tuple([sizes[v] for v in place])
+        result = tuple([place[v] for v in scope])
+        groups.add((levels[made], len(scopes[left]), pattern, dims, result))
+        table = prod(dims)
         volume = prod([sizes[v] for v in scope])
         volumes.append(volume)
         flops += table
@@ -115,14 +121,13 @@ def cost(tree: ContractionTree, *, batch: int = 1) -> Cost:
         widest = max(widest, table)
         peak = max(peak, live)
         live -= volumes[left] + (0 if right < 0 else volumes[right])
-    groups = count_groups(tree)
     return Cost(
         flops=flops * batch,
         stored=stored * batch,
         peak=peak * batch,
         width=log2(widest) if widest else 0.0,
-        groups=groups,
-        seconds=predicted_seconds(flops * batch, groups),
+        groups=len(groups),
+        seconds=predicted_seconds(flops * batch, len(groups)),
     )
 
 
@@ -132,27 +137,6 @@ def predicted_seconds(flops: int, groups: int) -> float:
         return flops / tuning.OPERATIONS_PER_SECOND + groups * tuning.SECONDS_PER_GROUP
     except OverflowError:
         return inf
-
-
-def count_groups(tree: ContractionTree) -> int:
-    """Number of distinct (level, shapes, index pattern) among the steps."""
-    sizes, scopes, levels = tree.topology.sizes, tree.scopes, tree.levels
-    leaves = tree.topology.num_tensors
-    groups: set[tuple[object, ...]] = set()
-    for i, (left, right, scope) in enumerate(tree.steps):
-        names = scopes[left] if right < 0 else scopes[left] + scopes[right]
-        place: dict[int, int] = {}
-        pattern = [place.setdefault(v, len(place)) for v in names]
-        groups.add(
-            (
-                levels[leaves + i],
-                len(scopes[left]),
-                tuple(pattern),
-                tuple([sizes[v] for v in place]),
-                tuple([place[v] for v in scope]),
-            )
-        )
-    return len(groups)
 
 
 PASSES = 3
