@@ -27,7 +27,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.schedulers.contraction import in_slices, planned, solved_network
-from rdpgraph.schedulers.scheduler import Scheduler, budget_of
+from rdpgraph.schedulers.scheduler import Planned, Scheduler, budget_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -161,7 +161,7 @@ class SpreadSlices(Scheduler):
     memory: float | None = None
     seconds: float = 60.0
 
-    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+    def plan(self, graph: FactorGraph) -> Planned:
         """The plan of the first rank: the variables fixed, and the slices of each rank.
 
         Raises:

@@ -66,14 +66,14 @@ class Contraction(Scheduler):
         require_budget("Contraction", self.memory, self.seconds)
         require_optimize(self.optimize)
 
-    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+    def plan(self, graph: FactorGraph) -> Planned:
         """Plan contraction in the cheapest order found, of the reduced network or row by row."""
         if self.optimize is not None:
             return self._whole(graph)
         rows = planned_rows(graph, budget_of(self.memory, self.seconds), self._whole)
         return rows or self._whole(graph)
 
-    def _whole(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+    def _whole(self, graph: FactorGraph) -> Planned:
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         return plan_network(network, budget, optimize=self.optimize)
@@ -98,7 +98,7 @@ def plan_network(
     *,
     deadline: float | None = None,
     optimize: Optimize | None = None,
-) -> tuple[Plan, Callable[[], Solution]]:
+) -> Planned:
     """Plan of a reduced network, and the function that carries it out."""
     plan = planned(network, budget, deadline=deadline, optimize=optimize)
     return plan, partial(solved_network, network, plan, budget)
@@ -204,9 +204,7 @@ _NAME = "_prepared"
 _Made: TypeAlias = tuple[Scheduler, Plan, Callable[[], Solution]]
 
 
-def prepared(
-    scheduler: Scheduler, graph: FactorGraph, *, keep: bool
-) -> tuple[Plan, Callable[[], Solution]]:
+def prepared(scheduler: Scheduler, graph: FactorGraph, *, keep: bool) -> Planned:
     """Plan of a scheduler for a graph, and the function that carries it out.
 
     With ``keep``, or if the plan does not fit, both are stored in the graph for the next call,
@@ -248,7 +246,7 @@ class _Deferred:
     graph: FactorGraph
 
     @cached_property
-    def _planned(self) -> tuple[Plan, Callable[[], Solution]]:
+    def _planned(self) -> Planned:
         with recording(lambda: tensors_in(self.graph.blocks)):
             return prepared(self.scheduler, self.graph, keep=False)
 

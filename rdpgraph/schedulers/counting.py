@@ -14,7 +14,6 @@ from rdpgraph.engines.counting.counter import has_counter, require_counter
 from rdpgraph.engines.counting.solution import CountedSolution
 from rdpgraph.engines.recognised import graph_held
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.dimacs import clauses_of
 from rdpgraph.io.files import FORMATS, FileFormat
@@ -23,8 +22,8 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.projection import Projection
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan.clock import Allowance
-from rdpgraph.plan.plan import Plan
 from rdpgraph.schedulers.scheduler import (
+    Planned,
     Scheduler,
     asked_plan,
     budget_of,
@@ -80,7 +79,7 @@ class Counting(Scheduler):
         if self.seconds == math.inf:
             raise ModelError("Counting needs finite seconds; got inf.")
 
-    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+    def plan(self, graph: FactorGraph) -> Planned:
         """Plan a count, which begins when an answer is asked for."""
         compiler = _compiler()
         if compiler is None:

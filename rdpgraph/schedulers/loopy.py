@@ -35,6 +35,7 @@ from rdpgraph.plan.plan import Plan, quantity
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.contraction import plan_network
 from rdpgraph.schedulers.scheduler import (
+    Planned,
     Scheduler,
     budget_of,
     require_budget,
@@ -119,10 +120,10 @@ class Loopy(Scheduler):
             _flood if library.available(torch.float64) else None,
         )
 
-    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+    def plan(self, graph: FactorGraph) -> Planned:
         return self.plan_because(graph, "approximate, as asked for")
 
-    def plan_because(self, graph: FactorGraph, why: str) -> tuple[Plan, Callable[[], Solution]]:
+    def plan_because(self, graph: FactorGraph, why: str) -> Planned:
         """Plan with a reason for this route."""
         begin = clock.now()
         network = reduce_graph(graph, high_order=True)
@@ -266,7 +267,7 @@ class JoinGraph(Scheduler):
                 f"{self.sweeps!r:.80}, {self.tolerance!r:.80} and {self.damping!r:.80}."
             )
 
-    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+    def plan(self, graph: FactorGraph) -> Planned:
         """Plan evidence, hard zeros, clusters, then messages.
 
         Planning takes a fifth of the seconds at most. If no clusters are found by then that fit the
@@ -293,7 +294,7 @@ class JoinGraph(Scheduler):
         *,
         deadline: float,
         begin: float = math.inf,
-    ) -> tuple[Plan, Callable[[], Solution]] | None:
+    ) -> Planned | None:
         """Plan of a reduced network and the function that solves it; None if no clusters fit.
 
         Args:

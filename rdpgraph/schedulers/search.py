@@ -27,10 +27,10 @@ from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.proposals import Proposal, log_likely
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
-from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.loopy import DAMPING, ForMessages, Loopy
 from rdpgraph.schedulers.scheduler import (
+    Planned,
     Scheduler,
     asked_plan,
     budget_of,
@@ -94,7 +94,7 @@ class Search(Scheduler):
                 f"{self.patience!r:.80}."
             )
 
-    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+    def plan(self, graph: FactorGraph) -> Planned:
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         seed = seed_of(self.generator)
@@ -192,7 +192,7 @@ class MiniBuckets(Scheduler):
                 f"{self.draws!r:.80}."
             )
 
-    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+    def plan(self, graph: FactorGraph) -> Planned:
         """Plan passes and draws, which are made when an answer is asked for."""
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
