@@ -26,7 +26,7 @@ class _LogSum(Function):
         ctx: Any, program: Program, again: Callable[..., Tensor], unary: Tensor, *given: Tensor
     ) -> Tensor:
         rows = any(ctx.needs_input_grad)
-        done = machine.run(program, Inputs(unary, given), whole=False, rows=rows)
+        done = machine.run(program, Inputs(unary, given), whole=False, rows=rows, pairs=False)
         ctx.save_for_backward(unary, *given)
         ctx.done, ctx.again = done, again
         return done.goal.to(unary, copy=True)

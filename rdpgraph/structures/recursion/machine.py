@@ -40,7 +40,8 @@ class Run:
     rows: tuple[Tensor, ...]  # of links before and after products, for gradients and losses
     tables: "array[int]"  # addresses and strides of the inputs
     best: bool  # whether values are maxima
-    # Whether sums of large numbers have lost digits of float32, and whether there is a NaN.
+    # Whether sums of large numbers have lost digits of float32, whether there is a NaN, and whether
+    # rows of pairs are among those before products.
     noted: "array[int]"
 
     def value(self, number: int) -> Tensor:
@@ -75,8 +76,15 @@ class Run:
     def gradients(self, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Gradients in the potentials and each slot, if ``wanted``, given that of the goal (B,)."""
         below, after = torch.zeros_like(self.values), torch.empty_like(self.rows[1])
-        extras = self._down(gradient, wanted, below, after)
-        products = self._products(wanted, self.rows[0], after)
+        pairs, rooms = self.program.pairs, self.tables[7::_TABLE]
+        prepared = [
+            use and slot in pairs and rooms[slot] != _DIRECT for slot, use in enumerate(wanted)
+        ]
+        sums = self._extras(prepared)
+        extras = self._down(gradient, wanted, below, after, sums)
+        others = [use and slot not in pairs for slot, use in enumerate(wanted)]
+        products = self._products(others, self.rows[0], after)
+        products |= {slot: part for slot, part in enumerate(sums) if part is not None}
         return self._collected(gradient, wanted, below, extras, products)
 
     def second(
@@ -84,7 +92,8 @@ class Run:
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The goal's derivative (B,) along ``moves`` of the inputs, and that of `gradients`."""
         below, heads = torch.zeros_like(self.values), torch.empty_like(self.rows[1])
-        self._down(gradient, [False] * len(wanted), below, heads)
+        none = [False] * len(wanted)
+        self._down(gradient, none, below, heads, self._extras(none))
         parts = [None if move is None else move.double().contiguous() for move in moves]
         along, turns = (torch.zeros_like(self.values) for _ in range(2))
         room = torch.empty_like(self.room)
@@ -115,12 +124,16 @@ class Run:
         ]
 
     def _down(
-        self, gradient: Tensor, wanted: Sequence[bool], below: Tensor, after: Tensor
-    ) -> list[Tensor | None]:
-        """Compute gradients of values and of links' rows; return those of tables beside these."""
+        self, gradient: Tensor, wanted: Sequence[bool], below: Tensor, after: Tensor,
+        products: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Compute gradients of values and of links' rows; return those of tables beside these.
+
+        Products of the rows of pairs are added to ``products``.
+        """
         batch, gradient = len(gradient), gradient.to(self.values.dtype).contiguous()
         extras = self._extras(wanted)
-        places = _places(extras)
+        places = _places([*extras, *products])
         library.function("down", self.values.dtype)(
             self.addresses, gradient.data_ptr(), below.data_ptr(), after.data_ptr(),
             places.buffer_info()[0], len(self.program.ranges), batch, len(wanted),
@@ -152,7 +165,7 @@ class Run:
     @property
     def differentiable_twice(self) -> bool:
         """Return whether `second` is for this log-sum, which needs rows of links, too."""
-        return self.values.dtype == torch.float64
+        return self.values.dtype == torch.float64 and bool(self.noted[2])
 
     def most(self) -> Tensor:
         """(B, sites, K) the best score with each state of each site, given maxima; -inf: none."""
@@ -324,8 +337,9 @@ def serves(tape: Tape) -> bool:
 
 
 def run(
-    program: Program, inputs: Inputs, *, best: bool = False, whole: bool = True, rows: bool = False
-) -> Run:
+    program: Program, inputs: Inputs, *, best: bool = False, whole: bool = True,
+    rows: bool = False, pairs: bool = True,
+) -> Run:  # fmt: skip
     """Compute the values of all steps, log-sums or maxima.
 
     In float64 where float32 with levels lacks digits, as near sums of large numbers.
@@ -336,6 +350,7 @@ def run(
         best: whether maxima.
         whole: whether values are read one by one; else those in float32 have levels taken off.
         rows: whether to keep rows of links for `Run.gradients` and `Run.losses`.
+        pairs: whether to keep those of pairs, too, which `Run.gradients` does not need.
     """
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype
@@ -344,14 +359,20 @@ def run(
     levels = None
     if dtype == torch.float32 and not whole:
         levels = unary.new_empty(batch * program.levels, dtype=torch.float64)
-    kept = [unary.new_empty(batch * size) for size in program.row_sizes if rows]
-    parts = values, unary.new_empty(size), levels, tuple(kept), tables, best, array("q", [0, 0])
+    plain, before, after = program.row_sizes
+    pairs = pairs or plain == before
+    sizes = (before if pairs else plain, after) if rows else ()
+    kept = tuple([unary.new_empty(batch * many) for many in sizes])
+    noted = array("q", [0, 0, pairs])
+    parts = values, unary.new_empty(size), levels, kept, tables, best, noted
     done = Run(program, inputs, *parts)
     library.function("up", dtype)(
         done.addresses, len(program.ranges), batch, len(inputs.given) + 1, best,
         library.threads(program.work * batch, batch if batch > 1 else None),
     )  # fmt: skip
-    return run(program, inputs.double(), whole=False, rows=rows) if done.noted[0] else done
+    if done.noted[0]:
+        return run(program, inputs.double(), whole=False, rows=rows, pairs=pairs)
+    return done
 
 
 def values_of(tape: Tape, *, best: bool, whole: bool = True) -> Run | None:

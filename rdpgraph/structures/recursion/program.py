@@ -7,7 +7,7 @@ by item.
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -64,6 +64,7 @@ class Program:
     slots: Sequence[Slot]
     # For each table's slot the ranges, for one item, of its links' rows before and after products.
     rows: dict[int, tuple[int, int, int, int]]
+    pairs: frozenset[int]  # slots of tables that link pairs, whose rows come last
     # For each table's slot its links: their places, and the number of the table.
     places: dict[int, list[tuple[int, int]]]
     leaves: dict[int, int]  # for each leaf's slot the number of its step
@@ -86,10 +87,11 @@ class Program:
         return self.values[self.steps[:, 0] == _LINKED, 0].tolist()
 
     @cached_property
-    def row_sizes(self) -> tuple[int, int]:
-        """The sizes of the rows before and after products, for one item."""
-        ends = self.rows.values()
-        return max((row[1] for row in ends), default=0), max((row[3] for row in ends), default=0)
+    def row_sizes(self) -> tuple[int, int, int]:
+        """The sizes of rows before products, without and with those of pairs, and after them."""
+        plain = [row[1] for slot, row in self.rows.items() if slot not in self.pairs]
+        befores, afters = ([row[end] for row in self.rows.values()] for end in (1, 3))
+        return max(plain, default=0), max(befores, default=0), max(afters, default=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,14 +249,13 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
     """
     made = _Lowering(size=sites * states)
     readers = Counter(value.number for step in steps for view in step.reads for value in view.pool)
-    fused = {
-        step.x.number
-        for step in steps
-        if isinstance(step, Linked)
-        and isinstance(step.link, Table)
-        and isinstance(steps[step.x.number], Pairs)
-        and readers[step.x.number] == 1
-    }
+    linked = [(step.x.number, step.link) for step in steps if isinstance(step, Linked)]
+    by_table = [(x, id(link.source)) for x, link in linked if isinstance(link, Table)]
+    # A table's links are all of pairs that nothing else reads, or none is.
+    plain = {
+        owner for x, owner in by_table if not isinstance(steps[x], Pairs) or readers[x] > 1
+    }  # fmt: skip
+    fused = {x for x, owner in by_table if owner not in plain}
     apart = {
         value.number
         for step in steps
@@ -285,7 +286,8 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
             _lower(made, number, step, (sites, states), fused, products)
     if made.values:  # the goal is read as it is
         made.values[-1][3] = -1
-    rows = _rows(made)
+    pairs = {slot for slot, links in made.links.items() if made.steps[links[0][0]][0] == _RULES}
+    rows = _rows(made, pairs)
     for number in fused:  # by the links that read them
         made.steps[number][0] = _NONE
     steps_made = torch.tensor(made.steps, dtype=torch.int64, device="cpu").reshape(-1, _FIELDS)
@@ -298,6 +300,7 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
         made.levelled,
         made.slots,
         rows,
+        frozenset(pairs),
         {
             slot: [(places, made.steps[step][_NUMBER]) for step, places, *_ in links]
             for slot, links in made.links.items()
@@ -308,11 +311,12 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
     )
 
 
-def _rows(made: _Lowering) -> dict[int, tuple[int, int, int, int]]:
-    """Ranges of the rows of each table's links, which are told to the links."""
+def _rows(made: _Lowering, pairs: Set[int]) -> dict[int, tuple[int, int, int, int]]:
+    """Ranges of the rows of each table's links, which are told to the links; of pairs the last."""
     before = after = 0
     rows = dict[int, tuple[int, int, int, int]]()
-    for slot, links in made.links.items():
+    for slot in sorted(made.links, key=pairs.__contains__):
+        links = made.links[slot]
         total, start = sum(places for _, places, *_ in links), 0
         for step, places, *_ in links:
             made.steps[step][8:10], made.steps[step][11:] = (before, after), (start, total)

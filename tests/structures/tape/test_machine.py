@@ -169,9 +169,11 @@ def joints(parts):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_pairs_and_labels_beside_each_other(dtype):
     parts = [draw(*shape).to(dtype).requires_grad_() for shape in ((2, 3, 2), (4, 2), (4, 2))]
-    found, expected = Joints(*parts).log_partition(), joints(parts)
-    assert_close(found, expected)
-    assert_close(*(torch.autograd.grad(value.sum(), parts) for value in (found, expected)))
+    for tables in (parts[1:], parts[1:2] * 2):  # two, or one that links both
+        model = parts[0], *tables
+        found, expected = Joints(*model).log_partition(), joints(model)
+        assert_close(found, expected)
+        assert_close(*(torch.autograd.grad(value.sum(), model) for value in (found, expected)))
     best = Joints(*parts).max_marginals().amax((1, 2)).double()
     assert_close(
         best, joints([1e5 * part.detach().double() for part in parts]) / 1e5, atol=1e-4, rtol=0

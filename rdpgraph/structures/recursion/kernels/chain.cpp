@@ -81,7 +81,7 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 0, threads);                    \
     prepare_all(m, slots, true);                                                                  \
     by_items<Real>(batch, batch == 1 ? 1 : threads, [&](int64_t a, int64_t b) {                   \
-      run_down(m, a, b, pull, grads, shares, extras);                                                   \
+      run_down(m, a, b, pull, grads, shares, extras, slots);                                                   \
     });                                                                                           \
   }                                                                                               \
   void chain_most_##name(const int64_t* parts, Real* above, int64_t count, int64_t batch,         \

@@ -87,6 +87,12 @@ template <typename Real> struct Link {
       return off + top;
     }
     const double top = scaled_parts(item, place, room);
+    scaled_pairs(row, room);
+    return top;
+  }
+
+  // The sums over splits of pairs of scaled parts.
+  void scaled_pairs(Real* row, const Room<Real>& room) const {
     std::fill(row, row + depth, Real(0));
     for (int64_t s = 0; s < splits; ++s) {
       if (!(room.tops[s] > kNever<double>)) continue;
@@ -97,8 +103,10 @@ template <typename Real> struct Link {
         for (int64_t e = 0; e < seconds; ++e) to[e] += value * two[e];
       }
     }
-    return top;
   }
+
+  // Whether rows before products are kept.
+  bool keeps() const { return m.befores && (!rules || m.noted[2]); }
 
   // A row in logs, not of pairs, its base, and its largest; factors whose largest are far from 0 are
   // summed less these, so that the sum keeps its digits.
@@ -275,12 +283,12 @@ NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first
   const int64_t *table = m.table(step[3]), columns = table[5], labels = m.labels(link.out);
   const int64_t stride = panels_of(columns, width<Real>()) * width<Real>(), depth = link.depth;
   const Real low = faint<Real>(depth * std::max<int64_t>(1, link.splits));
-  room.rows.resize(m.befores ? 0 : kBlock * depth);
+  room.rows.resize(link.keeps() ? 0 : kBlock * depth);
   room.sums.resize(kBlock * stride);
   double tops[kBlock];
   link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
     const Prepared<Real> t = prepared(m, step[3], which, step[10]);
-    Real* rows = m.befores ? link.before(m.befores, which, q) : room.rows.data();
+    Real* rows = link.keeps() ? link.before(m.befores, which, q) : room.rows.data();
     link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
       Real* row = rows + r * depth;
       tops[r] = m.best ? link.levelled(item, place, row, room) : link.scaled(item, place, row, room);
@@ -337,17 +345,47 @@ NOINLINE void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t
   });
 }
 
-// The gradient of links, and the rows whose products are the table's gradient.
+// Adds the products of some rows before and after a table to its own (depth, columns).
+template <typename Real>
+NOINLINE void add_products(const Real* before, const Real* after, int64_t some, int64_t depth,
+                           int64_t columns, Real* to, Room<Real>& room) {
+  constexpr int64_t wide = width<Real>();
+  const int64_t many = panels_of(columns, wide);
+  room.terms.assign(many * some * wide, Real(0));
+  for (int64_t r = 0; r < some; ++r)
+    for (int64_t j = 0; j < columns; ++j)
+      room.terms[(j / wide * some + r) * wide + j % wide] = after[r * columns + j];
+  Real turned[kRows * kBlock], sums[kRows * wide];
+  for (int64_t i = 0; i < depth; i += kRows) {
+    const int64_t count = std::min(kRows, depth - i);
+    for (int64_t r = 0; r < some; ++r)
+      for (int64_t k = 0; k < count; ++k) turned[k * some + r] = before[r * depth + i + k];
+    for (int64_t p = 0; p < many; ++p) {
+      multiply(count, turned, some, room.terms.data() + p * some * wide, some, sums);
+      const int64_t first = p * wide, width = std::min(wide, columns - first);
+      for (int64_t k = 0; k < count; ++k) {
+        Real* row = to + (i + k) * columns + first;
+        for (int64_t j = 0; j < width; ++j) row[j] += sums[k * wide + j];
+      }
+    }
+  }
+}
+
+// The gradient of links, and the rows whose products are the table's gradient; of pairs these products,
+// beside the extras of all tables, where they are wanted.
 template <typename Real>
 NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
-               Real* grads, Real* shares, Real* const* extras, Room<Real>& room) {
+               Real* grads, Real* shares, Real* const* extras, int64_t slots, Room<Real>& room) {
   const Link<Real> link(m, step);
   const int64_t *table = m.table(step[3]), columns = table[5], depth = link.depth;
   const int64_t wide = panels_of(depth, width<Real>()) * width<Real>();
   const Real low = faint<Real>(depth * std::max<int64_t>(1, link.splits));
+  Real* products = link.rules ? extras[slots + step[3]] : nullptr;
   room.sums.resize(kBlock * wide);
+  room.rows.resize(products ? kBlock * depth : 0);
   link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
     const Prepared<Real> t = prepared(m, step[3], which, step[10]);
+    const int64_t own = (which * table[8] + step[10]) * depth * columns;
     const Real* before = link.before(m.befores, which, q);
     const Real* sums = link.after(m.afters, which, q);
     Real* after = link.after(shares, which, q);
@@ -372,8 +410,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
           exact_down(m, link, item, place, share.data(), row, base, grads);
 #pragma omp critical(rdpgraph_extra)
           if (Real* extra = extras[step[3]]) {
-            extra += (which * table[8] + step[10]) * depth * columns;
-            for (int64_t i = 0; i < depth; ++i) extra[i * columns + j] += share[i];
+            for (int64_t i = 0; i < depth; ++i) extra[own + i * columns + j] += share[i];
           }
         }
       }
@@ -393,6 +430,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
         return;
       }
       link.scaled_parts(item, place, room);
+      if (products) link.scaled_pairs(room.rows.data() + r * depth, room);
       for (int64_t s = 0; s < link.splits; ++s) {
         if (!(room.tops[s] > kNever<double>)) continue;
         Real* l = grads + m.entry(link.left, s, item, place);
@@ -413,6 +451,9 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
         }
       }
     });
+    if (!products) return;
+#pragma omp critical(rdpgraph_products)
+    add_products(room.rows.data(), after, some, depth, columns, products + own, room);
   });
 }
 

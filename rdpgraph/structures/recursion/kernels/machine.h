@@ -137,7 +137,7 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
 
 template <typename Real>
 void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* pull, Real* grads,
-              Real* shares, Real* const* extras) {
+              Real* shares, Real* const* extras, int64_t slots) {
   Room<Real> room;
   for (int64_t item = first; item < last; ++item) grads[m.at(m.count - 1, item, 0)] = pull[item];
   for (int64_t n = m.count - 1; n >= 0; --n) {
@@ -158,7 +158,7 @@ void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* p
       case kTotal: total_down(m, step, first, last, grads, room); break;
       case kLinked:
       case kRules:
-        if (m.table(step[3])[7] >= 0) link_down(m, step, first, last, grads, shares, extras, room);
+        if (m.table(step[3])[7] >= 0) link_down(m, step, first, last, grads, shares, extras, slots, room);
         else direct_down(m, step, first, last, grads, extras, room);
         break;
       case kSummed: {

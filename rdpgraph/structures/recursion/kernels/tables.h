@@ -37,7 +37,8 @@ template <typename Real> struct Machine {
   double* levels;             // what is taken off rows of links and sums, so that long recursions
                               // keep their digits; null: nothing
   Real *befores, *afters;     // rows of links before and after products, or null
-  int64_t* noted;             // whether sums of large numbers lost digits, and whether there is a NaN
+  int64_t* noted;             // whether sums of large numbers lost digits, whether there is a NaN, and
+                              // (given) whether befores has those of pairs
   int64_t count, batch;
   bool best;
   int threads;                // of a product, where there are fewer items than threads
