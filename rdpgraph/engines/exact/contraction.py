@@ -151,6 +151,9 @@ def _decide(
     for value, dims in operands:
         sizes.update(zip(dims, value.dims, strict=True))
     cells = math.prod(sizes[dim] for dim in step.gone)
+    grids, left = dict[int, Tensor](), torch.arange(cells, device=states.device)
+    for dim in reversed(step.gone):  # states of the eliminated variables in each cell
+        grids[dim], left = left % sizes[dim], left // sizes[dim]
     block = 2 * tuning.BLOCK if noise else tuning.CACHE_BLOCK
     nodes = tuning.per_block(cells * states.shape[1], block)
     chunk = max(1, nodes // max(1, step.count))
@@ -160,7 +163,7 @@ def _decide(
         logits = torch.zeros((), device=states.device)
         for value, dims in operands:
             block = value.rows(slice(first, first + nodes)) if nodes < step.count else value
-            logits = logits + _entries(block, dims, step.gone, sizes, variables, part)
+            logits = logits + _entries(block, dims, grids, variables, part)
         if noise:
             uniform = torch.rand(
                 (*part.shape[:2], len(variables), cells),
@@ -168,39 +171,28 @@ def _decide(
             )  # fmt: skip
             logits = logits - (-torch.log1p(-uniform)).log()
         best = logits.argmax(-1).expand(*part.shape[:2], len(variables))
-        for dim in reversed(step.gone):
-            part[:, :, variables[:, dim]] = best % sizes[dim]
-            best = best // sizes[dim]
+        for dim, grid in grids.items():
+            part[:, :, variables[:, dim]] = grid[best]
 
 
 def _entries(
-    value: Value, dims: tuple[int, ...], gone: tuple[int, ...], sizes: dict[int, int],
-    variables: Tensor, states: Tensor,
-) -> Tensor:  # fmt: skip
+    value: Value, dims: tuple[int, ...], grids: dict[int, Tensor], variables: Tensor, states: Tensor
+) -> Tensor:
     """(count, batch, nodes, cells) log-entries of an operand at the decided states."""
     batch, nodes = value.values.shape[:2]
-    flat = value.values.detach().reshape(batch, nodes, -1)
-    strides: dict[int, int] = {}
-    stride = 1
-    for dim in reversed(dims):
-        strides[dim] = stride
-        stride *= sizes[dim]
-    cells = math.prod(sizes[dim] for dim in gone)
-    grid = torch.arange(cells, device=states.device)
-    offset = torch.zeros_like(grid)
-    for dim in reversed(gone):
-        offset += (grid % sizes[dim]) * strides.get(dim, 0)
-        grid = grid // sizes[dim]
     base = torch.zeros(*states.shape[:2], len(variables), dtype=torch.long, device=states.device)
-    for dim in dims:
-        if dim not in gone:
-            base += states[:, :, variables[:, dim]] * strides[dim]
+    offset, stride = torch.zeros((), dtype=torch.long, device=states.device), 1
+    for dim, size in zip(reversed(dims), reversed(value.dims), strict=True):
+        if dim in grids:
+            offset = offset + grids[dim] * stride
+        else:
+            base += states[:, :, variables[:, dim]] * stride
+        stride *= size
     if nodes > 1:
         base += torch.arange(nodes, device=states.device) * stride
     if batch > 1:
-        rows = torch.arange(batch, device=states.device) * (stride * nodes)
-        base += rows.unsqueeze(-1)
-    picked = flat.reshape(-1)[base.unsqueeze(-1) + offset].double()
+        base += torch.arange(batch, device=states.device).unsqueeze(1) * (stride * nodes)
+    picked = value.values.detach().reshape(-1)[base.unsqueeze(-1) + offset].double()
     return picked if value.is_log else picked.log()
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -108,6 +108,13 @@ class _Means:
     marginals: Floats
     errors: Floats
     score: float
+
+
+def _refused(what: str, *_: object) -> NoReturn:
+    raise UnsupportedError(
+        f"MiniBuckets() gives log Z, its bounds and marginals of variables, and not {what}; use "
+        "Auto(), or Search() for modes."
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,20 +300,11 @@ class MiniBucketSolution(Solution):
             return torch.zeros_like(self.network.constant.expand(self.network.batch))
         return self._each([one.score for one in self._averages])
 
-    def factor_marginals(self, block: int) -> Tensor:
-        return _refused("the joint marginals of factors")
-
-    def max_marginals(self) -> Tensor:
-        return _refused("max-marginals")
-
-    def mode(self) -> Tensor:
-        return _refused("a mode")
-
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        return _refused("a marginal mode")
-
-    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        return _refused("independent draws")
+    factor_marginals = cast("Any", partial(_refused, "the joint marginals of factors"))
+    max_marginals = cast("Any", partial(_refused, "max-marginals"))
+    mode = cast("Any", partial(_refused, "a mode"))
+    marginal_mode = cast("Any", partial(_refused, "a marginal mode"))
+    sample = cast("Any", partial(_refused, "independent draws"))
 
 
 def _mixed(runs: list[_Run], states: int) -> _Means:
@@ -325,10 +323,3 @@ def _mixed(runs: list[_Run], states: int) -> _Means:
         return _Means(mean, np.full_like(mean, math.inf), score)
     spread = (shares[:, None] ** 2 * (each - mean) ** 2).sum(0)
     return _Means(mean, np.sqrt(spread * len(runs) / (len(runs) - 1)), score)
-
-
-def _refused(what: str) -> NoReturn:
-    raise UnsupportedError(
-        f"MiniBuckets() gives log Z, its bounds and marginals of variables, and not {what}; use "
-        "Auto(), or Search() for modes."
-    )
