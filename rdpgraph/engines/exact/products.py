@@ -181,12 +181,8 @@ class _Product:
 
     def log_terms(self, left: Tensor, right: Tensor) -> float:
         """Log of the number of terms of each sum."""
-        terms = 1
-        for dim in self.left_gone:
-            terms *= left.shape[dim]
-        for dim in self.right_gone:
-            terms *= right.shape[dim]
-        return math.log(terms)
+        terms = [left.shape[dim] for dim in self.left_gone]
+        return math.log(math.prod([*terms, *(right.shape[dim] for dim in self.right_gone)]))
 
 
 @remembered(4096)
@@ -218,18 +214,14 @@ def _aligned(
     sizes = dict(zip((*left_dims, *right_dims), (*left.dims, *right.dims), strict=True))
     gone = [dim for dim in sizes if dim not in out_dims]
 
-    def align(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    def align(logs: Tensor, dims: Sequence[int]) -> Tensor:
         axes = {dim: place + 2 for place, dim in enumerate(dims)}
         order = [axes[dim] for dim in gone if dim in axes]
-        kept = [axes[dim] for dim in out_dims if dim in axes]
-        moved = tensor.permute(*order, 0, 1, *kept)
-        shape = [sizes[dim] if dim in axes else 1 for dim in gone]
-        ends = [sizes[dim] if dim in axes else 1 for dim in out_dims]
-        if all(dim in axes for dim in gone) or not order:
-            terms = math.prod(shape)
-            return moved.reshape(terms, *tensor.shape[:2], *ends)
-        full = moved.reshape(*shape, *tensor.shape[:2], *ends)
-        full = full.expand(*(sizes[dim] for dim in gone), *full.shape[len(gone) :])
-        return full.reshape(-1, *full.shape[len(gone) :])
+        moved = logs.permute(*order, 0, 1, *(axes[dim] for dim in out_dims if dim in axes))
+        first, last = ([sizes[d] if d in axes else 1 for d in of] for of in (gone, out_dims))
+        full = moved.reshape(*first, *logs.shape[:2], *last)
+        if order:
+            full = full.expand(*(sizes[dim] for dim in gone), *full.shape[len(gone) :])
+        return full.reshape(math.prod(full.shape[: len(gone)]), *full.shape[len(gone) :])
 
     return align(left.logs(), left_dims), align(right.logs(), right_dims)
