@@ -61,15 +61,6 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     return Decoded(states, _agreed(equations, messages, states, known, converged), cut)
 
 
-@dataclass(frozen=True, eq=False)
-class _Path:
-    """An order in which to decide ties, its cost in sweeps, and the (B,) items it is for."""
-
-    order: Order
-    cost: float
-    items: Tensor
-
-
 class _Search:
     """Search for configurations of items with ties; keeps the best one of each."""
 
@@ -89,19 +80,19 @@ class _Search:
         hurried = (
             end < math.inf and clock.now() + tuning.SECONDS_PER_EDGE * equations.edges.count > end
         )
-        self.orders = None if hurried else orders(equations.edges)
-        if self.orders is None:
+        # orders in which to decide ties, their costs in sweeps, and the (B,) items each is for
+        self.paths: list[tuple[Order, float, Tensor]] = []
+        pair = None if hurried else orders(equations.edges)
+        if pair is None:
             return
-        self.costs = costs(equations, self.orders)
-        self.left += self.costs.little
-        every = torch.ones(equations.batch, dtype=torch.bool, device="cpu")
-        self.paths = [_Path(self.orders[0], self.costs.outwards, every)]
+        outwards, self.colours = pair
         peels = _peels(equations)
-        first = peeled(equations.edges) if bool(peels.any()) else None
-        most = effort.PEELED_LAYERS * len(self.orders[0].layers)
-        if first is not None and len(first.layers) <= most:
-            cost = costs(equations, (first, self.orders[1])).outwards
-            self.paths = [replace(self.paths[0], items=~peels), _Path(first, cost, peels)]
+        peeling = peeled(equations.edges) if bool(peels.any()) else None
+        if peeling is None or len(peeling.layers) > effort.PEELED_LAYERS * len(outwards.layers):
+            peeling, peels = outwards, torch.zeros_like(peels)
+        (cost, self.passing, other), little = costs(equations, (outwards, self.colours, peeling))
+        self.left += little
+        self.paths = [(outwards, cost, ~peels), (peeling, other, peels)]
 
     def run(self, converged: Tensor, read: tuple[Tensor, ...] | None = None) -> None:
         """Search with as many sweeps as each item has left.
@@ -109,7 +100,7 @@ class _Search:
         ``read`` are the best states and ties of the beliefs, if they have been computed.
         """
         converged = self._settle(converged)
-        if self.orders is None or clock.now() > self.end:
+        if not self.paths or clock.now() > self.end:
             return
         # The traceback of a tree is exact, that of tables often best; others must leave some time.
         equations = self.equations
@@ -119,11 +110,11 @@ class _Search:
         if bool(done.all()):
             self.consistent = done
             return
-        passes = (self.left / self.costs.colours).clamp(0, effort.ASCENTS).long()
+        passes = (self.left / self.passing).clamp(0, effort.ASCENTS).long()
         rows = (~done & (passes > 0)).nonzero().flatten()
         if len(rows) and clock.now() < self.end:
             some, start = equations.part(self.messages, rows)[0], self.states[rows]
-            self._take(ascended(some, start, self.orders[1], passes[rows], self.end), rows)
+            self._take(ascended(some, start, self.colours, passes[rows], self.end), rows)
 
     def _settle(self, converged: Tensor) -> Tensor:
         """Run unconverged messages on, damped; return (B,) which have converged then."""
@@ -142,8 +133,8 @@ class _Search:
 
     def _trace(self, share: Tensor, read: tuple[Tensor, ...] | None) -> None:
         """Decide tied variables outwards, at most at a share of each item's remaining sweeps."""
-        for path in self.paths:
-            items = ((path.cost <= share * self.left) & path.items).nonzero().flatten()
+        for order, cost, every in self.paths:
+            items = ((cost <= share * self.left) & every).nonzero().flatten()
             if not len(items):
                 continue
             some, sent = self.equations.part(self.messages, items)
@@ -152,8 +143,8 @@ class _Search:
                 states, free = _states(some, beliefs), _tied(some, beliefs)
             else:
                 states, free = (part[items.to(part.device)] for part in read)
-            self._take(traced(some, sent, states, free, path.order, self.end), items)
-            self.left[items] -= path.cost
+            self._take(traced(some, sent, states, free, order, self.end), items)
+            self.left[items] -= cost
 
     def _take(self, states: Tensor, rows: Tensor) -> None:
         """Keep the states of items that improve on the best ones so far."""

@@ -154,17 +154,11 @@ class _Total:
         return self.finite.masked_fill(self.zeros > self.zeros.amin(1, keepdim=True), -math.inf)
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Costs of decoding one item, in sweeps."""
+def costs(equations: Equations, orders: Sequence[Order]) -> tuple[list[float], float]:
+    """Cost of a pass through each order for one item, and a negligible one, in sweeps.
 
-    outwards: float  # a pass through the outward layers
-    colours: float  # a pass through the colours
-    little: float  # negligible compared with the rest of an answer
-
-
-def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
-    """Costs from the numbers multiplied and the overhead of each computation."""
+    From the numbers multiplied and the overhead of each computation.
+    """
     work, begins, starts = 0.0, 0.0, list[float]()
     for kernel in equations.kernels:
         sizes = [float(port.size) for port in kernel.ports]
@@ -178,7 +172,7 @@ def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
         work + sum(starts[part.kernel] for layer in order.layers for part in layer.arrivals)
         for order in orders
     ]
-    return Costs(through[0] / sweep, through[1] / sweep, tuning.LITTLE_WORK / sweep)
+    return [cost / sweep for cost in through], tuning.LITTLE_WORK / sweep
 
 
 def scores(equations: Equations, states: Tensor) -> Tensor:
