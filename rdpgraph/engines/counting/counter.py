@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rdpgraph._core import tuning
 from rdpgraph.engines.counting.encoding import Encoding, place
 from rdpgraph.errors import BudgetError, UnsupportedError
@@ -69,7 +71,7 @@ def _parts(encoding: Encoding) -> tuple[float, list[Any], bool]:
         pairs = [(weights[place(x)], weights[place(-x)]) for x in variables]
         shown = [n for n, x in enumerate(variables, 1) if x <= encoding.count - encoding.hidden]
         if not clauses:
-            known += [_log_sum(*pairs[number - 1]) for number in shown]
+            known += [float(np.logaddexp(*pairs[number - 1])) for number in shown]
             continue
         lost = _lost([abs(one - other) for one, other in pairs if -math.inf not in (one, other)])
         numbers = {x: number for number, x in enumerate(variables, 1)}
@@ -111,11 +113,6 @@ def _lost(gaps: list[float]) -> float:
             return gap
         kept += gap
     return math.inf
-
-
-def _log_sum(one: float, other: float) -> float:
-    top = max(one, other)
-    return top if top == -math.inf else top + math.log1p(math.exp(min(one, other) - top))
 
 
 def circuit_text(encoding: Encoding, *, seconds: float, memory: float) -> bytes:

@@ -273,10 +273,8 @@ class Equations:
 
     def part(self, messages: Messages, chosen: slice | Tensor) -> tuple["Equations", Messages]:
         """Equations and messages of some batch items: a range of them, or their numbers."""
-        if isinstance(chosen, Tensor):
-            if len(chosen) == self.batch:
-                return self, messages
-            return self.items(chosen), tuple(m[chosen.to(m.device)] for m in messages)
+        if isinstance(chosen, Tensor) and len(chosen) == self.batch:
+            return self, messages
         return self.items(chosen), tuple(message[chosen] for message in messages)
 
     def _in_ranges(
