@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.cache import cached_property
+from rdpgraph._core.portable import tensors_in
 from rdpgraph._core.types import Scopes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.domain import Domain
@@ -37,6 +39,11 @@ class Block:
     rows: Tensor | None
     declared: Tensor
     copied: tuple[tuple[Tensor, int], ...] = field(default=(), metadata={"elsewhere": ()})
+
+    @cached_property
+    def watched(self) -> list[Tensor]:
+        """The potential's tensors whose writes are counted."""
+        return [part for part in tensors_in(self.potential) if not part.is_inference()]
 
     @property
     def count(self) -> int:

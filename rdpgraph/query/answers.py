@@ -255,13 +255,13 @@ class Inferred(Portable, Opaque, ABC):
 
     def __post_init__(self) -> None:
         model: Any = self._declared
-        counters = list[tuple[Tensor, Tensor, int]]()
-        if isinstance(model, FactorGraph):
-            counters = [(part, part, was) for block in model.blocks for part, was in block.copied]
-            model = model.observed, *[block.potential for block in model.blocks]
-        parts = [part for part in tensors_in(model) if not part.is_inference()]
-        counters += [(part, part.data, part._version) for part in parts]
-        vars(self)["_versions"] = counters
+        blocks = model.blocks if isinstance(model, FactorGraph) else ()
+        rest = tensors_in(model.observed if isinstance(model, FactorGraph) else model)
+        parts = [part for block in blocks for part in block.watched]
+        parts += [part for part in rest if not part.is_inference()]
+        versions = [(part, part.data, part._version) for part in parts]
+        versions += [(part, part, was) for block in blocks for part, was in block.copied]
+        vars(self)["_versions"] = versions
 
     def _repr_html_(self) -> str:
         return panel(f"{self!r}\n{self.plan}")  # without computing an answer
