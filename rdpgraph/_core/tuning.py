@@ -72,9 +72,6 @@ CLASS_WORDS = 256
 NOISY_ALTERNATIVES = 256
 """Alternatives of a draw for which noise is faster than inverting the running sum."""
 
-SORTED_NODES = 2**5
-"""Nodes of a step that Python sorts faster than tensors."""
-
 LOGGED_ENTRIES, LOGGED_TERMS = 256, 2**12
 """Entries of a link's table whose sums are faster in logs than as a product of matrices, and terms
 of a link, of all items, for means."""

@@ -1,7 +1,6 @@
 """Derivations from the goal to the leaves: the best, the k best, and draws."""
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -106,26 +105,18 @@ def followed(tape: Tape, goals: Nodes, below: Below) -> Drawn:
     none = goals[0][:0]
     used = [(none, none, none)]
     waiting: list[list[Nodes]] = [[] for _ in tape.steps]
-    single: list[list[tuple[int, ...]]] = [[] for _ in tape.steps]
     ends: dict[int, tuple[Pool, list[int]]] = {}
     waiting[-1] = [goals]
     for number in range(len(tape.steps) - 1, -1, -1):
         step, parts = tape.steps[number], waiting[number]
-        if single[number]:
-            parts.append(torch.tensor(single[number], device=tape.device).unbind(1))
-            single[number] = []
         if not parts:
             continue
         nodes = tuple(map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
         waiting[number] = []
         if not isinstance(step, Leaf):
             for pool, parts in below(number, nodes):
-                if len(pool) > 1 and parts[0].shape[0] <= tuning.SORTED_NODES:
-                    for value, node in _each(pool, ends, parts):
-                        single[value.number].append(node)
-                else:
-                    for value, some in _by_value(pool, ends, parts):
-                        waiting[value.number].append(some)
+                for value, some in _by_value(pool, ends, parts):
+                    waiting[value.number].append(some)
         elif step.sites is not None:
             used.append((nodes[0], step.sites[nodes[1]], nodes[2]))
     return Drawn(*map(torch.cat, zip(*used, strict=True)))
@@ -143,17 +134,6 @@ def _chosen(step: Step, reader: Reader, pick: Pick, *nodes: Tensor) -> Tensor:
     pieces = zip(*(part[order].split(size) for part in nodes), strict=True)
     chosen = torch.cat([step.chosen(reader, pick, *piece) for piece in pieces])
     return torch.empty_like(chosen).index_copy_(0, order, chosen)
-
-
-def _each(
-    pool: Pool, known: dict[int, tuple[Pool, list[int]]], nodes: Nodes
-) -> Iterator[tuple[Value, tuple[int, ...]]]:
-    """A few nodes one by one, as `_by_value` gives them, without calls on tensors."""
-    ends = _ends(pool, known)
-    for tree, number, *others in torch.stack(nodes, 1).tolist():
-        which = bisect_right(ends, number)
-        if which < len(pool):
-            yield pool[which], (tree, number - ends[which] + pool[which].places, *others)
 
 
 def _by_value(

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,18 +17,6 @@ from rdpgraph._core.cache import remembered
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.recursion.values import Value, View
-
-
-class Remade(Protocol):
-    """A step whose value is recomputed when read."""
-
-    def up(self, reader: "Reader", temperature: float) -> Tensor:
-        """(B, P, K)."""
-        ...
-
-    def rows(self, reader: "Reader", item: Tensor, place: Tensor) -> Tensor:
-        """(Q, K) at some places of some items."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +30,8 @@ class Reader:
     small: int = 0  # the size up to which a step's terms are cached for the way down
     # By step, the cached terms (B or 1, A, P or 1, K or 1).
     terms: dict[object, Tensor] = field(default_factory=dict[object, Tensor], init=False)
-    # Steps by number whose values are recomputed.
-    remade: dict[int, Remade] = field(default_factory=dict[int, Remade], init=False)
+    # Steps by number, `Pairs`, whose values are recomputed.
+    remade: dict[int, Any] = field(default_factory=dict[int, Any], init=False)
     _latest: dict[tuple[int, ...], Tensor] = field(
         default_factory=dict[tuple[int, ...], Tensor], init=False
     )
