@@ -42,17 +42,7 @@ NOINLINE void direct_up(const Machine<Real>& m, const int64_t* step, int64_t fir
         continue;
       }
       by_lanes<Real>(t.columns, [&](int64_t j, auto left) {
-        Lane<Real> peak = all<Real>(kNever<Real>), sum = {};
-        for (int64_t i = 0; i < t.rows; ++i) {
-          const Lane<Real> one = load(t.logs + i * t.row + j, left) + x[i];
-          peak = one > peak ? one : peak;
-        }
-        if (m.best) return store(out + j, Lane<Real>(peak + more), left);
-        const Lane<Real> least = all<Real>(-std::numeric_limits<Real>::max());
-        const Lane<Real> from = peak < least ? Lane<Real>{} : peak;
-        for (int64_t i = 0; i < t.rows; ++i)
-          if (x[i] > kNever<Real>) sum += exp_of<Real>(load(t.logs + i * t.row + j, left) + (x[i] - from));
-        store(out + j, Lane<Real>(from + log_of<Real>(sum) + more), left);
+        store(out + j, Lane<Real>(exact_entries(t, x, j, left, m.best) + more), left);
       });
     }
   }

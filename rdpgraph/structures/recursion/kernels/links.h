@@ -276,6 +276,21 @@ Real exact_entry(const Prepared<Real>& t, const Real* row, int64_t column, std::
   return best ? largest(terms.data(), t.rows) : log_sum(terms.data(), t.rows);
 }
 
+// The log-sums, or maxima, of some columns of a table whose columns lie side by side.
+template <typename Real>
+Lane<Real> exact_entries(const Prepared<Real>& t, const Real* row, int64_t column, int64_t left, bool best) {
+  Lane<Real> peak = all<Real>(kNever<Real>), sum = {};
+  for (int64_t i = 0; i < t.rows; ++i) {
+    const Lane<Real> one = load(t.logs + i * t.row + column, left) + row[i];
+    peak = one > peak ? one : peak;
+  }
+  if (best) return peak;
+  const Lane<Real> from = peak < all<Real>(-std::numeric_limits<Real>::max()) ? Lane<Real>{} : peak;
+  for (int64_t i = 0; i < t.rows; ++i)
+    if (row[i] > kNever<Real>) sum += exp_of<Real>(load(t.logs + i * t.row + column, left) + (row[i] - from));
+  return from + log_of<Real>(sum);
+}
+
 template <typename Real>
 NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
              Room<Real>& room) {
@@ -317,8 +332,15 @@ NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first
       const double base = link.base(item, place);
       const Real* row = link.in_logs(item, place, base, room);
       const Real more = Real(base - (level ? *level : 0));
-      for (int64_t j = 0; j < columns; ++j)
-        if (sums[j] < low) out[j] = exact_entry(t, row, j, room.terms) + more;
+      by_lanes<Real>(columns, [&](int64_t first, auto left) {
+        int64_t j = first;
+        while (j < first + left && sums[j] >= low) ++j;
+        if (j == first + left) return;
+        Real exact[lanes<Real>()];
+        if (t.column == 1) store(exact, exact_entries(t, row, first, left, false), lanes<Real>());
+        for (; j < first + left; ++j)
+          if (sums[j] < low) out[j] = (t.column == 1 ? exact[j - first] : exact_entry(t, row, j, room.terms)) + more;
+      });
     });
   });
 }

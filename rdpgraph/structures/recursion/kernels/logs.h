@@ -43,9 +43,19 @@ template <typename Real> inline Lane<Real> exp_of(Lane<Real> x) {
   const Lane<Real> moved = y * Real(1.4426950408889634) + F::magic;
   const Lane<Real> n = moved - F::magic;
   const Lane<Real> r = y - n * F::high - n * F::low;
-  Lane<Real> sum = all<Real>(1);
+  // Even and odd terms of the series do not wait for one another.
+  Real share = 1;
+  Real shares[F::terms + 1] = {1};
 #pragma GCC unroll 16
-  for (int k = F::terms; k > 0; --k) sum = sum * r * Real(1.0 / k) + Real(1);
+  for (int k = 1; k <= F::terms; ++k) shares[k] = share /= Real(k);
+  const Lane<Real> square = r * r;
+  Lane<Real> even = all<Real>(shares[F::terms]), odd = all<Real>(shares[F::terms - 1]);
+#pragma GCC unroll 16
+  for (int k = F::terms - 2; k >= 0; k -= 2) {
+    even = even * square + shares[k];
+    if (k) odd = odd * square + shares[k - 1];
+  }
+  const Lane<Real> sum = even + odd * r;
   Ints power;
   const Lane<Real> magic = all<Real>(F::magic);
   Ints from, bits;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "direct.h"
+#include "series.h"
 #include "totals.h"
 
 namespace {
@@ -58,20 +59,28 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
   Room<Real> room;
   std::memcpy(m.sites(m.arena, first), m.sites(const_cast<Real*>(m.template tensor<Real>(0)), first),
               (last - first) * m.size_of_sites() * sizeof(Real));
+  for (int64_t item = first; item < last; ++item)
+    bad[item] |= unsound(m.sites(m.arena, item), m.size_of_sites());
+  const std::vector<Series> all = all_series(m);
+  auto series = all.begin();
   for (int64_t n = 0; n < m.count && !m.noted[0]; ++n) {
     const int64_t* step = m.steps + kFields * n;
+    if (series != all.end() && series->first == n) {
+      if (series->stride > lanes<Real>()) series_up<2>(m, *series, first, last, room);
+      else series_up<1>(m, *series, first, last, room);
+      n = series->last, ++series;
+      continue;
+    }
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
     switch (step[0]) {
-      case kSites: {
-        for (int64_t item = first; item < last; ++item) {
+      case kSites:
+        for (int64_t item = first; step[3] && item < last; ++item) {
           Real *to = m.arena + m.at(out, item, 0), *from = m.sites(m.arena, item);
-          for (int64_t place = 0; place < places && step[3]; ++place)
+          for (int64_t place = 0; place < places; ++place)
             std::memcpy(to + place * labels, from + m.index[step[2] + place] * labels,
                         labels * sizeof(Real));
-          bad[item] |= unsound(to, places * labels);
         }
         break;
-      }
       case kGiven: {
         const Real* given = m.template tensor<Real>(step[2]);
         const int64_t size = places * labels;
@@ -140,8 +149,16 @@ void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* p
               Real* shares, Real* const* extras, int64_t slots) {
   Room<Real> room;
   for (int64_t item = first; item < last; ++item) grads[m.at(m.count - 1, item, 0)] = pull[item];
+  const std::vector<Series> all = all_series(m);
+  auto series = all.rbegin();
   for (int64_t n = m.count - 1; n >= 0; --n) {
     const int64_t* step = m.steps + kFields * n;
+    if (series != all.rend() && series->last == n) {
+      if (series->stride > lanes<Real>()) series_down<2>(m, *series, first, last, grads, shares, extras, room);
+      else series_down<1>(m, *series, first, last, grads, shares, extras, room);
+      n = series->first, ++series;
+      continue;
+    }
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
     switch (step[0]) {
       case kSites:
@@ -203,6 +220,52 @@ void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* p
             if (from >= 0) grads[from] += grads[to];
           });
     }
+  }
+}
+
+// Adds sums over all links of products of rows before and after them, times weights and a move (null: 1), to the
+// gradients of a slot's tables.
+template <typename Real>
+void table_gradient(const Machine<Real>& m, int64_t slot, const Real* befores, const Real* afters,
+                    const Real* move, Real* gradients, int threads) {
+  constexpr int64_t wide = width<Real>(), most = 256;
+  const int64_t *table = m.table(slot), depth = table[3], columns = table[5], many = panels_of(columns, wide);
+  std::vector<Real> left(depth * most), right(many * wide * most), sums(depth * many * wide);
+  const auto add = [&](int64_t item, int64_t number, const Real* before, const Real* after, int64_t rows) {
+    for (int64_t start = 0; start < depth; start += kRows)
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = start; i < std::min(start + kRows, depth); ++i) left[i * rows + r] = before[r * depth + i];
+    for (int64_t j = 0; j < columns; j += lanes<Real>())
+      for (int64_t r = 0, few = std::min(lanes<Real>(), columns - j); r < rows; ++r)
+        store(right.data() + (j / wide * rows + r) * wide + j % wide, load(after + r * columns + j, few), lanes<Real>());
+    by_panels(left.data(), depth, rows, right.data(), columns, sums.data(), false, threads);
+    const Real* weights = prepared(m, slot, item, number).ahead;
+    const int64_t first = (item * table[8] + number) * depth * columns;
+    for (int64_t i = 0; i < depth; ++i)
+      for (int64_t j = 0; j < columns; ++j) {
+        const int64_t at = first + i * columns + j;
+        const Real weight = weights[(j / wide * depth + i) * wide + j % wide];
+        gradients[at] += weight * sums[i * many * wide + j] * (move ? move[at] : 1);
+      }
+  };
+  const int64_t copies = m.batch / std::max<int64_t>(1, table[1]);
+  for (int64_t item = 0; item < table[1]; ++item) {
+    int64_t number = 0, from = 0, until = 0;  // rows of links by one table, side by side
+    const int64_t* of = nullptr;
+    const auto flush = [&] {
+      for (int64_t row = from; row < until; row += most)
+        add(item, number, befores + m.batch * of[8] + row * depth, afters + m.batch * of[9] + row * columns,
+            std::min(most, until - row));
+      from = until;
+    };
+    for (int64_t n = 0; n < m.count; ++n) {
+      const int64_t* step = m.steps + kFields * n;
+      if ((step[0] != kLinked && step[0] != kRules) || step[3] != slot) continue;
+      const int64_t start = copies * (item * step[12] + step[11]);
+      if (start != until || step[10] != number) flush(), from = start;
+      of = step, number = step[10], until = start + copies * m.places(step[1]);
+    }
+    flush();
   }
 }
 
