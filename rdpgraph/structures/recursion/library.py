@@ -27,9 +27,6 @@ from rdpgraph.structures.recursion import building
 _FLAGS = (*building.FLAGS, "-march=native")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 _SIGNATURES = {
-    "level": (5, 3, 0, 0),
-    "forward": (11, 3, 2, 1),
-    "backward": (9, 3, 0, 1),
     "prefixes": (5, 3, 0, 1),
     "trace": (5, 6, 0, 1),
     "best": (4, 4, 0, 1),

@@ -37,7 +37,7 @@ class Run:
     values: Tensor  # (B * size,) of all steps
     room: Tensor  # the tables, prepared for products
     levels: Tensor | None  # in float64, what is taken off rows of values; None: nothing
-    rows: tuple[Tensor, ...]  # of links before and after products, for gradients and losses
+    rows: Tensor | None  # of links, before products and after them, for gradients and losses
     tables: "array[int]"  # addresses and strides of the inputs
     best: bool  # whether values are maxima
     # Whether sums of large numbers have lost digits of float32, whether there is a NaN, and whether
@@ -71,33 +71,30 @@ class Run:
 
     def _of_sites(self, values: Tensor) -> Tensor:
         """(B, sites, K) of the sites, in a tensor of all."""
-        return values[: self.inputs.unary.numel()].view_as(self.inputs.unary).clone()
+        sites = self.inputs.unary
+        return values.as_strided(sites.shape, sites.stride()).clone()
 
     def gradients(self, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Gradients in the potentials and each slot, if ``wanted``, given that of the goal (B,)."""
-        below, after = torch.zeros_like(self.values), torch.empty_like(self.rows[1])
+        below, after = torch.zeros_like(self.values), self._rows_after()
         pairs, rooms = self.program.pairs, self.tables[7::_TABLE]
-        prepared = [
-            use and slot in pairs and rooms[slot] != _DIRECT for slot, use in enumerate(wanted)
-        ]
-        sums = self._extras(prepared)
+        sums = self._extras(
+            [use and slot in pairs and rooms[slot] != _DIRECT for slot, use in enumerate(wanted)]
+        )
         extras = self._down(gradient, wanted, below, after, sums)
-        others = [use and slot not in pairs for slot, use in enumerate(wanted)]
-        products = self._products(others, self.rows[0], after)
-        products |= {slot: part for slot, part in enumerate(sums) if part is not None}
-        return self._collected(gradient, wanted, below, extras, products)
+        return self._collected(gradient, wanted, below, extras)
 
     def second(
         self, gradient: Tensor, moves: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The goal's derivative (B,) along ``moves`` of the inputs, and that of `gradients`."""
-        below, heads = torch.zeros_like(self.values), torch.empty_like(self.rows[1])
+        below, heads, tails = torch.zeros_like(self.values), self._rows_after(), self._rows_after()
         none = [False] * len(wanted)
         self._down(gradient, none, below, heads, self._extras(none))
         parts = [None if move is None else move.double().contiguous() for move in moves]
         along, turns = (torch.zeros_like(self.values) for _ in range(2))
         room = torch.empty_like(self.room)
-        kept, tails = (torch.empty_like(rows) for rows in self.rows)
+        kept = self.values.new_empty(len(gradient) * self.program.row_sizes[1])
         extras = self._extras(wanted)
         moved, places = _places(parts), _places(extras)
         library.function("tape_second")(
@@ -106,14 +103,12 @@ class Run:
             places.buffer_info()[0], len(self.program.ranges), len(gradient), len(moves),
             library.threads(self.program.work * len(gradient), len(gradient)),
         )  # fmt: skip
-        pairs = (self.rows[0], tails), (kept, heads), (self.rows[0], heads)
-        products, more, flat = (self._products(wanted, *pair) for pair in pairs)
-        for slot, product in products.items():
-            product += more[slot]
-            if (move := parts[slot]) is not None:
-                product.addcmul_(flat[slot], move)
-        gradients = self._collected(gradient, wanted, turns, extras, products)
+        gradients = self._collected(gradient, wanted, turns, extras)
         return self._part(along, -1).reshape(-1), gradients
+
+    def _rows_after(self) -> Tensor:
+        """Room for rows of links after products."""
+        return self.values.new_empty(len(self.inputs.unary) * self.program.row_sizes[2])
 
     def _extras(self, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Zeros for the gradients of tables, by slot."""
@@ -127,9 +122,9 @@ class Run:
         self, gradient: Tensor, wanted: Sequence[bool], below: Tensor, after: Tensor,
         products: Sequence[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip
-        """Compute gradients of values and of links' rows; return those of tables beside these.
+        """Compute gradients of values and of links' rows; return those of tables.
 
-        Products of the rows of pairs are added to ``products``.
+        Products of the rows of pairs are summed in ``products``.
         """
         batch, gradient = len(gradient), gradient.to(self.values.dtype).contiguous()
         extras = self._extras(wanted)
@@ -143,22 +138,21 @@ class Run:
 
     def _collected(
         self, gradient: Tensor, wanted: Sequence[bool], below: Tensor,
-        extras: Sequence[Tensor | None], products: dict[int, Tensor],
+        extras: Sequence[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip
         """Gradients by slot, of those of all values and of tables; NaN with the goal."""
         results: list[Tensor | None] = [self._of_sites(below) if wanted[0] else None]
         for slot, (use, given) in enumerate(zip(wanted[1:], self.inputs.given, strict=True), 1):
-            if (result := extras[slot]) is not None:
-                if slot in products:
-                    result.addcmul_(self._weights(slot), products[slot])
-            elif use:
+            result = extras[slot]
+            if use and result is None:
                 part = self._part(below, self.program.leaves[slot])
                 result = part.sum_to_size(given.shape).clone()
             results.append(result)
         if self.noted[1] and bool((lost := self.goal.isnan() & (gradient != 0)).any()):
             for result in results:
                 if result is not None:
-                    spoilt = lost.reshape(-1, len(result)).any(0)
+                    count = 1 if result.ndim == 2 else len(result)
+                    spoilt = lost.reshape(-1, count).any(0)
                     result.masked_fill_(spoilt.reshape(-1, *(1,) * (result.ndim - 1)), math.nan)
         return results
 
@@ -256,40 +250,6 @@ class Run:
         taken(held.buffer_info()[0], result.data_ptr())
         return result.T
 
-    def _weights(self, slot: int) -> Tensor:
-        """The weights of a table that is prepared for products."""
-        table = self.inputs.given[slot - 1]
-        items, many, depth, columns = table.shape
-        # The columns' peaks lie before each prepared table.
-        wide = library.panel_width(table.element_size())
-        hop = columns + -(-columns // wide) * wide * depth + -(-depth // wide) * wide * columns
-        sizes, start = (items, many, 1, columns), self.tables[_TABLE * slot + 7]
-        peaks = self.room.as_strided(sizes, (many * hop, hop, 0, 1), start)
-        return torch.sub(table, peaks).exp_()
-
-    def _products(
-        self, wanted: Sequence[bool], befores: Tensor, afters: Tensor
-    ) -> dict[int, Tensor]:
-        """Sums over the links of each table that is wanted of products of rows before and after."""
-        products, batch = dict[int, Tensor](), len(self.inputs.unary)
-        for slot, (first, last, begin, end) in self.program.rows.items():
-            if not wanted[slot] or self.tables[_TABLE * slot + 7] == _DIRECT:
-                continue
-            items, many, depth, columns = shape = self.inputs.given[slot - 1].shape
-            copies, start = batch // max(1, items), 0
-            rows = items, copies * self.program.reads[slot]
-            before = befores[batch * first : batch * last].view(*rows, depth).mT
-            after = afters[batch * begin : batch * end].view(*rows, columns)
-            if many == 1:
-                products[slot] = (before @ after).unsqueeze(1)
-                continue
-            products[slot] = befores.new_zeros(shape)
-            for places, number in self.program.places[slot]:
-                stop = start + copies * places
-                products[slot][:, number] += before[..., start:stop] @ after[:, start:stop]
-                start = stop
-        return products
-
     @property
     def addresses(self) -> int:
         """The address of the addresses of all arrays of a run."""
@@ -300,7 +260,11 @@ class Run:
         program = self.program
         fixed = [part.data_ptr() for part in (program.values, program.steps, program.index)]
         levels = 0 if self.levels is None else self.levels.data_ptr()
-        rows = [part.data_ptr() for part in self.rows or ()] or [0, 0]
+        rows = [0, 0]
+        if self.rows is not None:
+            before = program.row_sizes[1 if self.noted[2] else 0]
+            size = len(self.inputs.unary) * before * self.rows.element_size()
+            rows = [self.rows.data_ptr(), self.rows.data_ptr() + size]
         values = self.tables.buffer_info()[0], self.values.data_ptr(), self.room.data_ptr(), levels
         return array("q", [*fixed, *values, *rows, self.noted.buffer_info()[0]])
 
@@ -361,8 +325,8 @@ def run(
         levels = unary.new_empty(batch * program.levels, dtype=torch.float64)
     plain, before, after = program.row_sizes
     pairs = pairs or plain == before
-    sizes = (before if pairs else plain, after) if rows else ()
-    kept = tuple([unary.new_empty(batch * many) for many in sizes])
+    before = before if pairs else plain
+    kept = unary.new_empty(batch * (before + after)) if rows else None
     noted = array("q", [0, 0, pairs])
     parts = values, unary.new_empty(size), levels, kept, tables, best, noted
     done = Run(program, inputs, *parts)
@@ -403,8 +367,8 @@ def _tables(program: Program, inputs: Inputs) -> tuple["array[int]", int]:
     size = 0
     for slot, (owner, part) in enumerate(zip(program.slots, inputs.given, strict=True), 1):
         if isinstance(owner, Table):
-            items, many, depth, columns = part.shape
-            hop, _, row, column = part.stride()
+            items, many, depth, columns = (1, 1, *part.shape)[-4:]
+            hop, _, row, column = (0, 0, *part.stride())[-4:]
             rows.extend((part.data_ptr(), items, hop, depth, row, columns, column))
             if items == batch and program.reads[slot] <= tuning.DIRECT_ROWS * many:
                 rows.extend((_DIRECT, many))

@@ -100,7 +100,7 @@ class Inputs:
 
     unary: Tensor  # (B, sites, K) the potentials of the sites
     # Of each slot: leaves (B or 1, P, K), tables (n, S, I, J), of which item b has number b mod n,
-    # and places (B or 1, M, P) int64.
+    # or (I, J), and places (B or 1, M, P) int64.
     given: Sequence[Tensor]
 
     def over(self, temperature: float) -> "Inputs":

@@ -5,7 +5,6 @@
 #include "machine.h"
 #include "paths.h"
 #include "rows.h"
-#include "sums.h"
 #ifndef CHAIN_FLOAT
 #include "decode.h"
 #include "kept.h"
@@ -32,26 +31,6 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
 #endif
 
 #define CHAIN_KERNELS(Real, name)                                                                 \
-  void chain_forward_##name(const Real* unary, const Real* emission, const Real* transition,      \
-                            const Real* matrix, const Real* offset, const int64_t* lengths,      \
-                            Real* states, Real* scales, Real* values, uint8_t* doubtful,          \
-                            Real* packed, int64_t batch, int64_t steps, int64_t count,            \
-                            double state_limit, double step_limit, int threads) {                 \
-    forward<Real>(unary, emission, transition, matrix, offset, lengths, states, scales,   \
-                  values, doubtful, packed, batch, steps, count, Real(state_limit),               \
-                  Real(step_limit), threads);                                                     \
-  }                                                                                               \
-  void chain_backward_##name(const Real* states, const Real* scales, const Real* emission,        \
-                             const Real* matrix, const int64_t* lengths, const Real* gradient,    \
-                             Real* marginals, Real* ahead, Real* packed, int64_t batch,           \
-                             int64_t steps, int64_t count, int threads) {                         \
-    backward<Real>(states, scales, emission, matrix, lengths, gradient, marginals, ahead, packed, \
-                   batch, steps, count, threads);                                                 \
-  }                                                                                               \
-  void chain_level_##name(const Real* unary, const Real* transition, Real* emission, Real* matrix, \
-                          Real* offset, int64_t batch, int64_t steps, int64_t count) {            \
-    level<Real>(unary, transition, emission, matrix, offset, batch, steps, count);                \
-  }                                                                                               \
   void chain_prefixes_##name(const Real* unary, const Real* transition, const int64_t* lengths,   \
                              Real* result, Real* packed, int64_t batch, int64_t steps,            \
                              int64_t count, int threads) {                                        \
@@ -81,8 +60,14 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 0, threads);                    \
     prepare_all(m, slots, true);                                                                  \
     by_items<Real>(batch, batch == 1 ? 1 : threads, [&](int64_t a, int64_t b) {                   \
-      run_down(m, a, b, pull, grads, shares, extras, slots);                                                   \
+      run_down(m, a, b, pull, grads, shares, extras, slots);                                      \
     });                                                                                           \
+    for (int64_t slot = 0; slot < slots; ++slot) {                                                \
+      if (!extras[slot] || m.table(slot)[7] < 0) continue;                                        \
+      const Real *none = nullptr, *products = extras[slots + slot];                               \
+      if (products) products_gradient(m, slot, products, extras[slot]);                           \
+      else table_gradient(m, slot, m.befores, shares, none, extras[slot], threads);               \
+    }                                                                                             \
   }                                                                                               \
   void chain_most_##name(const int64_t* parts, Real* above, int64_t count, int64_t batch,         \
                          int64_t slots, int threads) {                                            \
@@ -154,6 +139,12 @@ void tape_second(const int64_t* parts, const double* pulls, const double* const*
     along.run(a, b);
     Second{along, pulls, turns, heads, tails, extras}.run(a, b);
   });
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    if (!extras[slot] || m.table(slot)[7] < 0) continue;
+    table_gradient<double>(m, slot, m.befores, tails, nullptr, extras[slot], threads);
+    table_gradient<double>(m, slot, kept, heads, nullptr, extras[slot], threads);
+    if (moves[slot]) table_gradient<double>(m, slot, m.befores, heads, moves[slot], extras[slot], threads);
+  }
 }
 
 #define PARITY \

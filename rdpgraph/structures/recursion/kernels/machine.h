@@ -154,8 +154,8 @@ void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* p
   for (int64_t n = m.count - 1; n >= 0; --n) {
     const int64_t* step = m.steps + kFields * n;
     if (series != all.rend() && series->last == n) {
-      if (series->stride > lanes<Real>()) series_down<2>(m, *series, first, last, grads, shares, extras, room);
-      else series_down<1>(m, *series, first, last, grads, shares, extras, room);
+      if (series->stride > lanes<Real>()) series_down<2>(m, *series, first, last, grads, shares, extras, slots, room);
+      else series_down<1>(m, *series, first, last, grads, shares, extras, slots, room);
       n = series->first, ++series;
       continue;
     }
@@ -223,6 +223,31 @@ void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* p
   }
 }
 
+// Adds products of rows (depth, columns), whose own rows are `hop` apart, times a table's weights and a move (null: 1)
+// to its gradient.
+template <typename Real>
+void add_weighted(const Machine<Real>& m, int64_t slot, int64_t item, int64_t number, const Real* products,
+                  int64_t hop, const Real* move, Real* gradients) {
+  constexpr int64_t wide = width<Real>();
+  const int64_t *table = m.table(slot), depth = table[3], columns = table[5];
+  const Real* weights = prepared(m, slot, item, number).ahead;
+  const int64_t first = (item * table[8] + number) * depth * columns;
+  for (int64_t i = 0; i < depth; ++i)
+    for (int64_t j = 0; j < columns; ++j) {
+      const int64_t at = first + i * columns + j;
+      const Real weight = weights[(j / wide * depth + i) * wide + j % wide];
+      gradients[at] += weight * products[i * hop + j] * (move ? move[at] : 1);
+    }
+}
+
+// Adds the products of rows of pairs, times weights, to the gradients of a slot's tables.
+template <typename Real>
+void products_gradient(const Machine<Real>& m, int64_t slot, const Real* products, Real* gradients) {
+  const int64_t *table = m.table(slot), size = table[3] * table[5];
+  for (int64_t k = 0; k < table[1] * table[8]; ++k)
+    add_weighted<Real>(m, slot, k / table[8], k % table[8], products + k * size, table[5], nullptr, gradients);
+}
+
 // Adds sums over all links of products of rows before and after them, times weights and a move (null: 1), to the
 // gradients of a slot's tables.
 template <typename Real>
@@ -239,14 +264,7 @@ void table_gradient(const Machine<Real>& m, int64_t slot, const Real* befores, c
       for (int64_t r = 0, few = std::min(lanes<Real>(), columns - j); r < rows; ++r)
         store(right.data() + (j / wide * rows + r) * wide + j % wide, load(after + r * columns + j, few), lanes<Real>());
     by_panels(left.data(), depth, rows, right.data(), columns, sums.data(), false, threads);
-    const Real* weights = prepared(m, slot, item, number).ahead;
-    const int64_t first = (item * table[8] + number) * depth * columns;
-    for (int64_t i = 0; i < depth; ++i)
-      for (int64_t j = 0; j < columns; ++j) {
-        const int64_t at = first + i * columns + j;
-        const Real weight = weights[(j / wide * depth + i) * wide + j % wide];
-        gradients[at] += weight * sums[i * many * wide + j] * (move ? move[at] : 1);
-      }
+    add_weighted(m, slot, item, number, sums.data(), many * wide, move, gradients);
   };
   const int64_t copies = m.batch / std::max<int64_t>(1, table[1]);
   for (int64_t item = 0; item < table[1]; ++item) {

@@ -222,7 +222,7 @@ void series_up(const Machine<Real>& m, const Series& series, int64_t first, int6
 
 template <int K, typename Real>
 void series_down(const Machine<Real>& m, const Series& series, int64_t first, int64_t last, Real* grads,
-                 Real* shares, Real* const* extras, Room<Real>& room) {
+                 Real* shares, Real* const* extras, int64_t slots, Room<Real>& room) {
   const int64_t* step = series.links[0].step;
   const int64_t depth = series.stride, left = depth - (K - 1) * lanes<Real>();
   const Real low = faint<Real>(depth);
@@ -243,7 +243,7 @@ void series_down(const Machine<Real>& m, const Series& series, int64_t first, in
         pull.of[k] = faint ? Lane<Real>{} : pull.of[k] / sums.of[k];
       }
       if (rest.top() > 0) {
-        link_down(m, link.step, item, item + 1, grads, shares, extras, room);
+        link_down(m, link.step, item, item + 1, grads, shares, extras, slots, room);
         pull.read(grads + before, left);
         continue;
       }
