@@ -63,9 +63,6 @@ SMALL_TABLE = 16
 NUMPY_MAXIMA = 2**13
 """Sums of a step of Viterbi's algorithm for which NumPy is faster than torch."""
 
-KERNEL_SCALED = 2**17
-"""Potentials of a chain that the compiled kernel scales faster than torch."""
-
 CLASS_WORDS = 256
 """Words of a class from which on they are a product of matrices in look-ahead."""
 

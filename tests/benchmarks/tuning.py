@@ -66,14 +66,12 @@ def thresholds(repeats: int) -> None:
     variables = [rg.Variable(f"x{n}", 3) for n in range(2 * keys)]
     graph = rg.FactorGraph([rg.Factor((x,), rg.Table(torch.zeros(3))) for x in variables])
     sizes = torch.randint(2, 4, (tuning.GROUPED_FACTORS, 2))
-    unary = torch.randn(tuning.KERNEL_SCALED // 2**10, 2**6, 2**4).double()
     states, matrix = torch.randn(2, tuning.BROADCAST_SEQUENCES, 10), torch.randn(2, 10, 10)
     logs = torch.randn(1000, tuning.NOISY_ALTERNATIVES)
     for name, call in {
         "INDEXED": partial(looked_up, table, index),
         "EVIDENCE_KEYS": partial(graph.condition, dict.fromkeys(variables[:keys], 1)),
         "GROUPED_FACTORS": partial(grouped_rows, sizes),
-        "KERNEL_SCALED": lambda: rg.Chain(unary, torch.zeros(2**4, 2**4).double()).log_partition(),
         "BROADCAST_SEQUENCES": partial(chains._times, states, matrix),  # pyright: ignore
         "NOISY_ALTERNATIVES": partial(drawn(None), logs),
     }.items():

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph.logspace.gradients import ONCE, expectations, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
-from rdpgraph.structures.chain import logs, recursion, scaled, tapes
-from rdpgraph.structures.chain.factors import inside, masked, peak, product
+from rdpgraph.structures.chain import logs, recursion, sweeps, tapes
+from rdpgraph.structures.chain.factors import Factors, inside, masked, peak, product
 from rdpgraph.structures.chain.recursion import Messages
 from rdpgraph.structures.chain.steps import (
     ChainTensors,
@@ -153,7 +153,12 @@ def edge_counts(parts: ChainTensors) -> Tensor:
     unary, transition, lengths = parts
     if unary.shape[1] < 2 or not len(unary):
         return unary.new_zeros(len(unary), unary.shape[2], unary.shape[2])
-    if torch.is_grad_enabled() and (unary.requires_grad or transition.requires_grad):
+    tracked = torch.is_grad_enabled() and (unary.requires_grad or transition.requires_grad)
+    if transition.ndim == 2 and tapes.serves(unary, transition):
+        each = transition.expand(len(unary), 1, *transition.shape)
+        solve = partial(tapes.log_partition, unary, lengths=lengths, by_item=True)
+        return expectations(solve, [each], tracked=tracked)[1][0].squeeze(1)
+    if tracked:
         return _counts_one_by_one(unary, transition, lengths)[0]
     attempts = recursion.stages(unary.dtype, unary.device, _counts, _counts_one_by_one)
     with torch.no_grad():
@@ -162,9 +167,9 @@ def edge_counts(parts: ChainTensors) -> Tensor:
 
 def _counts(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """The counts by one sweep forward and one back; and (B,) whether they are in doubt."""
-    factors = scaled.factors(unary, transition, lengths)
-    swept = scaled.forward(factors)
-    _, ahead = scaled.backward(factors, swept, torch.ones_like(swept.values))
+    factors = Factors.of(unary, transition, lengths)
+    swept = sweeps.forward(factors)
+    _, ahead = sweeps.backward(factors, swept, torch.ones_like(swept.values))
     states, counts = swept.states, unary.new_zeros(len(unary), unary.shape[2], unary.shape[2])
     if transition.ndim == 2:
         return (states.mT @ ahead).mul_(factors.matrix), swept.doubtful

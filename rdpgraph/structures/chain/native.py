@@ -1,12 +1,9 @@
-"""Chains on the compiled kernel: sweeps of the scaled recursion, best sequences and draws."""
+"""Chains of one transition on the compiled kernel: best sequences."""
 
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.chain.factors import Factors, state_limit, step_limit
-from rdpgraph.structures.chain.sweeps import Forward
 from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.library import function
 
@@ -19,57 +16,6 @@ def applies(unary: Tensor, transition: Tensor) -> bool:
         and unary.dtype == transition.dtype
         and library.available(unary.dtype)
     )
-
-
-def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
-    """Scaled factors of log-potentials, in one pass over them if they are few."""
-    batch, steps, states = unary.shape
-    if unary.numel() + transition.numel() > tuning.KERNEL_SCALED:
-        return Factors.of(unary, transition, lengths)
-    unary, transition = _dense(unary), _dense(transition)
-    emission, matrix = torch.empty_like(unary), torch.empty_like(transition)
-    offset = unary.new_empty(batch, steps)
-    _call("level", unary, transition, emission, matrix, offset, batch, steps, states)
-    return Factors(unary, offset, lengths, transition, emission.exp_(), matrix.exp_())
-
-
-def forward(factors: Factors) -> Forward:
-    """The forward sweep, as `sweeps.forward`."""
-    unary, emission = _dense(factors.unary), _dense(factors.emission)
-    transition, matrix = _dense(factors.transition), _dense(factors.matrix)
-    offset, lengths = _dense(factors.offset), _dense(factors.lengths)
-    batch, steps, count = emission.shape
-    states, scales = torch.empty_like(emission), torch.empty_like(offset)
-    values = offset.new_empty(batch)
-    doubtful = values.new_empty(batch, dtype=torch.bool)
-    limits = state_limit(emission.dtype), step_limit(emission.dtype)
-    parts = states, scales, values, doubtful, _room(matrix), batch, steps, count
-    threads = library.threads(batch * count * count)
-    _call(
-        "forward", unary, emission, transition, matrix, offset, lengths,
-        *parts, *limits, threads,
-    )  # fmt: skip
-    return Forward(states, scales, values, doubtful)
-
-
-def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Marginals times the gradient, and the other side of each edge, as `sweeps.backward`."""
-    emission, matrix = _dense(factors.emission), _dense(factors.matrix)
-    lengths, gradient = _dense(factors.lengths), _dense(gradient)
-    states, scales = _dense(swept.states), _dense(swept.scales)
-    batch, steps, count = emission.shape
-    marginals, ahead = torch.empty_like(emission), torch.empty_like(emission)
-    parts = (
-        marginals,
-        ahead,
-        _room(matrix),
-        batch,
-        steps,
-        count,
-        library.threads(batch * count * count),
-    )
-    _call("backward", states, scales, emission, matrix, lengths, gradient, *parts)
-    return marginals, ahead
 
 
 def prefixes(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
@@ -110,7 +56,7 @@ def k_best(messages: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Ten
     return paths
 
 
-def _call(name: str, first: Tensor, *others: Tensor | float | None) -> None:
+def _call(name: str, first: Tensor, *others: Tensor | int | None) -> None:
     """Call a library function in the dtype of the first tensor; tensors by address."""
     function(name, first.dtype)(
         first.data_ptr(),

@@ -31,13 +31,13 @@ def log_partition(
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
     O(T N^2) per item, as scaled products of matrices, or O(T N r) by way of ranks; O(T N), or
-    O(T (N + r)), is kept for the gradient. Items that may lose something to underflow are solved
-    again by the machine, which sums what underflows in logarithms; without it in float64, and then
-    in log-space: see `scaled`. Differentiable twice (in log-space any number of times); the
-    gradient is the marginals, zero in impossible items.
+    O(T (N + r)), is kept for the gradient. The machine sums entries that underflow in logarithms;
+    without it items that may lose something are solved again in float64, and then in log-space: see
+    `scaled`. Differentiable twice (in log-space any number of times); the gradient is the
+    marginals, zero in impossible items.
 
     Args:
-        unary: (B, T, N) in nats; -inf allowed; anything beyond the lengths.
+        unary: (B, T, N) in nats; -inf allowed; any but NaN beyond the lengths.
         transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or steps.
         lengths: (B,) int64, 0 to T.
 
@@ -51,14 +51,14 @@ def log_partition(
     low = isinstance(transition, RankSteps)
     sides = torch.broadcast_tensors(*transition.sides) if low else (transition,)
     dtype = torch.promote_types(unary.dtype, sides[0].dtype)
-    if not low and tapes.serves(unary, transition):
-        attempts = [(dtype, tapes.log_partition)]
-        if transition.ndim == 2:
-            attempts = [(dtype, scaled.log_partition), *attempts]
-    else:
-        attempts = stages(dtype, unary.device, scaled.log_partition, _in_logs)
-        if not low and scan.worthwhile(unary):
-            attempts = [(attempts[0][0], scan.log_partition), *attempts]
+    attempts = stages(dtype, unary.device, scaled.log_partition, _in_logs)
+    if not low:
+        work = attempts[0][0]
+        given = unary.to(work), sides[0].to(work)
+        if tapes.serves(*given):
+            return tapes.log_partition(*given, lengths).to(dtype)
+        if scan.worthwhile(unary):
+            attempts = [(work, scan.log_partition), *attempts]
     return first_safe(attempts, unary, *sides, lengths).to(dtype)
 
 

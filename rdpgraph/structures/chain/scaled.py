@@ -20,7 +20,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph._core.types import Doubt, LogZ, Unary
 from rdpgraph.logspace.gradients import regradient
 from rdpgraph.logspace.logmatrix import finite
-from rdpgraph.structures.chain import logs, native, sweeps, tapes
+from rdpgraph.structures.chain import logs, sweeps
 from rdpgraph.structures.chain.factors import (
     Factors,
     StepFactors,
@@ -149,8 +149,8 @@ class _Scaled(torch.autograd.Function):
     def forward(ctx: Any, unary: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         *sides, lengths = parts
-        chain = factors(unary, *parts) if len(sides) == 1 else ThinFactors.of(unary, *parts)
-        swept = forward(chain)
+        chain = (Factors if len(sides) == 1 else ThinFactors).of(unary, *parts)
+        swept = sweeps.forward(chain)
         kept = chain.offset, *sides, *chain.made
         ctx.save_for_backward(unary, lengths, swept.states, swept.scales, *kept)
         ctx.mark_non_differentiable(swept.doubtful)
@@ -166,8 +166,6 @@ class _Scaled(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def again(unary: Tensor, *sides: Tensor) -> Tensor:
-                if len(sides) == 1 and tapes.serves(unary, sides[0]):
-                    return tapes.log_partition(unary, sides[0], lengths)[0]
                 steps = stepping(*sides)
                 if isinstance(steps, RankSteps):
                     return logs.log_partition(unary, steps, lengths)
@@ -177,7 +175,7 @@ class _Scaled(torch.autograd.Function):
         chain = ctx.kind(unary, offset, lengths, *kept)
         swept = Forward(states, scales, scales, scales)
         with ctx.products:
-            marginals, ahead = backward(chain, swept, gradient)
+            marginals, ahead = sweeps.backward(chain, swept, gradient)
             needed = any(ctx.needs_input_grad[1:])
             edges = chain.edges(states, ahead) if needed else (None,) * ctx.sides
         return marginals, *edges, None
@@ -188,24 +186,3 @@ def _autocast(device: str) -> torch.autocast:
     return torch.autocast(
         device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device)
     )
-
-
-def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
-    """Scaled factors of log-potentials, by the compiled kernel or in torch."""
-    if native.applies(unary, transition):
-        return native.factors(unary, transition, lengths)
-    return Factors.of(unary, transition, lengths)
-
-
-def forward(factors: StepFactors) -> Forward:
-    """A forward sweep by the compiled kernel or in torch."""
-    if isinstance(factors, Factors) and native.applies(factors.emission, factors.matrix):
-        return native.forward(factors)
-    return sweeps.forward(factors)
-
-
-def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """A backward sweep likewise: marginals, and the other side of each edge."""
-    if isinstance(factors, Factors) and native.applies(factors.emission, factors.matrix):
-        return native.backward(factors, swept, gradient)
-    return sweeps.backward(factors, swept, gradient)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import remembered
-from rdpgraph._core.types import Doubt, Lengths, LogZ, Paths, Transition, Unary
+from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import expectations, is_transformed
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.chain import logs
@@ -19,6 +19,7 @@ from rdpgraph.structures.recursion import derivatives, library, machine
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.program import Inputs, Program
 from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.values import Value
 
 
 def serves(unary: Unary, transition: Transition) -> bool:
@@ -28,15 +29,21 @@ def serves(unary: Unary, transition: Transition) -> bool:
     return here and not is_transformed() and library.available(unary.dtype)
 
 
-def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
-    """Log Z as `recursion.log_partition`, of none in doubt; products that underflow are summed."""
-    (program, inputs), shared = _inputs(unary, transition, lengths), transition.ndim == 2
+def log_partition(
+    unary: Unary, transition: Transition, lengths: Lengths, *, by_item: bool = False
+) -> LogZ:
+    """Log Z as `recursion.log_partition`; products that underflow are summed in logarithms.
+
+    The transition may be (B, 1, N, N), one for all steps of each item, if ``by_item``.
+    """
+    program, inputs = _inputs(unary, transition, lengths, by_item=by_item, masks=False)
 
     def again(unary: Tensor, table: Tensor, *_: Tensor) -> Tensor:
-        return logs.log_partition(unary, table[0, 0] if shared else table, lengths)
+        table = table.expand(-1, unary.shape[1] - 1, -1, -1) if by_item else table
+        return logs.log_partition(unary, table, lengths)
 
     values = derivatives.log_sum(program, inputs, again)
-    return torch.where(lengths > 0, values, 0.0), torch.zeros_like(lengths, dtype=torch.bool)
+    return values if min(lengths.tolist()) else torch.where(lengths > 0, values, 0.0)
 
 
 def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
@@ -152,21 +159,19 @@ def _arriving(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(unary[:, :1]), linked], 1)
 
 
-def _inputs(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Program, Inputs]:
-    _, total, states = unary.shape
-    each = int(transition.ndim > 2 and total > 2)
-    # Contiguous along the states that are summed, unless each table is read where it lies.
-    table = transition if transition.ndim > 2 else transition.mT.contiguous().mT[None, None]
-    table = table.contiguous() if each else table
-    ends = lengths.reshape(-1, 1, 1)
-    ragged = int((lengths < total).any())
-    program = _program(total, states, each, ragged)
-    # Of the places of sites and links, of which there are T - 1, that before the last step; of the
-    # first site whether it is the last.
-    last = torch.where(ends > 1, ends - 2, total - 1)
-    places = (last, last, (ends != 1).long()) if ragged else ()
-    unary = masked(unary, lengths) if ragged else unary.contiguous()
-    return program, Inputs(unary, [table, *places])
+def _inputs(
+    unary: Tensor, transition: Tensor, lengths: Tensor, *, by_item: bool = False,
+    masks: bool = True,
+) -> tuple[Program, Inputs]:  # fmt: skip
+    total, states = unary.shape[1:]
+    each = int(transition.ndim > 2 and total > 2 and not by_item)
+    ragged = int(min(lengths.tolist()) < total)
+    program, given = _program(total, states, each, ragged), [transition.contiguous()]
+    if ragged:  # what leads to the first site; the last step, beyond all of them for length 0
+        last = (lengths - 1).remainder(total + 1).reshape(-1, 1, 1)
+        given += unary.new_zeros(1, 1, states), last, last
+    unary = masked(unary, lengths) if ragged and masks else unary.contiguous()
+    return program, Inputs(unary, given)
 
 
 def _is_kept(total: int, states: int, each: int, ragged: int) -> bool:
@@ -180,15 +185,17 @@ def _program(total: int, states: int, each: int, ragged: int) -> Program:
     none = torch.zeros((), device="cpu")
     tape = Tape(none.expand(1, total, states), 1)
     table = none.expand(*(total - 1,) * each, states, states)
-    sites, links, state = list(map(tape.sites.__getitem__, range(total))), [], tape.sites[0]
+    sites, state = list(map(tape.sites.__getitem__, range(total))), tape.sites[0]
+    links = list[Value]()
     for step in range(1, total):
         link = tape.link(state, table, to=sites[step], at=step - 1 if each else None)
         state = tape.total((sites[step], link))
         links.append(link)
     if ragged:
-        first = torch.zeros(1, 1, 1, dtype=torch.long, device="cpu")
-        later = tuple(tape.view(pool, first.clone()) for pool in (sites[1:], links))
-        state = tape.merge(later, tape.view(sites[:1], first))
+        last = torch.zeros(1, 1, 1, dtype=torch.long, device="cpu")
+        zeros = tape.leaf(none.expand(1, 1, states))  # nothing leads to the first site
+        links = [tape.pick(zeros, torch.arange(states, device="cpu"), to=sites[0]), *links]
+        state = tape.merge(tuple(tape.view(pool, last) for pool in (sites, links)))
     tape.finish(tape.sum(state))
     program = machine.program_of(tape)
     assert program is not None
