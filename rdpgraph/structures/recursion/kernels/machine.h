@@ -233,10 +233,12 @@ void add_weighted(const Machine<Real>& m, int64_t slot, int64_t item, int64_t nu
   const Real* weights = prepared(m, slot, item, number).ahead;
   const int64_t first = (item * table[8] + number) * depth * columns;
   for (int64_t i = 0; i < depth; ++i)
-    for (int64_t j = 0; j < columns; ++j) {
-      const int64_t at = first + i * columns + j;
-      const Real weight = weights[(j / wide * depth + i) * wide + j % wide];
-      gradients[at] += weight * products[i * hop + j] * (move ? move[at] : 1);
+    for (int64_t j = 0; j < columns; j += wide) {
+      const Real *weight = weights + (j * depth + i * wide), *product = products + i * hop + j;
+      const int64_t at = first + i * columns + j, count = std::min(wide, columns - j);
+      Real* to = gradients + at;
+      if (move) for (int64_t k = 0; k < count; ++k) to[k] += weight[k] * product[k] * move[at + k];
+      else for (int64_t k = 0; k < count; ++k) to[k] += weight[k] * product[k];
     }
 }
 
