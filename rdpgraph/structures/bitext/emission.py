@@ -1,10 +1,9 @@
-"""Layouts of rules on bispans, and scores of the words in a rule."""
+"""Bispans, and scores of the words in a rule."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import combinations, pairwise, permutations, product
+from itertools import permutations, product
 
 import torch
 from torch import Tensor
@@ -93,52 +92,40 @@ class Emission:
     def scores(self, item: Tensor | None, source: Tensor, target: Tensor) -> Tensor:
         """Scores (n,) for words of items (n,), or (B, n) for all items.
 
-        ``source`` and ``target`` (n, S, 2): where the stretches of words begin and end.
+        ``source`` and ``target`` (n, 2): where the words begin and end.
         """
         pairs, sources, targets = self.sums
-        rows, columns = source[..., 1] > source[..., 0], target[..., 1] > target[..., 0]
-        some, more = rows.any(1), columns.any(1)
-        each = [
-            pairs.over(item, source[:, s], target[:, t])
-            for s in range(source.shape[1])
-            for t in range(target.shape[1])
-        ]
-        alone = [sources.over(item, source[:, s]) for s in range(source.shape[1])]
-        others = [targets.over(item, target[:, t]) for t in range(target.shape[1])]
-        many = (len(source),) if item is not None else (1, len(source))
-        zero = self.pairs.new_zeros(many, dtype=torch.float64)
-        either = torch.where(some, sum(alone, zero), sum(others, zero))
-        return torch.where(some & more, sum(each, zero), either)
+        some, more = source[:, 1] > source[:, 0], target[:, 1] > target[:, 0]
+        either = torch.where(some, sources.over(item, source), targets.over(item, target))
+        return torch.where(some & more, pairs.over(item, source, target), either)
 
-    def around(self, item: Tensor, ends: Tensor, whole: Tensor, part: Tensor) -> Tensor:
+    def around(self, item: Tensor | None, ends: Tensor, whole: Tensor, part: Tensor) -> Tensor:
         """(E,) scores of the words of bispans ``whole`` outside of bispans ``part`` within them.
 
         By inclusion and exclusion: the pairs of words of each, less those of one side of either
-        with the other side of the other. ``item`` (P,) and ``ends`` (4, P) describe the bispans.
+        with the other side of the other. ``item`` (P,) and ``ends`` (4, P) describe the bispans;
+        without items (B, E) for all.
         """
-        pairs, sources, targets = self.sums
         source, target = ends.T.unflatten(1, (2, 2)).unbind(1)
-        rows, columns = source[whole] != source[part], target[whole] != target[part]
-        some, more = rows.any(1), columns.any(1)
-        logs = self.pairs.new_full((len(whole),), -math.inf, dtype=torch.float64)
-        for sums, spans, only in ((sources, source, some & ~more), (targets, target, more & ~some)):
-            at = only.nonzero().squeeze(1)
-            each = sums.counted(item, spans)
-            logs[at] = _joined([sum_[whole[at]] - sum_[part[at]] for sum_ in each])
-        at = (some & more).nonzero().squeeze(1)
-        whole, part = whole[at], part[at]
-        each, owner = pairs.counted(item, source, target), item[whole]
-        crossed = [
-            pairs.counted(owner, source[rows], target[columns])
-            for rows, columns in ((whole, part), (part, whole))
-        ]
-        logs[at] = _joined(
-            [
-                sum_[whole] + sum_[part] - first - second
-                for sum_, first, second in zip(each, *crossed, strict=True)
-            ]
+        some = (source[whole] != source[part]).any(1)
+        more = (target[whole] != target[part]).any(1)
+        pairs, *sides = self.sums
+        rows, columns = (
+            _joined([sum_[..., whole] - sum_[..., part] for sum_ in sums.counted(item, spans)])
+            for sums, spans in zip(sides, (source, target), strict=True)
         )
-        return logs
+        owner = None if item is None else item[whole]
+        crossed = [
+            pairs.counted(owner, source[one], target[other])
+            for one, other in ((whole, part), (part, whole))
+        ]
+        both = _joined([
+            sum_[..., whole] + sum_[..., part] - first - second
+            for sum_, first, second in zip(
+                pairs.counted(item, source, target), *crossed, strict=True
+            )
+        ])  # fmt: skip
+        return torch.where(some & more, both, torch.where(some, rows, columns))
 
 
 _FAR = 1e5  # nats above which numbers are summed separately, so that others keep their digits
@@ -204,50 +191,3 @@ class Sums:
 
 ORDERS = tuple(order for count in range(4) for order in permutations(range(count)))
 """Kinds of rules: the place in the target of each part, in source order, for 0 to 3 parts."""
-MOST_STRETCHES = (1, 2, 1, 0)
-"""The most stretches of words on a side of a rule of 0, 1, 2 and 3 parts."""
-_SIDES = (("w",), ("p", "wp", "pw", "wpw"), ("pp", "wpp", "pwp", "ppw"), ("ppp",))
-
-
-@cache
-def shapes(words: int, parts: int) -> tuple[Tensor, Tensor]:
-    """Layouts of a number of parts and at most three pieces in all over the words of one side.
-
-    (M, parts, 2) the ends of the parts and (M, S, 2) of the stretches of words, padded with (0, 0)
-    to S = `MOST_STRETCHES[parts]`.
-    """
-    splits: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = []
-    for side in _SIDES[parts]:
-        for cuts in combinations(range(1, words), len(side) - 1):
-            bounds = (0, *cuts, words)
-            pieces = list(pairwise(bounds))
-            children = [piece for piece, what in zip(pieces, side, strict=True) if what == "p"]
-            rest = [piece for piece, what in zip(pieces, side, strict=True) if what == "w"]
-            rest += [(0, 0)] * (MOST_STRETCHES[parts] - len(rest))
-            splits.append((children, rest))
-    sizes = parts, MOST_STRETCHES[parts]
-    children, rest = (
-        torch.tensor([pair[side] for pair in splits], dtype=torch.long, device="cpu").reshape(
-            len(splits), size, 2
-        )
-        for side, size in enumerate(sizes)
-    )
-    return children, rest
-
-
-@cache
-def layouts(source: int, target: int, kind: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Layouts of a kind of rule over numbers of words on both sides; one part never covers all.
-
-    (M, parts, 4) the ends of the parts, as offsets; (M, S, 2) the stretches of either side.
-    """
-    order = ORDERS[kind]
-    (left, words), (right, others) = (shapes(size, len(order)) for size in (source, target))
-    rows = torch.arange(len(left), device="cpu").repeat_interleave(len(right))
-    columns = torch.arange(len(right), device="cpu").repeat(len(left))
-    parts = torch.cat([left[rows], right[columns][:, list(order)]], 2)
-    some = torch.ones(len(rows), dtype=torch.bool, device="cpu")
-    if len(order) == 1:
-        whole = torch.tensor([0, source, 0, target], device="cpu")
-        some = (parts[:, 0] != whole).any(1)
-    return parts[some], words[rows][some], others[columns][some]

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from rdpgraph._core.cache import cached_property
+from rdpgraph._core.cache import cached_property, remembered
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.masks import Draw, Expected, Masks
 from rdpgraph.interface.structure import is_tracked
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.table import checked_log_values, settle, taken
-from rdpgraph.structures.bitext.emission import ORDERS, Boxes, Emission, layouts
+from rdpgraph.structures.bitext.emission import ORDERS, Boxes, Emission
 from rdpgraph.structures.bitext.mixed_rules import AROUND, PARTIAL, Listed, Nodes
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.compact.bispans import Bispans
@@ -22,7 +23,7 @@ from rdpgraph.structures.compact.inside import LOWEST
 from rdpgraph.structures.compact.masked import LinkMasks, RuleMasked
 from rdpgraph.structures.grammar.trees import middle, parts_of
 from rdpgraph.structures.recursion.recursion import Recursion
-from rdpgraph.structures.recursion.tape import Tape, Way
+from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
 
 
@@ -155,9 +156,9 @@ class MixedBitext(Recursion):
     constituents, of `rules`, and of the words of rules: `pairs` over aligned pairs, `source` and
     `target` over unaligned words.
 
-    O(p^4 q^4) time, all constituents of one size at once. Trees with equal alignments count
-    separately. Sites are bispans, of one state; two sentences without words have one tree, of score
-    0, and one without the other has none.
+    O(p^4 q^4) time for rules of one part and O(p^3 q^3) for others, all constituents of one size at
+    once. Trees with equal alignments count separately. Sites are bispans, of one state; two
+    sentences without words have one tree, of score 0, and one without the other has none.
 
     Args:
         unary: (*batch, p + 1, p + 1, q + 1, q + 1, 1) log-potentials (nats), [i, k, j, l, 0];
@@ -257,41 +258,83 @@ class MixedBitext(Recursion):
 
     def recursion(self, tape: Tape) -> Value:
         p, q = tape.site_shape[0] - 1, tape.site_shape[2] - 1
+        every = _every(p, q, tape.device)
         emission = Emission(
             tape.flat(self.pairs, 2), tape.flat(self.source, 1), tape.flat(self.target, 1)
         )
-        done, cpu = list[Value](), torch.device("cpu")
-        stand = torch.full((p + 1, p + 1, q + 1, q + 1), -1, device=cpu)
-        sizes = ((w, h) for w in range(1, p + 1) for h in range(1, q + 1))
-        for w, h in sorted(sizes, key=sum):
-            i = torch.arange(p + 1 - w, device=cpu).repeat_interleave(q + 1 - h)
-            j = torch.arange(q + 1 - h, device=cpu).repeat(p + 1 - w)
-            ways: list[Way] = []
-            for kind in range(len(ORDERS)):
-                parts, rows, columns = layouts(w, h, kind)
-                if not len(parts):
-                    continue
-                shift = torch.stack([i, i, j, j], 1)
-                ends = (parts.unsqueeze(2) + shift).movedim(3, 0)  # (4, M, parts, P)
-                rows, columns = (
-                    (stretch.unsqueeze(1) + at.reshape(-1, 1, 1)).flatten(0, 1)
-                    for stretch, at in ((rows, i), (columns, j))
-                )
-                logs = emission.scores(None, rows.to(tape.device), columns.to(tape.device))
-                if self.rules is not None:
-                    logs = logs + self.rules[kind]
-                words = tape.leaf(logs.to(tape.dtype).unsqueeze(-1))
-                each = torch.arange(len(parts) * len(i), device=cpu).reshape(len(parts), -1)
-                way = [tape.view(words, each)]
-                way += [tape.view(done, stand[tuple(ends[:, :, n])]) for n in range(ends.shape[2])]
-                ways.append(tuple(way))
-            site = tape.sites[i, i + w, j, j + h]
-            done.append(tape.sum(tape.total((site, tape.total(*ways)))))
-            stand[i, i + w, j, j + h] = stand.max() + 1 + torch.arange(len(i), device=cpu)
+        # Scores of words around parts come last.
+        logs = [
+            emission.scores(None, *every.words),
+            emission.around(None, every.ends, *every.around),
+        ]
+        logs = torch.cat([part.expand(tape.batch, -1) for part in logs], 1)
+        if self.rules is not None:
+            logs = logs + pad(self.rules, (0, 1))[every.kind]
+        ways, values = tape.leaf(logs.to(tape.dtype).unsqueeze(-1)), [tape.one]
+        sites = tape.sum(tape.sites[tuple(every.ends)]), tape.one
+        for site, way, parts in every.rows:
+            product = [tape.view(ways, way), *(tape.view(values, part) for part in parts)]
+            values.append(tape.total((tape.view(sites, site), tape.total(tuple(product)))))
         source = tape.lengths(self.source_lengths, p)
         target = tape.lengths(self.target_lengths, q)
         empty = tape.allowed(((source == 0) & (target == 0)).unsqueeze(1))
-        if not done:
-            return empty
-        last = stand.to(tape.device)[0, source, 0, target].reshape(-1, 1, 1)
-        return tape.total(tape.total(tape.view(done, last)), empty)
+        last = every.stand[0, source, 0, target].reshape(-1, 1, 1)
+        return tape.total(tape.total(tape.view(values, last)), empty)
+
+
+@dataclass(frozen=True, eq=False)
+class Every:
+    """The ways to make all bispans of two sentences, by nodes in an order that parts come first."""
+
+    ends: Tensor  # (4, P) the bispans
+    kind: Tensor  # (E,) of the rule that each way completes; those around a part last
+    words: tuple[Tensor, Tensor]  # (E - A, 2) where the words of a way begin and end, twice
+    around: tuple[Tensor, Tensor]  # (A,) the whole and the part of ways around a part
+    # For some nodes each (n,) the bispan, P for none; (M, n) the ways, -1 for none; and the parts
+    # of these, from 1 on, 0 for none.
+    rows: list[tuple[Tensor, Tensor, list[Tensor]]]
+    stand: Tensor  # (p + 1, p + 1, q + 1, q + 1) the node of each bispan, from 1 on; -1: none
+
+    @classmethod
+    def of(cls, p: int, q: int, device: torch.device) -> "Every":
+        """List the ways of all bispans of p source and q target words."""
+        shape = p + 1, p + 1, q + 1, q + 1
+        ends = torch.ones(shape, device=device).nonzero().T
+        ends = ends[:, (ends[0] < ends[1]) & (ends[2] < ends[3])]
+        kept = Boxes(torch.zeros_like(ends[0]), ends, max(p, q))
+        zeros = torch.zeros(1, p, q, device=device)
+        nodes = Nodes.of(kept, Emission(zeros, zeros.sum(2), zeros.sum(1)))
+        none, free = torch.full((1,), -1, device=device), zeros.new_zeros(max(len(kept), PARTIAL))
+        listed = Listed.of(nodes, free[: len(kept)], free[:PARTIAL], none, p + q)
+        forest, total = listed.forest, len(listed.item)
+        bispan = torch.full((total,), len(kept), device=device)
+        bispan[listed.place] = torch.arange(len(kept), device=device)
+        # Ways around a part come last; nodes by rank, and by about as many ways.
+        apart = listed.kind == AROUND
+        order, place = _sorted(apart)
+        bounds, every = torch.tensor(forest.rows, device=device), torch.arange(total, device=device)
+        rank = torch.searchsorted(bounds, every, right=True)
+        group = rank * 64 + forest.counts.clamp(min=1).double().log2().long()
+        by_group, number = _sorted(group)
+        number = pad(number + 1, (0, 1))
+        rows: list[tuple[Tensor, Tensor, list[Tensor]]] = []
+        for some in by_group.split(group.unique(return_counts=True)[1].tolist()):
+            counts = forest.counts[some]
+            many = torch.arange(int(counts.max().clamp(min=1)), device=device).unsqueeze(1)
+            way = torch.where(many < counts, forest.begins[some] + many, 0)
+            parts = [part for part in number[forest.parts[:, way]] if bool(part.any())]
+            rows.append((bispan[some], torch.where(many < counts, place[way], -1), parts))
+        stand = torch.full(shape, -1, device=device)
+        stand[tuple(ends)] = number[listed.place]
+        source, target = listed.words[order][~apart[order]].long().unbind(2)
+        around = bispan[forest.whole[apart]], bispan[forest.parts[0, apart]]
+        return cls(ends, listed.kind[order], (source, target), around, rows, stand)
+
+
+def _sorted(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The order of some keys, stable, and the place of each in it."""
+    order = keys.argsort(stable=True)
+    return order, order.argsort()
+
+
+_every = remembered(8, where=lambda p, q, device: p * q <= 64)(Every.of)  # noqa: ARG005

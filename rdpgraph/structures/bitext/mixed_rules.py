@@ -251,7 +251,7 @@ class Nodes:
         self, kind: int, made: Tensor, part: Tensor, item: Tensor, source: Tensor, target: Tensor
     ) -> Ways:
         """Score words, and keep the possible ways."""
-        logs = self.emission.scores(item, source.unsqueeze(1), target.unsqueeze(1))
+        logs = self.emission.scores(item, source, target)
         words = torch.stack([source, target], 2)
         return _possible(Ways(kind, made, part, torch.full_like(part, NONE), logs, words))
 
