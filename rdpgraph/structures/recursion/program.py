@@ -26,7 +26,7 @@ from rdpgraph.structures.recursion.steps import (
     Relabelled,
     Total,
 )
-from rdpgraph.structures.recursion.values import Value, View
+from rdpgraph.structures.recursion.values import MANY, Value, View, listed_places
 
 # As in tables.h.
 (
@@ -200,19 +200,19 @@ class _Lowering:
         Last the labels from one alternative to the next, where all are labels of one place.
         """
         each = view.index is not None and view.index.ndim == 3
-        start = self.put(self.entries(view))
         return [
-            view.size, start, view.ways // view.parts, view.places, view.width,
-            self.slot(view) if each else -1, view.width if view.parts > 1 else 0,
+            view.size, self.put(self.entries(view)), view.ways // view.parts, view.places,
+            view.width, self.slot(view) if each else -1, view.width if view.parts > 1 else 0,
         ]  # fmt: skip
 
-    def entries(self, view: View) -> Iterable[int]:
+    def entries(self, view: View) -> Iterable[int] | Tensor:
         """The step and place for each place of a view's pool that it reads, in turn; -1: none."""
-        pool = ((self.same.get(x.number, x.number), x.places) for x in view.pool)
+        pool = [*((self.same.get(x.number, x.number), x.places) for x in view.pool), (-1, 1)]
+        index = None if view.index is None or view.index.ndim > 2 else view.index.flatten()
+        if index is not None and max(len(index), view.size) > MANY:
+            return listed_places(pool, index)
         known = [(number, place) for number, places in pool for place in range(places)]
-        if view.index is not None and view.index.ndim < 3:
-            known.append((-1, 0))
-            known = [known[place] for place in view.index.flatten().tolist()]
+        known = known[:-1] if index is None else [known[place] for place in index.tolist()]
         return chain.from_iterable(known)
 
     def add(
