@@ -194,8 +194,9 @@ arithmetic, and factors of such a graph."""
 SOLVED_TREES, PATH_NODES, PAIRED_COLUMNS = 2000, 600, 8
 """Variables whose spanning trees are counted by a linear solve, nodes of a picture laid out by
 shortest paths, and columns of which all products are made at once."""
-DENSE_RULES, SMALL_RULES = 500.0, 2.0**15
-"""Entries of a table of rules, for each rule, or in all, below which it is faster than a list."""
+DENSE_RULES = 200.0
+"""Entries of a table of rules for each rule below which it is faster than a list, from measurements
+of 20 to 200 symbols."""
 RECOGNISED_CHECKS, RECOGNISED_WORK = 20, 1e9
 """Open checks of a graph that is answered as a parity model (tables of 64 MB), and multiply-adds
 of its sweep, about a second."""

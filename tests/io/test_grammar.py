@@ -157,7 +157,7 @@ def test_rules_in_a_list_are_those_of_the_table():
     draw = torch.Generator().manual_seed(0)
     size, lines = 60, ['1 S0 -> "a"']
     for parent in range(size):
-        first, second = torch.randint(size, (2, 12), generator=draw).tolist()
+        first, second = torch.randint(size, (2, 20), generator=draw).tolist()
         pairs = dict.fromkeys(zip(first, second, strict=True))
         lines += [f"{1 + a % 7} S{parent} -> S{a} S{b}" for a, b in pairs]
         lines.append(f'{1 + parent % 3} S{parent} -> "w{parent % 5}"')

@@ -255,4 +255,4 @@ def grammar_rules(grammar: Grammar) -> DenseRules | SparseRules:
 
 def prefers_table(states: int, rules: int) -> bool:
     """Return whether a table of rules is faster than a list of so many."""
-    return float(states) ** 3 <= max(tuning.DENSE_RULES * rules, tuning.SMALL_RULES)
+    return float(states) ** 3 <= tuning.DENSE_RULES * rules

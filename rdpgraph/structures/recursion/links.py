@@ -18,6 +18,7 @@ from rdpgraph.logspace.logmatrix import LogMatrix
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import looked_up
 from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, Rules
+from rdpgraph.structures.recursion.sparse_rules import Listed, SparseRules
 from rdpgraph.structures.recursion.step import in_blocks, soft
 
 
@@ -247,6 +248,10 @@ class Sources:
     def ranks(self, rules: LowRankRules | FactorisedRules) -> tuple[Tensor, Tensor, Tensor]:
         """(*batch, C, r) from left and right parts to the ranks, and (*batch, r, C) to parents."""
         return self.once(("ranks", id(rules)), lambda: (rules, _ranks(rules)))[1]
+
+    def listed(self, rules: SparseRules, width: int) -> Listed:
+        """Listed rules of parents among labels of a width, as steps take them."""
+        return self.once(("listed", id(rules), width), lambda: (rules, rules.listed(width)))[1]
 
     def source(self, potential: Tensor | Potential) -> Tensor | Potential:
         """A table (batch or 1, 1, N, M), or a potential without leading dims.

@@ -335,13 +335,9 @@ def _is_product(step: Total) -> bool:
 
 
 def _lower(
-    made: _Lowering,
-    number: int,
-    step: Step,
-    sites: tuple[int, int],
-    fused: set[int],
+    made: _Lowering, number: int, step: Step, sites: tuple[int, int], fused: set[int],
     products: set[int],
-) -> None:
+) -> None:  # fmt: skip
     match step:
         case Leaf(logs=None):
             assert step.sites is not None
@@ -392,7 +388,9 @@ def _lower(
             pool = [x for view in step.views for x in view.pool]
             made.add(places, width, _BESIDE, 0, start, len(parts), of=pool)
         case Relabelled() if step.which.ndim == 1:
-            start = made.put(step.which)
+            if id(step.which) not in made.known:  # by several steps
+                made.known[id(step.which)] = made.put(step.which)
+            start = made.known[id(step.which)]
             made.add(step.places, len(step.which), _PICKED, step.x.number, start, of=[step.x])
         case LabelsAsPlaces():
             made.add(step.x.places * step.x.width, 1, _APART, step.x.number)

@@ -1,35 +1,34 @@
-"""Listed rules, for grammars of many symbols and few rules, and joins by them."""
+"""Listed rules, for grammars of many symbols and few rules."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
-from rdpgraph._core import tuning
 from rdpgraph._core.cache import current_property
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.potentials.table import as_whole, checked_log_values, settle
-from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.recursion.rules import Rules, items_of, within_budget
-from rdpgraph.structures.recursion.step import Child, Reader, Step, child, less_value, soft
-from rdpgraph.structures.recursion.values import View
 
+_SUMMED = 16  # rules that are summed at once
 _MOST_STATES = 2**20  # three states fit an integer of 64 bits
+
+Listed = tuple[Tensor, Sequence[Tensor], Sequence[tuple[Tensor, int]]]
+"""Log-weights (*batch, M + 1) of rules, (M + 1,) labels of their left and right parts, and labels
+to be summed, for each of some new labels in turn, so often."""
 
 
 @dataclass(frozen=True, eq=False)
 class SparseRules(Rules):
     """A log-weight for each of M rules; there are no others.
 
-    Charts cost O(T^3 M), and memory O(T^2 (N + M)) with the gradient, in logs at any range.
-    `DenseRules` are faster if more than one in 500 of all triples is a rule.
+    Charts cost O(T^3 M), and memory O(T^2 (N + M)), in logs at any range. `DenseRules` are faster
+    if more than one in 200 of all triples is a rule.
 
     Args:
         triples: (M, 3) int64, [parent, left, right]; each once.
@@ -126,6 +125,25 @@ class SparseRules(Rules):
         first = (counts.cumsum(0) - counts).unsqueeze(1)
         return rows[(first + place).clamp(max=len(rows) - 1)], place < counts.unsqueeze(1)
 
+    def listed(self, width: int) -> Listed:
+        """Weights, the labels of both parts, and sums over rules to parents among some labels.
+
+        A last rule is impossible, and pads the rules of parents that have fewer.
+        """
+        # Read by Python once, so that what is made of it is a constant of a layout.
+        triples = torch.tensor(self.triples.tolist(), device=self.triples.device)
+        order = triples[:, 0].argsort()
+        groups, levels = triples[order, 0], list[tuple[Tensor, int]]()
+        while int((place := _places(groups)).max()) >= _SUMMED:
+            numbers = groups * len(groups) + place // _SUMMED
+            some, members = numbers.unique_consecutive(return_inverse=True)
+            levels.append(_grid(members, len(some) + 1))
+            groups = some // len(groups)
+        levels.append(_grid(groups, width))
+        _, *sides = pad(triples[order], (0, 0, 0, 1)).unbind(1)
+        weights = self.log_weights.index_select(-1, order)
+        return pad(weights, (0, 1), value=-math.inf), sides, levels
+
     def table(self, parents: int, children: int) -> Tensor:
         within_budget(self, math.prod(self.batch_shape) * parents * children**2)
         like = self.log_weights
@@ -153,115 +171,15 @@ class SparseRules(Rules):
         return self.shape == other.shape and torch.equal(self.triples, other.triples)
 
 
-@dataclass(frozen=True, eq=False)
-class Listed(Step):
-    """The sum over splits and listed rules: (B, P, K), recomputed for the gradient.
+def _places(groups: Tensor) -> Tensor:
+    """(R,) the place of each member in its group, for groups (R,) that ascend."""
+    sizes = torch.bincount(groups)
+    return torch.arange(len(groups), device=groups.device) - (sizes.cumsum(0) - sizes)[groups]
 
-    The splits of a span are summed for each rule, then the rules for each parent. The alternatives
-    of a node are its rules, each with all M splits.
-    """
 
-    left: View  # (B, M, P, C)
-    right: View  # (B, M, P, C)
-    rules: SparseRules  # flat
-    width: int  # K, the labels of parents and others, which are -inf
-
-    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        rows, known = self.rules.by_parent
-        _, first, second = self.rules.triples[rows].unbind(2)
-        left, right = reader.together((self.left, self.right))
-        terms = left[..., first] + right[..., second]
-        if scores:
-            terms = terms + self.rules.log_weights[:, rows][:, None, None]
-        terms = torch.where(known, terms, -math.inf)
-        return self._wider(terms.movedim(-1, -4).flatten(-4, -3))
-
-    def up(self, reader: Reader, temperature: float) -> Tensor:
-        if not torch.is_grad_enabled():
-            return self._sums(reader, temperature)
-        # Checkpoint a copy of the values, so that pools and later values can be freed.
-        total: Tensor = checkpoint(  # pyright: ignore
-            lambda values: self._sums(Reader(values), temperature),  # pyright: ignore
-            list(reader.values), use_reentrant=False, preserve_rng_state=False,
-        )  # fmt: skip
-        return total
-
-    def _sums(self, reader: Reader, temperature: float) -> Tensor:
-        left, right = reader.read(self.left), reader.read(self.right)
-        size = tuning.per_block(left[..., 0].numel(), tuning.BLOCK)
-        sums = [
-            soft(left.index_select(3, first) + right.index_select(3, second), 1, temperature)
-            for _, first, second in (part.unbind(1) for part in self.rules.triples.split(size))
-        ]
-        each = torch.cat(sums, 2) + self.rules.log_weights.unsqueeze(1)
-        rows, parent = each.movedim(-1, 0), self.rules.triples[:, 0]
-        total = soft_scatter(rows, parent, self.rules.parents, temperature)
-        return self._wider(total.movedim(0, -1))
-
-    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        terms, weights, _ = self._of_nodes(reader, item, place, label)
-        return (terms + weights.unsqueeze(1)).mT.flatten(1)
-
-    def chosen(
-        self, reader: Reader, pick: Pick, item: Tensor, place: Tensor, label: Tensor
-    ) -> Tensor:
-        """(Q,) alternatives: first the rule is chosen, then the split."""
-        terms, weights, at = self._of_nodes(reader, item, place, label)
-        rule = pick(soft(terms, 1, reader.temperature) + weights)
-        return rule * self.left.ways + pick(terms[at, :, rule])
-
-    def _of_nodes(
-        self, reader: Reader, item: Tensor, place: Tensor, label: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(Q, M, F) scores of the parts, (Q, F) weights of the nodes' rules, and (Q,) a range."""
-        rows, known = (part[label] for part in self.rules.by_parent)
-        _, first, second = self.rules.triples[rows].unbind(2)
-        shape = (-1, self.left.ways, -1)
-        left, right = (reader.at(view, item, place) for view in (self.left, self.right))
-        terms = left.gather(2, first.unsqueeze(1).expand(shape))
-        terms = terms + right.gather(2, second.unsqueeze(1).expand(shape))
-        source = item if len(self.rules.log_weights) > 1 else torch.zeros_like(item)
-        weights = self.rules.log_weights[source.unsqueeze(1), rows].masked_fill(~known, -math.inf)
-        return terms, weights, torch.arange(len(item), device=item.device)
-
-    def children(
-        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
-    ) -> Iterator[Child]:
-        rule, split = chosen // self.left.ways, chosen % self.left.ways
-        _, first, second = self.rules.triples[self.rules.by_parent[0][label, rule]].unbind(1)
-        yield child(self.left, None, split, item, place, first)
-        yield child(self.right, None, split, item, place, second)
-
-    def passed_down(
-        self, reader: Reader, value: Tensor, above: Tensor, *, scores: bool
-    ) -> Iterator[tuple[View, Tensor]]:
-        left, right = reader.read(self.left), reader.read(self.right)
-        ahead, triples = less_value(value, above), self.rules.triples
-        weights = self.rules.log_weights if scores else torch.zeros_like(self.rules.log_weights)
-        size = tuning.per_block(left[..., 0].numel(), tuning.BLOCK)
-        sides = torch.full_like(left, -math.inf), torch.full_like(right, -math.inf)
-        for some, said in zip(triples.split(size), weights.split(size, 1), strict=True):
-            parent, first, second = some.unbind(1)
-            top = (ahead.index_select(2, parent) + said.unsqueeze(1)).unsqueeze(1)
-            for side, to, terms in (
-                (sides[0], first, top + right.index_select(3, second)),
-                (sides[1], second, top + left.index_select(3, first)),
-            ):
-                side.scatter_reduce_(3, to.expand(terms.shape), terms, "amax")
-        yield self.left, left + sides[0]
-        yield self.right, right + sides[1]
-
-    @property
-    def products(self) -> Sequence[Sequence[View]]:
-        return ((self.left, self.right),)
-
-    @property
-    def alternatives(self) -> int:
-        return self.rules.by_parent[0].shape[1] * self.left.ways
-
-    @property
-    def work(self) -> float:
-        return float(self.left.ways * self.left.places * self.rules.count)
-
-    def _wider(self, values: Tensor) -> Tensor:
-        return pad(values, (0, self.width - self.rules.parents), value=-math.inf)
+def _grid(groups: Tensor, count: int) -> tuple[Tensor, int]:
+    """(F * count,) the first member of each group, or R if it has none, then the second; F."""
+    place, members = _places(groups), torch.arange(len(groups), device=groups.device)
+    ways = int(place.max()) + 1
+    blank = torch.full((ways * count,), len(groups), device=groups.device)
+    return blank.index_put((place * count + groups,), members), ways

@@ -27,7 +27,7 @@ from rdpgraph.structures.recursion.checks import (
 )
 from rdpgraph.structures.recursion.links import Link, LookupLink, RuleLink, Sources
 from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, NoRules, Rules, flat
-from rdpgraph.structures.recursion.sparse_rules import Listed, SparseRules
+from rdpgraph.structures.recursion.sparse_rules import SparseRules
 from rdpgraph.structures.recursion.step import Step
 from rdpgraph.structures.recursion.steps import (
     Concatenated,
@@ -289,11 +289,13 @@ class Tape:
             to: the value whose labels the result has; None: labels of no site.
         """
         checked_pick(x, which, to)
-        states, places = None if to is None else to.labels.states, x.places
-        if states is not None:
-            which, places = which[states], states.shape[1]
-        labels = Labels() if to is None else to.labels
-        return self._add(Relabelled(x, which, places), places, which.shape[-1], labels)
+        labels, places = Labels() if to is None else to.labels, x.places
+        if labels.states is not None:
+            which, places = which[labels.states], labels.states.shape[1]
+        return self.sources.once(
+            ("pick", x.number, id(which), None if to is None else id(labels)),
+            lambda: self._add(Relabelled(x, which, places), places, which.shape[-1], labels),
+        )
 
     def states_as_places(self, x: Value, states: int | None = None) -> Value:
         """The states of sites as places of one label: place p * states + s is state s of place p.
@@ -332,32 +334,31 @@ class Tape:
             return self.total((mapped(left, self.sum), mapped(right, self.sum)))
         if not self.ranks or not isinstance(rules, LowRankRules | FactorisedRules):
             return self._joined(left, right, rules, to)
-        *sides, top = self.sources.ranks(rules)
-        first, second = (
-            mapped(view, partial(self.link, potential=side))
-            for view, side in zip((left, right), sides, strict=True)
-        )
-        return self.link(self.total((first, second)), top, to=to)
+        to_left, to_right, top = self.sources.ranks(rules)
+        one = mapped(left, partial(self.link, potential=to_left))
+        other = mapped(right, partial(self.link, potential=to_right))
+        return self.link(self.total((one, other)), top, to=to)
 
     def _joined(self, left: View, right: View, rules: Rules, to: Value) -> Value:
         """Join by all pairs of labels, or by a list of rules."""
         if self.states is None and isinstance(rules, SparseRules):
-            listed = Listed(left, right, self.sources.rules(rules), to.width)
-            return self._add(listed, left.places, to.width, to.labels)
+            weights, (first, second), levels = self.sources.listed(rules, to.width)
+            one = mapped(left, partial(self.pick, which=first))
+            other = mapped(right, partial(self.pick, which=second))
+            whole = self.total((one, other))
+            whole = self.total((whole, self.lookup(weights, whole)))
+            for which, ways in levels:
+                whole = self.total(View((self.pick(whole, which),), parts=ways))
+            return replace(whole, labels=to.labels)
         if self.states is None:
             table = self.sources.derived(
                 rules, lambda rules: rules.table(*rules.shape).flatten(-2).mT
             )
             return self.link(self.pairs(left, right), table, to=to)
         # Labels differ by split, so splits are places until labels of the whole are reached.
-        assert left.index is not None
-        assert right.index is not None
         assert to.labels.states is not None
         ways, places = left.ways, left.places
-        first, second = (
-            self.total(View(view.pool, index.flatten(-2).unsqueeze(-2)))
-            for view, index in ((left, left.index), (right, right.index))
-        )
+        first, second = (self.total(view.flat) for view in (left, right))
         assert first.labels.states is not None
         assert second.labels.states is not None
         pairs = self.pairs(first, second)

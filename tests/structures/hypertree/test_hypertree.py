@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import rdpgraph as rg
 from rdpgraph import Hypertree
-from rdpgraph.trees import DenseRules, LowRankRules, NoRules, Trees
+from rdpgraph.trees import DenseRules, LowRankRules, NoRules, SparseRules, Trees
 from tests.structures.hypertree.enumeration import (
     KINDS,
     counts,
@@ -541,3 +541,31 @@ def test_a_span_is_joined_to_the_least_one_around_it():
     pairs = hypertree("none", 3).joined(used)
     whole, part = (0, 2), (0, 1)
     assert sorted(pairs) == [(part, (0, 0)), (part, (1, 1)), (whole, part), (whole, (2, 2))]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])  # each with other rules, in as long a list
+def test_a_list_of_many_rules_of_a_parent_is_its_table(seed):
+    states, draw = 20, torch.Generator().manual_seed(seed)
+    pairs = torch.cartesian_prod(torch.arange(6), torch.arange(6))
+    left, right = pairs[torch.randperm(36, generator=draw)].mT
+    triples = torch.stack([torch.tensor([0] * 22 + [1, 2] * 7), left, right], 1)
+    triples = triples[torch.randperm(36, generator=draw)]
+    unary = normal(2, 5, 5, states, seed=seed)
+    listed, other = (
+        SparseRules(triples, normal(2, 36, seed=seed + at), parents=states) for at in (1, 2)
+    )
+    few, also = Hypertree(unary, listed), Hypertree(-unary, other)
+    table, another = (
+        replace(trees, rules=DenseRules(trees.rules.table(states, states))) for trees in (few, also)
+    )
+    for ask in (
+        Hypertree.log_partition,
+        Hypertree.marginals,
+        Hypertree.max_marginals,
+        Hypertree.entropy,
+        lambda trees: trees.k_best(9).scores,
+    ):
+        torch.testing.assert_close(ask(few), ask(table))
+    torch.testing.assert_close(few.kl_divergence(also), table.kl_divergence(another))
+    (uses,) = few.rule_marginals()
+    torch.testing.assert_close(uses.sum(-1), torch.full((2,), 4.0, dtype=uses.dtype))
