@@ -185,17 +185,17 @@ def _program(total: int, states: int, each: int, ragged: int) -> Program:
     none = torch.zeros((), device="cpu")
     tape = Tape(none.expand(1, total, states), 1)
     table = none.expand(*(total - 1,) * each, states, states)
-    sites, state = list(map(tape.sites.__getitem__, range(total))), tape.sites[0]
+    sites, state = tape.sites[:], tape.sites[0]
     links = list[Value]()
+    places = torch.arange(total, device="cpu").split(1)
     for step in range(1, total):
-        link = tape.link(state, table, to=sites[step], at=step - 1 if each else None)
-        state = tape.total((sites[step], link))
+        link = tape.link(state, table, at=step - 1 if each else None)
+        state = tape.total((tape.view(sites, places[step]), link))
         links.append(link)
     if ragged:
         last = torch.zeros(1, 1, 1, dtype=torch.long, device="cpu")
         zeros = tape.leaf(none.expand(1, 1, states))  # nothing leads to the first site
-        links = [tape.pick(zeros, torch.arange(states, device="cpu"), to=sites[0]), *links]
-        state = tape.merge(tuple(tape.view(pool, last) for pool in (sites, links)))
+        state = tape.merge((tape.view(sites, last), tape.view([zeros, *links], last)))
     tape.finish(tape.sum(state))
     program = machine.program_of(tape)
     assert program is not None

@@ -9,13 +9,13 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion.links import Table
+from rdpgraph.structures.recursion.series import mark_series
 from rdpgraph.structures.recursion.step import Step
 from rdpgraph.structures.recursion.steps import (
     Concatenated,
@@ -26,17 +26,16 @@ from rdpgraph.structures.recursion.steps import (
     Relabelled,
     Total,
 )
-from rdpgraph.structures.recursion.values import MANY, Value, View, listed_places
+from rdpgraph.structures.recursion.values import Value, View, listed_places
 
 # As in tables.h.
 (
     _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PAIRS, _RULES, _BESIDE, _PICKED, _APART, _NONE,
     _PRODUCT,
 ) = range(12)  # fmt: skip
-_FIELDS, _NUMBER = 13, 10  # of a step, and that of a link's table among several
+_FIELDS, _NUMBER = 14, 10  # of a step, and that of a link's table among several
 _LEVELLED = {_TOTAL, _LINKED, _SUMMED, _RULES}  # kinds whose rows have a level in float32
 _MOVED = {_BESIDE, _PICKED}  # kinds whose rows have one if those that they read have
-
 
 Slot = Leaf | Table | View
 """The source of a program's tensor."""
@@ -207,13 +206,9 @@ class _Lowering:
 
     def entries(self, view: View) -> Iterable[int] | Tensor:
         """The step and place for each place of a view's pool that it reads, in turn; -1: none."""
-        pool = [*((self.same.get(x.number, x.number), x.places) for x in view.pool), (-1, 1)]
+        pool = [(self.same.get(value.number, value.number), value.places) for value in view.pool]
         index = None if view.index is None or view.index.ndim > 2 else view.index.flatten()
-        if index is not None and max(len(index), view.size) > MANY:
-            return listed_places(pool, index)
-        known = [(number, place) for number, places in pool for place in range(places)]
-        known = known[:-1] if index is None else [known[place] for place in index.tolist()]
-        return chain.from_iterable(known)
+        return listed_places(pool, index)
 
     def add(
         self, places: int, labels: int, *numbers: int, stored: bool = True, of: Iterable[Value] = ()
@@ -290,6 +285,7 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
     rows = _rows(made, pairs)
     for number in fused:  # by the links that read them
         made.steps[number][0] = _NONE
+    mark_series(made.steps, made.values, made.index, made.links.values(), (_SITES, _PRODUCT, _NONE))
     steps_made = torch.tensor(made.steps, dtype=torch.int64, device="cpu").reshape(-1, _FIELDS)
     return Program(
         torch.tensor(made.values, dtype=torch.int64, device="cpu").reshape(-1, 6),
@@ -319,7 +315,7 @@ def _rows(made: _Lowering, pairs: Set[int]) -> dict[int, tuple[int, int, int, in
         links = made.links[slot]
         total, start = sum(places for _, places, *_ in links), 0
         for step, places, *_ in links:
-            made.steps[step][8:10], made.steps[step][11:] = (before, after), (start, total)
+            made.steps[step][8:10], made.steps[step][11:13] = (before, after), (start, total)
             start += places
         *_, depth, columns = links[0]
         ends = before + total * depth, after + total * columns
@@ -330,8 +326,8 @@ def _rows(made: _Lowering, pairs: Set[int]) -> dict[int, tuple[int, int, int, in
 
 def _is_product(step: Total) -> bool:
     """Return whether a sum is one product over labels."""
-    (way, *others) = step.ways
-    return not others and step.alternatives == 1 and max(view.width for view in way) > 1
+    alone = len(step.ways) == step.alternatives == 1
+    return alone and max(view.width for view in step.ways[0]) > 1
 
 
 def _lower(

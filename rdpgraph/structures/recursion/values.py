@@ -1,9 +1,9 @@
 """Values that steps of a tape make, over places and labels; views of them; sites."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -306,12 +306,25 @@ def numbered(
 
 
 MANY = 1 << 12
-"""Places from which on `listed_places` is faster than lists."""
+"""Places from which on `listed_places` goes by tensors, which is faster than lists."""
 
 
-def listed_places(pool: Sequence[tuple[int, int]], index: Tensor) -> Tensor:
-    """(2 n,) the number and place of (n,) places among those of values (number, places)."""
+def listed_places(pool: Sequence[tuple[int, int]], index: Tensor | None) -> Iterable[int] | Tensor:
+    """The number and place of (n,) places, or of all, among those of values (number, places).
+
+    A place beyond them is none, (-1, 0).
+    """
+    pool = [*pool, (-1, 1)]
+    if index is None:
+        return chain.from_iterable((n, place) for n, many in pool[:-1] for place in range(many))
+    if len(pool) == 2 and len(index) <= MANY:
+        number, many = pool[0]
+        pairs = ((number, p) if 0 <= p < many else (-1, 0) for p in index.tolist())
+        return chain.from_iterable(pairs)
+    if max(len(index), sum(many for _, many in pool)) <= MANY:
+        known = [(number, place) for number, many in pool for place in range(many)]
+        return chain.from_iterable(known[place] for place in index.tolist())
     number, many = torch.tensor(pool, device="cpu").T
     index = index.cpu() % int(many.sum())
-    row = torch.arange(len(pool), device="cpu").repeat_interleave(many)[index]
+    row = torch.searchsorted(many.cumsum(0), index, right=True)
     return torch.stack([number[row], index - (many.cumsum(0) - many)[row]], 1).flatten()

@@ -61,14 +61,13 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
               (last - first) * m.size_of_sites() * sizeof(Real));
   for (int64_t item = first; item < last; ++item)
     bad[item] |= unsound(m.sites(m.arena, item), m.size_of_sites());
-  const std::vector<Series> all = all_series(m);
-  auto series = all.begin();
   for (int64_t n = 0; n < m.count && !m.noted[0]; ++n) {
     const int64_t* step = m.steps + kFields * n;
-    if (series != all.end() && series->first == n) {
-      if (series->stride > lanes<Real>()) series_up<2>(m, *series, first, last, room);
-      else series_up<1>(m, *series, first, last, room);
-      n = series->last, ++series;
+    if (const int64_t more = series_of(m, step, false)) {
+      const Series<Real> series(m, step);
+      if (series.depth > lanes<Real>()) series_up<2>(series, first, last, room);
+      else series_up<1>(series, first, last, room);
+      n += more;
       continue;
     }
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
@@ -149,14 +148,13 @@ void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* p
               Real* shares, Real* const* extras, int64_t slots) {
   Room<Real> room;
   for (int64_t item = first; item < last; ++item) grads[m.at(m.count - 1, item, 0)] = pull[item];
-  const std::vector<Series> all = all_series(m);
-  auto series = all.rbegin();
   for (int64_t n = m.count - 1; n >= 0; --n) {
     const int64_t* step = m.steps + kFields * n;
-    if (series != all.rend() && series->last == n) {
-      if (series->stride > lanes<Real>()) series_down<2>(m, *series, first, last, grads, shares, extras, slots, room);
-      else series_down<1>(m, *series, first, last, grads, shares, extras, slots, room);
-      n = series->first, ++series;
+    if (const int64_t more = series_of(m, step, true)) {
+      const Series<Real> series(m, step - more * kFields);
+      if (series.depth > lanes<Real>()) series_down<2>(series, first, last, grads, shares, extras, slots, room);
+      else series_down<1>(series, first, last, grads, shares, extras, slots, room);
+      n -= more;
       continue;
     }
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
@@ -283,7 +281,9 @@ void table_gradient(const Machine<Real>& m, int64_t slot, const Real* befores, c
       if ((step[0] != kLinked && step[0] != kRules) || step[3] != slot) continue;
       const int64_t start = copies * (item * step[12] + step[11]);
       if (start != until || step[10] != number) flush(), from = start;
-      of = step, number = step[10], until = start + copies * m.places(step[1]);
+      const bool series = step[0] == kLinked && step[4] > 0;  // all its links in turn
+      of = step, number = step[10], until = start + copies * (series ? step[4] : m.places(step[1]));
+      if (series) n += (step[4] - 1) * step[13];
     }
     flush();
   }

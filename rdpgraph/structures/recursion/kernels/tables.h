@@ -14,7 +14,7 @@ enum Kind : int64_t {
 #define NOINLINE __attribute__((noinline))
 #define INLINE __attribute__((always_inline)) inline
 
-constexpr int64_t kFields = 13;   // numbers of one step
+constexpr int64_t kFields = 14;   // numbers of one step
 constexpr int64_t kValue = 6;     // numbers of one value
 constexpr int64_t kPart = 7;      // numbers of one factor of a product
 constexpr int64_t kTable = 9;     // numbers of one tensor
