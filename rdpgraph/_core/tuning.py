@@ -197,6 +197,8 @@ shortest paths, and columns of which all products are made at once."""
 DENSE_RULES = 200.0
 """Entries of a table of rules for each rule below which it is faster than a list, from measurements
 of 20 to 200 symbols."""
+ELIMINATED_ITEMS = 8
+"""Sentences from which all their best trees at once are faster than one by one."""
 RECOGNISED_CHECKS, RECOGNISED_WORK = 20, 1e9
 """Open checks of a graph that is answered as a parity model (tables of 64 MB), and multiply-adds
 of its sweep, about a second."""

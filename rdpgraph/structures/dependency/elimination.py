@@ -263,7 +263,7 @@ def _k_best(scores: Scores, k: int, *, multiroot: bool) -> list[list[int]]:
                 [unit * score + (at == head) for at, score in enumerate(row)]
                 for row, head in zip(scores, known, strict=True)
             ]
-        heads, loss, word = _two_best(asked)
+        heads, loss, word = _two_best(asked, both=k > 1)
         total = sum(row[head] for row, head in zip(scores, heads, strict=True))
         if total == -math.inf or not (multiroot or heads.count(0) == 1):
             return []
@@ -284,16 +284,17 @@ def _k_best(scores: Scores, k: int, *, multiroot: bool) -> list[list[int]]:
     return best
 
 
-def _two_best(scores: Scores) -> tuple[list[int], int | float, int]:
+def _two_best(scores: Scores, *, both: bool) -> tuple[list[int], int | float, int]:
     """The heads 0..n of n words in a best arborescence rooted at 0. O(n^2) for each cycle.
 
-    And by how much the second best is worse, inf if there is none, and a word whose arc it lacks
-    (Camerini, Fratta and Maffioli 1980): it swaps one arc, into a word or a cycle. If there is no
-    arborescence, some arcs are of -inf.
+    And by how much the second best is worse, inf if there is none or it is not asked for, and a
+    word whose arc it lacks (Camerini, Fratta and Maffioli 1980): it swaps one arc, into a word or a
+    cycle. If there is no arborescence, some arcs are of -inf.
     """
     # Of each node, a word or a contracted cycle, the best and the second best arc from each other.
     rows: Scores = [[], *map(list, scores)]
     spare: Scores = [[], *([-math.inf] * len(row) for row in scores)]
+    sides = (rows, spare) if both else (rows,)
     heads = [0, *(row.index(max(row)) for row in scores)]
     nodes, cycles = list(range(1, len(rows))), list[tuple[list[int], dict[int, int], list[int]]]()
     while cycle := _cycle(nodes, heads):
@@ -309,23 +310,25 @@ def _two_best(scores: Scores) -> tuple[list[int], int | float, int]:
             more.append(second)
             if heads[node] in cycle:
                 heads[node] = len(rows)
-        gains: list[list[int | float]] = []
-        for side in (rows, spare):
-            for node in cycle:
-                lost = rows[node][heads[node]]
-                gains.append([gain if gain == -math.inf else gain - lost for gain in side[node]])
-        entering, entry, others = list[int](), list[int | float](), list[int | float]()
-        for at, column in enumerate(zip(*gains, strict=True)):
-            second, first = sorted(column)[-2:] if at not in cycle else (-math.inf, -math.inf)
-            entering.append(cycle[column[: len(cycle)].index(max(column[: len(cycle)]))])
-            entry.append(first)
-            others.append(second)
+        lost = [rows[node][heads[node]] for node in cycle]
+        entering = cycle[:1] * len(rows)
+        entry: list[int | float] = [-math.inf] * (len(rows) + 1)
+        others = entry.copy()
+        for at in (0, *nodes):
+            gains = [
+                gain if gain == -math.inf else gain - less
+                for side in sides
+                for node, less in zip(cycle, lost, strict=True)
+                for gain in (side[node][at],)
+            ]
+            others[at], entry[at] = sorted(gains)[-2:]
+            entering[at] = cycle[gains.index(entry[at])]
         cycles.append((cycle, leaving, entering))
         nodes.append(len(rows))
         heads.append(entry.index(max(entry)))
-        rows.append([*entry, -math.inf])
-        spare.append([*others, -math.inf])
-    swap = _swap(rows, spare, heads, nodes, nodes)
+        rows.append(entry)
+        spare.append(others)
+    swap = _swap(rows, spare, heads, nodes, nodes if both else [])
     while cycles:
         cycle, leaving, entering = cycles.pop()
         whole = len(scores) + len(cycles) + 1
@@ -338,7 +341,7 @@ def _two_best(scores: Scores) -> tuple[list[int], int | float, int]:
         nodes += cycle
         swap = min(
             (swap[0], entered) if swap[1] == whole else swap,
-            _swap(rows, spare, heads, nodes, [node for node in cycle if node != entered]),
+            _swap(rows, spare, heads, nodes, [node for node in cycle if both and node != entered]),
         )
     return heads[1 : len(scores) + 1], *swap
 
@@ -347,6 +350,8 @@ def _swap(
     rows: Scores, spare: Scores, heads: list[int], nodes: list[int], some: list[int]
 ) -> tuple[int | float, int]:
     """The least loss by another arc into one of some nodes of a tree, and that node."""
+    if not some:
+        return math.inf, 0
     below: dict[int, list[int]] = {node: [] for node in nodes}
     for start in nodes:
         node = start

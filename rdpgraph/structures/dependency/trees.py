@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.types import Arcs, Lengths, LogZ
 from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.logspace.logmatrix import soft_sum
@@ -288,6 +289,9 @@ class NonProjectiveDependencies(Dependencies):
         return self.cross_entropy(other) - self.entropy()
 
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
+        if k == 1 and len(unary) >= tuning.ELIMINATED_ITEMS:
+            best = self._eliminated(0.0)
+            return torch.where(best.possible.unsqueeze(1), best.descend(1, largest), -1)[None]
         return elimination.k_best(unary, lengths, k, multiroot=self.multiroot)
 
     def _strong_parts(self) -> tuple[Tensor, Tensor]:
@@ -296,11 +300,14 @@ class NonProjectiveDependencies(Dependencies):
         faint = None if self.multiroot else faint_arcs(unary, lengths)
         return unary if faint is None else unary.masked_fill(faint, -math.inf), lengths
 
-    def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
+    def _eliminated(self, temperature: float) -> elimination.Eliminated:
         unary, lengths = self._strong_parts()
-        eliminated = elimination.eliminated(
+        return elimination.eliminated(
             unary, lengths, multiroot=self.multiroot, temperature=temperature
         )
+
+    def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
+        words = self._eliminated(temperature)
         lacking = f"{type(self).__name__} has no samples and no mode"
-        require_possible(lacking, eliminated.possible.reshape(self.batch_shape))
-        return self._shaped(eliminated.descend(count, pick), (count,), lengths)
+        require_possible(lacking, words.possible.reshape(self.batch_shape))
+        return self._shaped(words.descend(count, pick), (count,), self._parts()[1])
