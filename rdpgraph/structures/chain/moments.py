@@ -155,9 +155,11 @@ def edge_counts(parts: ChainTensors) -> Tensor:
         return unary.new_zeros(len(unary), unary.shape[2], unary.shape[2])
     tracked = torch.is_grad_enabled() and (unary.requires_grad or transition.requires_grad)
     if transition.ndim == 2 and tapes.serves(unary, transition):
+        if not tracked:
+            return tapes.edge_counts(unary.detach(), transition.detach(), lengths)
         each = transition.expand(len(unary), 1, *transition.shape)
         solve = partial(tapes.log_partition, unary, lengths=lengths, by_item=True)
-        return expectations(solve, [each], tracked=tracked)[1][0].squeeze(1)
+        return expectations(solve, [each], tracked=True)[1][0].squeeze(1)
     if tracked:
         return _counts_one_by_one(unary, transition, lengths)[0]
     attempts = recursion.stages(unary.dtype, unary.device, _counts, _counts_one_by_one)

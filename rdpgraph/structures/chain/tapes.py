@@ -46,6 +46,17 @@ def log_partition(
     return values if min(lengths.tolist()) else torch.where(lengths > 0, values, 0.0)
 
 
+def edge_counts(unary: Unary, transition: Tensor, lengths: Lengths) -> Tensor:
+    """(B, N, N) the gradient of each item's log Z in the transition of all steps (N, N)."""
+    table = transition.expand(len(unary), 1, *transition.shape)
+    program, inputs = _inputs(unary, table, lengths, by_item=True, masks=False)
+    run = machine.run(program, inputs, whole=False, rows=True, alike=True)
+    wanted = [slot == 1 for slot in range(len(inputs.given) + 1)]
+    counts = run.gradients((run.goal > -math.inf).to(unary), wanted)[1]
+    assert counts is not None
+    return counts.squeeze(1).to(unary)
+
+
 def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
     """(B, T, N) the forward messages, each row summing to 1; without gradient."""
     arriving = _arriving(unary, transition, torch.full_like(lengths, unary.shape[1]))
@@ -165,8 +176,9 @@ def _inputs(
 ) -> tuple[Program, Inputs]:  # fmt: skip
     total, states = unary.shape[1:]
     each = int(transition.ndim > 2 and total > 2 and not by_item)
+    transition = transition if by_item else transition.contiguous()
     ragged = int(min(lengths.tolist()) < total)
-    program, given = _program(total, states, each, ragged), [transition.contiguous()]
+    program, given = _program(total, states, each, ragged), [transition]
     if ragged:  # what leads to the first site; the last step, beyond all of them for length 0
         last = (lengths - 1).remainder(total + 1).reshape(-1, 1, 1)
         given += unary.new_zeros(1, 1, states), last, last

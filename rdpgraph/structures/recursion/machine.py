@@ -302,7 +302,7 @@ def serves(tape: Tape) -> bool:
 
 def run(
     program: Program, inputs: Inputs, *, best: bool = False, whole: bool = True,
-    rows: bool = False, pairs: bool = True,
+    rows: bool = False, pairs: bool = True, alike: bool = False,
 ) -> Run:  # fmt: skip
     """Compute the values of all steps, log-sums or maxima.
 
@@ -315,10 +315,11 @@ def run(
         whole: whether values are read one by one; else those in float32 have levels taken off.
         rows: whether to keep rows of links for `Run.gradients` and `Run.losses`.
         pairs: whether to keep those of pairs, too, which `Run.gradients` does not need.
+        alike: whether expanded tables are prepared once for all items, for `Run.gradients` only.
     """
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype
-    tables, size = _tables(program, inputs)
+    tables, size = _tables(program, inputs, alike=alike)
     values = unary.new_empty(batch * program.size)
     levels = None
     if dtype == torch.float32 and not whole:
@@ -358,7 +359,7 @@ def _places(parts: Sequence[Tensor | None]) -> "array[int]":
     return array("q", [0 if part is None else part.data_ptr() for part in parts])
 
 
-def _tables(program: Program, inputs: Inputs) -> tuple["array[int]", int]:
+def _tables(program: Program, inputs: Inputs, *, alike: bool) -> tuple["array[int]", int]:
     """(slots, 9) addresses, sizes and strides of tensors, and the size of the prepared tables."""
     unary = inputs.unary
     wide = library.panel_width(unary.element_size())
@@ -369,13 +370,12 @@ def _tables(program: Program, inputs: Inputs) -> tuple["array[int]", int]:
         if isinstance(owner, Table):
             items, many, depth, columns = (1, 1, *part.shape)[-4:]
             hop, _, row, column = (0, 0, *part.stride())[-4:]
-            rows.extend((part.data_ptr(), items, hop, depth, row, columns, column))
-            if items == batch and program.reads[slot] <= tuning.DIRECT_ROWS * many:
-                rows.extend((_DIRECT, many))
-                continue
-            rows.extend((size, many))
+            direct = items == batch and program.reads[slot] <= tuning.DIRECT_ROWS * many
+            one = alike and not direct and items > 1 and not hop  # for all items
+            hop, room = -1 if one else hop, _DIRECT if direct else size
+            rows.extend((part.data_ptr(), items, hop, depth, row, columns, column, room, many))
             panels = -(-columns // wide) * depth + -(-depth // wide) * columns
-            size += items * many * (columns + panels * wide)
+            size += (not direct) * (1 if one else items) * many * (columns + panels * wide)
         else:
             hop = part[0].numel() if len(part) else 0
             rows.extend((part.data_ptr(), part.shape[0], hop, 0, 0, 0, 0, -1, 1))

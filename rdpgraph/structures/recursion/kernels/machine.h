@@ -306,11 +306,11 @@ std::vector<uint8_t> prepare_all(const Machine<Real>& m, int64_t slots, bool bac
   for (int64_t slot = 0; slot < slots; ++slot) {
     const int64_t* table = m.table(slot);
     if (table[7] < 0) continue;
-    for (int64_t item = 0; item < table[1]; ++item) {
+    for (int64_t item = 0; item < m.apart(slot); ++item) {
       bool sound = true;
       for (int64_t number = 0; number < table[8]; ++number)
         sound &= !prepare(prepared(m, slot, item, number), m.best, back);
-      for (int64_t copy = item; !sound && copy < m.batch; copy += table[1]) bad[copy] = 1;
+      for (int64_t copy = item; !sound && copy < m.batch; copy += m.apart(slot)) bad[copy] = 1;
     }
   }
   return bad;

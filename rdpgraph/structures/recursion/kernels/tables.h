@@ -29,7 +29,7 @@ template <typename Real> struct Machine {
                               // after these, numbers from one item to the next
   const int64_t* steps;       // (n, kFields)
   const int32_t* index;       // lists that steps point to
-  const int64_t* tables;      // (slots, kTable): address, items, their stride, rows, their stride,
+  const int64_t* tables;      // (slots, kTable): address, items, their stride (-1: they are one), rows, their stride,
                               // columns, their stride, where its room begins (-1: it is no table; -2:
                               // it is read where it lies), dense tables of an item
   Real* arena;                // all values, the potentials of the sites first
@@ -62,6 +62,8 @@ template <typename Real> struct Machine {
     return known ? *known : 0;
   }
   const int64_t* table(int64_t slot) const { return tables + kTable * slot; }
+  // The number of the tables of a slot that are prepared.
+  int64_t apart(int64_t slot) const { return table(slot)[2] < 0 ? 1 : table(slot)[1]; }
   // The number of an item's tensor: replicates of the items share those of all.
   int64_t shared(int64_t slot, int64_t item) const { return item % table(slot)[1]; }
   template <typename T> const T* tensor(int64_t slot) const {
@@ -169,7 +171,7 @@ template <typename Real>
 Prepared<Real> prepared(const Machine<Real>& machine, int64_t slot, int64_t item, int64_t number) {
   const int64_t* table = machine.table(slot);
   const int64_t rows = table[3], columns = table[5], wide = width<Real>();
-  const int64_t first = machine.shared(slot, item), which = first * table[8] + number;
+  const int64_t first = table[2] < 0 ? 0 : machine.shared(slot, item), which = first * table[8] + number;
   const int64_t ahead = panels_of(columns, wide) * wide * rows;
   const int64_t size = columns + ahead + panels_of(rows, wide) * wide * columns;
   Real* room = machine.room + table[7] + which * size;
