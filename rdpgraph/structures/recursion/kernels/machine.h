@@ -257,6 +257,17 @@ void table_gradient(const Machine<Real>& m, int64_t slot, const Real* befores, c
   const int64_t *table = m.table(slot), depth = table[3], columns = table[5], many = panels_of(columns, wide);
   std::vector<Real> left(depth * most), right(many * wide * most), sums(depth * many * wide);
   const auto add = [&](int64_t item, int64_t number, const Real* before, const Real* after, int64_t rows) {
+    if (depth <= kRows && columns <= lanes<Real>()) {  // sums in registers
+      by_rows(depth, [&](auto count) {
+        Lane<Real> all[count] = {};
+        for (int64_t r = 0; r < rows; ++r) {
+          const Lane<Real> x = load(after + r * columns, columns);
+          for (int i = 0; i < count; ++i) all[i] += before[r * count + i] * x;
+        }
+        for (int i = 0; i < count; ++i) store(sums.data() + i * wide, all[i], lanes<Real>());
+      });
+      return add_weighted(m, slot, item, number, sums.data(), wide, move, gradients);
+    }
     for (int64_t start = 0; start < depth; start += kRows)
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t i = start; i < std::min(start + kRows, depth); ++i) left[i * rows + r] = before[r * depth + i];
