@@ -35,14 +35,14 @@ def mark_series(
         start = inner[2]
         if inner[0] != product or places > 1 or level < 0 or index[start + 1] != 2:
             return None
-        found = list[tuple[int, int]]()
+        operands = list[tuple[int, int]]()
         for at in (start + 2, start + 9):
             _, entries, _, many, width, slot, _ = index[at : at + 7]
             if slot >= 0 or many > 1 or width != labels or index[entries] < 0:
                 return None
-            found.append((index[entries], index[entries + 1]))
-        found.sort(key=lambda pair: not is_plain(steps[pair[0]]))
-        (value, place), (other, spot) = found
+            operands.append((index[entries], index[entries + 1]))
+        operands.sort(key=lambda pair: not is_plain(steps[pair[0]]))
+        (value, place), (other, spot) = operands
         if not is_plain(steps[value]) or spot or values[other][1] > 1:
             return None
         return values[value][4] + place * labels, other
@@ -65,10 +65,10 @@ def mark_series(
     for numbers in links:
         run = list[tuple[int, int, int]]()  # links, their sites and the values before
         for number, _, depth, columns in numbers:
-            found = factors(number) if depth == columns else None
-            if found is None or not run or not goes_on(run, number, *found):
+            operands = factors(number) if depth == columns else None
+            if operands is None or not run or not goes_on(run, number, *operands):
                 mark(run)
                 run = []
-            if found:
-                run.append((number, *found))
+            if operands:
+                run.append((number, *operands))
         mark(run)
