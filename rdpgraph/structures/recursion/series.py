@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-LINKS = 4
-"""The number of links from which a series pays."""
+from rdpgraph._core import tuning
 
 
 def mark_series(
@@ -56,7 +55,7 @@ def mark_series(
         return alike and (number - last, offset - end) == (last - one, end - start)
 
     def mark(run: Sequence[tuple[int, int, int]]) -> None:
-        if len(run) >= LINKS:
+        if len(run) >= tuning.SERIES_LINKS:
             (first, offset, before), (second, following, _), *_, (last, *_) = run
             steps[first][4:8] = len(run), offset, following - offset, before
             steps[last][4] = -len(run)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
 
@@ -305,10 +306,6 @@ def numbered(
     return torch.arange(count, device=unary.device).reshape(shape), states
 
 
-MANY = 1 << 12
-"""Places from which on `listed_places` goes by tensors, which is faster than lists."""
-
-
 def listed_places(pool: Sequence[tuple[int, int]], index: Tensor | None) -> Iterable[int] | Tensor:
     """The number and place of (n,) places, or of all, among those of values (number, places).
 
@@ -317,11 +314,11 @@ def listed_places(pool: Sequence[tuple[int, int]], index: Tensor | None) -> Iter
     pool = [*pool, (-1, 1)]
     if index is None:
         return chain.from_iterable((n, place) for n, many in pool[:-1] for place in range(many))
-    if len(pool) == 2 and len(index) <= MANY:
+    if len(pool) == 2 and len(index) <= tuning.POOL_PLACES:
         number, many = pool[0]
         pairs = ((number, p) if 0 <= p < many else (-1, 0) for p in index.tolist())
         return chain.from_iterable(pairs)
-    if max(len(index), sum(many for _, many in pool)) <= MANY:
+    if max(len(index), sum(many for _, many in pool)) <= tuning.POOL_PLACES:
         known = [(number, place) for number, many in pool for place in range(many)]
         return chain.from_iterable(known[place] for place in index.tolist())
     number, many = torch.tensor(pool, device="cpu").T
