@@ -16,7 +16,7 @@ from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.nn.clusters import checked_clusters, cluster_emission, cluster_likelihood
 from rdpgraph.nn.pretrained import Pretrained
 from rdpgraph.nn.words import FeatureMap, checked_tokens
-from rdpgraph.structures.chain import rank_chains
+from rdpgraph.structures.chain import rank_hmm
 from rdpgraph.structures.chain.model import Chain
 
 _SPREAD, _CLUSTERED_SPREAD = 2.0, 0.5  # standard deviations of the first logits
@@ -177,13 +177,13 @@ class HMM(Pretrained):
         transition = self._transition(active)
         if isinstance(transition, LowRank) and tokens.shape[1]:
             symbols, rows = tokens.unique(return_inverse=True)
-            quick = rank_chains.symbols_worthwhile(
+            quick = rank_hmm.symbols_worthwhile(
                 len(symbols), (tokens.shape[0], tokens.shape[1]), transition.shape[0],
                 transition.rank, device=tokens.device,
             )  # fmt: skip
             if quick:
                 emission = self._emission(symbols, active)
-                made = rank_chains.Symbols.of(self._start(active), transition, emission)
+                made = rank_hmm.Symbols.of(self._start(active), transition, emission)
                 return made.log_score(rows, lengths)
         return self._chain(tokens, lengths, active, transition).log_partition()
 

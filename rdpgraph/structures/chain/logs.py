@@ -42,13 +42,6 @@ def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> U
     return _within(lengths, [state for state, _ in swept])
 
 
-def filtered(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
-    """(B, T, N) the softmax over states of `forward`; 0 where nothing is possible."""
-    messages = forward(unary, transition, lengths)
-    alive = (messages.detach() > -math.inf).any(-1, keepdim=True)
-    return torch.where(alive, torch.where(alive, messages, 0.0).softmax(-1), 0.0)
-
-
 def backward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
     """(B, T, N) log of the sum over suffixes after each step, its maximum 0; -inf beyond.
 

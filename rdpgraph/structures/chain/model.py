@@ -1,7 +1,7 @@
 """Chains: linear-chain models, hidden Markov models and conditional random fields."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -21,7 +21,7 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import as_states, settle
-from rdpgraph.structures.chain import decode, masks, moments, paths, rank_chains, recursion
+from rdpgraph.structures.chain import decode, masks, moments, paths, recursion
 from rdpgraph.structures.chain.constructors import (
     checked_lengths,
     checked_sequences,
@@ -171,10 +171,7 @@ class Chain(Structure):
         return tuple(self.unary.shape[:-2])
 
     def log_partition(self) -> Tensor:
-        given = self._given()
-        quick = rank_chains.worthwhile(given)
-        solve: Callable[..., Tensor] = (rank_chains if quick else recursion).log_partition
-        return possible_alone(self._shaped(solve(*given)))
+        return possible_alone(self._shaped(recursion.log_partition(*self._given())))
 
     def score(self, states: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials (nats) of sequences, unnormalised; O(T) each.

@@ -36,7 +36,7 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
         values = tapes.losses(table, table, divergence=False)
         if values is not None:
             return values
-    sent, scored = _messages(parts), parts.unary.detach()
+    sent, scored = recursion.messages(*parts), parts.unary.detach()
     if log_base is not None:
         scored = scored - finite(log_base).reshape(scored.shape)
     # The gradient in the second argument is zero where both are equal.
@@ -57,7 +57,7 @@ def cross_entropy(parts: ChainTensors, other: ChainTensors, *, divergence: bool 
         return values
     if divergence:
         return cross_entropy(parts, other) - entropy(parts)
-    sent, ratios = _messages(parts), _log_ratios(other, _messages(other))
+    sent, ratios = recursion.messages(*parts), _log_ratios(other, recursion.messages(*other))
     values = _nats(parts, sent, ratios, other.unary, other.transition)
     forbidden = _forbidden(parts, other, sent) & _possible(parts, sent)
     return torch.where(forbidden, math.inf, values)
@@ -130,18 +130,6 @@ def _nats(
     counted = counted & (terms.detach().abs() < math.inf)
     values = torch.where(counted, terms, 0.0).double().sum(1).to(terms.dtype)
     return once(values, ONCE)
-
-
-def _messages(parts: ChainTensors | RankTensors) -> Messages:
-    """Messages by the fastest route, or in logs for gradients and ranks."""
-    unary, link, lengths = parts
-    sides = (link,) if isinstance(link, Tensor) else link.sides
-    watched = torch.is_grad_enabled() and any(part.requires_grad for part in (unary, *sides))
-    if isinstance(link, Tensor) and not watched:
-        return recursion.messages(unary, link, lengths)
-    forward = logs.forward(unary, link, lengths)
-    forward = forward - finite(soft_sum(forward, 2)).unsqueeze(2)
-    return Messages(forward, logs.backward(unary, link, lengths))
 
 
 def edge_counts(parts: ChainTensors) -> Tensor:

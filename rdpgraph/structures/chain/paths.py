@@ -13,7 +13,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, Paths, Transition, Unary
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.structures.chain import logs, native, tapes
+from rdpgraph.structures.chain import logs, native, recursion, tapes
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise, checked_temperature, gumbel
@@ -137,7 +137,7 @@ def draw(
     for a step of a draw; with ranks O(T N r), and O(N r). (count, B, N) memory at a time. Arguments
     as for `recursion.log_partition`.
     """
-    if isinstance(transition, Tensor) and tapes.serves(unary, transition):
+    if tapes.serves(unary, transition):
         return tapes.draw(unary, transition, lengths, count, generator)
     messages = logs.forward(unary, transition, lengths)
 
@@ -160,10 +160,11 @@ def relaxed(
     """
     checked_temperature(temperature)
     batch, total, states = unary.shape
-    stacked = unary.new_empty(count, batch, total, states)
-    for step in range(total - 1, -1, -1):  # the last step first, as in `draw`
-        stacked[:, :, step] = gumbel((count, batch, states), unary, generator)
-    return relaxed_by(unary, transition, lengths, temperature, stacked)
+    noise = unary.new_empty(total, count, batch, states)  # the last step first, as in `draw`
+    for part in noise.split(tuning.per_block(count * batch * states, tuning.CACHE_BLOCK)):
+        part.copy_(gumbel(part.shape, unary, generator))
+    noise = noise.flip(0).permute(1, 2, 0, 3).contiguous()
+    return relaxed_by(unary, transition, lengths, temperature, noise)
 
 
 def relaxed_by(
@@ -175,7 +176,7 @@ def relaxed_by(
 ) -> Tensor:
     """`relaxed` as a function of its Gumbel noise, (count, B, T, N)."""
     count = noise.shape[0]
-    messages = logs.forward(unary, transition, lengths)
+    messages = recursion.forward(unary, transition, lengths)
     with torch.no_grad():
         states = traceback(messages, transition, lengths, count=count, noise=held(noise))
     steps, total = as_steps(transition), max(1, unary.shape[1])

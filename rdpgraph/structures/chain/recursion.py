@@ -1,16 +1,18 @@
 """Log Z of chains and their messages, by the fastest route that is exact."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
-from rdpgraph.logspace.logmatrix import finite
+from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.structures.chain import logs, scaled, scan, tapes
-from rdpgraph.structures.chain.steps import OperatorSteps, RankSteps, of_items, stepping
+from rdpgraph.structures.chain.steps import OperatorSteps, RankSteps, Steps, of_items, stepping
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,17 +51,17 @@ def log_partition(
     if isinstance(transition, OperatorSteps):
         return logs.log_partition(unary, transition, lengths)
     low = isinstance(transition, RankSteps)
-    sides = torch.broadcast_tensors(*transition.sides) if low else (transition,)
+    sides = transition.sides if low else (transition,)
     dtype = torch.promote_types(unary.dtype, sides[0].dtype)
     attempts = stages(dtype, unary.device, scaled.log_partition, _in_logs)
-    if not low:
-        work = attempts[0][0]
-        given = unary.to(work), sides[0].to(work)
-        if tapes.serves(*given):
-            return tapes.log_partition(*given, lengths).to(dtype)
-        if scan.worthwhile(unary):
-            attempts = [(work, scan.log_partition), *attempts]
-    return first_safe(attempts, unary, *sides, lengths).to(dtype)
+    work = attempts[0][0]
+    given = unary.to(work), stepping(*(side.to(work) for side in sides))
+    # With ranks the machine keeps twice as much, which counts where there is much.
+    if tapes.serves(*given) and not (low and unary.numel() > tuning.BLOCK):
+        return tapes.log_partition(*given, lengths).to(dtype)
+    if not low and scan.worthwhile(unary):
+        attempts = [(work, scan.log_partition), *attempts]
+    return first_safe(attempts, unary, *torch.broadcast_tensors(*sides), lengths).to(dtype)
 
 
 Attempt = Callable[..., tuple[Tensor, Tensor]]
@@ -105,31 +107,24 @@ def _in_logs(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
     return values, torch.zeros_like(lengths, dtype=torch.bool)
 
 
-@torch.no_grad()
-def messages(unary: Unary, transition: Transition, lengths: Lengths) -> Messages:
-    """Forward and backward messages, without gradient; arguments as for `log_partition`."""
-    dtype = torch.promote_types(unary.dtype, transition.dtype)
-    if unary.shape[1] == 0:
-        return Messages(unary.detach().to(dtype), unary.detach().to(dtype))
+def messages(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Messages:
+    """Forward and backward messages; differentiable; arguments as for `log_partition`."""
     if tapes.serves(unary, transition):
-        both = tapes.both(unary.to(dtype), transition.to(dtype), lengths)
-    else:
-        both = _both_in_logs(unary, transition, lengths)
-    return Messages(*both.to(dtype).unbind(1))
-
-
-def filtered(
-    unary: Unary, transition: Transition | RankSteps | OperatorSteps, lengths: Lengths
-) -> Unary:
-    """(B, T, N) probabilities of the state given the prefix; differentiable; 0 if impossible."""
-    sides = (transition,) if isinstance(transition, Tensor) else transition.sides
-    tracked = torch.is_grad_enabled() and any(part.requires_grad for part in (unary, *sides))
-    if isinstance(transition, Tensor) and not tracked and tapes.serves(unary, transition):
-        return tapes.forward(unary, transition, lengths).exp()
-    return logs.filtered(unary, transition, lengths)
-
-
-def _both_in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
+        return Messages(*tapes.both(unary, transition, lengths).unbind(1))
     forward = logs.forward(unary, transition, lengths)
-    forward = forward - finite(forward.logsumexp(2, keepdim=True))
-    return torch.stack([forward, logs.backward(unary, transition, lengths)], 1)
+    forward = forward - finite(soft_sum(forward, 2)).unsqueeze(2)
+    return Messages(forward, logs.backward(unary, transition, lengths))
+
+
+def filtered(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
+    """(B, T, N) probabilities of the state given the prefix; differentiable; 0 if impossible."""
+    sent = forward(unary, transition, lengths)
+    alive = (sent.detach() > -math.inf).any(-1, keepdim=True)
+    return torch.where(alive, torch.where(alive, sent, 0.0).softmax(-1), 0.0)
+
+
+def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
+    """(B, T, N) the forward messages, up to a constant in each row; differentiable."""
+    if tapes.serves(unary, transition):
+        return tapes.forward(unary, transition, lengths)
+    return logs.forward(unary, transition, lengths)

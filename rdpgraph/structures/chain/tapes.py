@@ -1,20 +1,23 @@
 """Chains on the compiled machine: potentials of any range, a transition for each step, draws."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import remembered
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.logspace.gradients import expectations, is_transformed
-from rdpgraph.logspace.logmatrix import finite
+from rdpgraph.logspace.gradients import expectations, is_transformed, regradient
+from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.structures.chain import logs
 from rdpgraph.structures.chain.factors import inside, masked, peak
-from rdpgraph.structures.chain.steps import ChainTensors
+from rdpgraph.structures.chain.steps import ChainTensors, RankSteps, Steps, as_steps, stepping
 from rdpgraph.structures.recursion import derivatives, library, machine
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.program import Inputs, Program
@@ -22,25 +25,42 @@ from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
 
 
-def serves(unary: Unary, transition: Transition) -> bool:
+def serves(unary: Unary, transition: Transition | Steps) -> bool:
     """Return whether the machine is there for these chains."""
-    here = unary.device.type == "cpu" and unary.dtype == transition.dtype
+    here = unary.device.type == "cpu" and isinstance(transition, Tensor | RankSteps)
+    here = here and all(side.dtype == unary.dtype for side in _sides(transition))
     here = here and len(unary) > 0 and unary.shape[1] > 1
     return here and not is_transformed() and library.available(unary.dtype)
 
 
+def _sides(transition: Tensor | Steps) -> tuple[Tensor, ...]:
+    """The tables of a step in turn: of pairs of states; or to ranks, and from them."""
+    if isinstance(transition, Tensor):
+        return (transition,)
+    assert isinstance(transition, RankSteps)
+    return transition.left, transition.right.mT
+
+
+def _of_sides(table: Tensor, *others: Tensor) -> Tensor | RankSteps:
+    """The transition of `_sides`."""
+    return stepping(table, *(other.mT for other in others))
+
+
 def log_partition(
-    unary: Unary, transition: Transition, lengths: Lengths, *, by_item: bool = False
+    unary: Unary, transition: Transition | Steps, lengths: Lengths, *, by_item: bool = False
 ) -> LogZ:
     """Log Z as `recursion.log_partition`; products that underflow are summed in logarithms.
 
     The transition may be (B, 1, N, N), one for all steps of each item, if ``by_item``.
     """
     program, inputs = _inputs(unary, transition, lengths, by_item=by_item, masks=False)
+    many = len(_sides(transition))
 
-    def again(unary: Tensor, table: Tensor, *_: Tensor) -> Tensor:
-        table = table.expand(-1, unary.shape[1] - 1, -1, -1) if by_item else table
-        return logs.log_partition(unary, table, lengths)
+    def again(unary: Tensor, *given: Tensor) -> Tensor:
+        tables = given[:many]
+        if by_item:
+            tables = [table.expand(-1, unary.shape[1] - 1, -1, -1) for table in tables]
+        return logs.log_partition(unary, _of_sides(*tables), lengths)
 
     values = derivatives.log_sum(program, inputs, again)
     return values if min(lengths.tolist()) else torch.where(lengths > 0, values, 0.0)
@@ -57,33 +77,38 @@ def edge_counts(unary: Unary, transition: Tensor, lengths: Lengths) -> Tensor:
     return counts.squeeze(1).to(unary)
 
 
-def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
-    """(B, T, N) the forward messages, each row summing to 1; without gradient."""
-    arriving = _arriving(unary, transition, torch.full_like(lengths, unary.shape[1]))
-    sums = unary + arriving
-    sums = sums - finite(sums.logsumexp(2, keepdim=True))
-    return torch.where(inside(lengths, unary.shape[1]).unsqueeze(2), sums, -math.inf)
+def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
+    """(B, T, N) the forward messages, each row summing to 1; differentiable."""
+    total = unary.shape[1]
+    unary = masked(unary, lengths)
+    sums = unary + _arriving(unary, transition, torch.full_like(lengths, total))
+    sums = sums - finite(soft_sum(sums, 2)).unsqueeze(2)
+    return torch.where(inside(lengths, total).unsqueeze(2), sums, -math.inf)
 
 
-def both(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
+def both(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Tensor:
     """(B, 2, T, N) forward and backward messages, as `recursion.messages`."""
     total = unary.shape[1]
     # Each item from its last step to its first, which the machine takes as those from the first.
     steps = (lengths.unsqueeze(1) - 1 - torch.arange(total, device="cpu")).clamp(min=0)
     turned = unary.gather(1, steps.unsqueeze(2).expand_as(unary))
-    link = transition.mT
-    if transition.ndim > 2:
-        items = torch.arange(len(unary), device="cpu").unsqueeze(1) if len(link) > 1 else 0
-        link = link[items, (steps[:, :-1] - 1).clamp(min=0)]
+
+    def backwards(side: Tensor) -> Tensor:
+        if side.ndim == 2:
+            return side.mT
+        items = torch.arange(len(unary), device="cpu").unsqueeze(1) if len(side) > 1 else 0
+        return side.mT[items, (steps[:, :-1] - 1).clamp(min=0)]
+
+    link = _of_sides(*map(backwards, _sides(transition)[::-1]))
     arriving = _arriving(turned, link, lengths)
     behind = arriving.gather(1, steps.unsqueeze(2).expand_as(unary))
-    behind = behind - peak(behind, (2,))
+    behind = behind - peak(behind.detach(), (2,))
     behind = torch.where(inside(lengths, total).unsqueeze(2), behind, -math.inf)
     return torch.stack([forward(unary, transition, lengths), behind], 1)
 
 
 def draw(
-    unary: Unary, transition: Transition, lengths: Lengths, count: int,
+    unary: Unary, transition: Transition | Steps, lengths: Lengths, count: int,
     generator: torch.Generator | None,
 ) -> Paths:  # fmt: skip
     """(count, B, T) exact draws; -1 beyond a length, and where nothing is possible."""
@@ -162,23 +187,56 @@ def _states(run: machine.Run, count: int, generator: torch.Generator | None) -> 
     return states.masked_fill_((run.goal == -math.inf).unsqueeze(1), -1)
 
 
-def _arriving(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+def _arriving(unary: Tensor, transition: Tensor | Steps, lengths: Tensor) -> Tensor:
     """(B, T, N) log-sums over prefixes up to each step without its unary, up to a shift by step."""
-    program, inputs = _inputs(unary.detach(), transition.detach(), lengths)
-    run = machine.run(program, inputs.double(), whole=False)
-    linked = run.linked(unary.shape[2]).transpose(0, 1).to(unary)
-    return torch.cat([torch.zeros_like(unary[:, :1]), linked], 1)
+    program, inputs = _inputs(unary, transition, lengths)
+    many = len(_sides(transition))
+
+    def again(unary: Tensor, *given: Tensor) -> Tensor:
+        steps = as_steps(_of_sides(*given[:many]))
+        states = logs.forward(unary, steps, torch.full_like(lengths, unary.shape[1])).unbind(1)
+        links = [steps.advance(step, state) for step, state in enumerate(states[:-1])]
+        return torch.stack([torch.zeros_like(states[0]), *links], 1)
+
+    return _Arriving.apply(program, again, many, inputs.unary, *inputs.given)  # pyright: ignore
+
+
+class _Arriving(Function):
+    """The values of all links to states; their gradient is that of a program's goal, elsewhere."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, program: Program, again: Callable[..., Tensor], every: int, unary: Tensor,
+        *given: Tensor,
+    ) -> Tensor:  # fmt: skip
+        inputs = Inputs(unary, given)
+        done = machine.run(program, inputs, whole=False, rows=any(ctx.needs_input_grad))
+        ctx.save_for_backward(unary, *given)
+        ctx.done, ctx.again, ctx.every = done, again, every
+        linked = done.linked(done.values, unary.shape[2], every).transpose(0, 1).to(unary)
+        return torch.cat([torch.zeros_like(unary[:, :1]), linked], 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        inputs, (gradient,) = ctx.saved_tensors, gradients
+        if torch.is_grad_enabled() or is_transformed(gradient):
+            with torch.enable_grad():
+                return None, None, None, *regradient(ctx.again, inputs, gradient)
+        seeds, wanted = gradient[:, 1:].transpose(0, 1), ctx.needs_input_grad[3:]
+        parts = ctx.done.gradients(gradient.new_zeros(len(gradient)), wanted, (seeds, ctx.every))
+        return None, None, None, *(part if part is None else part.to(gradient) for part in parts)
 
 
 def _inputs(
-    unary: Tensor, transition: Tensor, lengths: Tensor, *, by_item: bool = False,
+    unary: Tensor, transition: Tensor | Steps, lengths: Tensor, *, by_item: bool = False,
     masks: bool = True,
 ) -> tuple[Program, Inputs]:  # fmt: skip
-    total, states = unary.shape[1:]
-    each = int(transition.ndim > 2 and total > 2 and not by_item)
-    transition = transition if by_item else transition.contiguous()
+    (total, states), sides = unary.shape[1:], _sides(transition)
+    each = tuple(int(side.ndim > 2 and total > 2 and not by_item) for side in sides)
+    given = [*sides] if by_item else [side.contiguous() for side in sides]
     ragged = int(min(lengths.tolist()) < total)
-    program, given = _program(total, states, each, ragged), [transition]
+    ranks = sides[0].shape[-1] if len(sides) > 1 else 0
+    program = _program(total, states, ranks, each, ragged)
     if ragged:  # what leads to the first site; the last step, beyond all of them for length 0
         last = (lengths - 1).remainder(total + 1).reshape(-1, 1, 1)
         given += unary.new_zeros(1, 1, states), last, last
@@ -186,22 +244,29 @@ def _inputs(
     return program, Inputs(unary, given)
 
 
-def _is_kept(total: int, states: int, each: int, ragged: int) -> bool:
-    del states, each, ragged
+def _is_kept(total: int, states: int, ranks: int, each: tuple[int, ...], ragged: int) -> bool:
+    del states, ranks, each, ragged
     return total <= tuning.CHAIN_STEPS
 
 
 @remembered(tuning.CHAIN_PROGRAMS, where=_is_kept)
-def _program(total: int, states: int, each: int, ragged: int) -> Program:
-    """The steps of chains, if 1 with a transition for ``each`` step, or of different lengths."""
+def _program(total: int, states: int, ranks: int, each: tuple[int, ...], ragged: int) -> Program:
+    """The steps of chains, with tables for ``each`` step where 1, or of different lengths.
+
+    A step has a table of pairs of states, or two, to ranks and from them.
+    """
     none = torch.zeros((), device="cpu")
     tape = Tape(none.expand(1, total, states), 1)
-    table = none.expand(*(total - 1,) * each, states, states)
+    sizes = [(states, ranks), (ranks, states)] if ranks else [(states, states)]
+    pairs = zip(each, sizes, strict=True)
+    tables = [none.expand(*(total - 1,) * one, *size) for one, size in pairs]
     sites, state = tape.sites[:], tape.sites[0]
     links = list[Value]()
     places = torch.arange(total, device="cpu").split(1)
     for step in range(1, total):
-        link = tape.link(state, table, at=step - 1 if each else None)
+        link = state
+        for table, one in zip(tables, each, strict=True):
+            link = tape.link(link, table, at=step - 1 if one else None)
         state = tape.total((tape.view(sites, places[step]), link))
         links.append(link)
     if ragged:
@@ -211,7 +276,7 @@ def _program(total: int, states: int, each: int, ragged: int) -> Program:
     tape.finish(tape.sum(state))
     program = machine.program_of(tape)
     assert program is not None
-    blank = none.expand(1, 1, states, states)
+    blank = none.expand(1, 1, 1, 1)
     blank = Table(blank, blank)
     slots = [blank if isinstance(slot, Table) else slot for slot in program.slots]
     return replace(program, slots=slots)

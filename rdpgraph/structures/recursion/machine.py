@@ -57,12 +57,15 @@ class Run:
         sizes, steps = (batch, places, labels), (hop, labels, 1)
         return values.as_strided(sizes, steps, batch * before + start)
 
-    def linked(self, labels: int) -> Tensor:
-        """(L, B, K) of all links of one place and so many labels, which lie at equal distances."""
-        links, batch = self.program.links, self.inputs.unary.shape[0]
+    def linked(self, values: Tensor, labels: int, every: int = 1) -> Tensor:
+        """(L, B, K) of links of one place and so many labels, in a tensor of all steps.
+
+        Of all links by tables or each second one; these lie at equal distances.
+        """
+        links, batch = self.program.links[every - 1 :: every], self.inputs.unary.shape[0]
         first, after = [*links, 0, 0][:2]
         hop = batch * (after - first) if len(links) > 1 else 0
-        return self.values.as_strided((len(links), batch, labels), (hop, labels, 1), batch * first)
+        return values.as_strided((len(links), batch, labels), (hop, labels, 1), batch * first)
 
     @property
     def goal(self) -> Tensor:
@@ -74,9 +77,16 @@ class Run:
         sites = self.inputs.unary
         return values.as_strided(sites.shape, sites.stride()).clone()
 
-    def gradients(self, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-        """Gradients in the potentials and each slot, if ``wanted``, given that of the goal (B,)."""
+    def gradients(
+        self, gradient: Tensor, wanted: Sequence[bool], seeds: tuple[Tensor, int] | None = None
+    ) -> list[Tensor | None]:
+        """Gradients in the potentials and each slot, if ``wanted``, given that of the goal (B,).
+
+        And those of `linked` values as seeds, (L, B, K), with which links they are.
+        """
         below, after = torch.zeros_like(self.values), self._rows_after()
+        if seeds is not None:
+            self.linked(below, seeds[0].shape[2], seeds[1]).copy_(seeds[0])
         pairs, rooms = self.program.pairs, self.tables[7::_TABLE]
         sums = self._extras(
             [use and slot in pairs and rooms[slot] != _DIRECT for slot, use in enumerate(wanted)]

@@ -79,9 +79,12 @@ def test_k_best_agree(size, k, threads, by_torch):
 @pytest.mark.parametrize("size", SIZES[:-1])
 def test_relaxed_draws_do_not_depend_on_the_kernel(size, by_torch, small_blocks):
     chain = chain_of(size, torch.float64)
+    inputs = chain.unary.requires_grad_(), chain.transition.requires_grad_()
 
     def drawn():
-        return chain.rsample(20, temperature=0.5, generator=torch.Generator().manual_seed(0))
+        """The draws, and the gradient of their squares."""
+        soft = chain.rsample(20, temperature=0.5, generator=torch.Generator().manual_seed(0))
+        return soft.detach(), *torch.autograd.grad(soft.square().sum(), inputs)
 
     found = drawn()
     torch.testing.assert_close(found, by_torch(drawn))
