@@ -22,8 +22,14 @@ from rdpgraph.estimate.randomized import Randomized, controlled
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.infer import explain, infer
 from rdpgraph.io.files import read, write
-from rdpgraph.io.graphs import from_networkx, to_networkx
-from rdpgraph.io.libraries import from_pgmpy, from_pyagrum, to_pgmpy, to_pyagrum
+from rdpgraph.io.graphs import (
+    from_networkx,
+    from_pgmpy,
+    from_pyagrum,
+    to_networkx,
+    to_pgmpy,
+    to_pyagrum,
+)
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.automaton import (

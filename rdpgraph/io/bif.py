@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from rdpgraph._core import tuning
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.bif_tables import Headers, read_tables
-from rdpgraph.io.bif_tokens import MARKS, BifText, unquoted, words_of
 from rdpgraph.io.tables import Array, all_variables, conditional_tables, find_cycle, values_of
 from rdpgraph.io.text import Bytes, fail
-from rdpgraph.model.compact_variables import MOST_SHARED, SHARED, CompactVariables, StateLists
+from rdpgraph.io.tokens import MARKS, BifText, unquoted, words_of
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.names import CODEC, Names
+from rdpgraph.model.names import CODEC, MOST_SHARED, SHARED, CompactVariables, Names, StateLists
 from rdpgraph.model.variable import Variable, names_of
 
 # Blocks of the usual form, matched many at a time.

@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from rdpgraph._core import tuning
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.bif_tokens import BifText, statements_alike
 from rdpgraph.io.text import Bytes
-from rdpgraph.io.tokens import MOST_BY_DEFAULT, is_number, non_negative
+from rdpgraph.io.tokens import MOST_BY_DEFAULT, BifText, is_number, non_negative, statements_alike
 from rdpgraph.model.block import Block
-from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.conditional import is_conditional
-from rdpgraph.model.names import CODEC
+from rdpgraph.model.names import CODEC, CompactVariables, StateLists
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import grouped_rows
 

@@ -14,13 +14,12 @@ from rdpgraph.io.tables import refuse_several
 from rdpgraph.io.text import Bytes, fail, shown
 from rdpgraph.io.tokens import MOST_UNLISTED
 from rdpgraph.model.block import Block, in_order
-from rdpgraph.model.compact_variables import CompactVariables
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.names import Decimals
+from rdpgraph.model.names import CompactVariables, Decimals
 from rdpgraph.model.potentials.automaton import Automaton
-from rdpgraph.model.potentials.projection import Projection
+from rdpgraph.model.potentials.sparse import Projection
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable
 

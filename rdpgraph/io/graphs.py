@@ -1,26 +1,35 @@
-"""Factor graphs to and from networkx, and structures to it."""
+"""Factor graphs to and from objects of networkx, pgmpy and pyAgrum; structures to networkx."""
 
+import importlib
 import itertools
 import math
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.structure import Structure
-from rdpgraph.io.tables import all_variables, refuse_evidence, require_graph
+from rdpgraph.io.tables import (
+    all_variables,
+    graph_of,
+    probabilities,
+    refuse_evidence,
+    require_graph,
+)
+from rdpgraph.io.text import encoded
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
-from rdpgraph.model.variable import State, Variable
+from rdpgraph.model.variable import State, Variable, names_of
 
 Node: TypeAlias = Hashable
 Scoped: TypeAlias = tuple[tuple[Node, ...], Potential]
 _MOST_SITES = 4_000  # of a readable picture
-_NO_STATES = "needs an attribute `states`: how many states it has, or their names"
 
 
 def from_networkx(graph: Any) -> FactorGraph:
@@ -54,10 +63,8 @@ def from_networkx(graph: Any) -> FactorGraph:
     if not hasattr(graph, "nodes"):
         raise ModelError(f"from_networkx needs a networkx graph; got {type(graph).__name__}.")
     attributes: dict[Node, dict[str, Any]] = dict(graph.nodes(data=True))
-    if any("bipartite" in data for data in attributes.values()):
-        nodes, scoped = _bipartite(graph, attributes)
-    else:
-        nodes, scoped = _pairwise(graph, attributes)
+    read = _bipartite if any("bipartite" in data for data in attributes.values()) else _pairwise
+    nodes, scoped = read(graph, attributes)
     states: dict[Node, Any] = {node: attributes[node].get("states") for node in nodes}
     for scope, potential in scoped:
         if len(potential.shape) < len(scope):
@@ -71,12 +78,11 @@ def from_networkx(graph: Any) -> FactorGraph:
     variables = {node: _variable(node, states[node]) for node in nodes}
     names: dict[str, Node] = {}
     for node, variable in variables.items():
-        if variable.name in names:
+        if names.setdefault(variable.name, node) is not node:
             raise ModelError(
                 f"Nodes {names[variable.name]!r} and {node!r} would both be variable "
                 f"{variable.name!r}; relabel one of them."
             )
-        names[variable.name] = node
     factors = [Factor(tuple(variables[v] for v in scope), table) for scope, table in scoped]
     return FactorGraph(factors, variables=variables.values())
 
@@ -103,7 +109,7 @@ def to_networkx(
     import networkx
 
     if isinstance(graph, Structure):
-        return structure_graph(graph, configuration)
+        return _structure_graph(graph, configuration)
     require_graph("to_networkx", graph)
     refuse_evidence(graph)
     result: Any = networkx.Graph()
@@ -142,15 +148,15 @@ def _add_pairwise(result: Any, names: list[str], table: Tensor) -> None:
 def _bipartite(
     graph: Any, attributes: dict[Node, dict[str, Any]]
 ) -> tuple[list[Node], list[Scoped]]:
+    slots: dict[Node, list[tuple[Any, Node]]] = {}
     for node, data in attributes.items():
         if data.get("bipartite") not in (0, 1):
             raise ModelError(
                 f"Node {node!r} needs bipartite=0 (a variable) or 1 (a factor), as other nodes "
                 f"have; got {data.get('bipartite')!r}."
             )
-    slots: dict[Node, list[tuple[Any, Node]]] = {
-        node: [] for node, data in attributes.items() if data["bipartite"] == 1
-    }
+        if data["bipartite"]:
+            slots[node] = []
     for left, right, data in graph.edges(data=True):
         if (left in slots) == (right in slots):
             raise ModelError(f"Edge {left!r} - {right!r} needs a variable and a factor as ends.")
@@ -212,35 +218,22 @@ def _potential(name: str, data: dict[str, Any]) -> Potential:
 
 
 def _variable(node: Node, states: Any) -> Variable:
-    if states is None:
-        raise ModelError(f"Node {node!r} {_NO_STATES}.")
-    if isinstance(states, str) or not isinstance(states, Sequence):
-        try:
-            whole = math.nan if isinstance(states, str) else float(states)
-        except (TypeError, ValueError):
-            whole = math.nan
-        if not whole.is_integer():
-            raise ModelError(f"Node {node!r} {_NO_STATES}; got {states!r}.")
-        return Variable(str(node), int(whole))
-    return Variable(str(node), tuple(cast("Sequence[State]", states)))
+    if isinstance(states, Sequence) and not isinstance(states, str):
+        return Variable(str(node), tuple(cast("Sequence[State]", states)))
+    with suppress(TypeError, ValueError):
+        if not isinstance(states, str) and float(states).is_integer():
+            return Variable(str(node), int(states))
+    raise ModelError(
+        f"Node {node!r} needs an attribute `states`: how many states it has, or their names; got "
+        f"{states!r}."
+    )
 
 
-def structure_graph(structure: Structure, configuration: Any = None) -> Any:
-    """The sites of a structure as a ``networkx.DiGraph``, and how a configuration joins them.
-
-    A node is the position of a site, a number or a tuple. Its attributes are ``place``, where it
-    is drawn, and ``state``, that in the configuration, None where it is not used. Edges lead from
-    site to site: along a sequence, from a constituent to its parts, from a head to its dependents.
-    Without a configuration they join sites that the factors of a chain join.
-
-    Args:
-        structure: of a batch the first item.
-        configuration: as `mode` and `sample` give it; of several the first.
-    """
+def _structure_graph(structure: Structure, configuration: Any = None) -> Any:
+    """The sites of a structure, and how a configuration joins them; without one, the factors do."""
     import networkx
 
-    batch = structure.batch_shape
-    shape = tuple(structure.states_shape[len(batch) :])
+    shape = tuple(structure.states_shape[len(structure.batch_shape) :])
     count = math.prod(shape)
     if count > _MOST_SITES:
         raise UnsupportedError(
@@ -248,7 +241,7 @@ def structure_graph(structure: Structure, configuration: Any = None) -> Any:
         )
     result: Any = networkx.DiGraph()
     sites = list(itertools.product(*map(range, shape)))
-    names = dict(zip(sites, ((s[0] if len(s) == 1 else s) for s in sites), strict=True))
+    names = {site: site[0] if len(site) == 1 else site for site in sites}
     states: list[int | None] = [None] * count
     if configuration is not None:
         given = structure.site_states(configuration).reshape(-1, count)[0].tolist()
@@ -256,22 +249,152 @@ def structure_graph(structure: Structure, configuration: Any = None) -> Any:
     for site, state in zip(sites, states, strict=True):
         if (place := structure.place(site)) is not None:
             result.add_node(names[site], state=state, place=place)
-    used = {site: state for site, state in zip(sites, states, strict=True) if state is not None}
-    if configuration is None and len(shape) == 1:
-        pairs = _neighbours(structure, count)
-    else:
-        pairs = [(names[one], names[other]) for one, other in structure.joined(used)]
-    result.add_edges_from(pairs)
+    if configuration is not None or len(shape) > 1:
+        used = {site: state for site, state in zip(sites, states, strict=True) if state is not None}
+        result.add_edges_from((names[one], names[two]) for one, two in structure.joined(used))
+        return result
+    with suppress(UnsupportedError):  # a variable is a site where there are as many
+        graph = structure.factor_graph()
+        for block in graph.blocks if graph.num_variables == count else ():
+            result.add_edges_from(block.scopes.tolist() if block.arity == 2 else ())
     return result
 
 
-def _neighbours(structure: Structure, count: int) -> list[tuple[int, int]]:
-    """The pairs of sites that share a factor, where the graph has a variable for each site."""
-    try:
-        graph = structure.factor_graph()
-    except UnsupportedError:
-        return []
-    scopes = [block.scopes.tolist() for block in graph.blocks if block.arity == 2]
-    return (
-        [tuple(pair) for pair in itertools.chain(*scopes)] if graph.num_variables == count else []
+def from_pgmpy(model: Any) -> FactorGraph:
+    """The factor graph of a discrete Bayesian network, Markov network or factor graph of pgmpy.
+
+    Variables and states keep their names; a node that is no string becomes ``str(node)``. Factors
+    of a network are over (x, *parents).
+
+    Raises:
+        ModelError: another object, a variable without a table, tables that name a variable's
+            states differently, or two nodes of one name.
+    """
+    given: Any = getattr(model, "get_cpds", None) or getattr(model, "get_factors", None)
+    if given is None or not hasattr(model, "nodes"):
+        raise ModelError(
+            "from_pgmpy needs a discrete Bayesian network, Markov network or factor graph of "
+            f"pgmpy; got {type(model).__name__}."
+        )
+    tables = list(given())
+    states: dict[Any, list[Any]] = {}
+    for table in tables:
+        if not hasattr(table, "state_names"):
+            raise ModelError(f"from_pgmpy needs tables of values; got a {type(table).__name__}.")
+        for node in table.variables:
+            named = list(table.state_names[node])
+            if states.setdefault(node, named) != named:
+                raise ModelError(
+                    f"Variable {node!r} has the states {states[node]!r:.80} in one table and "
+                    f"{named!r:.80} in another; name them alike."
+                )
+    # The nodes of pgmpy's factor graphs include the factors.
+    factors = set(map(id, tables))
+    nodes = [node for node in model.nodes if id(node) not in factors]
+    lacking = [node for node in nodes if node not in states]
+    if lacking:
+        raise ModelError(f"Variable {lacking[0]!r} needs a table, which says its states.")
+    if len({str(node) for node in nodes}) < len(nodes):
+        raise ModelError("Nodes need names that differ as text; relabel those that do not.")
+    named = {}
+    for node in nodes:
+        count = len(states[node])
+        named[str(node)] = count if states[node] == list(range(count)) else tuple(states[node])
+    scopes = (tuple(map(str, table.variables)) for table in tables)
+    return graph_of(named, zip(scopes, (torch.as_tensor(t.values) for t in tables), strict=True))
+
+
+def to_pgmpy(graph: FactorGraph) -> Any:
+    """A ``DiscreteBayesianNetwork`` of pgmpy where the graph is one, else a Markov network.
+
+    A factor over no variable is multiplied into another one, and variables without a factor get one
+    of ones.
+
+    Raises:
+        ModelError: no FactorGraph.
+        UnsupportedError: a batch, evidence, or values beyond the range of float64; or pgmpy is not
+            installed.
+    """
+    require_graph("to_pgmpy", graph)
+    tables, directed = probabilities(graph, "pgmpy")
+    kinds: Any = importlib.import_module("pgmpy.models")
+    parts: Any = importlib.import_module("pgmpy.factors.discrete")
+    names = {v.name: list(names_of(v.states)) for v in all_variables(graph)}
+    model = kinds.DiscreteBayesianNetwork() if directed else kinds.DiscreteMarkovNetwork()
+    model.add_nodes_from(names)
+    for scope, values in tables:
+        words, sizes = [variable.name for variable in scope], list(values.shape)
+        held = {name: names[name] for name in words}
+        if directed:
+            (*above, child), (*many, size) = words, sizes
+            model.add_edges_from((parent, child) for parent in above)
+            rows = values.reshape(-1, size).T
+            model.add_cpds(parts.TabularCPD(child, size, rows, above, many, state_names=held))
+        else:
+            model.add_edges_from((one, two) for one in words for two in words if one < two)
+            model.add_factors(parts.DiscreteFactor(words, sizes, values, state_names=held))
+    return model
+
+
+def from_pyagrum(model: Any) -> FactorGraph:
+    """The factor graph of a ``BayesNet`` or a ``MarkovRandomField`` of pyAgrum.
+
+    Variables and states keep their names. Factors of a network are over (*parents, x).
+
+    Raises:
+        ModelError: another object.
+    """
+    if hasattr(model, "cpt"):
+        tables = [model.cpt(node) for node in model.nodes()]
+    elif hasattr(model, "factors") and hasattr(model, "factor"):
+        tables = [model.factor(scope) for scope in model.factors()]
+    else:
+        raise ModelError(
+            "from_pyagrum needs a BayesNet or a MarkovRandomField of pyAgrum; got "
+            f"{type(model).__name__}."
+        )
+    variables = map(model.variable, sorted(model.nodes()))
+    return graph_of(
+        {variable.name(): tuple(variable.labels()) for variable in variables},
+        # pyAgrum's arrays have the first variable as the last dim.
+        [(table.names[::-1], torch.from_numpy(table.toarray().copy())) for table in tables],
     )
+
+
+def to_pyagrum(graph: FactorGraph) -> Any:
+    """A ``BayesNet`` of pyAgrum where the graph is one, else a ``MarkovRandomField``.
+
+    States are named as text. Factors over the same variables are multiplied, those over none into
+    another one, and variables without a factor get one of ones.
+
+    Raises:
+        ModelError: no FactorGraph.
+        UnsupportedError: a batch, evidence, or values beyond the range of float64.
+    """
+    require_graph("to_pyagrum", graph)
+    tables, directed = probabilities(graph, "pyAgrum")
+    pyagrum: Any = importlib.import_module("pyagrum")
+    model = pyagrum.BayesNet() if directed else pyagrum.MarkovRandomField()
+    for variable in all_variables(graph):
+        labels = [str(state) for state in names_of(variable.states)]
+        encoded("".join([variable.name, *labels]), "to_pyagrum")  # or pyAgrum crashes
+        model.add(pyagrum.LabelizedVariable(variable.name, variable.name, labels))
+    tensors: dict[frozenset[str], Any] = {}
+    for scope, values in tables:
+        words = [variable.name for variable in scope]
+        key = frozenset(words)
+        if directed:
+            for parent in words[:-1]:
+                model.addArc(parent, words[-1])
+            tensors[key] = model.cpt(words[-1])
+        elif key not in tensors:
+            tensors[key] = model.addFactor(words)
+            tensors[key].fillWith(1)
+        order = [words.index(name) for name in tensors[key].names[::-1]]
+        values, before = np.transpose(values, order), tensors[key].toarray()
+        product = np.ascontiguousarray(values if directed else values * before)
+        held = (product > 0) & (product < np.inf)
+        if not directed and (held != ((values > 0) & (before > 0))).any():
+            raise UnsupportedError(f"The product of all factors over {words} is out of range.")
+        tensors[key][:] = product
+    return model

@@ -17,10 +17,9 @@ from rdpgraph.io.tables import all_variables, conditional_tables, factor_tables,
 from rdpgraph.io.text import Bytes, fail
 from rdpgraph.io.tokens import MOST_UNLISTED, Numbers
 from rdpgraph.model.block import Block
-from rdpgraph.model.compact_variables import CompactVariables
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.names import Decimals
+from rdpgraph.model.names import CompactVariables, Decimals
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import grouped_rows
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError, UnknownVariableError, no_raw_memory_error
-from rdpgraph.model.compact_variables import CompactVariables
+from rdpgraph.model.names import CompactVariables
 from rdpgraph.model.variable import States, Variable, VariableArray, same_states
 
 Entry: TypeAlias = Variable | VariableArray

@@ -1,5 +1,6 @@
-"""Numbered names in a tenth of a dictionary's memory; strings are made on access."""
+"""Names and variables of files in little memory; their objects are made on access."""
 
+import re
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rdpgraph._core import tuning
+from rdpgraph.model.variable import Variable
 
 T = TypeVar("T")
 CODEC = ("utf-8", "surrogatepass")  # texts may hold lone surrogates
@@ -138,7 +140,7 @@ class Names(NumberedNames):
         self._text = bytearray()
         self._ends = array("I", [0])
         self._hashes = array("I")
-        self._table = _empty(16)
+        self._table = array("i", [-1]) * 16
         self.add_all([name.encode(*CODEC) for name in names])
 
     def add_bytes(self, name: bytes) -> int:
@@ -252,7 +254,7 @@ class Names(NumberedNames):
             places *= 2
         if places == len(self._table):
             return False
-        self._table = _empty(places)
+        self._table = array("i", [-1]) * places
         for start in range(0, len(self), tuning.NAMES_PIECE):
             hashes = np.frombuffer(
                 self._hashes[start : start + tuning.NAMES_PIECE], dtype=np.uint32
@@ -278,5 +280,120 @@ def _hashes(names: Sequence[bytes]) -> NDArray[np.uint32]:
     return (np.fromiter(map(hash, names), np.int64, len(names)) & _BITS).astype(np.uint32)
 
 
-def _empty(places: int) -> "array[int]":
-    return array("i", [-1]) * places
+SHARED = 1 << 10
+"""Number of lists of states that are stored once for all equal ones."""
+MOST_SHARED = 1 << 8  # bytes of a shared list
+
+
+class StateLists:
+    """Numbered lists of state names; equal ones may share a number.
+
+    The names lie end to end in one buffer: a name takes its bytes and one more.
+    """
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._ends = array("Q", [0])
+        self._numbers: dict[bytes, int] = {}
+        self._places: dict[int, dict[bytes, int]] = {}
+
+    def add(self, names: bytes) -> int:
+        """The number of a list, given as its names in UTF-8 joined by newlines."""
+        known = self._numbers.get(names)
+        if known is not None:
+            return known
+        number = len(self)
+        if len(names) <= MOST_SHARED and len(self._numbers) < SHARED:
+            self._numbers[names] = number
+        self._text += names
+        self._ends.append(len(self._text))
+        return number
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def names(self, number: int) -> tuple[str, ...]:
+        """The names of a list."""
+        return tuple(self.encoded(number).decode(*CODEC).split("\n"))
+
+    def places(self, number: int) -> Mapping[bytes, int]:
+        """The place of each name of a list, by the name in UTF-8."""
+        places = self._places.get(number)
+        if places is None:
+            names = self.encoded(number)
+            count = names.count(b"\n") + 1
+            if count > tuning.LISTED_NAMES:
+                known = Names()
+                for match in re.finditer(rb"(?:\A|\n)([^\n]*)", names):
+                    known.add_bytes(match[1])
+                return Numbers(
+                    lambda: (name.encode(*CODEC) for name in known), len(known), known.find_bytes
+                )
+            places = {name: place for place, name in enumerate(names.split(b"\n"))}
+            if count <= tuning.SLOW_NAMES and len(self._places) < SHARED:
+                self._places[number] = places
+        return places
+
+    def encoded(self, number: int) -> bytes:
+        """The names of a list as they were given."""
+        return bytes(self._text[self._ends[number] : self._ends[number + 1]])
+
+
+class CompactVariables(Listing[Variable]):
+    """Single variables of different names; equal to a tuple of them.
+
+    A variable takes 12 bytes beside its name; its object is made on first access. ``sizes`` (V,)
+    are numbers of states; ``lists`` has, for named states, the lists and each variable's number
+    among them.
+    """
+
+    def __init__(
+        self,
+        names: NumberedNames,
+        sizes: NDArray[np.int64],
+        lists: tuple[StateLists, "array[int]"] | None = None,
+    ) -> None:
+        self.names, self.sizes, self._lists = names, sizes, lists
+        self._made: dict[int, Variable] = {}
+
+    def made(self) -> Sequence[Variable]:
+        """A tuple of the variables if they are few, else this object."""
+        named = 0 if self._lists is None else int(self.sizes.sum())
+        few = len(self) <= tuning.LISTED_VARIABLES and named <= tuning.LISTED_NAMES
+        return tuple(self) if few else self
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """The number of each name."""
+        return Numbers(self.names.__iter__, len(self.names), self.names.find)
+
+    def lists_of(self, numbers: NDArray[np.integer[Any]]) -> list[int]:
+        """The numbers of the lists of several variables."""
+        assert self._lists is not None
+        return np.frombuffer(self._lists[1], dtype=np.int32)[numbers].tolist()
+
+    def unnamed(self) -> NDArray[np.bool_]:
+        """(V,) True where states have no names."""
+        return np.full(len(self), self._lists is None)
+
+    def entry(self, number: int) -> Variable:
+        """The variable of a number, made on first access."""
+        made = self._made.get(number)
+        if made is None:
+            size = int(self.sizes[number])
+            states = size if self._lists is None else self._lists[0].names(self._lists[1][number])
+            made = Variable(self.names.entry(number), states)
+            if len(self._made) < tuning.LISTED_VARIABLES or (
+                self._lists is not None and size > tuning.SLOW_NAMES
+            ):
+                self._made[number] = made
+        return made
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __contains__(self, item: object) -> bool:
+        return isinstance(item, Variable) and self.names.find(item.name) >= 0
+
+    def __add__(self, other: Iterable[Variable]) -> tuple[Variable, ...]:
+        return (*self, *other)

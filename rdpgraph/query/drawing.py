@@ -14,7 +14,7 @@ import numpy as np
 from rdpgraph._core import tuning
 from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError, printable
 from rdpgraph.interface.structure import Structure
-from rdpgraph.io.graphs import structure_graph
+from rdpgraph.io.graphs import to_networkx
 from rdpgraph.io.tables import conditional_tables
 from rdpgraph.io.text import write_bytes_atomically
 from rdpgraph.model.evidence import MISSING
@@ -310,7 +310,7 @@ def blank(width: float = 6.4, height: float = 4.8, *, needs: str = "matplotlib")
 
 def _draw_structure(structure: Structure, target: Path, configuration: Any) -> None:
     """Draw the sites of a structure; those that a configuration uses are boxes with arrows."""
-    graph = structure_graph(structure, configuration)
+    graph = to_networkx(structure, configuration=configuration)
     places = {node: data["place"] for node, data in graph.nodes(data=True)}
     xs, ys = zip(*places.values(), strict=True) if places else ((0.0,), (0.0,))
     line = min(ys) == max(ys)

@@ -19,7 +19,7 @@ from rdpgraph.io.dimacs import clauses_of
 from rdpgraph.io.files import FORMATS, FileFormat
 from rdpgraph.model.block import Block
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potentials.projection import Projection
+from rdpgraph.model.potentials.sparse import Projection
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.schedulers.scheduler import (

@@ -12,7 +12,7 @@ import rdpgraph as rg
 from rdpgraph.engines.counting.counter import log_count
 from rdpgraph.engines.counting.encoding import encoded
 from rdpgraph.io.dimacs import format_dimacs, parse_dimacs
-from rdpgraph.model.potentials.projection import Projection
+from rdpgraph.model.potentials.sparse import Projection
 from rdpgraph.schedulers.counting import network_of_clauses
 from rdpgraph.testing import check_potential
 

@@ -10,9 +10,8 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import UnknownVariableError
-from rdpgraph.model.compact_variables import CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
-from rdpgraph.model.names import Decimals, Names
+from rdpgraph.model.names import CompactVariables, Decimals, Names, StateLists
 from rdpgraph.model.restriction import distinct_rows, grouped_rows
 
 COUNT = 1_500

@@ -13,7 +13,7 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.reduction.network import Group, Network
 from rdpgraph.model.block import Block
-from rdpgraph.model.potentials.projection import Projection
+from rdpgraph.model.potentials.sparse import Projection
 
 Clause: TypeAlias = tuple[int, ...]
 Bools: TypeAlias = npt.NDArray[np.bool_]
