@@ -6,7 +6,6 @@ tags, `SemiCRF` for segments, `HMM` and `MarkovField` as language models, `Struc
 """
 
 from rdpgraph.model.potentials.patterns import Pattern
-from rdpgraph.nn.clusters import exchange_clusters
 from rdpgraph.nn.crf import CRF, Constraints, bio_constraints, bioes_constraints
 from rdpgraph.nn.field import MarkovField
 from rdpgraph.nn.hmm import HMM
@@ -19,7 +18,7 @@ from rdpgraph.nn.vae import (
     Objective,
     StructuredVAE,
 )
-from rdpgraph.nn.words import FeatureMap
+from rdpgraph.nn.words import FeatureMap, exchange_clusters
 from rdpgraph.structures.chain.constrained import ConstrainedHMM, Prefix
 
 __all__ = [

@@ -13,9 +13,14 @@ from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
-from rdpgraph.nn.clusters import checked_clusters, cluster_emission, cluster_likelihood
 from rdpgraph.nn.pretrained import Pretrained
-from rdpgraph.nn.words import FeatureMap, checked_tokens
+from rdpgraph.nn.words import (
+    FeatureMap,
+    checked_clusters,
+    checked_tokens,
+    cluster_emission,
+    cluster_likelihood,
+)
 from rdpgraph.structures.chain import rank_hmm
 from rdpgraph.structures.chain.model import Chain
 
