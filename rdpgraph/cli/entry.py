@@ -6,8 +6,8 @@ import sys
 from io import TextIOBase
 from typing import NoReturn
 
-from rdpgraph.cli.interrupts import recorded, was_interrupted
 from rdpgraph.errors import RdpgraphError, in_a_line
+from rdpgraph.plan.clock import recorded, was_interrupted
 
 
 class _Closed(TextIOBase):

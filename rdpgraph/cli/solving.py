@@ -14,7 +14,6 @@ import torch
 import typer
 
 from rdpgraph._core import effort
-from rdpgraph.cli.interrupts import raise_swallowed
 from rdpgraph.cli.options import EstimatorName, Method, ProposalName, Task
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.errors import BudgetError, ModelError, RdpgraphError, in_a_line
@@ -32,7 +31,7 @@ from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Size
 from rdpgraph.infer import explain, infer
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.plan.clock import Stop, interruptible
+from rdpgraph.plan.clock import Stop, interruptible, raise_swallowed
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.arguments import Arguments
 from rdpgraph._core.numbers import is_real
+from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised
 from rdpgraph.gp.inducing import Group, basis_of

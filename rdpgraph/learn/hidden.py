@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from rdpgraph._core.arguments import Arguments
 from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.emissions import Emission

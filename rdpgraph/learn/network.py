@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.arguments import Arguments
+from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.infer import infer
 from rdpgraph.io.tables import all_variables

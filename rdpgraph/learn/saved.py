@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph._core.arguments import Arguments
+from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import FileFormatError, UnsupportedError
 from rdpgraph.io.tables import all_variables, factor_tables
 from rdpgraph.io.tensors import read_tensors, write_tensors

@@ -1,4 +1,4 @@
-"""Clock of all deadlines, and time allowances shared by several pieces of work."""
+"""Clock of all deadlines, allowances shared by several pieces of work, and Ctrl-C."""
 
 import signal
 import threading
@@ -80,12 +80,21 @@ def interruptible() -> Generator[Stop]:
         stop.asked = True
 
     token = _stop.set(stop)
-    ours = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, ask) if ours else None
     try:
-        yield stop
+        with _at_interrupt(ask):
+            yield stop
     finally:
         _stop.reset(token)
+
+
+@contextmanager
+def _at_interrupt(handler: Callable[..., None]) -> Generator[None]:
+    """Call a function at Ctrl-C, in the main thread."""
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, handler) if ours else None
+    try:
+        yield
+    finally:
         if before is not None:  # None: not the main thread, or a handler that Python cannot restore
             signal.signal(signal.SIGINT, before)
 
@@ -185,3 +194,33 @@ class Allowance:
                 yield
             finally:
                 self.spent += now() - begin
+
+
+_caught: list[bool] = []
+"""One entry for each Ctrl-C since the start, except those that `interruptible` answers."""
+
+
+def raise_swallowed() -> None:
+    """Raise the Ctrl-C that code beneath an import has swallowed, if there was one."""
+    if _caught:
+        raise KeyboardInterrupt
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """Return whether Ctrl-C came, or an error is the exit that typer makes of it."""
+    before = error.__context__.__cause__ if error.__context__ else None
+    # An interrupted import may fail later with another error.
+    return bool(_caught) or any(isinstance(one, KeyboardInterrupt) for one in (error, before))
+
+
+@contextmanager
+def recorded() -> Generator[None]:
+    """Record each Ctrl-C inside."""
+    _caught.clear()
+
+    def interrupted(*_: object) -> None:
+        _caught.append(True)
+        raise KeyboardInterrupt
+
+    with _at_interrupt(interrupted):
+        yield

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from math import inf, log2, prod
 
 from rdpgraph._core import tuning
-from rdpgraph._core.recent import Recent
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import elimination_order, min_weight
-from rdpgraph.plan.plan import Budget
+from rdpgraph.plan.plan import Budget, Recent
 from rdpgraph.plan.tree import Topology
 
 _graphs: "Recent[tuple[Budget, ClusterGraph | None]]" = Recent(32)

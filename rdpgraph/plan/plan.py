@@ -1,16 +1,20 @@
-"""Plans with their costs, as data that prints, and budgets of memory and time."""
+"""Plans with their costs, as data that prints; budgets; a cache of the last plans."""
 
 import os
+from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from math import inf, log2, prod
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 from rdpgraph._core import tuning
 from rdpgraph._core.notebook import panel
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan.tree import ContractionTree
+
+Value = TypeVar("Value")
 
 _ALIKE = 1.25  # ratio of memory within which budgets have the same plan
 
@@ -259,3 +263,25 @@ def duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:.3g} hours"
+
+
+class Recent(Generic[Value]):
+    """Values of the keys asked for last, shared by threads."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._values, self._lock = most, OrderedDict[object, Value](), Lock()
+
+    def get(self, key: object) -> Value | None:
+        """Return the value of a key, or None."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: object, value: Value) -> Value:
+        """Store and return a value; the oldest ones beyond ``most`` are dropped."""
+        with self._lock:
+            self._values[key] = value
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return value

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph._core.recent import Recent
-from rdpgraph.plan.plan import Budget
+from rdpgraph.plan.plan import Budget, Recent
 from rdpgraph.plan.scheduler import make_plan
 from rdpgraph.plan.tree import Topology
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph._core import effort, tuning
-from rdpgraph._core.recent import Recent
 from rdpgraph.engines.counting.counter import circuit_text, has_counter
 from rdpgraph.engines.counting.encoding import Clause, Encoding
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import min_weight, primal_graph
+from rdpgraph.plan.plan import Recent
 
 
 @dataclass(frozen=True, eq=False)
