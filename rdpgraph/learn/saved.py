@@ -14,8 +14,7 @@ from torch import Tensor
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import FileFormatError, UnsupportedError
 from rdpgraph.io.tables import all_variables, factor_tables
-from rdpgraph.io.tensors import read_tensors, write_tensors
-from rdpgraph.io.text import PathLike, write_bytes_atomically
+from rdpgraph.io.text import PathLike, read_tensors, write_bytes_atomically, write_tensors
 from rdpgraph.learn.families import edges_of
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph

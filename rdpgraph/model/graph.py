@@ -13,7 +13,17 @@ from rdpgraph._core.cache import cached_property, ordinarily
 from rdpgraph._core.compiler import Opaque
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
-from rdpgraph.model.block import Block, blocks_of, items_in_order, tabulated
+from rdpgraph.model.block import (
+    Block,
+    blocks_of,
+    described,
+    items_in_order,
+    log_values_at,
+    moved_blocks,
+    outliving,
+    pictured,
+    tabulated,
+)
 from rdpgraph.model.conditional import Conditional, Network, network_factors
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import (
@@ -27,7 +37,6 @@ from rdpgraph.model.factor import Factor, FactorBlock, listed
 from rdpgraph.model.frames import Labels
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import Support, restrict_blocks
-from rdpgraph.model.scores import described, log_values_at, moved_blocks, outliving, pictured
 from rdpgraph.model.variable import Variable, VariableArray
 
 if TYPE_CHECKING:

@@ -10,8 +10,15 @@ from torch import Tensor, nn
 
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import FileFormatError, ModelError
-from rdpgraph.io.tensors import downloaded, read_tensors, require_like, upload, write_tensors
-from rdpgraph.io.text import PathLike, write_bytes_atomically
+from rdpgraph.io.text import (
+    PathLike,
+    downloaded,
+    read_tensors,
+    require_like,
+    upload,
+    write_bytes_atomically,
+    write_tensors,
+)
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import Banded, Monarch, PairOperator
 from rdpgraph.model.potentials.table import as_values

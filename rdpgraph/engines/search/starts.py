@@ -23,8 +23,8 @@ from rdpgraph.engines.search.moves import Kernel, uncompiled
 from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
+from rdpgraph.model.block import log_values_at
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.scores import log_values_at
 from rdpgraph.model.soundness import items_named, require_possible
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
