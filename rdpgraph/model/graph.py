@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
@@ -112,9 +112,8 @@ class FactorGraph(Opaque):
         try:
             batch = broadcast_shapes(*shapes) if shapes else ()
         except RuntimeError:
-            kinds = sorted(set(shapes))
             raise ModelError(
-                f"Batch dims must broadcast; factors and evidence have {kinds}."
+                f"Batch dims must broadcast; factors and evidence have {sorted(set(shapes))}."
             ) from None
         fields = {"domain": domain, "blocks": blocks, "observed": observed, "labels": labels}
         vars(self).update(fields, batch_shape=batch)
@@ -261,10 +260,7 @@ class FactorGraph(Opaque):
             observed = torch.nn.functional.pad(
                 observed, (0, more.num_variables - self.num_variables), value=MISSING
             )
-        before = self.num_factors
-        added = (
-            Block(b.scopes, b.potential, b.shape, b.rows, b.declared + before) for b in more.blocks
-        )
+        added = (replace(b, declared=b.declared + self.num_factors) for b in more.blocks)
         return FactorGraph.from_blocks(more.domain, (*self.blocks, *added), observed, self.labels)
 
     def restrict(self, supports: Mapping[Any, Support]) -> "FactorGraph":

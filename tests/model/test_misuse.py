@@ -59,12 +59,14 @@ def test_tables_changed_after_a_copy_was_taken(learned, table_of):
         rg.Factor((v,), rg.Table(table_of(part))) for v, part in zip((A, B), parts, strict=True)
     ]
     both, lone = rg.FactorGraph(factors), rg.FactorGraph(factors[:1])
+    added = rg.FactorGraph([]).with_factors(*factors)
     torch.testing.assert_close(rg.infer(both).marginal(A), torch.full((2,), 0.5))
     with torch.no_grad():
         parts[0].copy_(torch.tensor([3.0, 0.0]))
     for ask in (rg.infer, rg.explain):
-        with pytest.raises(rg.errors.ModelError, match="changed in place"):
-            ask(both)
+        for graph in (both, added):
+            with pytest.raises(rg.errors.ModelError, match="changed in place"):
+                ask(graph)
     expected = torch.tensor([3.0, 0.0]).softmax(0)
     torch.testing.assert_close(rg.infer(lone).marginal(A), expected)
 
