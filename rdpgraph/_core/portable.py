@@ -3,7 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from types import MethodType
 from typing import Any, Self
@@ -117,17 +117,12 @@ class _Detached:
 
     def contents(self, value: Any) -> dict[str, Any]:
         """The fields of a dataclass, and the cached answers that cross."""
-        declared = {field.name: field for field in fields(value)}
+        known = {field.name: field.metadata for field in fields(value)}
         return {
-            name: self._field(declared.get(name), part)
+            name: known[name]["elsewhere"] if "elsewhere" in known.get(name, ()) else self(part)
             for name, part in value.__dict__.items()
-            if name in declared or _crosses(part)
+            if name in known or _crosses(part)
         }
-
-    def _field(self, field: Field[Any] | None, part: Any) -> Any:
-        if field is not None and "elsewhere" in field.metadata:
-            return field.metadata["elsewhere"]
-        return self(part)
 
 
 class Arguments:

@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from contextlib import suppress
 from io import TextIOBase
 from typing import NoReturn
 
@@ -58,10 +59,8 @@ def _run() -> None:
 def _drop_stdout() -> None:
     """Discard buffered output, so that flushing at exit does not fail again."""
     if not isinstance(sys.stdout, _Closed):
-        try:
+        with suppress(OSError, ValueError):  # not a file
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except (OSError, ValueError):  # not a file
-            return
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:

@@ -135,12 +135,15 @@ def answers(
 
 
 def as_text(rows: Sequence[dict[str, Any]], parses: Parsed, style: ParseFormat) -> str:
-    """Format the answers for printing."""
-    return _as_json(rows) if style is ParseFormat.JSON else _as_lines(rows, parses)
-
-
-def _as_lines(rows: Sequence[dict[str, Any]], parses: Parsed) -> str:
-    """Lines of text, one for each tree, span or sentence."""
+    """Lines, one for each tree, span or sentence; or JSON, null for impossible ones."""
+    if style is ParseFormat.JSON:
+        for row in rows:
+            if row["log_partition"] == -math.inf:
+                row["log_partition"] = None
+            for tree in row.get("trees", ()):
+                if tree["log_probability"] == -math.inf:  # an MBR tree without rules
+                    tree["log_probability"] = None
+        return json.dumps(list(rows), indent=1, allow_nan=False) + "\n"
     lines: list[str] = []
     for row, words in zip(rows, parses.sentences, strict=True):
         if "trees" in row:
@@ -152,17 +155,6 @@ def _as_lines(rows: Sequence[dict[str, Any]], parses: Parsed) -> str:
         else:
             lines.append(f"{row['log_partition']:.6f}  {row['sentence']}")
     return "\n".join(map(printable, lines)) + "\n"
-
-
-def _as_json(rows: Sequence[dict[str, Any]]) -> str:
-    """A JSON list, one entry for each sentence; an impossible one has log_partition null."""
-    for row in rows:
-        if row["log_partition"] == -math.inf:
-            row["log_partition"] = None
-        for tree in row.get("trees", ()):
-            if tree["log_probability"] == -math.inf:  # an MBR tree without rules
-                tree["log_probability"] = None
-    return json.dumps(list(rows), indent=1, allow_nan=False) + "\n"
 
 
 @dataclass

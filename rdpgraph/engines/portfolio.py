@@ -88,7 +88,10 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     def _faults(self, solution: Solution) -> tuple[float, ...]:
         """Violated factors, if any may be, and then what has not converged."""
-        return (0 if self._decoding is None else self._violated(solution), *_unrest(solution))
+        violated = 0 if self._decoding is None else self._violated(solution)
+        status = solution.status()
+        residual = 0.0 if status.converged else status.residual or 0.0
+        return violated, not status.converged, residual
 
     @property
     def _latest_first(self) -> list[Solution]:
@@ -244,11 +247,6 @@ class FirstConverged(SearchedMarginalModes, Delegate):
                 start = likeliest(plain, self.seeker.network.graph)
             best = self.seeker.sought(numbers, start, self.allowance.left(effort.MARGINAL_MODES))
         return best.required(self.seeker.network.graph, "marginal mode")
-
-
-def _unrest(solution: Solution) -> tuple[bool, float]:
-    status = solution.status()
-    return not status.converged, 0.0 if status.converged else status.residual or 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,9 +93,8 @@ class Replicates:
         log_z, error = self.log_partition.detach(), self.standard_error
         half = student(0.5 + confidence / 2, self.count - 1) * error
         known = half < math.inf
-        ends = (torch.where(known, log_z + sign * half, sign * math.inf) for sign in (-1, 1))
-        low, high = ends
-        return low, high
+        low = torch.where(known, log_z - half, -math.inf)
+        return low, torch.where(known, log_z + half, math.inf)
 
     @property
     def effective_sample_size(self) -> Tensor:

@@ -196,12 +196,8 @@ class _Waves:
         potential = block.select(torch.tensor([row], device="cpu"))
         if not isinstance(potential, Bilinear):
             table = block.table(row).double()
-            table = table.mT if turned else table
-            peak = finite(table.detach().amax(-2, keepdim=True))
-            first = finite(log.detach().amax(-1, keepdim=True))
-            sent = sign * (log - first).exp()
-            values = (sent.unsqueeze(-2) @ (table - peak).exp()).squeeze(-2)
-            return values.sign(), safe_log(values.abs()) + first + peak.squeeze(-2)
+            table = table if turned else table.mT
+            return _summed(sign.unsqueeze(-2), log.unsqueeze(-2) + table)
         left, right = (
             side.double() if side.ndim == 2 else side.double().squeeze(-3)
             for side in (potential.left, potential.right)

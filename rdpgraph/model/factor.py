@@ -82,7 +82,11 @@ class FactorBlock:
         given: Any = self.scopes
         single = isinstance(given, Variable | VariableArray)
         slots = (given,) if single else listed("A FactorBlock's scopes", given)
-        scopes = tuple(_frozen(slot) for slot in slots)
+        what = "The variables in a slot of a FactorBlock"
+        scopes = tuple(
+            slot if isinstance(slot, Variable | VariableArray) else listed(what, slot)
+            for slot in slots
+        )
         object.__setattr__(self, "scopes", scopes)
         name = f"FactorBlock over {self.slot_names}"
         if not scopes:
@@ -134,11 +138,6 @@ def listed(name: str, given: Any) -> tuple[Any, ...]:
         if isinstance(given, Iterable):
             raise
         raise ModelError(f"{name} are a list or a tuple; got {type(given).__name__}.") from None
-
-
-def _frozen(slot: Slot) -> Slot:
-    lone = isinstance(slot, Variable | VariableArray)
-    return slot if lone else listed("The variables in a slot of a FactorBlock", slot)
 
 
 def _checked_variable(variable: object) -> Variable:

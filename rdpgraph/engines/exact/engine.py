@@ -178,15 +178,9 @@ class ExactSolution(Solution):
 
     def _marginal_mode(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """(B, n) states and (B,) the log of their mass; the last result is cached."""
-        key, kept = tuple(numbers.tolist()), self._marginal_modes
-        if key not in kept:
-            best = self._best_of(numbers)
-            kept.clear()
-            kept[key] = best
-        return kept[key]
-
-    def _best_of(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        network = self.network
+        network, key, kept = self.network, tuple(numbers.tolist()), self._marginal_modes
+        if key in kept:
+            return kept[key]
         wanted = network.active[numbers]
         last = frozenset(wanted[wanted >= 0].tolist())
         program = compiled(self.constrained(last), self._layout, last)
@@ -196,7 +190,9 @@ class ExactSolution(Solution):
         )
         mass = log_total(up).detach().double().cpu() + network.constant.detach().double().cpu()
         states = full_states(self.network, chosen)[0][:, numbers.to(chosen.device)]
-        return states, mass.expand(network.batch)
+        kept.clear()
+        kept[key] = states, mass.expand(network.batch)
+        return kept[key]
 
 
 def _belief(leaf: Value | None, message: Value) -> Tensor:

@@ -225,7 +225,7 @@ class _InTurn(Sweeper):
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
         equations, edges = self.equations, self.equations.edges
-        messages = _copies(messages)
+        messages = tuple(message.clone() for message in messages)
         sums = equations.sums(messages)
         largest: list[Tensor] = []
         for chosen in sets:
@@ -246,10 +246,6 @@ class _InTurn(Sweeper):
                 self.cut = True
                 break
         return messages, torch.stack(largest).amax(0)
-
-
-def _copies(messages: Messages) -> Messages:
-    return tuple(message.clone() for message in messages)
 
 
 @torch.no_grad()
