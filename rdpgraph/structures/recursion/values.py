@@ -111,7 +111,8 @@ class View:
         first = self.pool[0].labels.sites
         if self.whole or first is None:
             return first
-        sites = torch.cat([_sites(value) for value in self.pool])
+        parts = [_sites(value) for value in self.pool]
+        sites = torch.cat(parts) if len(parts) > 1 else parts[0]
         if self.index is None:
             return sites
         return sites[self.index.clamp(max=len(sites) - 1).flatten(-2)]
