@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,19 +16,17 @@ from rdpgraph.logspace.gradients import expectations, is_transformed, regradient
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.structures.chain import logs
 from rdpgraph.structures.chain.factors import inside, masked, peak
+from rdpgraph.structures.chain.programs import chain_program
 from rdpgraph.structures.chain.steps import ChainTensors, RankSteps, Steps, as_steps, stepping
 from rdpgraph.structures.recursion import derivatives, library, machine
-from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.program import Inputs, Program
-from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value
 
 
 def serves(unary: Unary, transition: Transition | Steps) -> bool:
     """Return whether the machine is there for these chains."""
     here = unary.device.type == "cpu" and isinstance(transition, Tensor | RankSteps)
     here = here and all(side.dtype == unary.dtype for side in _sides(transition))
-    here = here and len(unary) > 0 and unary.shape[1] > 1
+    here = here and len(unary) > 0 and min(unary.shape[1:]) > 1
     return here and not is_transformed() and library.available(unary.dtype)
 
 
@@ -255,28 +252,5 @@ def _program(total: int, states: int, ranks: int, each: tuple[int, ...], ragged:
 
     A step has a table of pairs of states, or two, to ranks and from them.
     """
-    none = torch.zeros((), device="cpu")
-    tape = Tape(none.expand(1, total, states), 1)
-    sizes = [(states, ranks), (ranks, states)] if ranks else [(states, states)]
-    pairs = zip(each, sizes, strict=True)
-    tables = [none.expand(*(total - 1,) * one, *size) for one, size in pairs]
-    sites, state = tape.sites[:], tape.sites[0]
-    links = list[Value]()
-    places = torch.arange(total, device="cpu").split(1)
-    for step in range(1, total):
-        link = state
-        for table, one in zip(tables, each, strict=True):
-            link = tape.link(link, table, at=step - 1 if one else None)
-        state = tape.total((tape.view(sites, places[step]), link))
-        links.append(link)
-    if ragged:
-        last = torch.zeros(1, 1, 1, dtype=torch.long, device="cpu")
-        zeros = tape.leaf(none.expand(1, 1, states))  # nothing leads to the first site
-        state = tape.merge((tape.view(sites, last), tape.view([zeros, *links], last)))
-    tape.finish(tape.sum(state))
-    program = machine.program_of(tape)
-    assert program is not None
-    blank = none.expand(1, 1, 1, 1)
-    blank = Table(blank, blank)
-    slots = [blank if isinstance(slot, Table) else slot for slot in program.slots]
-    return replace(program, slots=slots)
+    widths = [ranks, states] if ranks else [states]
+    return chain_program(total, widths, each, ragged=bool(ragged))

@@ -33,7 +33,8 @@ from rdpgraph.structures.recursion.values import Value, View, listed_places
     _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PAIRS, _RULES, _BESIDE, _PICKED, _APART, _NONE,
     _PRODUCT,
 ) = range(12)  # fmt: skip
-_FIELDS, _NUMBER = 14, 10  # of a step, and that of a link's table among several
+FIELDS, _NUMBER = 14, 10  # of a step, and that of a link's table among several
+CHAIN_KINDS = _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PRODUCT
 _LEVELLED = {_TOTAL, _LINKED, _SUMMED, _RULES}  # kinds whose rows have a level in float32
 _MOVED = {_BESIDE, _PICKED}  # kinds whose rows have one if those that they read have
 
@@ -225,7 +226,7 @@ class _Lowering:
         self.values.append([self.size, places, labels, self.levels if levelled else -1, 0, hop])
         self.levels += places * levelled
         fields = [kind, len(self.steps), *numbers[1:]]
-        self.steps.append(fields + [0] * (_FIELDS - len(fields)))
+        self.steps.append(fields + [0] * (FIELDS - len(fields)))
         self.size += hop if stored else 0
 
     def add_sites(self, sites: Sequence[int], states: int, total: int) -> None:
@@ -286,7 +287,7 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
     for number in fused:  # by the links that read them
         made.steps[number][0] = _NONE
     mark_series(made.steps, made.values, made.index, made.links.values(), (_SITES, _PRODUCT, _NONE))
-    steps_made = torch.tensor(made.steps, dtype=torch.int64, device="cpu").reshape(-1, _FIELDS)
+    steps_made = torch.tensor(made.steps, dtype=torch.int64, device="cpu").reshape(-1, FIELDS)
     return Program(
         torch.tensor(made.values, dtype=torch.int64, device="cpu").reshape(-1, 6),
         steps_made,
