@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph.logspace.gradients import ONCE, expectations, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
-from rdpgraph.structures.chain import logs, recursion, sweeps, tapes
-from rdpgraph.structures.chain.factors import Factors, inside, masked, peak, product
+from rdpgraph.structures.chain import logs, recursion, tapes
+from rdpgraph.structures.chain.factors import inside, masked, peak, product, steps_of
 from rdpgraph.structures.chain.recursion import Messages
 from rdpgraph.structures.chain.steps import (
     ChainTensors,
@@ -19,7 +19,6 @@ from rdpgraph.structures.chain.steps import (
     RankSteps,
     RankTensors,
     as_steps,
-    of_items,
 )
 
 
@@ -120,7 +119,7 @@ def _nats(
     total = parts.unary.shape[1]
     if not total:
         return parts.unary.sum((1, 2))
-    chances = _probabilities(sent)
+    chances = _shares(sent.log_forward + sent.log_backward, (2,))
     terms = ratios - (chances * finite(scored)).sum(-1)
     if total > 1:
         first, later = terms.split((1, total - 1), 1)
@@ -135,8 +134,7 @@ def _nats(
 def edge_counts(parts: ChainTensors) -> Tensor:
     """(B, N, N) the expected number of steps with each pair of neighbours.
 
-    O(B T N^2) and (B, N, N) memory for shared transitions. Differentiable; for gradients, and where
-    float64 products may underflow, items are solved one by one.
+    O(B T N^2), and (B, N, N) memory; differentiable.
     """
     unary, transition, lengths = parts
     if unary.shape[1] < 2 or not len(unary):
@@ -148,36 +146,21 @@ def edge_counts(parts: ChainTensors) -> Tensor:
         each = transition.expand(len(unary), 1, *transition.shape)
         solve = partial(tapes.log_partition, unary, lengths=lengths, by_item=True)
         return expectations(solve, [each], tracked=True)[1][0].squeeze(1)
-    if tracked:
-        return _counts_one_by_one(unary, transition, lengths)[0]
-    attempts = recursion.stages(unary.dtype, unary.device, _counts, _counts_one_by_one)
-    with torch.no_grad():
-        return recursion.first_safe(attempts, unary, transition, lengths).to(unary.dtype)
+    sent = recursion.messages(*parts)
+    before, after = sent.log_forward[:, :-1], (unary + sent.log_backward)[:, 1:]
+    counts = unary.new_zeros(len(unary), *transition.shape[-2:])
 
+    def of_step(before: Tensor, link: Tensor, after: Tensor) -> Tensor:
+        return _shares(before.unsqueeze(2) + link + after.unsqueeze(1), (1, 2))
 
-def _counts(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The counts by one sweep forward and one back; and (B,) whether they are in doubt."""
-    factors = Factors.of(unary, transition, lengths)
-    swept = sweeps.forward(factors)
-    _, ahead = sweeps.backward(factors, swept, torch.ones_like(swept.values))
-    states, counts = swept.states, unary.new_zeros(len(unary), unary.shape[2], unary.shape[2])
-    if transition.ndim == 2:
-        return (states.mT @ ahead).mul_(factors.matrix), swept.doubtful
-    for step, matrix in enumerate(factors.matrix.unbind(1)):
-        counts += states[:, step].unsqueeze(2) * ahead[:, step].unsqueeze(1) * matrix
-    return counts, swept.doubtful
-
-
-def _counts_one_by_one(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of each item's log Z in shared transitions; never in doubt."""
-    each = list[Tensor]()
-    for row in torch.arange(len(unary), device=unary.device).split(1):
-        scores, table, length = of_items((unary, transition, lengths), row)
-        _, (gradient,) = expectations(
-            partial(recursion.log_partition, scores, lengths=length), [table], tracked=True
-        )
-        each.append(gradient if gradient.ndim == 2 else gradient.sum((0, 1)))
-    return torch.stack(each), torch.zeros_like(lengths, dtype=torch.bool)
+    for step in zip(
+        before.unbind(1), steps_of(transition, before.shape[1]), after.unbind(1), strict=True
+    ):
+        more: Tensor = (
+            checkpoint(of_step, *step, use_reentrant=False) if tracked else of_step(*step)
+        )  # pyright: ignore
+        counts = counts + more
+    return counts
 
 
 def _log_ratios(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
@@ -241,11 +224,10 @@ def _into(link: Tensor | RankSteps | OperatorSteps, here: slice) -> Tensor:
     return link.mT[..., here, :]
 
 
-def _probabilities(sent: Messages) -> Tensor:
-    """(B, T, N) marginals, zero where nothing is possible."""
-    logs = sent.log_forward + sent.log_backward
-    values = (logs - peak(logs.detach(), (2,))).exp()
-    total = values.sum(-1, keepdim=True)
+def _shares(logs: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Exponentials that sum to one over some dims, or to zero where nothing is possible."""
+    values = (logs - peak(logs.detach(), dims)).exp()
+    total = values.sum(dims, keepdim=True)
     return values / torch.where(total > 0, total, 1.0)
 
 

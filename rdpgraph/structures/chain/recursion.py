@@ -12,7 +12,14 @@ from rdpgraph._core.compiler import opaque
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.structures.chain import logs, scaled, scan, tapes
-from rdpgraph.structures.chain.steps import OperatorSteps, RankSteps, Steps, of_items, stepping
+from rdpgraph.structures.chain.steps import (
+    OperatorSteps,
+    RankSteps,
+    Steps,
+    of_items,
+    of_tables,
+    tables_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,47 +57,33 @@ def log_partition(
         return unary.sum((1, 2))
     if isinstance(transition, OperatorSteps):
         return logs.log_partition(unary, transition, lengths)
-    low = isinstance(transition, RankSteps)
-    sides = transition.sides if low else (transition,)
+    sides = tables_of(transition)
     dtype = torch.promote_types(unary.dtype, sides[0].dtype)
-    attempts = stages(dtype, unary.device, scaled.log_partition, _in_logs)
-    work = attempts[0][0]
-    given = unary.to(work), stepping(*(side.to(work) for side in sides))
+    work = dtype if dtype == torch.float64 else torch.float32
+    wide = work if unary.device.type == "mps" else torch.float64
+    given, links = unary.to(work), of_tables(*(side.to(work) for side in sides))
     # With ranks the machine keeps twice as much, which counts where there is much.
-    if tapes.serves(*given) and not (low and unary.numel() > tuning.BLOCK):
-        return tapes.log_partition(*given, lengths).to(dtype)
-    if not low and scan.worthwhile(unary):
+    if tapes.serves(given, links) and (len(sides) == 1 or unary.numel() <= tuning.BLOCK):
+        return tapes.log_partition(given, links, lengths).to(dtype)
+    attempts = [(kind, scaled.log_partition) for kind in dict.fromkeys((work, wide))]
+    if len(sides) == 1 and scan.worthwhile(unary):
         attempts = [(work, scan.log_partition), *attempts]
-    return first_safe(attempts, unary, *torch.broadcast_tensors(*sides), lengths).to(dtype)
+    return _first_safe([*attempts, (wide, _in_logs)], unary, lengths, *sides).to(dtype)
 
 
 Attempt = Callable[..., tuple[Tensor, Tensor]]
-"""A route from potentials and lengths to values of items, and (B,) whether they are in doubt."""
+"""A route from potentials, lengths and tables to log Z, and (B,) whether items are in doubt."""
 
 
-def stages(
-    dtype: torch.dtype, device: torch.device, quick: Attempt, *slow: Attempt
-) -> list[tuple[torch.dtype, Attempt]]:
-    """Routes to try in turn, and their dtypes; the last one is never in doubt.
-
-    ``quick`` is tried in the dtype of the potentials, at least float32, then in float64 where the
-    device has it; ``slow`` ones in float64.
-    """
-    work = dtype if dtype == torch.float64 else torch.float32
-    wide = work if device.type == "mps" else torch.float64
-    first = [(kind, quick) for kind in dict.fromkeys((work, wide))]
-    return [*first, *((wide, route) for route in slow)]
-
-
-def first_safe(attempts: Sequence[tuple[torch.dtype, Attempt]], *parts: Tensor) -> Tensor:
-    """Values by the first route, with items in doubt by the next ones; parts are its arguments."""
+def _first_safe(attempts: Sequence[tuple[torch.dtype, Attempt]], *parts: Tensor) -> Tensor:
+    """Log Z by the first route, with items in doubt by the next ones; the last is in no doubt."""
     (dtype, route), *others = attempts
     typed = [part.to(dtype) if part.is_floating_point() else part for part in parts]
     values, doubtful = route(*typed)
     if not others or not bool(doubtful.any()):
         return values
     rows, sure = doubtful.nonzero().squeeze(1), (~doubtful).nonzero().squeeze(1)
-    again = first_safe(others, *of_items(parts, rows))
+    again = _first_safe(others, *of_items(parts, rows))
     result = torch.zeros_like(values).index_copy(0, rows, again.to(values.dtype))
     if not len(sure):
         return result
@@ -101,9 +94,8 @@ def first_safe(attempts: Sequence[tuple[torch.dtype, Attempt]], *parts: Tensor) 
     return result.index_copy(0, sure, kept)
 
 
-def _in_logs(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
-    *sides, lengths = parts
-    values = logs.log_partition(unary, stepping(*sides), lengths)
+def _in_logs(unary: Unary, lengths: Lengths, *sides: Tensor) -> tuple[LogZ, Doubt]:
+    values = logs.log_partition(unary, of_tables(*sides), lengths)
     return values, torch.zeros_like(lengths, dtype=torch.bool)
 
 

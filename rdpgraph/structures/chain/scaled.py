@@ -1,10 +1,10 @@
-"""Log Z by scaled products, of tables or ranks, with a backward pass written by hand.
+"""Log Z by scaled products in torch, of tables or ranks, with a backward pass written by hand.
 
-Every product of the recursion is alpha_{t-1}(i) P_ij e_t(j), each factor at most 1. If the positive
-entries of alpha_{t-1} are at least `state_limit`, and the least positive P_ij times the least
-positive e_t(j) at least `step_limit`, no product underflows, and alpha_t is right to rounding. By
-induction this check of minima suffices, but it is not necessary: a left-to-right chain leaves its
-early states behind at a geometric rate. Other items are in doubt, and solved by other means.
+Every product of the recursion is alpha_{t-1}(i) P_ij e_t(j), each factor at most 1, with P a table
+of pairs, or one to ranks times one from them. Columns of the first table have a maximum of 1. With
+v the messages back to its columns, the future of any state, sum_k P_ik v_k, is at most 1 / min_k
+w_k times that of the whole, sum_k w_k v_k, where w are the masses of the columns: a loss of tiny
+numbers is negligible while no w is small. Other items are in doubt, and solved by other means.
 """
 
 import math
@@ -20,165 +20,216 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph._core.types import Doubt, LogZ, Unary
 from rdpgraph.logspace.gradients import regradient
 from rdpgraph.logspace.logmatrix import finite
-from rdpgraph.structures.chain import logs, sweeps
+from rdpgraph.structures.chain import logs
 from rdpgraph.structures.chain.factors import (
-    Factors,
-    StepFactors,
     edge_gradient,
     inside,
-    masked,
+    multiply,
     peak,
     product,
     steps_of,
 )
-from rdpgraph.structures.chain.steps import RankSteps, of_items, stepping
-from rdpgraph.structures.chain.sweeps import Forward, swept
+from rdpgraph.structures.chain.steps import of_items, of_tables
 
-_LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
-"""The smallest mass of a rank for which underflow elsewhere is negligible; see `doubtful`."""
+_LEAST = {torch.float32: 1e-25, torch.float64: 1e-280}
+"""The smallest mass for which underflow elsewhere is negligible."""
 
 
 @dataclass(frozen=True, eq=False)
-class ThinFactors(StepFactors):
-    """Factors of ``logsumexp_k(log_left_ik + log_right_jk)``, multiplied through the ranks."""
+class Factors:
+    """Potentials as probabilities, divided by their maxima."""
 
-    log_left: Tensor  # (N, r) or (1 or B, T-1, N, r) in nats, as given
-    log_right: Tensor  # of the same shape
-    left: Tensor  # probabilities, the largest of each rank 1; the scale is moved to ``right``
-    right: Tensor  # probabilities, the largest of each state 1
-    rows: Tensor  # (N,) or (1 or B, T-1, N) nats taken off each state on the right
-    masses: Tensor  # (T, B, r): the ranks after each step, written by a sweep; 0 after the last
+    unary: Tensor  # (B, T, N) in nats, as given
+    lengths: Tensor  # (B,) int64
+    # In nats, as given, (n, k) or (1 or B, T-1, n, k): of pairs, or to ranks and from them.
+    sides: Sequence[Tensor]
+    tables: Sequence[Tensor]  # the largest of each column 1; the scale is moved to what follows
+    rows: Tensor  # (N,) or (1 or B, T-1, N) nats taken off the columns of the last
+    offset: Tensor  # (T, B, 1) nats taken off each step, written by a sweep
+    masses: Tensor  # (T, B, k): the columns of the first table after each step, likewise
 
     @classmethod
-    def of(
-        cls, unary: Tensor, log_left: Tensor, log_right: Tensor, lengths: Tensor
-    ) -> "ThinFactors":
+    def of(cls, unary: Tensor, lengths: Tensor, *sides: Tensor) -> "Factors":
         """Scaled factors of log-potentials."""
-        columns = peak(log_left, (-2,))
-        right = log_right + columns
-        rows = peak(right, (-1,))
-        left, right = (log_left - columns).exp_(), right.sub_(rows).exp_()
-        masses = unary.new_zeros(*unary.shape[1::-1], left.shape[-1])
-        rows, tops = rows.squeeze(-1), unary.new_empty(*unary.shape[:2], 1)
-        linked = [rows] * len(masses) if rows.ndim == 1 else rows.unbind(1)
-        for step, level in enumerate(unary.unbind(1)):
-            # In place: small tensors between those of a step would fragment memory.
-            logs = level + linked[step - 1] if step else level
-            torch.amax(logs, 1, keepdim=True, out=tops[:, step])
-        offset = finite(tops.squeeze(2))
-        return cls(unary, offset, lengths, log_left, log_right, left, right, rows, masses)
-
-    @property
-    def made(self) -> tuple[Tensor, ...]:
-        return self.left, self.right, self.rows, self.masses
+        tables, rows = list[Tensor](), unary.new_zeros(())
+        for side in sides:
+            logs = side + rows.unsqueeze(-1)
+            top = peak(logs, (-2,))
+            tables.append(logs.sub_(top).exp_())
+            rows = top.squeeze(-2)
+        steps = unary.shape[1::-1]
+        masses = unary.new_zeros(*steps, sides[0].shape[-1])
+        return cls(unary, lengths, sides, tables, rows, unary.new_empty(*steps, 1), masses)
 
     def emitted(self, first: int, out: Tensor) -> None:
+        """Write the probabilities of states at the steps from ``first`` on, (T - first, B, N)."""
         out.copy_(self.unary.transpose(0, 1)[first:])
         linked = out if first else out[1:]
         linked += self.rows if self.rows.ndim == 1 else self.rows.transpose(0, 1)
-        out.sub_(self.offset.mT[first:, :, None]).exp_()
+        if not first:
+            torch.amax(out, 2, keepdim=True, out=self.offset)
+            self.offset.copy_(finite(self.offset))
+        out.sub_(self.offset[first:]).exp_()
 
-    def ahead(self, step: int, state: Tensor, out: Tensor) -> None:
-        """Two products; the masses of the ranks between them are stored."""
-        self.masses[step] = product(state, self._lefts[step])
-        out.copy_(product(self.masses[step], self._rights[step].mT))
+    def ahead(self, step: int, state: Tensor) -> Tensor:
+        """States (B, N) times the transition from a step."""
+        first, *others = (tables[step] for tables in self._each)
+        if not others:
+            multiply(state, first, out=self.masses[step])
+            return self.masses[step]
+        self.masses[step] = product(state, first)
+        return product(self.masses[step], others[0])
 
-    def back(self, step: int, state: Tensor, out: Tensor) -> None:
-        """Two products; the masses between them are stored."""
-        self._backs[step] = product(state, self._rights[step])
-        out.copy_(product(self._backs[step], self._lefts[step].mT))
+    def back(self, step: int, state: Tensor) -> Tensor:
+        """States (B, N) after a step times its transition transposed."""
+        first, *others = (tables[step].mT for tables in self._each)
+        if not others:
+            multiply(state, first, out=(room := torch.empty_like(state)))
+            return room
+        self._backs[step] = product(state, others[0])
+        return product(self._backs[step], first)
 
-    def edges(self, states: Tensor, ahead: Tensor) -> tuple[Tensor, ...]:
-        # Impossible items have no mass.
-        backs, masses = (p.nan_to_num().transpose(0, 1) for p in (self._backs, self.masses))
-        return edge_gradient(self.left, states, backs), edge_gradient(self.right, ahead, masses)
+    def edges(self, states: Tensor, ahead: Tensor) -> list[Tensor]:
+        """Sums of edge marginals in the shapes of the transition's tensors.
 
-    def doubtful(self, states: Tensor, scales: Tensor) -> Tensor:
-        """Items in which a rank that can be reached has a small mass.
-
-        Factors are at most 1 on the left. With v the messages back to the ranks, the future of any
-        state, sum_k L_ik v_k, is at most 1 / min_k w_k times that of the whole, sum_k w_k v_k,
-        where w are the masses of the ranks: a loss of N tiny numbers is negligible while no w is
-        small. The same holds on the right, whose factors have a maximum of 1 in each state.
+        Given both sides of edges (B, T, N), of which those ahead are 0 at the last step.
         """
-        least = _LEAST[states.dtype]
-        within = inside(self.lengths, states.shape[1])
-        low = (self.masses.transpose(0, 1) < least).roll(1, 1) & within.unsqueeze(2)
-        low[:, 0] = False
+        befores, afters = [states], [ahead]
+        if len(self.tables) > 1:  # impossible items have no mass
+            befores.append(self.masses.nan_to_num().transpose(0, 1))
+            afters.insert(0, self._backs.nan_to_num().transpose(0, 1))
+        sums = map(edge_gradient, self.tables, befores, afters)
+        return [part.sum_to_size(side.shape) for part, side in zip(sums, self.sides, strict=True)]
+
+    def doubtful(self, scales: Tensor) -> Tensor:
+        """(B,) items in which a column that can be reached has a small mass.
+
+        Given the sums (T, B) of states before they were normalised.
+        """
+        least, within = _LEAST[scales.dtype], inside(self.lengths, len(scales)).mT
+        low = (self.masses < least).roll(1, 0) & within.unsqueeze(2)
+        low[0] = False
         faint = (scales < least) & within
-        doubtful = low.flatten(1).any(1) | faint.any(1)
+        doubtful = low.any(0).any(1) | faint.any(0)
         if bool(doubtful.any()):
             rows = doubtful.nonzero().squeeze(1)
             reached, alive = self._reached(rows)
-            doubtful[rows] = (low[rows] & reached).flatten(1).any(1) | (faint[rows] & alive).any(1)
+            doubtful[rows] = (low[:, rows] & reached).any(0).any(1) | (faint[:, rows] & alive).any(
+                0
+            )
         return doubtful
 
     def _reached(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Ranks (B, T, r) before each step that a prefix of the items reaches, and steps (B, T)."""
-        given = self.unary, self.log_left, self.log_right
+        """Columns (T, B, k) before each step that a prefix of items reaches, and steps (T, B)."""
+        given = self.unary, *self.sides
         possible = [torch.where(part > -math.inf, 0.0, part) for part in given]
-        chain = ThinFactors.of(*of_items((*possible, self.lengths), rows))
+        unary, *sides, lengths = of_items((*possible, self.lengths), rows)
+        chain = Factors.of(unary, lengths, *sides)
         _, scales = swept(chain, floor=_LEAST[self.unary.dtype])
-        return (chain.masses > 0).transpose(0, 1).roll(1, 1), scales.mT > 0
+        return (chain.masses > 0).roll(1, 0), scales > 0
 
     @cached_property
-    def _lefts(self) -> Sequence[Tensor]:
-        return steps_of(self.left, len(self.masses) - 1)
-
-    @cached_property
-    def _rights(self) -> Sequence[Tensor]:
-        return steps_of(self.right, len(self.masses) - 1)
+    def _each(self) -> list[Sequence[Tensor]]:
+        return [steps_of(table, self.unary.shape[1] - 1) for table in self.tables]
 
     @cached_property
     def _backs(self) -> Tensor:
         return torch.zeros_like(self.masses)
 
 
-def log_partition(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
+def swept(factors: Factors, *, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+    """States (T, B, N), each row summing to 1, or to 0 where nothing is possible; sums (T, B).
+
+    alpha_t = alpha_{t-1} P * e_t, normalised. Positive states below a floor are raised to it. Four
+    calls for each step, which dominate the time of small chains.
+    """
+    batch, steps, count = factors.unary.shape
+    # In order of the steps; states overwrite the emissions.
+    states, scales = (factors.unary.new_empty(steps, batch, size) for size in (count, 1))
+    factors.emitted(0, states)
+    ones, rows = states.new_ones(count, 1), states.unbind(0)
+    for step, (state, scale) in enumerate(zip(rows, scales.unbind(0), strict=True)):
+        if step:
+            state.mul_(factors.ahead(step - 1, rows[step - 1]))
+        torch.mm(state, ones, out=scale)
+        torch.div(state, scale, out=state)  # NaN where nothing is possible: see below
+        if floor:
+            state.copy_(torch.where(state > 0, state.clamp(min=floor), state))
+    states.masked_fill_(states.isnan(), 0.0)
+    scales.masked_fill_(scales.isnan(), 0.0)
+    return states, scales.squeeze(2)
+
+
+def backward(
+    factors: Factors, states: Tensor, scales: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Marginals times the gradient of log Z, and the other side of each edge, both (B, T, N).
+
+    Given the results of `swept`. With beta_t = P (e_{t+1} beta_{t+1} / c_{t+1}) the marginals are
+    alpha_t beta_t, and those of the edge from t are alpha_t(i) P_ij ahead_t(j); ahead is zero at
+    the last step. States that no prefix reaches have an unbounded beta, and are left out.
+    """
+    ahead, futures = torch.empty_like(states), torch.zeros_like(states)
+    # What is ahead of a step begins as the next one's share.
+    ahead[-1] = 0.0
+    factors.emitted(1, ahead[:-1])
+    ahead[:-1].div_(scales[1:].unsqueeze(2).clamp(min=torch.finfo(states.dtype).tiny))
+    ahead[:-1].masked_fill_(states[1:] == 0, 0.0)
+    items = torch.arange(len(gradient), device=gradient.device)
+    futures[(factors.lengths - 1).clamp(min=0), items] = gradient.unsqueeze(1)
+    behind, after = ahead.unbind(0), futures.unbind(0)
+    for step in range(len(states) - 1, 0, -1):
+        behind[step - 1].mul_(after[step])
+        after[step - 1].add_(factors.back(step - 1, behind[step - 1]))
+    return futures.mul_(states).transpose(0, 1), ahead.transpose(0, 1)
+
+
+def log_partition(unary: Unary, lengths: Tensor, *sides: Tensor) -> tuple[LogZ, Doubt]:
     """Log Z of each item, (B,), and whether underflow may have taken some of it, (B,) bool.
 
     O(T N^2) per item, as products of matrices, or O(T N r); keeps O(T N), or O(T (N + r)). Twice
-    differentiable. Parts are the transition, (N, N) or (1 or B, T-1, N, N), or both sides of ranks,
-    (N, r) or (1 or B, T-1, N, r), of the dtype of unary (B, T, N), T > 0; and lengths (B,).
+    differentiable. Sides are the transition, (N, N) or (1 or B, T-1, N, N), or tables to ranks and
+    from them, of the dtype of unary (B, T, N), T > 0.
     """
-    return _Scaled.apply(unary, *parts)  # pyright: ignore
+    return _Scaled.apply(unary, lengths, *sides)  # pyright: ignore
 
 
 class _Scaled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, unary: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, unary: Tensor, lengths: Tensor, *sides: Tensor) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        *sides, lengths = parts
-        chain = (Factors if len(sides) == 1 else ThinFactors).of(unary, *parts)
-        swept = sweeps.forward(chain)
-        kept = chain.offset, *sides, *chain.made
-        ctx.save_for_backward(unary, lengths, swept.states, swept.scales, *kept)
-        ctx.mark_non_differentiable(swept.doubtful)
-        ctx.kind, ctx.sides = type(chain), len(sides)
-        ctx.products = _autocast(unary.device.type) if len(sides) > 1 else nullcontext()
-        return swept.values, swept.doubtful
+        chain = Factors.of(unary, lengths, *sides)
+        states, scales = swept(chain)
+        doubtful, within = chain.doubtful(scales), inside(lengths, len(scales)).mT
+        states.masked_fill_(~within.unsqueeze(2), 0.0)
+        terms = torch.where(within, scales.log() + chain.offset.squeeze(2), 0.0)
+        ranks = len(sides) > 1
+        made = *chain.tables, chain.rows, chain.offset, chain.masses if ranks else chain.rows
+        ctx.save_for_backward(unary, lengths, states, scales, *sides, *made)
+        ctx.mark_non_differentiable(doubtful)
+        ctx.sides = len(sides)
+        ctx.products = _autocast(unary.device.type) if ranks else nullcontext()
+        return terms.sum(0), doubtful
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None):  # pyright: ignore
         if gradient is None:
-            return None, *(None for _ in range(ctx.sides)), None
-        unary, lengths, states, scales, offset, *kept = ctx.saved_tensors
+            return None, None, *(None for _ in range(ctx.sides))
+        unary, lengths, states, scales, *others = ctx.saved_tensors
+        sides, tables = others[: ctx.sides], others[ctx.sides : 2 * ctx.sides]
         if torch.is_grad_enabled():
 
             def again(unary: Tensor, *sides: Tensor) -> Tensor:
-                steps = stepping(*sides)
-                if isinstance(steps, RankSteps):
-                    return logs.log_partition(unary, steps, lengths)
-                return sweeps.unrolled(masked(unary, lengths), steps, lengths)
+                return logs.log_partition(unary, of_tables(*sides), lengths)
 
-            return *regradient(again, (unary, *kept[: ctx.sides]), gradient), None
-        chain = ctx.kind(unary, offset, lengths, *kept)
-        swept = Forward(states, scales, scales, scales)
+            first, *rest = regradient(again, (unary, *sides), gradient)
+            return first, None, *rest
+        chain = Factors(unary, lengths, sides, tables, *others[2 * ctx.sides :])
         with ctx.products:
-            marginals, ahead = sweeps.backward(chain, swept, gradient)
-            needed = any(ctx.needs_input_grad[1:])
-            edges = chain.edges(states, ahead) if needed else (None,) * ctx.sides
-        return marginals, *edges, None
+            marginals, ahead = backward(chain, states, scales, gradient)
+            needed = any(ctx.needs_input_grad[2:])
+            edges = chain.edges(states.transpose(0, 1), ahead) if needed else [None] * ctx.sides
+        return marginals, None, *edges
 
 
 def _autocast(device: str) -> torch.autocast:

@@ -33,7 +33,7 @@ def worthwhile(unary: Tensor) -> bool:
     return scan + 4 * work * states < recursion + work
 
 
-def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
+def log_partition(unary: Unary, lengths: Lengths, transition: Transition) -> tuple[LogZ, Doubt]:
     """`scaled.log_partition` in O(log T) calls; O(T N^3) time and O(T N^2) memory per item."""
     steps, states = unary.shape[1:]
     unary = masked(unary, lengths)

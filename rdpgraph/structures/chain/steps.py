@@ -260,9 +260,17 @@ def as_steps(transition: Tensor | Steps) -> Steps:
     return TableSteps(transition) if isinstance(transition, Tensor) else transition
 
 
-def stepping(first: Tensor, *others: Tensor) -> Tensor | RankSteps:
-    """A table as it is, or the two sides of ranks as steps."""
-    return RankSteps(first, *others) if others else first
+def tables_of(transition: Tensor | Steps) -> tuple[Tensor, ...]:
+    """The log-tables of a step in turn: of pairs of states; or to ranks, and from them."""
+    if isinstance(transition, Tensor):
+        return (transition,)
+    assert isinstance(transition, RankSteps)
+    return transition.left, transition.right.mT
+
+
+def of_tables(first: Tensor, *others: Tensor) -> Tensor | RankSteps:
+    """The transition of `tables_of`."""
+    return RankSteps(first, *(other.mT for other in others)) if others else first
 
 
 def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor | int, Tensor]:

@@ -17,7 +17,14 @@ from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.structures.chain import logs
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.programs import chain_program
-from rdpgraph.structures.chain.steps import ChainTensors, RankSteps, Steps, as_steps, stepping
+from rdpgraph.structures.chain.steps import (
+    ChainTensors,
+    RankSteps,
+    Steps,
+    as_steps,
+    of_tables,
+    tables_of,
+)
 from rdpgraph.structures.recursion import derivatives, library, machine
 from rdpgraph.structures.recursion.program import Inputs, Program
 
@@ -25,22 +32,9 @@ from rdpgraph.structures.recursion.program import Inputs, Program
 def serves(unary: Unary, transition: Transition | Steps) -> bool:
     """Return whether the machine is there for these chains."""
     here = unary.device.type == "cpu" and isinstance(transition, Tensor | RankSteps)
-    here = here and all(side.dtype == unary.dtype for side in _sides(transition))
+    here = here and all(side.dtype == unary.dtype for side in tables_of(transition))
     here = here and len(unary) > 0 and min(unary.shape[1:]) > 1
     return here and not is_transformed() and library.available(unary.dtype)
-
-
-def _sides(transition: Tensor | Steps) -> tuple[Tensor, ...]:
-    """The tables of a step in turn: of pairs of states; or to ranks, and from them."""
-    if isinstance(transition, Tensor):
-        return (transition,)
-    assert isinstance(transition, RankSteps)
-    return transition.left, transition.right.mT
-
-
-def _of_sides(table: Tensor, *others: Tensor) -> Tensor | RankSteps:
-    """The transition of `_sides`."""
-    return stepping(table, *(other.mT for other in others))
 
 
 def log_partition(
@@ -51,13 +45,13 @@ def log_partition(
     The transition may be (B, 1, N, N), one for all steps of each item, if ``by_item``.
     """
     program, inputs = _inputs(unary, transition, lengths, by_item=by_item, masks=False)
-    many = len(_sides(transition))
+    many = len(tables_of(transition))
 
     def again(unary: Tensor, *given: Tensor) -> Tensor:
         tables = given[:many]
         if by_item:
             tables = [table.expand(-1, unary.shape[1] - 1, -1, -1) for table in tables]
-        return logs.log_partition(unary, _of_sides(*tables), lengths)
+        return logs.log_partition(unary, of_tables(*tables), lengths)
 
     values = derivatives.log_sum(program, inputs, again)
     return values if min(lengths.tolist()) else torch.where(lengths > 0, values, 0.0)
@@ -96,7 +90,7 @@ def both(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Tens
         items = torch.arange(len(unary), device="cpu").unsqueeze(1) if len(side) > 1 else 0
         return side.mT[items, (steps[:, :-1] - 1).clamp(min=0)]
 
-    link = _of_sides(*map(backwards, _sides(transition)[::-1]))
+    link = of_tables(*map(backwards, tables_of(transition)[::-1]))
     arriving = _arriving(turned, link, lengths)
     behind = arriving.gather(1, steps.unsqueeze(2).expand_as(unary))
     behind = behind - peak(behind.detach(), (2,))
@@ -187,10 +181,10 @@ def _states(run: machine.Run, count: int, generator: torch.Generator | None) -> 
 def _arriving(unary: Tensor, transition: Tensor | Steps, lengths: Tensor) -> Tensor:
     """(B, T, N) log-sums over prefixes up to each step without its unary, up to a shift by step."""
     program, inputs = _inputs(unary, transition, lengths)
-    many = len(_sides(transition))
+    many = len(tables_of(transition))
 
     def again(unary: Tensor, *given: Tensor) -> Tensor:
-        steps = as_steps(_of_sides(*given[:many]))
+        steps = as_steps(of_tables(*given[:many]))
         states = logs.forward(unary, steps, torch.full_like(lengths, unary.shape[1])).unbind(1)
         links = [steps.advance(step, state) for step, state in enumerate(states[:-1])]
         return torch.stack([torch.zeros_like(states[0]), *links], 1)
@@ -228,7 +222,7 @@ def _inputs(
     unary: Tensor, transition: Tensor | Steps, lengths: Tensor, *, by_item: bool = False,
     masks: bool = True,
 ) -> tuple[Program, Inputs]:  # fmt: skip
-    (total, states), sides = unary.shape[1:], _sides(transition)
+    (total, states), sides = unary.shape[1:], tables_of(transition)
     each = tuple(int(side.ndim > 2 and total > 2 and not by_item) for side in sides)
     given = [*sides] if by_item else [side.contiguous() for side in sides]
     ragged = int(min(lengths.tolist()) < total)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from rdpgraph.structures.chain import logs, scaled, scan, sweeps, tapes
+from rdpgraph.structures.chain import logs, scaled, scan, tapes
 from rdpgraph.structures.chain.factors import masked
 from rdpgraph.structures.chain.recursion import log_partition, messages
 from rdpgraph.structures.dependency import elimination
@@ -58,24 +58,24 @@ def in_logs(unary, transition, lengths):
     return logs.log_partition(unary, transition, lengths)
 
 
-def unrolled(unary, transition, lengths):
-    return sweeps.unrolled(masked(unary, lengths), transition, lengths)
+def in_doubt(unary, transition, lengths):
+    """Log Z by scaled products, and whether they may have lost something."""
+    return scaled.log_partition(unary, lengths, transition)
 
 
 def taped(unary, transition, lengths):
     """The machine, which has chains of two steps or more."""
     if unary.shape[1] < 2:
-        return scaled.log_partition(unary, transition, lengths)[0]
+        return in_logs(unary, transition, lengths)
     return tapes.log_partition(unary, transition, lengths)
 
 
 ROUTES = {
     "dispatched": log_partition,
-    "scaled": lambda *parts: scaled.log_partition(*parts)[0],
+    "scaled": lambda *parts: in_doubt(*parts)[0],
     "taped": taped,
-    "unrolled": unrolled,
     "logs": in_logs,
-    "scan": lambda *parts: scan.log_partition(*parts)[0],
+    "scan": lambda unary, *others: scan.log_partition(unary, *others[::-1])[0],
 }
 
 
@@ -187,7 +187,7 @@ def test_a_lost_state_that_evidence_revives(dtype):
     unary[0, 30:, 1:] = -20.0  # and 600 to its advantage
     lengths = torch.tensor([steps, steps])
     exact = in_logs(unary.double(), transition.double(), lengths)
-    plain, doubt = scaled.log_partition(unary, transition, lengths)
+    plain, doubt = in_doubt(unary, transition, lengths)
     assert not torch.isclose(plain[0].double(), exact[0], rtol=0.0, atol=1.0)
     assert doubt[0]
     value, marginals, _ = gradients(log_partition, unary.to(dtype), transition.to(dtype), lengths)
@@ -205,7 +205,7 @@ def test_a_path_lost_at_both_its_ends():
     unary[0, 50:, 0] = -gain / 10
     transition = torch.tensor([[0.0, -INF], [-INF, 0.0]], dtype=torch.float64)
     lengths = torch.tensor([60])
-    assert scaled.log_partition(unary, transition, lengths)[1]
+    assert in_doubt(unary, transition, lengths)[1]
     value, marginals, edges = gradients(log_partition, unary, transition, lengths)
     torch.testing.assert_close(value, torch.tensor([-2 * gain]).double())
     torch.testing.assert_close(marginals[0, :, 0], torch.ones(60).double())
@@ -224,7 +224,7 @@ def test_left_to_right_chains_of_ten_thousand_steps(dtype):
     unary = torch.randn(2, steps, states, generator=generator, dtype=torch.float64)
     unary[:, 0, 1:] = -INF
     lengths = torch.tensor([steps, 9_000])
-    assert scaled.log_partition(unary, transition, lengths)[1].all()
+    assert in_doubt(unary, transition, lengths)[1].all()
     exact = log_partition(unary, transition, lengths)
     first = unary[:1, :200], transition, torch.tensor([200])
     assert logs.forward(*first).isfinite().any(-1).all()
@@ -317,8 +317,8 @@ def case_of(steps, spread=1.0, dtype=torch.float64, kind="shared"):
 def test_any_number_of_steps(steps, kind):
     unary, transition, lengths = case_of(steps, kind=kind)
     inputs = (unary.requires_grad_(), transition.requires_grad_())
-    values, doubtful = scan.log_partition(unary, transition, lengths)
-    expected = sweeps.unrolled(masked(unary, lengths), transition, lengths)
+    values, doubtful = scan.log_partition(unary, lengths, transition)
+    expected = in_logs(unary, transition, lengths)
     assert not doubtful.any()
     torch.testing.assert_close(values, expected)
     pairs = zip(
@@ -338,7 +338,7 @@ def test_any_number_of_steps(steps, kind):
 @pytest.mark.parametrize("spread", [3.0, 10.0, 100.0, 1000.0])
 def test_right_or_in_doubt(spread, dtype):
     unary, transition, lengths = case_of(33, spread, dtype)
-    values, doubtful = scan.log_partition(unary, transition, lengths)
+    values, doubtful = scan.log_partition(unary, lengths, transition)
     wide = masked(unary.double(), lengths), transition.double(), lengths
     exact = logs.log_partition(*wide)
     sure = ~doubtful
