@@ -17,7 +17,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import is_transformed
-from rdpgraph.structures.chain import native, tapes
+from rdpgraph.structures.chain import tapes
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
@@ -51,19 +51,19 @@ def viterbi(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> t
 def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Paths:
     """The states of `viterbi` alone, (B, T)."""
     if isinstance(transition, Tensor):
-        if transition.ndim > 2 and tapes.serves(unary, transition):
+        if tapes.serves(unary, transition):
             return tapes.best_states(unary, transition, lengths)
         if _is_small(unary, transition):
             return _small_best(unary, transition, lengths)
-    messages = prefixes(unary, transition, lengths)
+    values = _levelled(unary, lengths)
+    messages = values + _arriving(values, as_steps(transition), lengths, backwards=False)
     return traceback(messages, transition, lengths, count=1, noise=None)[0]
 
 
 def _is_small(unary: Tensor, transition: Tensor) -> bool:
     """Return whether NumPy is faster, and the compiled kernel does not apply."""
     return (
-        not native.applies(unary, transition)
-        and transition.ndim == 2
+        transition.ndim == 2
         and unary.is_cpu
         and unary.dtype == transition.dtype
         and unary.dtype in (torch.float32, torch.float64)
@@ -105,15 +105,6 @@ def _level(values: Any) -> None:
     values -= np.where(top > -math.inf, top, 0)
 
 
-@torch.no_grad()
-def prefixes(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
-    """(B, T, N) the best score of prefixes that end in each state, up to a shift by step."""
-    if isinstance(transition, Tensor) and native.applies(unary, transition):
-        return native.prefixes(unary, transition, lengths)
-    values = _levelled(unary, lengths)
-    return values + _arriving(values, as_steps(transition), lengths, backwards=False)
-
-
 def k_best(
     unary: Unary, transition: Transition | Steps, lengths: Lengths, k: int
 ) -> tuple[Paths, Tensor]:
@@ -137,8 +128,6 @@ def _k_best_states(unary: Tensor, transition: Tensor | Steps, lengths: Tensor, k
     """(k, B, T) states; -1 beyond the length, and where there are fewer."""
     if isinstance(transition, Tensor):
         values, table = unary.double(), transition.double()
-        if native.applies(values, table):
-            return native.k_best(native.prefixes(values, table, lengths), table, lengths, k)
         if tapes.serves(values, table):
             return tapes.k_best(values, table, lengths, k)
     return _best_lists(_levelled(unary, lengths), as_steps(transition), lengths, k)

@@ -1,6 +1,5 @@
-"""Chains of one transition on the compiled kernel: best sequences."""
+"""Chains of one transition on the compiled kernel: draws by given noise."""
 
-import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
@@ -18,16 +17,6 @@ def applies(unary: Tensor, transition: Tensor) -> bool:
     )
 
 
-def prefixes(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
-    """(B, T, N) the best score of prefixes that end in each state, up to a shift by step."""
-    unary, transition, lengths = _dense(unary), _dense(transition), _dense(lengths)
-    batch, steps, count = unary.shape
-    best_scores, room = torch.empty_like(unary), _room(transition)
-    threads = library.threads(batch * count * count)
-    _call("prefixes", unary, transition, lengths, best_scores, room, batch, steps, count, threads)
-    return best_scores
-
-
 def trace(
     messages: Tensor, turned: Tensor, lengths: Tensor, states: Tensor, noise: Tensor | None,
     last: int,
@@ -43,30 +32,9 @@ def trace(
     width = messages.shape[2]
     sizes = count, batch, total, width, first, last
     threads = library.threads((last + 1 - first) * count * batch * width)
-    _call("trace", messages, turned, _dense(lengths), noise, states, *sizes, threads)
-
-
-def k_best(messages: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor:
-    """(k, B, T) the states of the k best sequences by the scores of prefixes; -1: none."""
-    messages, turned, lengths = _dense(messages), _dense(transition.mT), _dense(lengths)
-    batch, steps, count = messages.shape
-    paths = lengths.new_empty(k, batch, steps)
-    threads = min(max(batch, 1), library.threads(batch * steps * count))
-    _call("best", messages, turned, lengths, paths, batch, steps, count, k, threads)
-    return paths
-
-
-def _call(name: str, first: Tensor, *others: Tensor | int | None) -> None:
-    """Call a library function in the dtype of the first tensor; tensors by address."""
-    function(name, first.dtype)(
-        first.data_ptr(),
-        *[part.data_ptr() if isinstance(part, Tensor) else part for part in others],
-    )
-
-
-def _room(matrix: Tensor) -> Tensor:
-    """Memory for the matrix in panels."""
-    return matrix.new_empty(library.packed_size(len(matrix), matrix.element_size()))
+    tensors = messages, turned, _dense(lengths), noise, states
+    places = [None if part is None else part.data_ptr() for part in tensors]
+    function("trace", messages.dtype)(*places, *sizes, threads)
 
 
 def _dense(part: Tensor) -> Tensor:

@@ -26,8 +26,7 @@ from rdpgraph.structures.chain.steps import (
     tables_of,
 )
 from rdpgraph.structures.recursion import derivatives, library, machine
-from rdpgraph.structures.recursion.inputs import Inputs
-from rdpgraph.structures.recursion.program import Program
+from rdpgraph.structures.recursion.program import Inputs, Program
 
 
 def serves(unary: Unary, transition: Transition | Steps) -> bool:
@@ -105,13 +104,13 @@ def draw(
 ) -> Paths:  # fmt: skip
     """(count, B, T) exact draws; -1 beyond a length, and where nothing is possible."""
     run = machine.run(*_inputs(unary, transition, lengths), whole=False)
-    return _states(run, count, generator)
+    return run.states(count, generator)
 
 
 def best_states(unary: Unary, transition: Transition, lengths: Lengths) -> Paths:
     """(B, T) the best sequences; -1 as for `draw`."""
     run = machine.run(*_inputs(unary, transition, lengths), best=True, whole=False)
-    return _states(run, 1, None)[0]
+    return run.states(1, None)[0]
 
 
 def max_marginals(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
@@ -123,10 +122,7 @@ def max_marginals(unary: Unary, transition: Transition, lengths: Lengths) -> Una
 def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> Paths:
     """(k, B, T) the best sequences in turn; -1 beyond a length, and where there are fewer."""
     program, inputs = _inputs(unary, transition, lengths)
-    (which, step, state), _ = machine.run(program, inputs.double(), best=True).k_best(k)
-    states = lengths.new_full((k, *unary.shape[:2]), -1)
-    states.view(-1, unary.shape[1])[which, step] = state
-    return states
+    return machine.run(program, inputs.double(), best=True).k_best_states(k)[0]
 
 
 def losses(parts: ChainTensors, other: ChainTensors, *, divergence: bool) -> Tensor | None:
@@ -172,11 +168,6 @@ def _counts(
 def _means(counts: list[Tensor], scores: list[Tensor]) -> Tensor:
     parts = [(n * finite(part)).flatten(1).sum(1) for n, part in zip(counts, scores, strict=True)]
     return parts[0] + parts[1]
-
-
-def _states(run: machine.Run, count: int, generator: torch.Generator | None) -> Tensor:
-    states = run.states(count, generator)
-    return states.masked_fill_((run.goal == -math.inf).unsqueeze(1), -1)
 
 
 def _arriving(unary: Tensor, transition: Tensor | Steps, lengths: Tensor) -> Tensor:

@@ -11,8 +11,7 @@ from torch.autograd import Function
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.recursion import machine
-from rdpgraph.structures.recursion.inputs import Inputs
-from rdpgraph.structures.recursion.program import Program
+from rdpgraph.structures.recursion.program import Inputs, Program
 
 
 def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> Tensor:
@@ -27,7 +26,7 @@ class _LogSum(Function):
         ctx: Any, program: Program, again: Callable[..., Tensor], unary: Tensor, *given: Tensor
     ) -> Tensor:
         rows = any(ctx.needs_input_grad)
-        done = machine.run(program, Inputs(unary, given), whole=False, rows=rows, once=True)
+        done = machine.run(program, Inputs(unary, given), whole=False, rows=rows, pairs=False)
         ctx.save_for_backward(unary, *given)
         ctx.done, ctx.again = done, again
         return done.goal.to(unary, copy=True)

@@ -27,14 +27,12 @@ from rdpgraph.structures.recursion import building
 _FLAGS = (*building.FLAGS, "-march=native")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 _SIGNATURES = {
-    "prefixes": (5, 3, 0, 1),
     "trace": (5, 6, 0, 1),
-    "best": (4, 4, 0, 1),
     "up": (1, 3, 0, 2),
-    "down": (6, 3, 0, 1),
+    "down": (5, 3, 0, 1),
     "most": (2, 3, 0, 1),
     "descend": (3, 5, 0, 2),
-    "lists": (3, 3, 0, 1),
+    "lists": (4, 4, 0, 1),
     "taken": (2, 0, 0, 0),
     "compile": (5, 3, 1, 0),
     "rows": (9, 3, 1, 1),
@@ -214,12 +212,6 @@ def threads(work: float, most: int | None = None, *, least: int = 2**18) -> int:
     """The number of threads, ``most`` at most, for multiply-adds, ``least`` for each."""
     limits = torch.get_num_threads(), int(work) // least, *(() if most is None else (most,))
     return max(1, min(limits))
-
-
-def packed_size(states: int, size: int) -> int:
-    """The size of a transition between so many states in panels, for items of ``size`` bytes."""
-    wide = panel_width(size)
-    return -(-states // wide) * wide * states
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 // Entry points of the library, for chains and tapes in each floating type.
 
 #include "circuit.h"
-#include "descend.h"
+#include "lists.h"
 #include "machine.h"
 #include "paths.h"
 #include "rows.h"
@@ -18,9 +18,7 @@ Machine<Real> machine_of(const int64_t* parts, int64_t count, int64_t batch, int
                          int threads = 1) {
   const auto ints = [&](int k) { return reinterpret_cast<const int64_t*>(parts[k]); };
   const auto reals = [&](int k) { return reinterpret_cast<Real*>(parts[k]); };
-  const int64_t* sites = ints(3);
-  const Arena<Real> arena(reinterpret_cast<Real*>(sites[0]), reals(4), batch * sites[3] * sites[5]);
-  return {ints(0), ints(1), reinterpret_cast<const int32_t*>(parts[2]), sites, arena, reals(5),
+  return {ints(0), ints(1), reinterpret_cast<const int32_t*>(parts[2]), ints(3), reals(4), reals(5),
           reinterpret_cast<double*>(parts[6]), reals(7), reals(8), reinterpret_cast<int64_t*>(parts[9]),
           count, batch, best != 0, batch == 1 ? threads : 1};
 }
@@ -33,22 +31,12 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
 #endif
 
 #define CHAIN_KERNELS(Real, name)                                                                 \
-  void chain_prefixes_##name(const Real* unary, const Real* transition, const int64_t* lengths,   \
-                             Real* result, Real* packed, int64_t batch, int64_t steps,            \
-                             int64_t count, int threads) {                                        \
-    prefixes<Real>(unary, transition, lengths, result, packed, batch, steps, count, threads);     \
-  }                                                                                               \
   void chain_trace_##name(const Real* messages, const Real* turned, const int64_t* lengths,       \
                           const Real* noise, int64_t* found, int64_t paths, int64_t batch,        \
                           int64_t steps, int64_t count, int64_t first, int64_t last,              \
                           int threads) {                                                          \
     trace<Real>(messages, turned, lengths, noise, found, paths, batch, steps, count, first, last, \
                 threads);                                                                         \
-  }                                                                                               \
-  void chain_best_##name(const Real* messages, const Real* turned, const int64_t* lengths,           \
-                         int64_t* found, int64_t batch, int64_t steps, int64_t count, int64_t k,  \
-                         int threads) {                                                           \
-    best_sequences<Real>(messages, turned, lengths, found, batch, steps, count, k, threads);             \
   }                                                                                               \
   void chain_up_##name(const int64_t* parts, int64_t count, int64_t batch, int64_t slots,         \
                        int best, int threads) {                                                   \
@@ -57,10 +45,9 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     by_items<Real>(batch, batch == 1 ? 1 : threads,                                               \
                    [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });                          \
   }                                                                                               \
-  void chain_down_##name(const int64_t* parts, const Real* pull, Real* sites, Real* others, Real* shares,       \
+  void chain_down_##name(const int64_t* parts, const Real* pull, Real* grads, Real* shares,       \
                          Real* const* extras, int64_t count, int64_t batch, int64_t slots, int threads) {              \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 0, threads);                    \
-    const Arena<Real> grads(sites, others, m.arena.size);                                         \
     prepare_all(m, slots, true);                                                                  \
     by_items<Real>(batch, batch == 1 ? 1 : threads, [&](int64_t a, int64_t b) {                   \
       run_down(m, a, b, pull, grads, shares, extras, slots);                                      \
@@ -86,10 +73,10 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     found[0] = reinterpret_cast<int64_t>(all);                                                    \
     found[1] = all->size();                                                                       \
   }                                                                                               \
-  void chain_lists_##name(const int64_t* parts, int64_t* found, int64_t* there, int64_t count,    \
-                          int64_t batch, int64_t k, int threads) {                                \
+  void chain_lists_##name(const int64_t* parts, int64_t* found, int64_t* states, int64_t* there,   \
+                          int64_t count, int64_t batch, int64_t slots, int64_t k, int threads) {  \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 1);                             \
-    std::vector<Used>* all = k_best(m, k, there, threads);                                        \
+    std::vector<Used>* all = k_best(m, states, slots, k, there, threads);                         \
     found[0] = reinterpret_cast<int64_t>(all);                                                    \
     found[1] = all->size();                                                                       \
   }                                                                                               \
@@ -129,7 +116,7 @@ void tape_losses(const int64_t* parts, const int64_t* others, double* losses, do
   by_items<double>(batch, threads, [&](int64_t a, int64_t b) { made().run(a, b); });
 }
 
-void tape_second(const int64_t* parts, double* pulls, const double* const* moves, double* derivatives,
+void tape_second(const int64_t* parts, const double* pulls, const double* const* moves, double* derivatives,
                  double* room, double* turns, double* kept, double* heads, double* tails,
                  double* const* extras, int64_t count, int64_t batch, int64_t slots, int threads) {
   const Machine<double> m = machine_of<double>(parts, count, batch, 0);

@@ -3,12 +3,14 @@
 
 #pragma once
 
+#include <array>
 #include <tuple>
 
-#include "lists.h"
 #include "machine.h"
 
 namespace {
+
+typedef std::array<int64_t, 3> Used;  // derivation, site, state
 
 // A stream of random numbers (splitmix64).
 struct Stream {
@@ -26,13 +28,13 @@ struct Stream {
 template <typename Real> struct Nodes {
   const Machine<Real>& m;
   int64_t item;
-  const std::vector<uint8_t>* turned;  // of each slot, whether its table was turned; null: none
+  const std::vector<uint8_t>* turned;  // of each slot, whether its table was turned
   Room<Real> room;
   const Real* row = nullptr;  // of the step and place that were read last
   int64_t row_step = -1, row_place = -1, row_item = -1;
 
-  Nodes(const Machine<Real>& machine, int64_t item, const std::vector<uint8_t>* turned = nullptr)
-      : m(machine), item(item), turned(turned) {}
+  Nodes(const Machine<Real>& machine, int64_t item, const std::vector<uint8_t>& turned)
+      : m(machine), item(item), turned(&turned) {}
 
   const int64_t* step(int64_t n) const { return m.steps + kFields * n; }
 
@@ -68,7 +70,7 @@ template <typename Real> struct Nodes {
         terms.assign(row, row + link.depth);
         if (step[0] == kSummed) return;
         const Prepared<Real> t = prepared(m, step[3], item, step[10]);
-        if (!turned || !(*turned)[step[3]]) {
+        if (!(*turned)[step[3]]) {
           const Real* logs = t.logs + label * t.column;
           for (int64_t i = 0; i < link.depth; ++i) terms[i] += logs[i * t.row];
           return;
@@ -102,10 +104,6 @@ template <typename Real> struct Nodes {
       default: terms.push_back(value(n, place, label));
     }
   }
-
-  int64_t steps() const { return m.count; }
-  int64_t size(int64_t n) const { return m.places(n) * m.labels(n); }
-  int64_t labels(int64_t n) const { return m.labels(n); }
 
   Real value(int64_t n, int64_t place, int64_t label) const {
     return m.arena[m.at(n, item, place) + label];
@@ -172,6 +170,7 @@ template <typename Real> struct Descent {
     }
   };
   Nodes<Real> nodes;
+  const std::vector<int64_t>& series;  // of each step, the first link of its series of maxima; below 0: none
   std::vector<Used>& used;
   std::vector<Stream> streams;
   std::vector<int64_t> heads, draws;  // of each step the node that waits; of each tree its number
@@ -180,23 +179,25 @@ template <typename Real> struct Descent {
   bool summed = false;
   int64_t* states;    // (draws, items, sites), where given in place of a list of sites used
 
-  Descent(const Nodes<Real>& nodes, std::vector<Used>& used, int64_t* states)
-      : nodes(nodes), used(used), heads(nodes.m.count, -1), states(states) {}
+  Descent(const Nodes<Real>& nodes, const std::vector<int64_t>& series, std::vector<Used>& used, int64_t* states)
+      : nodes(nodes), series(series), used(used), heads(nodes.m.best ? 0 : nodes.m.count, -1), states(states) {}
+
+  void use(int64_t tree, int64_t site, int64_t state) {
+    if (states) states[draws[tree] * nodes.m.table(0)[3] + site] = state;
+    else used.push_back({draws[tree], site, state});
+  }
 
   // Uses a site, takes the parts of a product, or waits until other nodes of the step are known.
   void take(int64_t n, int64_t place, int64_t label, int64_t tree) {
     const int64_t* step = nodes.step(n);
     if (step[0] == kSites) {
-      const int64_t draw = draws[tree];
-      const int64_t site = nodes.m.index[step[2] + place];
-      if (states) states[draw * nodes.m.table(0)[3] + site] = label;
-      else used.push_back({draw, site, label});
+      use(tree, nodes.m.index[step[2] + place], label);
     } else if (step[0] == kProduct) {
       nodes.parts(n, place, label, 0,
                   [&](int64_t inner, int64_t p, int64_t l) { take(inner, p, l, tree); });
     } else {
       waiting.push_back({nodes.item, place, label, tree, nodes.m.best ? n : heads[n]});
-      heads[n] = waiting.size() - 1;
+      if (!nodes.m.best) heads[n] = waiting.size() - 1;
     }
   }
 
@@ -222,11 +223,40 @@ template <typename Real> struct Descent {
     return std::lower_bound(terms.begin(), terms.end(), terms.back()) - terms.begin();
   }
 
+  // Goes back along a series from one of its links.
+  void follow(const Series<Real>& along, const Node& node) {
+    constexpr int64_t wide = width<Real>();
+    const Machine<Real>& m = nodes.m;
+    const int64_t depth = along.depth, slot = along.first[3];
+    const Prepared<Real> t = prepared(m, slot, node.item, along.first[10]);
+    const bool turned = (*nodes.turned)[slot];
+    const Lane<Real> pads = pads_of<Real>(depth);
+    int64_t label = node.label;
+    terms.resize(panels_of(depth, wide) * wide);
+    Real* logs = terms.data();
+    for (int64_t n = (node.after - series[node.after]) / along.hop; n >= 0; --n) {
+      const Real *given = m.arena + along.sites(n, node.item), *before = m.arena + along.at(n - 1, node.item);
+      if (!turned) for (int64_t i = 0; i < depth; ++i) logs[i] = t.logs[i * t.row + label * t.column];
+      Lane<Real> top = all<Real>(kNever<Real>);
+      by_lanes<Real>(depth, [&](int64_t i, auto left) {
+        const Real* table = turned ? t.back + i / wide * wide * depth + label * wide + i % wide : logs + i;
+        Lane<Real> sum = load(given + i, left) + load(before + i, left) + load(table, left);
+        if (left < lanes<Real>()) sum += pads;
+        store(logs + i, sum, lanes<Real>());
+        top = sum > top ? sum : top;
+      });
+      label = place_of(logs, largest_of<Real>(top), depth);
+      use(node.tree, along.sites(n, 0) / depth, label);
+    }
+    take(along.before, 0, label, node.tree);
+  }
+
   // Ranges of items and draws; each draw has a separate stream.
   void run(uint64_t seed, int64_t first_item, int64_t last_item, int64_t first, int64_t last) {
     const Machine<Real>& m = nodes.m;
     for (nodes.item = first_item; nodes.item < last_item; ++nodes.item)
       for (int64_t draw = first; draw < last; ++draw) {
+        if (!(m.arena[m.at(m.count - 1, nodes.item, 0)] > kNever<Real>)) break;
         draws.push_back(draw * m.batch + nodes.item);
         streams.push_back({seed ^ Stream{uint64_t(draws.back())}.next()});
         take(m.count - 1, 0, 0, draws.size() - 1);
@@ -235,6 +265,10 @@ template <typename Real> struct Descent {
       const Node node = waiting.back();
       waiting.pop_back();
       nodes.item = node.item;
+      if (series[node.after] >= 0) {
+        follow(Series<Real>(m, nodes.step(series[node.after])), node);
+        continue;
+      }
       nodes.expand(node.after, node.place, node.label, terms);
       nodes.parts(node.after, node.place, node.label, chosen(streams[node.tree]),
                   [&](int64_t inner, int64_t p, int64_t l) { take(inner, p, l, node.tree); });
@@ -280,9 +314,10 @@ std::vector<uint8_t> turn_tables(const Machine<Real>& m, int64_t slots, int64_t 
     turned[slot] = reads[slot] && table[7] >= 0 && reads[slot] >= table[1] * table[8] * table[5];
     for (int64_t k = 0; turned[slot] && k < table[1] * table[8]; ++k) {
       const Prepared<Real> t = prepared(m, slot, k / table[8], k % table[8]);
-      for (int64_t i = 0; i < t.rows; ++i)
+      for (int64_t i = 0; i < t.rows; i += wide)
         for (int64_t j = 0; j < t.columns; ++j)
-          t.back[(i / wide * t.columns + j) * wide + i % wide] = t.logs[i * t.row + j * t.column];
+          for (int64_t k = 0; k < std::min(wide, t.rows - i); ++k)
+            t.back[i * t.columns + j * wide + k] = t.logs[(i + k) * t.row + j * t.column];
     }
   }
   return turned;
@@ -295,25 +330,14 @@ std::vector<Used>* descend(const Machine<Real>& m, int64_t* states, int64_t slot
   const int64_t blocks = m.batch >= threads ? 1 : std::min<int64_t>(draws, threads);
   const int64_t groups = blocks > 1 ? m.batch : std::min<int64_t>(m.batch, threads);
   const std::vector<uint8_t> turned = turn_tables(m, slots, draws);
+  const std::vector<int64_t> series = maxima_of(m);
   std::vector<std::vector<Used>> parts(groups * blocks);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
   for (int64_t job = 0; job < groups * blocks; ++job) {
     const int64_t group = job / blocks, block = job % blocks;
-    Descent<Real>(Nodes<Real>(m, 0, &turned), parts[job], states)
+    Descent<Real>(Nodes<Real>(m, 0, turned), series, parts[job], states)
         .run(seed, m.batch * group / groups, m.batch * (group + 1) / groups, draws * block / blocks,
              draws * (block + 1) / blocks);
-  }
-  return together(parts);
-}
-
-// (derivation, site, state) of the best derivations of all items, and their number for each item.
-template <typename Real>
-std::vector<Used>* k_best(const Machine<Real>& m, int64_t most, int64_t* there, int threads) {
-  std::vector<std::vector<Used>> parts(m.batch);
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
-  for (int64_t item = 0; item < m.batch; ++item) {
-    Lists<Real, Nodes<Real>> lists(Nodes<Real>(m, item), most);
-    there[item] = lists.use_best(m.count - 1, item, m.batch, parts[item]);
   }
   return together(parts);
 }

@@ -3,8 +3,8 @@
 
 #pragma once
 
+#include "best.h"
 #include "direct.h"
-#include "series.h"
 #include "totals.h"
 
 namespace {
@@ -57,6 +57,8 @@ void moved(const Machine<Real>& m, const int64_t* step, int64_t item, Visit visi
 template <typename Real>
 void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uint8_t>& bad) {
   Room<Real> room;
+  std::memcpy(m.sites(m.arena, first), m.sites(const_cast<Real*>(m.template tensor<Real>(0)), first),
+              (last - first) * m.size_of_sites() * sizeof(Real));
   for (int64_t item = first; item < last; ++item)
     bad[item] |= unsound(m.sites(m.arena, item), m.size_of_sites());
   for (int64_t n = 0; n < m.count && !m.noted[0]; ++n) {
@@ -66,6 +68,12 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
       if (series.depth > lanes<Real>()) series_up<2>(series, first, last, room);
       else series_up<1>(series, first, last, room);
       n += more;
+      continue;
+    }
+    if (starts_maxima(m, step)) {
+      const Series<Real> series(m, step);
+      series_best(series, first, last, room);
+      n += (series.many - 1) * series.hop;
       continue;
     }
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
@@ -142,7 +150,7 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
 }
 
 template <typename Real>
-void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* pull, Arena<Real> grads,
+void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* pull, Real* grads,
               Real* shares, Real* const* extras, int64_t slots) {
   Room<Real> room;
   for (int64_t item = first; item < last; ++item) grads[m.at(m.count - 1, item, 0)] = pull[item];

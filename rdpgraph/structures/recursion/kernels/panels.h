@@ -1,6 +1,5 @@
 // Matrices in panels of two vectors' width, read in order; a block of up to eight rows by one panel
-// is multiplied in registers. Threads divide the rows if there are many, else the panels, with a
-// barrier at each step.
+// is multiplied in registers.
 
 #pragma once
 
@@ -52,32 +51,6 @@ template <typename Real> Real finite(Real value) { return value > kNever<Real> ?
 
 int64_t panels_of(int64_t states, int64_t wide) { return (states + wide - 1) / wide; }
 
-// One panel of a matrix, or of its transpose, as (states, width), zero beyond the last column.
-template <typename Real>
-void pack(const Real* __restrict matrix, Real* __restrict packed, int64_t states, int64_t panel,
-          bool transposed) {
-  constexpr int64_t wide = width<Real>();
-  const int64_t first = panel * wide, count = std::min(wide, states - first);
-  Real* __restrict target = packed + panel * wide * states;
-  if (!transposed) {
-    for (int64_t row = 0; row < states; ++row) {
-      const Real* source = matrix + row * states + first;
-      for (int64_t k = 0; k < count; ++k) target[row * wide + k] = source[k];
-      for (int64_t k = count; k < wide; ++k) target[row * wide + k] = 0;
-    }
-    return;
-  }
-  for (int64_t from = 0; from < states; from += wide) {
-    const int64_t until = std::min(from + wide, states);
-    for (int64_t k = 0; k < count; ++k) {
-      const Real* source = matrix + (first + k) * states;
-      for (int64_t row = from; row < until; ++row) target[row * wide + k] = source[row];
-    }
-    for (int64_t row = from; row < until; ++row)
-      for (int64_t k = count; k < wide; ++k) target[row * wide + k] = 0;
-  }
-}
-
 // Calls a step with a number of rows from one to eight that is known at compile time.
 template <typename Step> void by_rows(int64_t rows, Step step) {
   switch (rows) {
@@ -128,22 +101,6 @@ void multiply(int64_t rows, const Real* left, int64_t stride, const Real* panel,
   });
 }
 
-struct Share {
-  int64_t first_row, last_row, first_panel, last_panel;
-  bool together;  // whether other threads have other panels of the same rows
-};
-
-// The range of one of `team` threads.
-Share share_of(int64_t batch, int64_t panels, int64_t thread, int64_t team) {
-  if (team == 1 || batch >= kRows * team || panels < team) {
-    const int64_t blocks = (batch + kRows - 1) / kRows;
-    const int64_t first = blocks * thread / team * kRows;
-    const int64_t last = blocks * (thread + 1) / team * kRows;
-    return {std::min(first, batch), std::min(last, batch), 0, panels, false};
-  }
-  return {0, batch, panels * thread / team, panels * (thread + 1) / team, true};
-}
-
 int64_t thread_number() {
 #ifdef _OPENMP
   return omp_get_thread_num();
@@ -157,13 +114,6 @@ int64_t team_size() {
   return omp_get_num_threads();
 #else
   return 1;
-#endif
-}
-
-void wait(bool together) {
-  if (!together) return;
-#ifdef _OPENMP
-#pragma omp barrier
 #endif
 }
 

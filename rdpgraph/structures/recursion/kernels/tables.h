@@ -22,17 +22,6 @@ constexpr int64_t kBlock = 64;    // rows of a link that are worked on together
 constexpr double kWide = 64;      // nats, up to which float32 keeps 18 binary digits after the point
 constexpr int64_t kShared = 1 << 17;  // multiply-adds of a product that threads share
 
-// A number for each entry of all values, by offset: those of the sites come first, and may lie elsewhere.
-template <typename Real> struct Arena {
-  Real *sites, *others;  // from both of which offsets are counted
-  int64_t size;          // of the sites
-
-  Arena(Real* all) : sites(all), others(all), size(0) {}
-  Arena(Real* sites, Real* after, int64_t size) : sites(sites), others(after - size), size(size) {}
-  INLINE Real* operator+(int64_t at) const { return (at < size ? sites : others) + at; }
-  INLINE Real& operator[](int64_t at) const { return *(*this + at); }
-};
-
 // A program and its inputs.
 template <typename Real> struct Machine {
   const int64_t* values;      // (n, kValue): numbers of one item before it, places, labels, rows with
@@ -43,14 +32,13 @@ template <typename Real> struct Machine {
   const int64_t* tables;      // (slots, kTable): address, items, their stride (-1: they are one), rows, their stride,
                               // columns, their stride, where its room begins (-1: it is no table; -2:
                               // it is read where it lies), dense tables of an item
-  Arena<Real> arena;          // all values
+  Real* arena;                // all values, the potentials of the sites first
   Real* room;                 // prepared tables
   double* levels;             // what is taken off rows of links and sums, so that long recursions
                               // keep their digits; null: nothing
   Real *befores, *afters;     // rows of links before and after products, or null
   int64_t* noted;             // whether sums of large numbers lost digits, whether there is a NaN, and
-                              // (given) whether befores has those of pairs, and whether these rows are
-                              // not kept but made again on the way down, in place of values
+                              // (given) whether befores has those of pairs
   int64_t count, batch;
   bool best;
   int threads;                // of a product, where there are fewer items than threads
@@ -61,9 +49,9 @@ template <typename Real> struct Machine {
     const int64_t* v = values + kValue * n;
     return batch * v[0] + v[4] + item * v[5] + place * v[2];
   }
-  // The sites of an item, among values, gradients or scores of all.
+  // The sites of an item, at the start of values, gradients or scores of all.
   int64_t size_of_sites() const { return table(0)[3] * table(0)[5]; }
-  Real* sites(Arena<Real> all, int64_t item) const { return all.sites + item * size_of_sites(); }
+  Real* sites(Real* all, int64_t item) const { return all + item * size_of_sites(); }
   // Where the level of a row is; null: it is 0.
   double* level_at(int64_t n, int64_t item, int64_t place) const {
     const int64_t* v = values + kValue * n;
@@ -204,27 +192,29 @@ template <typename Real> bool unsound(const Real* values, int64_t count) {
 template <typename Real> bool prepare(const Prepared<Real>& t, bool best, bool back) {
   const int64_t wide = width<Real>();
   if (!back) {
-    bool bad = false;
-    for (int64_t j = 0; j < t.columns; ++j) t.peaks[j] = kNever<Real>;
-    for (int64_t i = 0; i < t.rows; ++i)
-      for (int64_t j = 0; j < t.columns; ++j) {
-        const Real value = t.logs[i * t.row + j * t.column];
-        bad |= value != value;
-        t.peaks[j] = std::max(t.peaks[j], value);
-      }
-    for (int64_t j = 0; j < t.columns; ++j) t.peaks[j] = finite(t.peaks[j]);
-    const Real none = best ? kNever<Real> : Real(0);
     Real one[width<Real>()];
-    for (int64_t p = 0; p < panels_of(t.columns, wide); ++p)
-      for (int64_t i = 0; i < t.rows; ++i) {
-        const int64_t first = p * wide, count = std::min(wide, t.columns - first);
-        Real* target = t.ahead + (p * t.rows + i) * wide;
-        const Real* source = t.logs + i * t.row + first * t.column;
-        for (int64_t k = 0; k < count; ++k) one[k] = source[k * t.column] - t.peaks[first + k];
-        if (best) for (int64_t k = 0; k < count; ++k) target[k] = source[k * t.column];
-        else exps(target, one, Real(0), count);
-        for (int64_t k = count; k < wide; ++k) target[k] = none;
-      }
+    const auto by_panels = [&](auto visit) {  // of each row, numbers side by side
+      for (int64_t p = 0; p < panels_of(t.columns, wide); ++p)
+        for (int64_t i = 0; i < t.rows; ++i) {
+          const int64_t first = p * wide, count = std::min(wide, t.columns - first);
+          const Real* source = t.logs + i * t.row + first * t.column;
+          for (int64_t k = 0; t.column != 1 && k < count; ++k) one[k] = source[k * t.column];
+          visit(first, count, t.column == 1 ? source : one, t.ahead + (p * t.rows + i) * wide);
+        }
+    };
+    int bad = 0;
+    std::fill(t.peaks, t.peaks + t.columns, kNever<Real>);
+    by_panels([&](int64_t first, int64_t count, const Real* source, Real* target) {
+      for (int64_t k = 0; k < count; ++k) bad |= source[k] != source[k];
+      if (best) std::memcpy(target, source, count * sizeof(Real));
+      else for (int64_t k = 0; k < count; ++k) t.peaks[first + k] = std::max(t.peaks[first + k], source[k]);
+      std::fill(target + count, target + wide, best ? kNever<Real> : Real(0));
+    });
+    for (int64_t j = 0; j < t.columns; ++j) t.peaks[j] = finite(t.peaks[j]);
+    if (!best) by_panels([&](int64_t first, int64_t count, const Real* source, Real* target) {
+      for (int64_t k = 0; k < count; ++k) one[k] = source[k] - t.peaks[first + k];
+      exps(target, one, Real(0), count);
+    });
     return bad;
   }
   // The transpose of the prepared table.
