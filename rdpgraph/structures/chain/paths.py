@@ -56,18 +56,16 @@ def _traced(
     messages: Tensor, steps: Steps, lengths: Tensor, count: int, noise: Noise | None, many: int
 ) -> Tensor:
     """`traceback` step by step in torch, with the noise of ``many`` steps at a time."""
-    batch, total, width = messages.shape
+    batch, total, _ = messages.shape
     if not total:
         return torch.empty(count, batch, 0, dtype=torch.long, device=messages.device)
-    ends, rows = set(lengths.tolist()), messages.unbind(1)
+    within, rows = inside(lengths, total).unsqueeze(2).unbind(1), messages.unbind(1)
     decided, shaken = list[Tensor](), list[Tensor]()
     for step in range(total - 1, -1, -1):
         logs = rows[step].expand(count, -1, -1)
         if decided:
-            following = decided[-1]
-            if step + 1 in ends:  # the state after the last step is N, to which anything leads
-                following = following.masked_fill(lengths == step + 1, width)
-            logs = rows[step] + steps.column(step, following)
+            columns = steps.columns(decided[-1].unsqueeze(2), first=step).squeeze(2)
+            logs = rows[step] + torch.where(within[step + 1], columns, 0.0)
         if noise is not None:
             shaken = shaken or list(noise(step, min(step + 1, many)).unbind(0))[::-1]
             logs = logs + shaken.pop()

@@ -48,10 +48,6 @@ class Steps(ABC):
         Given the states (count, B, S) after S steps from ``first`` on.
         """
 
-    @abstractmethod
-    def column(self, step: int, after: Tensor) -> Tensor:
-        """(count, B, N) `columns` of one step, without gradient; zero where the state is N."""
-
     def best(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
         """`PairOperator.best` of rows (B, N, k); None where the values are to be compared."""
         return None
@@ -80,27 +76,16 @@ class TableSteps(Steps):
 
     def columns(self, after: Tensor, *, first: int) -> Tensor:
         if self.table.ndim == 2:
-            rows = self.table.mT.index_select(0, after.reshape(-1))
-            return rows.reshape(*after.shape, len(self.table))
+            return self._turned.index_select(0, after.reshape(-1)).unflatten(0, after.shape)
         return self.table.mT[*_places(self.table, after, first), after]
-
-    def column(self, step: int, after: Tensor) -> Tensor:
-        if self.table.ndim == 2:
-            return torch.embedding(self._padded, after)
-        return self._padded[self._items, step, after]
 
     @differentiable_property
     def _into(self) -> "_Factors":
         return _Factors.of(self.table.mT)
 
-    @cached_property
-    def _items(self) -> Tensor | int:
-        many = len(self.table)
-        return torch.arange(many, device=self.table.device) if many != 1 else 0
-
-    @cached_property
-    def _padded(self) -> Tensor:
-        return torch.nn.functional.pad(self.table.detach().mT, (0, 0, 0, 1))
+    @differentiable_property
+    def _turned(self) -> Tensor:
+        return self.table.mT.contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +99,6 @@ class RankSteps(Steps):
     def sides(self) -> tuple[Tensor, Tensor]:
         """Left and right."""
         return self.left, self.right
-
-    @property
-    def shared(self) -> bool:
-        """Return whether all steps have the same factors."""
-        return self.left.ndim == self.right.ndim == 2
 
     def turned(self) -> "RankSteps":
         return RankSteps(self.right, self.left)
@@ -162,14 +142,6 @@ class RankSteps(Steps):
         left = LogMatrix.of(self.left[:, first : first + after.shape[2]])
         return left.times(rows.movedim(0, 2)).movedim(2, 0)
 
-    def column(self, step: int, after: Tensor) -> Tensor:
-        states = self.left.shape[-2]
-        right, known = step_of(self.right, step), after.clamp(max=states - 1)
-        items = torch.arange(after.shape[1], device=after.device)
-        rows = right[known] if right.ndim == 2 else right[items % max(len(right), 1), known]
-        into = self._columns.times(step, rows)
-        return torch.where((after < states).unsqueeze(-1), into, 0.0)
-
     @differentiable_property
     def _onto_ranks(self) -> "_Factors":
         return _Factors.of(self.left.mT)
@@ -209,10 +181,6 @@ class OperatorSteps(Steps):
 
     def columns(self, after: Tensor, *, first: int) -> Tensor:
         return self.potential.evaluate([self._states, after.unsqueeze(-1)])[..., 0]
-
-    def column(self, step: int, after: Tensor) -> Tensor:
-        within = (after < len(self._states)).unsqueeze(-1)
-        return torch.where(within, self.columns(after.clamp(max=len(self._states) - 1), first=0), 0)
 
     def best(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
         return self.potential.best(rows) if self.potential.additive else None
