@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.reduction.consistency import Possible
 from rdpgraph.engines.reduction.network import Network, reduce_graph
@@ -22,7 +23,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
-from rdpgraph.plan.plan import Plan, structure_plan
+from rdpgraph.plan.plan import PASSES, Plan
 
 
 def graph_left(network: Network) -> FactorGraph | None:
@@ -149,15 +150,22 @@ class LeftSolution(Supplemented):
 
 
 def plan_of(structure: Structure) -> Plan:
-    """Plan of a structure's recursion."""
-    shape = structure.unary.shape
-    return structure_plan(
-        type(structure).__name__,
-        num_variables=math.prod(shape[:-1]),
-        states=shape[-1],
-        flops=structure.work(),
-        element_bytes=structure.unary.element_size(),
-        width=structure.width(),
+    """Plan of a structure's recursion, for the sites of all batch items."""
+    *sites, states = structure.unary.shape
+    width, work, each = structure.width(), structure.work(), structure.unary.element_size()
+    table = 0.0 if width is None else 2.0**width
+    if width is None:  # that of a table over two sites
+        width = 2 * math.log2(states) if states else 0.0
+    held = each * (structure.unary.numel() + table)
+    return Plan(
+        route="structure",
+        why=f"solved by the recursion of the structure {type(structure).__name__}",
+        num_variables=math.prod(sites),
+        width=width,
+        flops=work,
+        peak_bytes=held,
+        stored_bytes=2 * held,
+        seconds=PASSES * work / tuning.OPERATIONS_PER_SECOND,
     )
 
 

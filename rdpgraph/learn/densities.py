@@ -244,11 +244,6 @@ class Durations(Parameter):
         further = torch.arange(self.longest, dtype=torch.float64, device=device)
         return self.density.log_prob(further.unsqueeze(1)).log_softmax(0)
 
-    def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:
-        """(D, states) the expected number of segments of each length."""
-        del rows
-        return (counts,)
-
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Durations":
         (counts,) = statistics
         total = counts.sum() if bool((counts > 0).any()) else 1.0

@@ -28,14 +28,15 @@ class Parameter(ABC):
     def value(self, rows: Any) -> Tensor:
         """The tensor for a batch of rows: a log-table, or log-likelihoods of rows by states."""
 
-    @abstractmethod
     def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:
-        """Sufficient statistics of a batch, which add up over batches.
+        """Sufficient statistics of a batch, which add up over batches; default: the counts.
 
         Args:
             rows: the batch.
             counts: of the shape of `value`: the gradient of the weighted log-likelihood in it.
         """
+        del rows
+        return (counts,)
 
     @abstractmethod
     def maximised(self, statistics: tuple[Tensor, ...]) -> Self:
@@ -171,11 +172,6 @@ class Probabilities(Parameter):
         """The log-table; the rows are ignored."""
         del rows
         return self.log_values
-
-    def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:
-        """The counts, unchanged."""
-        del rows
-        return (counts,)
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Probabilities":
         """Counts plus prior, normalised.

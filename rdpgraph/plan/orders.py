@@ -38,13 +38,7 @@ def primal_graph(scopes: Iterable[Iterable[int]], sizes: Sequence[int]) -> Prima
 
 
 def elimination_order(
-    topology: Topology,
-    rule: Rule | None = None,
-    *,
-    rng: Random | None = None,
-    noise: float = 0.0,
-    last: Set[int] = frozenset(),
-    deadline: float = inf,
+    topology: Topology, rule: Rule | None = None, *, deadline: float = inf
 ) -> list[int] | None:
     """A permutation of the variables: the safe ones first, the rest by `rule` (min-fill).
 
@@ -52,9 +46,8 @@ def elimination_order(
     deadline.
     """
     graph = primal_graph(topology.scopes, topology.sizes)
-    prefix, core, names = peel(graph, last=last, deadline=deadline)
-    kept = frozenset(i for i, name in enumerate(names) if name in last)
-    order = (rule or min_fill)(core, rng=rng, noise=noise, last=kept, deadline=deadline)
+    prefix, core, names = peel(graph, deadline=deadline)
+    order = (rule or min_fill)(core, deadline=deadline)
     return None if order is None else prefix + [names[i] for i in order]
 
 

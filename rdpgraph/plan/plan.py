@@ -220,28 +220,6 @@ class Plan:
         return panel(str(self))
 
 
-def structure_plan(
-    name: str, *, num_variables: int, states: int, flops: float = 0.0, element_bytes: int = 4,
-    width: float | None = None,
-) -> Plan:  # fmt: skip
-    """Plan of a structure's recursion, for the sites of all batch items.
-
-    ``width``: that of its largest table, in bits; None: that of a table over two sites.
-    """
-    site_bytes = float(num_variables * states * element_bytes)
-    site_bytes += 0.0 if width is None else element_bytes * 2.0**width
-    return Plan(
-        route="structure",
-        why=f"solved by the recursion of the structure {name}",
-        num_variables=num_variables,
-        width=(2 * log2(states) if states else 0.0) if width is None else width,
-        flops=flops,
-        peak_bytes=site_bytes,
-        stored_bytes=2 * site_bytes,
-        seconds=PASSES * flops / tuning.OPERATIONS_PER_SECOND,
-    )
-
-
 def quantity(value: float) -> str:
     """A number with a unit prefix: 1.2 G."""
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -19,9 +19,10 @@ from rdpgraph.engines.minibuckets.bounds import (
 )
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import tables_of
+from rdpgraph.engines.search.elimination import conditioned_order
 from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.errors import BudgetError
-from rdpgraph.plan import clock, cutset
+from rdpgraph.plan import clock
 
 DOUBLE = torch.float64
 
@@ -152,11 +153,10 @@ def test_a_search_counts_what_it_makes_ready(ticking):
         patch.setattr("rdpgraph.schedulers.search.compiled_moves", lambda: None)
         posterior = rg.infer(graph, scheduler=rg.Search(seconds=20.0))
     assert posterior.plan.route == "search"
-    begun = cutset.conditioned_order
 
     def slow(*args, **options):
         times[0] += 5.0
-        return begun(*args, **options)
+        return conditioned_order(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(effort, "MOVE_CELLS", 4)

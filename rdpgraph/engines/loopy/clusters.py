@@ -247,7 +247,7 @@ def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
             tuple(dims for dims, _ in ends[clusters[0]]),
             tuple(
                 torch.tensor(links, device="cpu")
-                for links in zip(*_numbers(ends, clusters), strict=True)
+                for links in zip(*([link for _, link in ends[at]] for at in clusters), strict=True)
             ),
             tuple(tables[cluster] for cluster in clusters),
         )
@@ -281,13 +281,6 @@ def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
     )
     scopes = tuple(tuple(row) for group in network.groups for row in group.scopes.tolist())
     return JoinLayout(equations, kernels, members, scopes, schedule)
-
-
-def _numbers(
-    ends: list[list[tuple[tuple[int, ...], int]]], clusters: list[int]
-) -> list[tuple[int, ...]]:
-    """Per cluster the links of its ports."""
-    return [tuple(number for _, number in ends[cluster]) for cluster in clusters]
 
 
 def _levels(graph: ClusterGraph) -> list[int]:

@@ -228,12 +228,13 @@ class _Work:
         self.spent += clock.now() - start
         if tried is None:
             return
-        heaviest, weight = self.known.add(np.concatenate([tried.drawn, tried.others]))
+        drawn, others = tried
+        heaviest, weight = self.known.add(np.concatenate([drawn, others]))
         self.lower = max(self.lower, self.known.lower)
         made = self.made
         if not made.runs or made.exact:
             return
-        one = tried.drawn[int(self.searching.integers(len(tried.drawn)))]
+        one = drawn[int(self.searching.integers(len(drawn)))]
         led = self._grown(passed, members, one)
         if led is not None:
             self.made = replace(made, led=(*made.led, (led.log_partition, self.tables.score(one))))

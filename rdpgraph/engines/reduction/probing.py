@@ -93,7 +93,9 @@ class _Search:
                     continue
                 trail: list[int] = []
                 possible = self._follow(value, trail, holds=True)
-                self._take_back(trail)
+                for tried in trail:
+                    self._left[self._owner[tried]] += self._truth[tried] is False
+                    self._truth[tried] = None
                 if self.looks > self.most_looks or clock.now() > self.deadline:
                     return self._false()
                 if possible:
@@ -105,12 +107,6 @@ class _Search:
 
     def _false(self) -> set[int]:
         return {value for value, holds in enumerate(self._truth) if holds is False}
-
-    def _take_back(self, trail: list[int]) -> None:
-        for value in trail:
-            if self._truth[value] is False:
-                self._left[self._owner[value]] += 1
-            self._truth[value] = None
 
     def _follow(self, value: int, trail: list[int], *, holds: bool) -> bool:
         """Propagate a value's truth, recorded on the trail; False on a contradiction."""

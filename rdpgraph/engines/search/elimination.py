@@ -17,11 +17,99 @@ from rdpgraph._core import effort, tuning
 from rdpgraph.engines.minibuckets.bounds import log_sum
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
-from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
+from rdpgraph.plan.orders import PrimalGraph, Queue, joined
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionedOrder:
+    """Elimination order of some variables while all others are fixed."""
+
+    fixed: tuple[int, ...]  # variables of the part that had to be fixed (a cutset)
+    # per eliminated variable, itself and then the variables of its message, by elimination
+    steps: tuple[tuple[int, ...], ...]
+    cells: float  # entries of all tables
+
+
+def conditioned_order(
+    graph: PrimalGraph,
+    part: Iterable[int],
+    *,
+    rng: Random,
+    cells: float,
+    summed: Set[int] = frozenset(),
+    sequence: Sequence[int] = (),
+    degree: float = 1.0,
+    deadline: float = math.inf,
+) -> ConditionedOrder | None:
+    """Order that eliminates most variables of a part, with no table above a size.
+
+    Greedy by least clique weight, ties at random. If the smallest clique is too large, one of its
+    variables is fixed: drawn in proportion to its number of neighbours to the power `degree`.
+
+    Args:
+        graph: the primal graph; unchanged.
+        part: the variables to eliminate; all others are fixed from the start.
+        rng: the randomness.
+        cells: entries that no table exceeds.
+        summed: variables that are eliminated before the others and never fixed; all of the part.
+        sequence: the order of the summed variables; without one it is greedy.
+        degree: 0 draws uniformly; higher powers fix the hubs.
+        deadline: give up (None) when `clock.now` passes this.
+
+    Returns:
+        The order; None past the deadline, or if summed variables alone make a larger table.
+    """
+    members, none = set(part), set[int]()  # one for all that are not of the part
+    adjacency = [
+        set(near) & members if v in members else none for v, near in enumerate(graph.adjacency)
+    ]
+    logs = [math.log(size) for size in graph.sizes]
+    weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]
+    queue = Queue(adjacency, rng, 0.0)
+    most = math.log(cells)
+    fixed: set[int] = set()
+    raw: list[tuple[int, set[int]]] = []
+    # Those of a sequence by their place; others by weights, that change as neighbours go.
+    place = {v: float(number) for number, v in enumerate(sequence)}
+    for phase in (summed, members.difference(summed)):
+        waiting = set(phase) - fixed
+        for v in waiting:
+            queue.push(v, place.get(v, weights[v]))
+        while (v := queue.pop()) is not None:
+            if clock.now() > deadline:
+                return None
+            near = adjacency[v]
+            if weights[v] > most:
+                free = [u for u in (v, *near) if u not in summed]
+                if not free:
+                    return None
+                scale = [(len(adjacency[u]) + 1) ** degree for u in free]
+                out = rng.choices(free, scale)[0]
+                fixed.add(out)
+                waiting.discard(out)
+                queue.drop(out)
+                for u in adjacency[out]:
+                    adjacency[u].discard(out)
+                    weights[u] -= logs[out]
+                    if u in waiting and u not in place:
+                        queue.push(u, weights[u])
+                adjacency[out] = set()
+                if out != v:
+                    queue.push(v, place.get(v, weights[v]))
+                continue
+            raw.append((v, near))
+            waiting.discard(v)
+            for u in joined(v, adjacency, weights, logs):
+                if u in waiting and u not in place:
+                    queue.push(u, weights[u])
+    rank = {v: place for place, (v, _) in enumerate(raw)}
+    # A neighbour that was fixed later on is fixed from the start.
+    steps = [(v, *sorted(near - fixed, key=rank.__getitem__)) for v, near in raw]
+    total = sum(math.prod(map(graph.sizes.__getitem__, step), start=1.0) for step in steps)
+    return ConditionedOrder(tuple(sorted(fixed)), tuple(steps), total)
+
 
 _Bucket: TypeAlias = list[tuple[tuple[int, ...], Floats]]
-
-_BYTE = 256  # states that a byte tells apart
 
 
 def eliminate(
@@ -41,7 +129,7 @@ def eliminate(
             return _log_sum(joint), None
         if tables.sizes[step[0]] == 2:
             return np.maximum(joint[0], joint[1]), joint[1] > joint[0]
-        kind = np.uint8 if tables.sizes[step[0]] <= _BYTE else np.int32
+        kind = np.uint8 if tables.sizes[step[0]] <= 256 else np.int32
         return joint.max(0), joint.argmax(0).astype(kind)
 
     traces, total = _eliminated(tables, order, states, reduced, whole=whole)
@@ -176,18 +264,12 @@ def _log_sum(joint: Floats) -> Floats:
     return np.log(np.exp(joint - peak).sum(0)) + peak
 
 
-@dataclass(frozen=True, eq=False)
-class Annealed:
-    """Configurations from one start."""
-
-    drawn: Integers  # (n, V) approximate draws from the model
-    others: Integers  # (m, V) final states of chains and of moves to modes
-
-
 def annealed(
     tables: Tables, rng: np.random.Generator, *, memory: float, deadline: float
-) -> Annealed | None:
-    """Draws near the best of several chains that begin at random states and high temperatures.
+) -> tuple[Integers, Integers] | None:
+    """(n, V) approximate draws of the model, and (m, V) configurations reached on the way.
+
+    The draws are near the best of several chains, from random states at high temperatures.
 
     A move draws, or maximises over, all variables that an order of small tables eliminates, given
     the others, which are chosen again for each move. None if the deadline comes first.
@@ -210,7 +292,7 @@ def annealed(
         else:
             states, _ = eliminate(model, order, states)
             others.append(states[None])
-    return Annealed(np.concatenate(drawn), np.concatenate(others))
+    return np.concatenate(drawn), np.concatenate(others)
 
 
 def _cooled(tables: Tables, rng: np.random.Generator, deadline: float) -> Integers | None:

@@ -12,9 +12,8 @@ import numpy as np
 
 from rdpgraph._core import effort, tuning
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
-from rdpgraph.engines.search.elimination import eliminate
+from rdpgraph.engines.search.elimination import conditioned_order, eliminate
 from rdpgraph.plan import clock
-from rdpgraph.plan.cutset import conditioned_order
 from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
 
 

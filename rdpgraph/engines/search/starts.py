@@ -18,7 +18,7 @@ from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.minibuckets.solution import best_bounded, paths
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats, Integers, Stack, Tables, tables_of
-from rdpgraph.engines.search.elimination import eliminate
+from rdpgraph.engines.search.elimination import conditioned_order, eliminate
 from rdpgraph.engines.search.moves import Kernel, uncompiled
 from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.solution import Solution
@@ -27,7 +27,6 @@ from rdpgraph.model.block import log_values_at
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.soundness import items_named, require_possible
 from rdpgraph.plan import clock
-from rdpgraph.plan.cutset import conditioned_order
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import tables_of
 from rdpgraph.engines.search import neighbourhoods, starts
 from rdpgraph.engines.search import solution as search_solution
-from rdpgraph.engines.search.elimination import eliminate
+from rdpgraph.engines.search.elimination import conditioned_order, eliminate
 from rdpgraph.engines.search.neighbourhoods import Outcome, Search
 from rdpgraph.engines.search.starts import Limits, best_estimated
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.plan import clock
-from rdpgraph.plan.cutset import conditioned_order
 from rdpgraph.schedulers.search import compiled_moves
 from rdpgraph.testing import brute_force
 

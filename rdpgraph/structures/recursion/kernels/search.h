@@ -13,7 +13,7 @@
 
 namespace {
 
-// The same greedy order as `rdpgraph.plan.cutset`, with other random numbers.
+// The same greedy order as `rdpgraph.engines.search.elimination`, with other random numbers.
 struct Ordering {
   const int64_t* starts;  // of each variable in `near`
   const int32_t* near;
