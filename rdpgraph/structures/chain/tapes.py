@@ -26,7 +26,8 @@ from rdpgraph.structures.chain.steps import (
     tables_of,
 )
 from rdpgraph.structures.recursion import derivatives, library, machine
-from rdpgraph.structures.recursion.program import Inputs, Program
+from rdpgraph.structures.recursion.inputs import Inputs
+from rdpgraph.structures.recursion.program import Program
 
 
 def serves(unary: Unary, transition: Transition | Steps) -> bool:

@@ -11,7 +11,8 @@ from torch.autograd import Function
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.recursion import machine
-from rdpgraph.structures.recursion.program import Inputs, Program
+from rdpgraph.structures.recursion.inputs import Inputs
+from rdpgraph.structures.recursion.program import Program
 
 
 def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> Tensor:
@@ -26,7 +27,7 @@ class _LogSum(Function):
         ctx: Any, program: Program, again: Callable[..., Tensor], unary: Tensor, *given: Tensor
     ) -> Tensor:
         rows = any(ctx.needs_input_grad)
-        done = machine.run(program, Inputs(unary, given), whole=False, rows=rows, pairs=False)
+        done = machine.run(program, Inputs(unary, given), whole=False, rows=rows, once=True)
         ctx.save_for_backward(unary, *given)
         ctx.done, ctx.again = done, again
         return done.goal.to(unary, copy=True)

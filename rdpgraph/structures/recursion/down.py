@@ -179,7 +179,7 @@ def summed_alone(tape: Tape, wanted: Tensor) -> Tensor | None:
         return None
     inputs = machine.inputs_of(tape, program)
     with torch.no_grad():
-        done = machine.run(program, inputs, whole=False, rows=True, pairs=False)
+        done = machine.run(program, inputs, whole=False, rows=True, once=True)
         possible = done.goal > -math.inf
         (uses, *_) = done.gradients(possible.to(done.goal), [True, *[False] * len(inputs.given)])
         assert uses is not None

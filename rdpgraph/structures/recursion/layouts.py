@@ -13,7 +13,8 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion import machine
-from rdpgraph.structures.recursion.program import Program, tensor_of, with_tensors
+from rdpgraph.structures.recursion.inputs import tensor_of
+from rdpgraph.structures.recursion.program import Program, with_tensors
 from rdpgraph.structures.recursion.step import Step
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.tracing import (

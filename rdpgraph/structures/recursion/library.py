@@ -29,7 +29,7 @@ _NAMES = {torch.float32: "float", torch.float64: "double"}
 _SIGNATURES = {
     "trace": (5, 6, 0, 1),
     "up": (1, 3, 0, 2),
-    "down": (5, 3, 0, 1),
+    "down": (6, 3, 0, 1),
     "most": (2, 3, 0, 1),
     "descend": (3, 5, 0, 2),
     "lists": (4, 4, 0, 1),

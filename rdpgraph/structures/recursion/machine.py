@@ -8,24 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.logspace.gradients import is_transformed
 from rdpgraph.structures.recursion import library
-from rdpgraph.structures.recursion.links import Table
-from rdpgraph.structures.recursion.program import (
+from rdpgraph.structures.recursion.inputs import (
+    DIRECT,
+    TABLE,
     Inputs,
-    NotLoweredError,
-    Program,
-    lowered,
+    places_of,
+    table_in_rows,
+    tables_of,
     tensor_of,
 )
+from rdpgraph.structures.recursion.program import NotLoweredError, Program, lowered
 from rdpgraph.structures.recursion.tape import Tape
 
 PROGRAM, GIVEN = ("program",), ("given",)
 """Keys of a tape's program, and of its slots' tensors where its steps do not have them."""
-
-_TABLE, _DIRECT = 9, -2  # numbers of a tensor; the room of a table that is read where it lies
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +33,16 @@ class Run:
 
     program: Program  # the steps
     inputs: Inputs  # their tensors
-    values: Tensor  # (B * size,) of all steps
+    values: Tensor  # of all steps after the potentials of the sites
     room: Tensor  # the tables, prepared for products
     levels: Tensor | None  # in float64, what is taken off rows of values; None: nothing
-    rows: Tensor | None  # of links, before products and after them, for gradients and losses
+    # Of links, before products and after them, for gradients and losses; the first only if kept.
+    rows: Tensor | None
     tables: "array[int]"  # addresses and strides of the inputs
     best: bool  # whether values are maxima
-    # Whether sums of large numbers have lost digits of float32, whether there is a NaN, and whether
-    # rows of pairs are among those before products.
+    # Whether sums of large numbers have lost digits of float32, whether there is a NaN, whether
+    # rows of pairs are among those before products, and whether these are not kept, but made again
+    # for one gradient in place of values (2: they were).
     noted: "array[int]"
 
     def value(self, number: int) -> Tensor:
@@ -51,31 +52,43 @@ class Run:
         return self._part(self.values, number)
 
     def _part(self, values: Tensor, number: int) -> Tensor:
-        """(B, P, K) of a step, in a tensor of all."""
+        """(B, P, K) of a step, in a tensor of all after the sites."""
         before, places, labels, _, start, hop = self.program.ranges[number]
-        batch = self.inputs.unary.shape[0]
-        sizes, steps = (batch, places, labels), (hop, labels, 1)
-        return values.as_strided(sizes, steps, batch * before + start)
+        unary, batch = self.inputs.unary, self.inputs.unary.shape[0]
+        at = batch * before + start
+        part = values[at - unary.numel() :] if at >= unary.numel() else unary.flatten()[at:]
+        return part.as_strided((batch, places, labels), (hop, labels, 1))
 
     def linked(self, values: Tensor, labels: int, every: int = 1) -> Tensor:
-        """(L, B, K) of links of one place and so many labels, in a tensor of all steps.
+        """(L, B, K) of links of one place and so many labels, in a tensor of all after the sites.
 
         Of all links by tables or each second one; these lie at equal distances.
         """
         links, batch = self.program.links[every - 1 :: every], self.inputs.unary.shape[0]
         first, after = [*links, 0, 0][:2]
         hop = batch * (after - first) if len(links) > 1 else 0
-        return values.as_strided((len(links), batch, labels), (hop, labels, 1), batch * first)
+        part = values[batch * first - self.inputs.unary.numel() :]
+        return part.as_strided((len(links), batch, labels), (hop, labels, 1))
 
     @property
     def goal(self) -> Tensor:
         """(B,) the value of the last step."""
         return self._part(self.values, -1).view(-1)
 
-    def _of_sites(self, values: Tensor) -> Tensor:
-        """(B, sites, K) of the sites, in a tensor of all."""
-        sites = self.inputs.unary
-        return values.as_strided(sites.shape, sites.stride()).clone()
+    def _all(self, number: float) -> tuple[Tensor, Tensor, Tensor]:
+        """A number for each of all values; for those of the sites; and for the others."""
+        unary = self.inputs.unary
+        every = self.values.new_full((unary.numel() + self.values.numel(),), number)
+        return every, every[: unary.numel()].view(unary.shape), every[unary.numel() :]
+
+    @cached_property
+    def _rows_of_links(self) -> slice | None:
+        """The place of links among values, if these lie as rows before and after them do."""
+        first, batch = self.program.first_link, len(self.inputs.unary)
+        if first is None or table_in_rows(self.program, self.tables) is None:
+            return None
+        start = batch * first - self.inputs.unary.numel()
+        return slice(start, start + batch * self.program.row_sizes[2])
 
     def gradients(
         self, gradient: Tensor, wanted: Sequence[bool], seeds: tuple[Tensor, int] | None = None
@@ -84,37 +97,44 @@ class Run:
 
         And those of `linked` values as seeds, (L, B, K), with which links they are.
         """
-        below, after = torch.zeros_like(self.values), self._rows_after()
+        if self.noted[3] > 1:
+            again = run(self.program, self.inputs, whole=self.levels is None, rows=True, once=True)
+            return again.gradients(gradient, wanted, seeds)
+        sites, below = torch.zeros_like(self.inputs.unary), torch.zeros_like(self.values)
         if seeds is not None:
             self.linked(below, seeds[0].shape[2], seeds[1]).copy_(seeds[0])
-        pairs, rooms = self.program.pairs, self.tables[7::_TABLE]
+        as_rows = self._rows_of_links
+        after = self._rows_after() if as_rows is None else below[as_rows]
+        if self.noted[3]:
+            self._addresses[7], self.noted[3] = self.values[as_rows].data_ptr(), 2
+        pairs, rooms = self.program.pairs, self.tables[7::TABLE]
         sums = self._extras(
-            [use and slot in pairs and rooms[slot] != _DIRECT for slot, use in enumerate(wanted)]
+            [use and slot in pairs and rooms[slot] != DIRECT for slot, use in enumerate(wanted)]
         )
-        extras = self._down(gradient, wanted, below, after, sums)
-        return self._collected(gradient, wanted, below, extras)
+        extras = self._down(gradient, wanted, (sites, below), after, sums)
+        return self._collected(gradient, wanted, sites, below, extras)
 
     def second(
         self, gradient: Tensor, moves: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The goal's derivative (B,) along ``moves`` of the inputs, and that of `gradients`."""
-        below, heads, tails = torch.zeros_like(self.values), self._rows_after(), self._rows_after()
+        (below, *parts), heads, tails = self._all(0.0), self._rows_after(), self._rows_after()
         none = [False] * len(wanted)
-        self._down(gradient, none, below, heads, self._extras(none))
+        self._down(gradient, none, parts, heads, self._extras(none))
         parts = [None if move is None else move.double().contiguous() for move in moves]
-        along, turns = (torch.zeros_like(self.values) for _ in range(2))
+        (along, _, means), (turns, sites, others) = self._all(0.0), self._all(0.0)
         room = torch.empty_like(self.room)
         kept = self.values.new_empty(len(gradient) * self.program.row_sizes[1])
         extras = self._extras(wanted)
-        moved, places = _places(parts), _places(extras)
+        moved, places = places_of(parts), places_of(extras)
         library.function("tape_second")(
             self.addresses, below.data_ptr(), moved.buffer_info()[0], along.data_ptr(),
             room.data_ptr(), turns.data_ptr(), kept.data_ptr(), heads.data_ptr(), tails.data_ptr(),
             places.buffer_info()[0], len(self.program.ranges), len(gradient), len(moves),
             library.threads(self.program.work * len(gradient), len(gradient)),
         )  # fmt: skip
-        gradients = self._collected(gradient, wanted, turns, extras)
-        return self._part(along, -1).reshape(-1), gradients
+        gradients = self._collected(gradient, wanted, sites, others, extras)
+        return self._part(means, -1).reshape(-1), gradients
 
     def _rows_after(self) -> Tensor:
         """Room for rows of links after products."""
@@ -129,29 +149,29 @@ class Run:
         ]
 
     def _down(
-        self, gradient: Tensor, wanted: Sequence[bool], below: Tensor, after: Tensor,
+        self, gradient: Tensor, wanted: Sequence[bool], below: Sequence[Tensor], after: Tensor,
         products: Sequence[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip
-        """Compute gradients of values and of links' rows; return those of tables.
+        """Compute gradients of sites and other values, and links' rows; return those of tables.
 
         Products of the rows of pairs are summed in ``products``.
         """
         batch, gradient = len(gradient), gradient.to(self.values.dtype).contiguous()
         extras = self._extras(wanted)
-        places = _places([*extras, *products])
+        places = places_of([*extras, *products])
         library.function("down", self.values.dtype)(
-            self.addresses, gradient.data_ptr(), below.data_ptr(), after.data_ptr(),
+            self.addresses, gradient.data_ptr(), *places_of(below), after.data_ptr(),
             places.buffer_info()[0], len(self.program.ranges), batch, len(wanted),
             library.threads(self.program.work * batch, batch if batch > 1 else None),
         )  # fmt: skip
         return extras
 
     def _collected(
-        self, gradient: Tensor, wanted: Sequence[bool], below: Tensor,
+        self, gradient: Tensor, wanted: Sequence[bool], sites: Tensor, below: Tensor,
         extras: Sequence[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip
-        """Gradients by slot, of those of all values and of tables; NaN with the goal."""
-        results: list[Tensor | None] = [self._of_sites(below) if wanted[0] else None]
+        """Gradients by slot, of those of sites, other values and tables; NaN with the goal."""
+        results: list[Tensor | None] = [sites if wanted[0] else None]
         for slot, (use, given) in enumerate(zip(wanted[1:], self.inputs.given, strict=True), 1):
             result = extras[slot]
             if use and result is None:
@@ -174,13 +194,13 @@ class Run:
     def most(self) -> Tensor:
         """(B, sites, K) the best score with each state of each site, given maxima; -inf: none."""
         program, unary = self.program, self.inputs.unary
-        batch, above = unary.shape[0], torch.full_like(self.values, -math.inf)
-        self._part(above, -1).view(-1).copy_(self.goal)
+        batch, (above, sites, others) = unary.shape[0], self._all(-math.inf)
+        self._part(others, -1).view(-1).copy_(self.goal)
         library.function("most", unary.dtype)(
             self.addresses, above.data_ptr(), len(program.ranges), batch,
             len(self.inputs.given) + 1, library.threads(program.work * batch, batch),
         )  # fmt: skip
-        return self._of_sites(above)
+        return sites.clone()
 
     def descend(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(3, U) derivation, site and state of all sites used by best derivations, or draws.
@@ -231,14 +251,14 @@ class Run:
         ``divergence`` less the entropy. +inf where the other forbids what is possible, and 0 where
         nothing is.
         """
-        losses, room = torch.empty_like(self.values), torch.empty_like(self.room)
+        (losses, _, others), room = self._all(0.0), torch.empty_like(self.room)
         batch = self.inputs.unary.shape[0]
         library.function("tape_losses")(
             self.addresses, other.addresses, losses.data_ptr(), room.data_ptr(),
             len(self.program.ranges), batch, len(self.inputs.given) + 1, divergence,
             library.threads(self.program.work * batch, batch),
         )  # fmt: skip
-        return self._part(losses, -1).reshape(-1)
+        return self._part(others, -1).reshape(-1)
 
     def k_best(self, count: int) -> tuple[Tensor, Tensor]:
         """(3, U) the best derivations as `descend`, and (count, B) whether they exist.
@@ -285,7 +305,7 @@ class Run:
         levels = 0 if self.levels is None else self.levels.data_ptr()
         rows = [0, 0]
         if self.rows is not None:
-            before = program.row_sizes[1 if self.noted[2] else 0]
+            before = 0 if self.noted[3] else program.row_sizes[1 if self.noted[2] else 0]
             size = len(self.inputs.unary) * before * self.rows.element_size()
             rows = [self.rows.data_ptr(), self.rows.data_ptr() + size]
         values = self.tables.buffer_info()[0], self.values.data_ptr(), self.room.data_ptr(), levels
@@ -325,7 +345,7 @@ def serves(tape: Tape) -> bool:
 
 def run(
     program: Program, inputs: Inputs, *, best: bool = False, whole: bool = True,
-    rows: bool = False, pairs: bool = True, alike: bool = False,
+    rows: bool = False, once: bool = False, alike: bool = False,
 ) -> Run:  # fmt: skip
     """Compute the values of all steps, log-sums or maxima.
 
@@ -337,21 +357,24 @@ def run(
         best: whether maxima.
         whole: whether values are read one by one; else those in float32 have levels taken off.
         rows: whether to keep rows of links for `Run.gradients` and `Run.losses`.
-        pairs: whether to keep those of pairs, too, which `Run.gradients` does not need.
+        once: whether only those that `Run.gradients` needs, once or, run again, more often.
         alike: whether expanded tables are prepared once for all items, for `Run.gradients` only.
     """
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype
-    tables, size = _tables(program, inputs, alike=alike)
-    values = unary.new_empty(batch * program.size)
+    tables, size = tables_of(program, inputs, alike=alike)
+    values = unary.new_empty(batch * program.size - unary.numel())
     levels = None
     if dtype == torch.float32 and not whole:
         levels = unary.new_empty(batch * program.levels, dtype=torch.float64)
     plain, before, after = program.row_sizes
-    pairs = pairs or plain == before
-    before = before if pairs else plain
+    pairs = not once or plain == before
+    table = table_in_rows(program, tables) if once and dtype == torch.float32 else None
+    # Series of narrow ones have rows that are not made of values.
+    again = table is not None and table[3] > library.panel_width(4) and table[7] != DIRECT
+    before = 0 if again else before if pairs else plain
     kept = unary.new_empty(batch * (before + after)) if rows else None
-    noted = array("q", [0, 0, pairs])
+    noted = array("q", [0, 0, pairs, again])
     parts = values, unary.new_empty(size), levels, kept, tables, best, noted
     done = Run(program, inputs, *parts)
     library.function("up", dtype)(
@@ -359,7 +382,7 @@ def run(
         library.threads(program.work * batch, batch if batch > 1 else None),
     )  # fmt: skip
     if done.noted[0]:
-        return run(program, inputs.double(), whole=False, rows=rows, pairs=pairs)
+        return run(program, inputs.double(), whole=False, rows=rows, once=once)
     return done
 
 
@@ -375,31 +398,3 @@ def values_of(tape: Tape, *, best: bool, whole: bool = True) -> Run | None:
     if not whole and not program.levelled:
         inputs = inputs.double()
     return run(program, inputs, best=best, whole=whole)
-
-
-def _places(parts: Sequence[Tensor | None]) -> "array[int]":
-    """The addresses of tensors; 0: none."""
-    return array("q", [0 if part is None else part.data_ptr() for part in parts])
-
-
-def _tables(program: Program, inputs: Inputs, *, alike: bool) -> tuple["array[int]", int]:
-    """(slots, 9) addresses, sizes and strides of tensors, and the size of the prepared tables."""
-    unary = inputs.unary
-    wide = library.panel_width(unary.element_size())
-    batch, sites, states = unary.shape
-    rows = array("q", [unary.data_ptr(), batch, 0, sites, 0, states, 0, -1, 1])
-    size = 0
-    for slot, (owner, part) in enumerate(zip(program.slots, inputs.given, strict=True), 1):
-        if isinstance(owner, Table):
-            items, many, depth, columns = (1, 1, *part.shape)[-4:]
-            hop, _, row, column = (0, 0, *part.stride())[-4:]
-            direct = items == batch and program.reads[slot] <= tuning.DIRECT_ROWS * many
-            one = alike and not direct and items > 1 and not hop  # for all items
-            hop, room = -1 if one else hop, _DIRECT if direct else size
-            rows.extend((part.data_ptr(), items, hop, depth, row, columns, column, room, many))
-            panels = -(-columns // wide) * depth + -(-depth // wide) * columns
-            size += (not direct) * (1 if one else items) * many * (columns + panels * wide)
-        else:
-            hop = part[0].numel() if len(part) else 0
-            rows.extend((part.data_ptr(), part.shape[0], hop, 0, 0, 0, 0, -1, 1))
-    return rows, size

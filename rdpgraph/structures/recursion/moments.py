@@ -17,9 +17,10 @@ from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, finite
 from rdpgraph.structures.recursion import derivatives, machine
 from rdpgraph.structures.recursion.down import goal, last_read, leaves, rebuilt, up
+from rdpgraph.structures.recursion.inputs import Inputs
 from rdpgraph.structures.recursion.layouts import whole
 from rdpgraph.structures.recursion.links import Table
-from rdpgraph.structures.recursion.program import Inputs, Program
+from rdpgraph.structures.recursion.program import Program
 from rdpgraph.structures.recursion.step import Reader, Step
 from rdpgraph.structures.recursion.steps import Leaf, Linked
 from rdpgraph.structures.recursion.tape import Tape

@@ -87,42 +87,22 @@ class Program:
         return self.values[self.steps[:, 0] == _LINKED, 0].tolist()
 
     @cached_property
+    def first_link(self) -> int | None:
+        """The offset of the values of links by one table, if they lie as their rows do."""
+        links = self.steps[:, 0] == _LINKED
+        values, (starts, totals) = self.values[links], self.steps[links, 11:13].T
+        plain, before, after = self.row_sizes
+        offsets = values[:, 0] - starts * values[:, 2]
+        alike = len(self.rows) == 1 and plain == before == after
+        alike = alike and bool((values[:, 2] * totals == after).all())
+        return int(offsets[0]) if alike and bool((offsets == offsets[0]).all()) else None
+
+    @cached_property
     def row_sizes(self) -> tuple[int, int, int]:
         """The sizes of rows before products, without and with those of pairs, and after them."""
         plain = [row[1] for slot, row in self.rows.items() if slot not in self.pairs]
         befores, afters = ([row[end] for row in self.rows.values()] for end in (1, 3))
         return max(plain, default=0), max(befores, default=0), max(afters, default=0)
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """The tensors that a program is run on."""
-
-    unary: Tensor  # (B, sites, K) the potentials of the sites
-    # Of each slot: leaves (B or 1, P, K), tables (n, S, I, J), of which item b has number b mod n,
-    # or (I, J), and places (B or 1, M, P) int64.
-    given: Sequence[Tensor]
-
-    def over(self, temperature: float) -> "Inputs":
-        """All log-values over a temperature."""
-        parts = [part / temperature if part.is_floating_point() else part for part in self.given]
-        return Inputs(self.unary / temperature, parts)
-
-    def double(self) -> "Inputs":
-        """The same in float64."""
-        given = [part.double() if part.is_floating_point() else part for part in self.given]
-        return Inputs(self.unary.double(), given)
-
-
-def tensor_of(slot: Slot, dtype: torch.dtype) -> Tensor:
-    """The tensor of a slot, from its source."""
-    if isinstance(slot, Leaf):
-        assert slot.logs is not None
-        return slot.logs.to(dtype).contiguous()
-    if isinstance(slot, Table):
-        return slot.source.contiguous() if slot.source.shape[1] > 1 else slot.source
-    assert slot.index is not None
-    return slot.index.long().contiguous()
 
 
 def with_tensors(
@@ -175,6 +155,7 @@ class _Lowering:
     size: int = 0
     levels: int = 0
     levelled: bool = True
+    goal: int = -1  # the number of the last step
 
     def slot(self, owner: Slot) -> int:
         """The number of a source: one for all links of a table, or views of the same places."""
@@ -231,7 +212,8 @@ class _Lowering:
 
     def add_sites(self, sites: Sequence[int], states: int, total: int) -> None:
         """Append a step of some of all sites: where they lie if side by side, else copied."""
-        copied = list(sites) != [*range(sites[0], sites[0] + len(sites))] if sites else True
+        copied = not sites or list(sites) != [*range(sites[0], sites[0] + len(sites))]
+        copied |= len(self.steps) == self.goal
         self.add(len(sites), states, _SITES, self.put(sites), int(copied), stored=copied)
         if not copied:
             self.values[-1][0], self.values[-1][4:] = 0, [sites[0] * states, total * states]
@@ -243,7 +225,7 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
     Raises:
         NotLoweredError: the machine does not have one of them.
     """
-    made = _Lowering(size=sites * states)
+    made = _Lowering(size=sites * states, goal=len(steps) - 1)
     readers = Counter(value.number for step in steps for view in step.reads for value in view.pool)
     linked = [(step.x.number, step.link) for step in steps if isinstance(step, Linked)]
     by_table = [(x, id(link.source)) for x, link in linked if isinstance(link, Table)]

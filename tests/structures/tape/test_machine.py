@@ -491,6 +491,26 @@ def test_gradients_keep_their_digits_near_large_numbers(make, states, wide):
     assert_close([part.double() for part in found], list(expected), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("lengths", [None, [6, 0, 3]])
+def test_gradients_of_wide_chains_may_be_asked_twice(lengths):
+    """Rows of links are made again in place of values, where products lost some entries, too."""
+    given = [50 * draw(3, 6, 40), 20 * draw(40, 40, seed=1)]
+    given[1][::2, ::3] -= 500
+    lengths = None if lengths is None else torch.tensor(lengths)
+
+    def gradients(dtype):
+        inputs = [part.to(dtype).requires_grad_() for part in given]
+        log_z = rg.Chain(*inputs, lengths=lengths).log_partition().sum()
+        return [torch.autograd.grad(log_z, inputs, retain_graph=True) for _ in range(3)]
+
+    first, *others = gradients(torch.float32)
+    for other in others:
+        assert_close(other, first, rtol=0, atol=0)
+    assert_close(
+        [part.double() for part in first], list(gradients(torch.float64)[0]), rtol=1e-3, atol=1e-4
+    )
+
+
 def test_threads_share_the_products_of_one_item():
     parts = draw(1, 3, 400), draw(400, 400, seed=1)
     before, found = torch.get_num_threads(), []

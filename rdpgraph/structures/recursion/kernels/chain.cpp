@@ -18,7 +18,9 @@ Machine<Real> machine_of(const int64_t* parts, int64_t count, int64_t batch, int
                          int threads = 1) {
   const auto ints = [&](int k) { return reinterpret_cast<const int64_t*>(parts[k]); };
   const auto reals = [&](int k) { return reinterpret_cast<Real*>(parts[k]); };
-  return {ints(0), ints(1), reinterpret_cast<const int32_t*>(parts[2]), ints(3), reals(4), reals(5),
+  const int64_t* sites = ints(3);
+  const Arena<Real> arena(reinterpret_cast<Real*>(sites[0]), reals(4), batch * sites[3] * sites[5]);
+  return {ints(0), ints(1), reinterpret_cast<const int32_t*>(parts[2]), sites, arena, reals(5),
           reinterpret_cast<double*>(parts[6]), reals(7), reals(8), reinterpret_cast<int64_t*>(parts[9]),
           count, batch, best != 0, batch == 1 ? threads : 1};
 }
@@ -45,9 +47,10 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     by_items<Real>(batch, batch == 1 ? 1 : threads,                                               \
                    [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });                          \
   }                                                                                               \
-  void chain_down_##name(const int64_t* parts, const Real* pull, Real* grads, Real* shares,       \
+  void chain_down_##name(const int64_t* parts, const Real* pull, Real* sites, Real* others, Real* shares,       \
                          Real* const* extras, int64_t count, int64_t batch, int64_t slots, int threads) {              \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 0, threads);                    \
+    const Arena<Real> grads(sites, others, m.arena.size);                                         \
     prepare_all(m, slots, true);                                                                  \
     by_items<Real>(batch, batch == 1 ? 1 : threads, [&](int64_t a, int64_t b) {                   \
       run_down(m, a, b, pull, grads, shares, extras, slots);                                      \
@@ -116,7 +119,7 @@ void tape_losses(const int64_t* parts, const int64_t* others, double* losses, do
   by_items<double>(batch, threads, [&](int64_t a, int64_t b) { made().run(a, b); });
 }
 
-void tape_second(const int64_t* parts, const double* pulls, const double* const* moves, double* derivatives,
+void tape_second(const int64_t* parts, double* pulls, const double* const* moves, double* derivatives,
                  double* room, double* turns, double* kept, double* heads, double* tails,
                  double* const* extras, int64_t count, int64_t batch, int64_t slots, int threads) {
   const Machine<double> m = machine_of<double>(parts, count, batch, 0);

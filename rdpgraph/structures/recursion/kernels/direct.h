@@ -50,7 +50,7 @@ NOINLINE void direct_up(const Machine<Real>& m, const int64_t* step, int64_t fir
 
 template <typename Real>
 NOINLINE void direct_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
-                          Real* grads, Real* const* extras, Room<Real>& room) {
+                          Arena<Real> grads, Real* const* extras, Room<Real>& room) {
   const Link<Real> link(m, step);
   std::vector<Real> share(link.depth);
   for (int64_t item = first; item < last; ++item) {

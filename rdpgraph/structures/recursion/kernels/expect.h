@@ -22,7 +22,7 @@ struct Losses {
   Row x = {}, y = {}, below = {}, gains = {}, shares = {}, products = {}, losses = {};
   std::vector<int64_t> columns = {};  // of a row, those that go choice by choice
 
-  bool same() const { return ours.arena == theirs.arena; }
+  bool same() const { return ours.arena.others == theirs.arena.others; }
   const double* other() const { return same() ? x.data() : y.data(); }
 
   // The moves of one item of an input, or of one of its tables; null: none.
@@ -122,7 +122,7 @@ struct Losses {
       if (!(room.tops[s] > kNever<double>)) continue;
       const int64_t l = ours.entry(link.left, s, item, place), r = ours.entry(link.right, s, item, place);
       const double *one = room.left.data() + s * firsts, *two = room.right.data() + s * seconds;
-      const double *x = ours.arena, *y = theirs.arena, *below = means.arena;
+      const Arena<double> &x = ours.arena, &y = theirs.arena, &below = means.arena;
       const double tops[] = {largest(x + l, firsts), largest(x + r, seconds)};
       const double peaks[] = {finite(largest(y + l, firsts)), finite(largest(y + r, seconds))};
       if (!some++) peak = peaks[0] + peaks[1];

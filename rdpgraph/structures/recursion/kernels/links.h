@@ -106,7 +106,7 @@ template <typename Real> struct Link {
   }
 
   // Whether rows before products are kept.
-  bool keeps() const { return m.befores && (!rules || m.noted[2]); }
+  bool keeps() const { return m.befores && !m.noted[3] && (!rules || m.noted[2]); }
 
   // A row in logs, not of pairs, its base, and its largest; factors whose largest are far from 0 are
   // summed less these, so that the sum keeps its digits.
@@ -228,7 +228,7 @@ template <typename Real> struct Link {
       const int64_t l = m.entry(left, s, item, place), r = m.entry(right, s, item, place);
       if (l < 0 || r < 0) continue;
       const double levels = m.level_of(left, s, item, place) + m.level_of(right, s, item, place);
-      visit(m.arena + l, m.arena + r, Real(levels - off));
+      visit(l, r, Real(levels - off));
     }
   }
 
@@ -239,7 +239,8 @@ template <typename Real> struct Link {
     if (!rules) return row_of(item, place, to, off);
     std::fill(to, to + depth, kNever<Real>);
     Real* tops = to;
-    each_split(item, place, off, [&](const Real* one, const Real* two, Real more) {
+    each_split(item, place, off, [&](int64_t l, int64_t r, Real more) {
+      const Real *one = m.arena + l, *two = m.arena + r;
       for (int64_t c = 0; c < firsts; ++c) {
         Real* to = tops + c * seconds;
         for (int64_t e = 0; e < seconds; ++e) to[e] = std::max(to[e], one[c] + two[e] + more);
@@ -248,7 +249,8 @@ template <typename Real> struct Link {
     if (m.best || splits == 1) return tops;
     room.terms.assign(depth, Real(0));
     room.peaks.resize(seconds);
-    each_split(item, place, off, [&](const Real* one, const Real* two, Real more) {
+    each_split(item, place, off, [&](int64_t l, int64_t r, Real more) {
+      const Real *one = m.arena + l, *two = m.arena + r;
       for (int64_t c = 0; c < firsts; ++c) {
         Real *to = room.terms.data() + c * seconds, *shares = room.peaks.data();
         for (int64_t e = 0; e < seconds; ++e)
@@ -348,21 +350,24 @@ NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first
 // Passes the gradient of a row's entries on to their parts.
 template <typename Real>
 NOINLINE void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t item, int64_t place,
-                const Real* shares, const Real* row, double base, Real* grads) {
+                const Real* shares, const Real* row, double base, Arena<Real> grads) {
   if (!link.rules) {
     link.each_factor(item, place, [&](int64_t at, int64_t labels) {
-      for (int64_t i = 0; i < link.depth; ++i) grads[at + (labels > 1 ? i : 0)] += shares[i];
+      Real* to = grads + at;
+      for (int64_t i = 0; i < link.depth; ++i) to[labels > 1 ? i : 0] += shares[i];
     });
     return;
   }
-  link.each_split(item, place, base, [&](const Real* one, const Real* two, Real more) {
+  link.each_split(item, place, base, [&](int64_t l, int64_t r, Real more) {
+    const Real *one = m.arena + l, *two = m.arena + r;
+    Real *first = grads + l, *second = grads + r;
     for (int64_t c = 0; c < link.firsts; ++c)
       for (int64_t e = 0; e < link.seconds; ++e) {
         const int64_t i = c * link.seconds + e;
         if (!(row[i] > kNever<Real>) || shares[i] == 0) continue;
         const Real part = shares[i] * std::exp(one[c] + two[e] + more - row[i]);
-        grads[one - m.arena + c] += part;
-        grads[two - m.arena + e] += part;
+        first[c] += part;
+        second[e] += part;
       }
   });
 }
@@ -397,7 +402,7 @@ NOINLINE void add_products(const Real* before, const Real* after, int64_t some, 
 // beside the extras of all tables, where they are wanted.
 template <typename Real>
 NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
-               Real* grads, Real* shares, Real* const* extras, int64_t slots, Room<Real>& room) {
+               Arena<Real> grads, Real* shares, Real* const* extras, int64_t slots, Room<Real>& room) {
   const Link<Real> link(m, step);
   const int64_t *table = m.table(step[3]), columns = table[5], depth = link.depth;
   const int64_t wide = panels_of(depth, width<Real>()) * width<Real>();
@@ -408,7 +413,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
   link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
     const Prepared<Real> t = prepared(m, step[3], which, step[10]);
     const int64_t own = (which * table[8] + step[10]) * depth * columns;
-    const Real* before = link.before(m.befores, which, q);
+    Real* before = link.before(m.befores, which, q);
     const Real* sums = link.after(m.afters, which, q);
     Real* after = link.after(shares, which, q);
     link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
@@ -438,6 +443,7 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
       }
       // Sums below the limit are passed on above, or are of nothing.
       for (int64_t j = 0; j < columns; ++j) h[j] = sum[j] < low ? 0 : grad[j] / sum[j];
+      if (m.noted[3]) link.scaled(item, place, before + r * depth, room);
     });
     by_panels(after, some, columns, t.back, depth, room.sums.data(), false, m.threads);
     link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {

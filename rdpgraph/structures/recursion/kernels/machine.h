@@ -57,8 +57,6 @@ void moved(const Machine<Real>& m, const int64_t* step, int64_t item, Visit visi
 template <typename Real>
 void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uint8_t>& bad) {
   Room<Real> room;
-  std::memcpy(m.sites(m.arena, first), m.sites(const_cast<Real*>(m.template tensor<Real>(0)), first),
-              (last - first) * m.size_of_sites() * sizeof(Real));
   for (int64_t item = first; item < last; ++item)
     bad[item] |= unsound(m.sites(m.arena, item), m.size_of_sites());
   for (int64_t n = 0; n < m.count && !m.noted[0]; ++n) {
@@ -150,7 +148,7 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
 }
 
 template <typename Real>
-void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* pull, Real* grads,
+void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* pull, Arena<Real> grads,
               Real* shares, Real* const* extras, int64_t slots) {
   Room<Real> room;
   for (int64_t item = first; item < last; ++item) grads[m.at(m.count - 1, item, 0)] = pull[item];

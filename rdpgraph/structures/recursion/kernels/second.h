@@ -11,14 +11,14 @@ namespace {
 // gradient's derivative D, passes p (D + G (t - u)) on to its parts.
 struct Second {
   Losses& along;        // the derivatives of values, computed, with rows of links kept
-  const double* pulls;  // the gradients
-  double* turns;        // their derivatives
+  Arena<double> pulls;  // the gradients
+  Arena<double> turns;  // their derivatives
   double *heads, *tails;  // rows of links after products: G / sum, and (D - G u) / sum
   double* const* extras;  // derivatives of the gradient of tables, of entries that go choice by choice
   const Machine<double>& m = along.ours;
   Losses::Row shares = {}, own = {}, pull = {}, tau = {}, backs = {}, entries = {};
 
-  const double* moved_by() const { return along.means.arena; }
+  const Arena<double>& moved_by() const { return along.means.arena; }
 
   bool counts(int64_t at) const { return (pulls[at] != 0 || turns[at] != 0) && m.arena[at] > kNever<double>; }
 
@@ -31,8 +31,8 @@ struct Second {
   void pass_on(const Link<double>& link, int64_t item, int64_t place, const double* row, const double* pull,
                const double* turn, const double* move) {
     if (!link.rules) return exact_down(m, link, item, place, turn, row, 0.0, turns);
-    link.each_split(item, place, 0.0, [&](const double* one, const double* two, double) {
-      const int64_t l = one - m.arena, r = two - m.arena;
+    link.each_split(item, place, 0.0, [&](int64_t l, int64_t r, double) {
+      const double *one = m.arena + l, *two = m.arena + r;
       for (int64_t c = 0; c < link.firsts; ++c)
         for (int64_t e = 0; e < link.seconds; ++e) {
           const int64_t i = c * link.seconds + e;

@@ -180,7 +180,7 @@ void series_up(const Series<Real>& series, int64_t first, int64_t last, Room<Rea
 }
 
 template <int K, typename Real>
-void series_down(const Series<Real>& series, int64_t first, int64_t last, Real* grads, Real* shares,
+void series_down(const Series<Real>& series, int64_t first, int64_t last, Arena<Real> grads, Real* shares,
                  Real* const* extras, int64_t slots, Room<Real>& room) {
   const Machine<Real>& m = series.m;
   const int64_t depth = series.depth, left = depth - (K - 1) * lanes<Real>();

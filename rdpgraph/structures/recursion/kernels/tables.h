@@ -22,6 +22,17 @@ constexpr int64_t kBlock = 64;    // rows of a link that are worked on together
 constexpr double kWide = 64;      // nats, up to which float32 keeps 18 binary digits after the point
 constexpr int64_t kShared = 1 << 17;  // multiply-adds of a product that threads share
 
+// A number for each entry of all values, by offset: those of the sites come first, and may lie elsewhere.
+template <typename Real> struct Arena {
+  Real *sites, *others;  // from both of which offsets are counted
+  int64_t size;          // of the sites
+
+  Arena(Real* all) : sites(all), others(all), size(0) {}
+  Arena(Real* sites, Real* after, int64_t size) : sites(sites), others(after - size), size(size) {}
+  INLINE Real* operator+(int64_t at) const { return (at < size ? sites : others) + at; }
+  INLINE Real& operator[](int64_t at) const { return *(*this + at); }
+};
+
 // A program and its inputs.
 template <typename Real> struct Machine {
   const int64_t* values;      // (n, kValue): numbers of one item before it, places, labels, rows with
@@ -32,13 +43,14 @@ template <typename Real> struct Machine {
   const int64_t* tables;      // (slots, kTable): address, items, their stride (-1: they are one), rows, their stride,
                               // columns, their stride, where its room begins (-1: it is no table; -2:
                               // it is read where it lies), dense tables of an item
-  Real* arena;                // all values, the potentials of the sites first
+  Arena<Real> arena;          // all values
   Real* room;                 // prepared tables
   double* levels;             // what is taken off rows of links and sums, so that long recursions
                               // keep their digits; null: nothing
   Real *befores, *afters;     // rows of links before and after products, or null
   int64_t* noted;             // whether sums of large numbers lost digits, whether there is a NaN, and
-                              // (given) whether befores has those of pairs
+                              // (given) whether befores has those of pairs, and whether these rows are
+                              // not kept but made again on the way down, in place of values
   int64_t count, batch;
   bool best;
   int threads;                // of a product, where there are fewer items than threads
@@ -49,9 +61,9 @@ template <typename Real> struct Machine {
     const int64_t* v = values + kValue * n;
     return batch * v[0] + v[4] + item * v[5] + place * v[2];
   }
-  // The sites of an item, at the start of values, gradients or scores of all.
+  // The sites of an item, among values, gradients or scores of all.
   int64_t size_of_sites() const { return table(0)[3] * table(0)[5]; }
-  Real* sites(Real* all, int64_t item) const { return all + item * size_of_sites(); }
+  Real* sites(Arena<Real> all, int64_t item) const { return all.sites + item * size_of_sites(); }
   // Where the level of a row is; null: it is 0.
   double* level_at(int64_t n, int64_t item, int64_t place) const {
     const int64_t* v = values + kValue * n;

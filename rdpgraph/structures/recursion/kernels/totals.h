@@ -55,7 +55,7 @@ NOINLINE void beside(const Machine<Real>& m, const int64_t* step, int64_t item, 
 // Passes shares (ways, labels, count) on to the alternatives of some places.
 template <typename Real>
 NOINLINE void beside_down(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place,
-                          int64_t count, const Real* shares, Real* grads) {
+                          int64_t count, const Real* shares, Arena<Real> grads) {
   const int64_t labels = m.labels(step[1]);
   const int32_t* way = m.index + step[2];
   for (int64_t w = 0; w < step[3]; ++w, way += 2 + kPart * way[1])
@@ -161,7 +161,7 @@ NOINLINE void total_up(const Machine<Real>& m, const int64_t* step, int64_t firs
 // Passes shares (ways, labels) on to the alternatives of a place.
 template <typename Real>
 void ways_down(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place, int64_t labels,
-               const Real* shares, Real* grads) {
+               const Real* shares, Arena<Real> grads) {
   m.each_way(step, [&](int64_t row, const int32_t* part, int64_t factors, int64_t a) {
     for (int64_t f = 0; f < factors; ++f)
       if (m.entry(part + f * kPart, a, item, place) < 0) return;
@@ -175,7 +175,7 @@ void ways_down(const Machine<Real>& m, const int64_t* step, int64_t item, int64_
 
 template <typename Real>
 NOINLINE void total_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
-                Real* grads, Room<Real>& room) {
+                Arena<Real> grads, Room<Real>& room) {
   const int64_t places = m.places(step[1]), ways = step[4], run = run_of(m, step);
   int64_t labels = m.labels(step[1]);
   room.terms.resize(std::max<int64_t>(1, ways * labels * run));

@@ -1,0 +1,85 @@
+"""Tensors of a program: as its slots have them, and as numbers for the compiled machine."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core import tuning
+from rdpgraph.structures.recursion import library
+from rdpgraph.structures.recursion.links import Table
+from rdpgraph.structures.recursion.program import Program, Slot
+from rdpgraph.structures.recursion.steps import Leaf
+
+TABLE, DIRECT = 9, -2
+"""Numbers of a tensor, and the room of a table that is read where it lies."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The tensors that a program is run on."""
+
+    unary: Tensor  # (B, sites, K) the potentials of the sites
+    # Of each slot: leaves (B or 1, P, K), tables (n, S, I, J), of which item b has number b mod n,
+    # or (I, J), and places (B or 1, M, P) int64.
+    given: Sequence[Tensor]
+
+    def over(self, temperature: float) -> "Inputs":
+        """All log-values over a temperature."""
+        parts = [part / temperature if part.is_floating_point() else part for part in self.given]
+        return Inputs(self.unary / temperature, parts)
+
+    def double(self) -> "Inputs":
+        """The same in float64."""
+        given = [part.double() if part.is_floating_point() else part for part in self.given]
+        return Inputs(self.unary.double(), given)
+
+
+def tensor_of(slot: Slot, dtype: torch.dtype) -> Tensor:
+    """The tensor of a slot, from its source."""
+    if isinstance(slot, Leaf):
+        assert slot.logs is not None
+        return slot.logs.to(dtype).contiguous()
+    if isinstance(slot, Table):
+        return slot.source.contiguous() if slot.source.shape[1] > 1 else slot.source
+    assert slot.index is not None
+    return slot.index.long().contiguous()
+
+
+def table_in_rows(program: Program, tables: "array[int]") -> "array[int] | None":
+    """The numbers of the only table, if values of its links lie as rows before and after do."""
+    if program.first_link is None:
+        return None
+    (slot,) = program.rows
+    table = tables[TABLE * slot : TABLE * (slot + 1)]
+    return table if table[1] == 1 else None  # not tables of items, whose rows lie item by item
+
+
+def tables_of(program: Program, inputs: Inputs, *, alike: bool) -> tuple["array[int]", int]:
+    """(slots, 9) addresses, sizes and strides of tensors, and the size of the prepared tables."""
+    unary = inputs.unary
+    wide = library.panel_width(unary.element_size())
+    batch, sites, states = unary.shape
+    rows = array("q", [unary.data_ptr(), batch, 0, sites, 0, states, 0, -1, 1])
+    size = 0
+    for slot, (owner, part) in enumerate(zip(program.slots, inputs.given, strict=True), 1):
+        if isinstance(owner, Table):
+            items, many, depth, columns = (1, 1, *part.shape)[-4:]
+            hop, _, row, column = (0, 0, *part.stride())[-4:]
+            direct = items == batch and program.reads[slot] <= tuning.DIRECT_ROWS * many
+            one = alike and not direct and items > 1 and not hop  # for all items
+            hop, room = -1 if one else hop, DIRECT if direct else size
+            rows.extend((part.data_ptr(), items, hop, depth, row, columns, column, room, many))
+            panels = -(-columns // wide) * depth + -(-depth // wide) * columns
+            size += (not direct) * (1 if one else items) * many * (columns + panels * wide)
+        else:
+            hop = part[0].numel() if len(part) else 0
+            rows.extend((part.data_ptr(), part.shape[0], hop, 0, 0, 0, 0, -1, 1))
+    return rows, size
+
+
+def places_of(parts: Sequence[Tensor | None]) -> "array[int]":
+    """The addresses of tensors; 0: none."""
+    return array("q", [0 if part is None else part.data_ptr() for part in parts])
