@@ -42,6 +42,7 @@ _NUMBERLESS: frozenset[Any] = frozenset((
 """Functions that give the same for all tensors of a shape and type."""
 _TYPED: frozenset[Any] = frozenset((Tensor.to, Tensor.type_as, Tensor.expand_as))
 """Functions that take the numbers of their first tensor alone."""
+_PARTING: frozenset[Any] = frozenset((Tensor.split, torch.split, Tensor.unbind, torch.unbind))
 _HIDDEN: frozenset[Any] = frozenset((Tensor.data_ptr, Tensor.untyped_storage))
 _ABSENT = object()
 Captured = tuple[Any, str, object]
@@ -250,14 +251,19 @@ class Tracer(TorchFunctionMode):
         ends = self._numbered(list(results))
         if not self._sound or not torch.equal(self._state, torch.get_rng_state()):
             return None
-        needed = self._sized.union(item for item in ends if type(item) is _Part)
+        needed, sized = {item for item in ends if type(item) is _Part}, set(self._sized)
         operations = list[Operation]()
         for each in reversed(self._operations):
             made = range(each.first, each.first + len(each.shapes))
-            if not made or not needed.isdisjoint(made):
-                operations.append(each)
-                parts = _leaves((each.args, each.options))
-                needed.update(item for item in parts if type(item) is _Part)
+            parts = [part for part in _leaves((each.args, each.options)) if type(part) is _Part]
+            if made and needed.isdisjoint(made):
+                if each.function in _PARTING:  # the shapes of parts are as those of the whole
+                    sized.update(parts if not sized.isdisjoint(made) else ())
+                    continue
+                if sized.isdisjoint(made):
+                    continue
+            operations.append(each)
+            needed.update(parts)
         return Trace(operations[::-1], ends, captured)
 
 
