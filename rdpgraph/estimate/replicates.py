@@ -20,7 +20,8 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.restriction import Support
 from rdpgraph.structures.draws import uniform
 
-_FEW = 8  # fewer replicates do not show that they miss something
+# Fewer replicates do not show that they miss something; nor do those that are worth fewer.
+_FEW, _WORTH = 8, 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +107,8 @@ class Replicates:
         """Status with the replicates' error and effective number, of the worst item.
 
         Neither for one replicate, or for draws with equal weights, which have no known error.
-        Converged: there are eight and more, and no few of them dominate; for messages that iterate,
-        whether these have converged.
+        Converged: there are eight and more, worth six and half of their number; for messages that
+        iterate, whether these have converged.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
         status = replace(
@@ -130,7 +131,7 @@ class Replicates:
                 f"{self.count} of {_FEW} replicates that an error is known by: replicates=16, and "
                 "interval() for the error by Student's t"
             )
-        elif size < self.count / 2:
+        elif size < max(self.count / 2, _WORTH):
             doubt = f"{self.count} replicates are worth {size:.2g}: keep more states"
         else:
             return status

@@ -83,6 +83,15 @@ def test_intervals_of_few_replicates_are_wide():
     assert status.remedy.startswith("2 of 8 replicates")
 
 
+def test_few_replicates_of_heavy_tails_are_not_sure():
+    model = rg.Chain(torch.zeros(6, 400, dtype=torch.float64), 3 * draw(400, 400))
+    estimator = rg.Randomized.default(keep=40, replicates=8)
+    for seed in range(30):
+        posterior = rg.infer(model, estimator=estimator, generator=seeded(seed))
+        error = abs(float(posterior.log_partition - model.log_partition()))
+        assert error < 4 * float(posterior.standard_error) or not posterior.status.converged
+
+
 @pytest.mark.parametrize("durations", [1, 2, 3])
 def test_segments_take_one_map_for_all_only_if_asked(durations):
     embeddings = 0.3 * draw(4, 2)
