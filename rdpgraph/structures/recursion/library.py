@@ -6,6 +6,7 @@ cache folder must be writable by the user alone. A truncated or planted file is 
 
 import ctypes
 import functools
+import logging
 import os
 import platform
 import shutil
@@ -23,6 +24,8 @@ import torch
 
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.structures.recursion import building
+
+_log = logging.getLogger(__name__)
 
 _FLAGS = (*building.FLAGS, "-march=native")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
@@ -181,6 +184,7 @@ def _library(compiler: str, flags: tuple[str, ...]) -> tuple[ctypes.CDLL, Path]:
                     raise
         with suppress(OSError):
             file.unlink()
+    _log.warning("Building rdpgraph's compiled code in %s, once: half a minute or so.", folder)
     file = building.build([compiler, *flags], folder, stem)
     try:
         return _opened(file), file

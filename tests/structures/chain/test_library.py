@@ -106,6 +106,13 @@ def foreign(file):
 
 
 @needs_kernel
+def test_a_build_says_so_once(cache, caplog):
+    load()
+    load()
+    assert [str(cache) in record.getMessage() for record in caplog.records] == [True]
+
+
+@needs_kernel
 @pytest.mark.parametrize("damage", [cut, empty, flipped, renamed, writable, planted, foreign])
 def test_a_damaged_file_is_built_anew(damage, cache):
     first = load().kernel
