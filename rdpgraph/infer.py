@@ -145,7 +145,8 @@ def explain(
 def _checked(model: object) -> FactorGraph:
     if not isinstance(model, FactorGraph):
         raise ModelError(
-            f"infer and explain need a FactorGraph or a Structure; got {type(model).__name__}."
+            f"infer and explain need a FactorGraph or a Structure; got {type(model).__name__}. "
+            "rg.read gives the graph of a file."
         )
     require_room_for_states(model)
     if any(part._version != version for block in model.blocks for part, version in block.copied):

@@ -48,12 +48,12 @@ def checked_transition(
         checked_log_values(f"{owner}'s transition", transition)
     *batch, total, states = unary.shape
     shape = tuple(transition.shape)
-    per_step = (max(total - 1, 0), states, states)
-    fits = shape == (states, states) or (len(shape) >= 3 and shape[-3:] == per_step)
+    one, steps = (states, states), max(total - 1, 0)
+    fits = shape == one or (len(shape) >= 3 and shape[-3:] == (steps, *one))
     if not fits or not broadcasts(shape[:-3], batch):
         raise ModelError(
             f"{owner} over {total} steps of {states} states, batch {tuple(batch)}, needs a "
-            f"transition of shape {(states, states)} or (*batch, *{per_step}), [from, to]; got "
+            f"transition of shape {one} or (*batch, {steps}, {states}, {states}), [from, to]; got "
             f"{shape}."
         )
     if transition.device != unary.device:

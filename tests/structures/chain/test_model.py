@@ -340,7 +340,7 @@ START, ROWS = torch.full((3,), 1 / 3).log(), torch.full((3, 3), 1 / 3).log()
         (lambda: rg.Chain(U.long(), F), "needs floating log-values"),
         (lambda: rg.Chain(U + math.nan, F), "got NaN"),
         (lambda: rg.Chain(U, F + math.inf), "got \\+inf"),
-        (lambda: rg.Chain(U, F[:2]), "needs a transition of shape"),
+        (lambda: rg.Chain(U, F[:2]), r"of shape \(3, 3\) or \(\*batch, 3, 3, 3\)"),
         (lambda: rg.Chain(U, torch.zeros(4, 3, 3)), "needs a transition of shape"),
         (lambda: rg.Chain(U, torch.zeros(5, 3, 3, 3)), "needs a transition of shape"),
         (lambda: rg.Chain(U, rg.Table(F[:2])), "needs a transition of shape"),
