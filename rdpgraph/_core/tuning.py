@@ -24,8 +24,8 @@ MOST_TABULATED = 2**28
 MOST_DIMS = 60
 """Variables of a dense table: NumPy and torch stop at 64 dims."""
 
-SCAN_BLOCK = 2**26
-"""Elements of the matrices of an associative scan: longer chains are swept step by step."""
+SYMBOL_BLOCK = 2**26
+"""Elements of the matrices of all symbols of a hidden Markov model of low rank."""
 
 PIECE = 2**14
 """Characters of a file, rows of a table, or syndromes that are worked on at a time."""
@@ -87,10 +87,6 @@ SECONDS_PER_GROUP = 1e-4
 
 SECONDS_PER_CALL = 5e-6
 """Seconds of a call into torch, or of a launch on a GPU."""
-
-SCAN_LEVEL, SCAN_MATRIX, RECURSION_STEP = 165e-6, 1.2e-6, 11e-6
-"""Seconds of a level of an associative scan, of each of its matrices, and of a step of the
-recursion that it replaces."""
 
 SECONDS_PER_FACTOR = 1e-4
 """Seconds of a pass of mini-buckets for each variable and factor; on 100,000 and 200,000."""
@@ -209,8 +205,9 @@ FEWEST_SITES, MOST_PADDED = 3, 2
 """Variables of a chain in a graph, fewer being contracted as fast; most sites for each of them."""
 
 # Rates beside those above.
-STEP_LAUNCHES, LEVEL_LAUNCHES = 7, 22
-"""Launches on a GPU of a step of a chain's recursion, and of a level of a scan."""
+STEP_LAUNCHES, MACHINE_STEP, MACHINE_PRODUCT, HOST_COPIES = 7, 1e-7, 1e-10, 2e-4
+"""Launches on a GPU of a step of a chain's recursion; seconds of a step of an item on the compiled
+machine, of each multiply-add there, and of copies between a GPU and the host."""
 ASSUMED_SWEEPS, CLUSTER_PASSES, DAMPED_SWEEP = 20, 3, 1.2
 """Sweeps that clusters are assumed to need, passes over a cluster's table for each link and sweep,
 and the cost of a damped sweep, in sweeps."""

@@ -13,10 +13,11 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, Paths, Transition, Unary
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.structures.chain import logs, native, recursion, tapes
+from rdpgraph.structures.chain import logs, recursion, tapes
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise, checked_temperature, gumbel
+from rdpgraph.structures.recursion import library
 
 
 def traceback(
@@ -39,16 +40,20 @@ def traceback(
     """
     batch, total, width = messages.shape
     many = tuning.per_block(count * batch * width, tuning.CACHE_BLOCK)
-    if not isinstance(transition, Tensor) or not native.applies(messages, transition):
+    served = tapes.serves(messages, transition)
+    if not served or not isinstance(transition, Tensor) or transition.ndim > 2:
         return _traced(messages, as_steps(transition), lengths, count, noise, many)
-    states = lengths.new_empty(count, batch, total)
-    messages, turned = messages.contiguous(), transition.mT.contiguous()
-    lengths, last = lengths.contiguous(), total - 1
+    states, last = lengths.new_empty(count, batch, total), total - 1
+    given = messages.contiguous(), transition.mT.contiguous(), lengths.contiguous()
     while last >= 0:
-        steps = last + 1 if noise is None else min(last + 1, many)
-        shaken = None if noise is None else noise(last, steps).contiguous()
-        native.trace(messages, turned, lengths, states, shaken, last)
-        last -= steps
+        first = 0 if noise is None else max(0, last + 1 - many)
+        shaken = None if noise is None else noise(last, last + 1 - first).contiguous()
+        tensors = *given, shaken, states
+        places = [None if part is None else part.data_ptr() for part in tensors]
+        threads = library.threads((last + 1 - first) * count * batch * width)
+        trace = library.function("trace", messages.dtype)
+        trace(*places, count, batch, total, width, first, last, threads)
+        last = first - 1
     return states
 
 

@@ -42,7 +42,7 @@ def symbols_worthwhile(
     For so many different symbols, observations of shape (batch, steps), N states and rank r.
     """
     batch, total = observations
-    if total < 4 or max(symbols * states * rank, batch * total * rank**2) > tuning.SCAN_BLOCK:
+    if total < 4 or max(symbols * states * rank, batch * total * rank**2) > tuning.SYMBOL_BLOCK:
         return False
     # The calls that matrices need beyond those of vectors, which the machine needs few of.
     rate, calls = (1e10, 200) if device.type == "cpu" else (1e12, -20 * total)

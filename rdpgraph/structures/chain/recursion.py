@@ -11,7 +11,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import finite, soft_sum
-from rdpgraph.structures.chain import logs, scaled, scan, tapes
+from rdpgraph.structures.chain import logs, scaled, tapes
 from rdpgraph.structures.chain.steps import (
     OperatorSteps,
     RankSteps,
@@ -61,14 +61,23 @@ def log_partition(
     dtype = torch.promote_types(unary.dtype, sides[0].dtype)
     work = dtype if dtype == torch.float64 else torch.float32
     wide = work if unary.device.type == "mps" else torch.float64
-    given, links = unary.to(work), of_tables(*(side.to(work) for side in sides))
+    here = torch.device("cpu") if _is_for_host(unary, sides) else unary.device
+    given, *tables = (part.to(here, work) for part in (unary, *sides))
+    links = of_tables(*tables)
     # With ranks the machine keeps twice as much, which counts where there is much.
-    if tapes.serves(given, links) and (len(sides) == 1 or unary.numel() <= tuning.BLOCK):
-        return tapes.log_partition(given, links, lengths).to(dtype)
+    if tapes.serves(given, links) and (len(sides) == 1 or given.numel() <= tuning.BLOCK):
+        return tapes.log_partition(given, links, lengths.to(here)).to(unary.device, dtype)
     attempts = [(kind, scaled.log_partition) for kind in dict.fromkeys((work, wide))]
-    if len(sides) == 1 and scan.worthwhile(unary):
-        attempts = [(work, scan.log_partition), *attempts]
     return _first_safe([*attempts, (wide, _in_logs)], unary, lengths, *sides).to(dtype)
+
+
+def _is_for_host(unary: Tensor, sides: Sequence[Tensor]) -> bool:
+    """Return whether the host's machine is expected to be faster than the launches on a GPU."""
+    batch, steps, _ = unary.shape
+    products = sum(math.prod(side.shape[-2:]) for side in sides)
+    work = batch * steps * (tuning.MACHINE_STEP + 3 * products * tuning.MACHINE_PRODUCT)
+    launches = steps * tuning.STEP_LAUNCHES * tuning.SECONDS_PER_CALL
+    return unary.device.type == "cuda" and work + tuning.HOST_COPIES < launches
 
 
 Attempt = Callable[..., tuple[Tensor, Tensor]]

@@ -7,8 +7,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from rdpgraph.structures.chain import logs, scaled, scan, tapes
-from rdpgraph.structures.chain.factors import masked
+from rdpgraph.structures.chain import logs, scaled, tapes
 from rdpgraph.structures.chain.recursion import log_partition, messages
 from rdpgraph.structures.dependency import elimination
 
@@ -75,7 +74,6 @@ ROUTES = {
     "scaled": lambda *parts: in_doubt(*parts)[0],
     "taped": taped,
     "logs": in_logs,
-    "scan": lambda unary, *others: scan.log_partition(unary, *others[::-1])[0],
 }
 
 
@@ -99,7 +97,7 @@ def test_value_and_gradient_are_those_of_the_sum_over_sequences(kind, route):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("route", ["dispatched", "scaled", "taped", "logs", "scan"])
+@pytest.mark.parametrize("route", ["dispatched", "scaled", "taped", "logs"])
 @pytest.mark.parametrize("steps", [2, 4])
 def test_gradients_of_both_orders(kind, route, steps):
     unary, transition, lengths = parts(kind, steps=steps)
@@ -300,63 +298,6 @@ def test_messages_give_the_marginals_and_the_prefixes(kind, spread):
                 )
                 assert found.log_backward[item, step].amax() == 0
             torch.testing.assert_close(found.log_forward[item, step].exp().sum().item(), 1.0)
-
-
-def case_of(steps, spread=1.0, dtype=torch.float64, kind="shared"):
-    generator = torch.Generator().manual_seed(steps)
-    shape = (4, 4) if kind == "shared" else (3, steps - 1, 4, 4)
-    unary = spread * torch.randn(3, steps, 4, generator=generator, dtype=dtype)
-    transition = spread * torch.randn(shape, generator=generator, dtype=dtype)
-    gone = torch.rand(shape, generator=generator) < 0.2
-    lengths = torch.tensor([steps, max(steps - 3, 0), 1])
-    return unary, transition.masked_fill(gone, -INF), lengths
-
-
-@pytest.mark.parametrize("kind", ["shared", "batch"])
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 7, 8, 33])
-def test_any_number_of_steps(steps, kind):
-    unary, transition, lengths = case_of(steps, kind=kind)
-    inputs = (unary.requires_grad_(), transition.requires_grad_())
-    values, doubtful = scan.log_partition(unary, lengths, transition)
-    expected = in_logs(unary, transition, lengths)
-    assert not doubtful.any()
-    torch.testing.assert_close(values, expected)
-    pairs = zip(
-        torch.autograd.grad(
-            values[values > -INF].sum(), inputs, materialize_grads=True, allow_unused=True
-        ),
-        torch.autograd.grad(
-            expected[expected > -INF].sum(), inputs, materialize_grads=True, allow_unused=True
-        ),
-        strict=True,
-    )
-    for found, wanted in pairs:
-        torch.testing.assert_close(found, wanted)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("spread", [3.0, 10.0, 100.0, 1000.0])
-def test_right_or_in_doubt(spread, dtype):
-    unary, transition, lengths = case_of(33, spread, dtype)
-    values, doubtful = scan.log_partition(unary, lengths, transition)
-    wide = masked(unary.double(), lengths), transition.double(), lengths
-    exact = logs.log_partition(*wide)
-    sure = ~doubtful
-    torch.testing.assert_close(values[sure].double(), exact[sure], rtol=1e-5, atol=1e-4)
-    if spread == 1000.0:
-        assert doubtful[0]
-    if spread == 3.0 and dtype == torch.float64:
-        assert sure.all()
-
-
-def test_the_price_decides():
-    def worthwhile(*shape):
-        return scan.worthwhile(torch.empty(shape, device="meta"))
-
-    assert worthwhile(1, 4096, 4)
-    assert not worthwhile(1, 4, 4)  # nothing to save
-    assert not worthwhile(1, 4096, 512)  # too much arithmetic
-    assert not worthwhile(64, 2**20, 16)  # too much memory
 
 
 def test_a_wrong_shape_is_noticed():
