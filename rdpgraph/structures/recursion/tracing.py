@@ -256,14 +256,12 @@ class Tracer(TorchFunctionMode):
         for each in reversed(self._operations):
             made = range(each.first, each.first + len(each.shapes))
             parts = [part for part in _leaves((each.args, each.options)) if type(part) is _Part]
-            if made and needed.isdisjoint(made):
-                if each.function in _PARTING:  # the shapes of parts are as those of the whole
-                    sized.update(parts if not sized.isdisjoint(made) else ())
-                    continue
-                if sized.isdisjoint(made):
-                    continue
-            operations.append(each)
-            needed.update(parts)
+            idle = made and needed.isdisjoint(made)
+            if idle and each.function in _PARTING and not sized.isdisjoint(made):
+                sized.update(parts)  # the shapes of parts are as those of the whole
+            elif not idle or not sized.isdisjoint(made):
+                operations.append(each)
+                needed.update(parts)
         return Trace(operations[::-1], ends, captured)
 
 
