@@ -75,8 +75,7 @@ def tables_of(program: Program, inputs: Inputs, *, alike: bool) -> tuple["array[
             panels = -(-columns // wide) * depth + -(-depth // wide) * columns
             size += (not direct) * (1 if one else items) * many * (columns + panels * wide)
         else:
-            hop = part[0].numel() if len(part) else 0
-            rows.extend((part.data_ptr(), part.shape[0], hop, 0, 0, 0, 0, -1, 1))
+            rows.extend((part.data_ptr(), part.shape[0], part.stride(0), 0, 0, 0, 0, -1, 1))
     return rows, size
 
 

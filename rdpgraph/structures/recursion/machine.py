@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._core.cache import cached_property
 from rdpgraph.logspace.gradients import is_transformed
 from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.inputs import (
@@ -44,6 +43,7 @@ class Run:
     # rows of pairs are among those before products, and whether these are not kept, but made again
     # for one gradient in place of values (2: they were).
     noted: "array[int]"
+    arrays: "array[int]"  # the addresses of all of these
 
     def value(self, number: int) -> Tensor:
         """(B, P, K) of a step; of no places if it is not stored."""
@@ -73,7 +73,9 @@ class Run:
     @property
     def goal(self) -> Tensor:
         """(B,) the value of the last step."""
-        return self._part(self.values, -1).view(-1)
+        batch = self.inputs.unary.shape[0]
+        start = batch * self.program.ranges[-1][0] - self.inputs.unary.numel()
+        return self.values[start : start + batch]
 
     def _all(self, number: float) -> tuple[Tensor, Tensor, Tensor]:
         """A number for each of all values; for those of the sites; and for the others."""
@@ -81,7 +83,7 @@ class Run:
         every = self.values.new_full((unary.numel() + self.values.numel(),), number)
         return every, every[: unary.numel()].view(unary.shape), every[unary.numel() :]
 
-    @cached_property
+    @property
     def _rows_of_links(self) -> slice | None:
         """The place of links among values, if these lie as rows before and after them do."""
         first, batch = self.program.first_link, len(self.inputs.unary)
@@ -106,10 +108,10 @@ class Run:
         as_rows = self._rows_of_links
         after = self._rows_after() if as_rows is None else below[as_rows]
         if self.noted[3]:
-            self._addresses[7], self.noted[3] = self.values[as_rows].data_ptr(), 2
+            self.arrays[7], self.noted[3] = self.values[as_rows].data_ptr(), 2
         pairs, rooms = self.program.pairs, self.tables[7::TABLE]
         sums = self._extras(
-            [use and slot in pairs and rooms[slot] != DIRECT for slot, use in enumerate(wanted)]
+            [slot in pairs and use and rooms[slot] != DIRECT for slot, use in enumerate(wanted)]
         )
         extras = self._down(gradient, wanted, (sites, below), after, sums)
         return self._collected(gradient, wanted, sites, below, extras)
@@ -296,20 +298,7 @@ class Run:
     @property
     def addresses(self) -> int:
         """The address of the addresses of all arrays of a run."""
-        return self._addresses.buffer_info()[0]
-
-    @cached_property
-    def _addresses(self) -> "array[int]":
-        program = self.program
-        fixed = [part.data_ptr() for part in (program.values, program.steps, program.index)]
-        levels = 0 if self.levels is None else self.levels.data_ptr()
-        rows = [0, 0]
-        if self.rows is not None:
-            before = 0 if self.noted[3] else program.row_sizes[1 if self.noted[2] else 0]
-            size = len(self.inputs.unary) * before * self.rows.element_size()
-            rows = [self.rows.data_ptr(), self.rows.data_ptr() + size]
-        values = self.tables.buffer_info()[0], self.values.data_ptr(), self.room.data_ptr(), levels
-        return array("q", [*fixed, *values, *rows, self.noted.buffer_info()[0]])
+        return self.arrays.buffer_info()[0]
 
 
 def program_of(tape: Tape) -> Program | None:
@@ -363,7 +352,7 @@ def run(
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype
     tables, size = tables_of(program, inputs, alike=alike)
-    values = unary.new_empty(batch * program.size - unary.numel())
+    values, room = unary.new_empty(batch * program.size - unary.numel()), unary.new_empty(size)
     levels = None
     if dtype == torch.float32 and not whole:
         levels = unary.new_empty(batch * program.levels, dtype=torch.float64)
@@ -375,8 +364,12 @@ def run(
     before = 0 if again else before if pairs else plain
     kept = unary.new_empty(batch * (before + after)) if rows else None
     noted = array("q", [0, 0, pairs, again])
-    parts = values, unary.new_empty(size), levels, kept, tables, best, noted
-    done = Run(program, inputs, *parts)
+    fixed = program.values, program.steps, program.index
+    arrays = places_of([*fixed, None, values, room, levels, kept, kept, None])
+    arrays[3], arrays[9] = tables.buffer_info()[0], noted.buffer_info()[0]
+    if kept is not None:
+        arrays[8] += batch * before * kept.element_size()
+    done = Run(program, inputs, values, room, levels, kept, tables, best, noted, arrays)
     library.function("up", dtype)(
         done.addresses, len(program.ranges), batch, len(inputs.given) + 1, best,
         library.threads(program.work * batch, batch if batch > 1 else None),

@@ -252,6 +252,24 @@ void products_gradient(const Machine<Real>& m, int64_t slot, const Real* product
     add_weighted<Real>(m, slot, k / table[8], k % table[8], products + k * size, table[5], nullptr, gradients);
 }
 
+// Sums over rows of the products of `some` numbers of each and of another row of at most K vectors.
+template <int K, typename Real>
+void few_products(const Real* left, int64_t hop, const Real* right, int64_t columns, int64_t rows, int64_t some,
+                  Real* sums) {
+  const int64_t left_over = columns - (K - 1) * lanes<Real>();
+  by_rows(some, [&](auto count) {
+    Lane<Real> all[count][K] = {};
+    for (int64_t r = 0; r < rows; ++r) {
+      Row<Real, K> x;
+      x.read(right + r * columns, left_over);
+      for (int i = 0; i < count; ++i)
+        for (int k = 0; k < K; ++k) all[i][k] += left[r * hop + i] * x.of[k];
+    }
+    for (int i = 0; i < count; ++i)
+      for (int k = 0; k < K; ++k) store(sums + i * width<Real>() + k * lanes<Real>(), all[i][k], lanes<Real>());
+  });
+}
+
 // Adds sums over all links of products of rows before and after them, times weights and a move (null: 1), to the
 // gradients of a slot's tables.
 template <typename Real>
@@ -261,15 +279,14 @@ void table_gradient(const Machine<Real>& m, int64_t slot, const Real* befores, c
   const int64_t *table = m.table(slot), depth = table[3], columns = table[5], many = panels_of(columns, wide);
   std::vector<Real> left(depth * most), right(many * wide * most), sums(depth * many * wide);
   const auto add = [&](int64_t item, int64_t number, const Real* before, const Real* after, int64_t rows) {
-    if (depth <= kRows && columns <= lanes<Real>()) {  // sums in registers
-      by_rows(depth, [&](auto count) {
-        Lane<Real> all[count] = {};
-        for (int64_t r = 0; r < rows; ++r) {
-          const Lane<Real> x = load(after + r * columns, columns);
-          for (int i = 0; i < count; ++i) all[i] += before[r * count + i] * x;
-        }
-        for (int i = 0; i < count; ++i) store(sums.data() + i * wide, all[i], lanes<Real>());
-      });
+    if (depth <= wide && columns <= wide) {  // rows are not moved
+      const bool more = columns > lanes<Real>();
+      for (int64_t start = 0; start < depth; start += kRows) {
+        const Real* from = before + start;
+        Real* to = sums.data() + start * wide;
+        if (more) few_products<2>(from, depth, after, columns, rows, std::min(kRows, depth - start), to);
+        else few_products<1>(from, depth, after, columns, rows, std::min(kRows, depth - start), to);
+      }
       return add_weighted(m, slot, item, number, sums.data(), wide, move, gradients);
     }
     for (int64_t start = 0; start < depth; start += kRows)

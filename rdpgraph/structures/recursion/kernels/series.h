@@ -192,8 +192,16 @@ void series_down(const Series<Real>& series, int64_t first, int64_t last, Arena<
     const Real *befores = series.rows(m.befores, 8, item), *afters = series.rows(m.afters, 9, item);
     Real* after = series.rows(shares, 9, item);
     pull.read(grads + series.at(series.many - 1, item), left);
+    bool some = false;  // whether a link behind has a gradient, unlike those beyond an item's length
     for (int64_t n = series.many; n--;) {
       Real* before = grads + series.at(n - 1, item);
+      if (!some) some = std::any_of(grads + series.at(n, item), grads + series.at(n, item) + depth,
+                                    [](Real x) { return x != 0; });
+      if (!some) {
+        std::fill(after + n * series.next(), after + n * series.next() + depth, Real(0));
+        pull.read(before, left);
+        continue;
+      }
       sums.read(afters + n * series.next(), left);
       for (int k = 0; k < K; ++k) {
         const auto faint = sums.of[k] < all<Real>(low);
