@@ -70,7 +70,7 @@ class Topology:
             return ()
         starts = np.cumsum(self.lengths) - self.lengths
         first = self.flat[starts]
-        labels = _component_labels(np.repeat(first, self.lengths), self.flat, self.num_variables)
+        labels = component_labels(np.repeat(first, self.lengths), self.flat, self.num_variables)
         owner = labels[first]
         order = np.argsort(owner, kind="stable")
         cuts = np.flatnonzero(np.diff(owner[order])) + 1
@@ -79,9 +79,9 @@ class Topology:
         return tuple(tuple(listed[a:b]) for a, b in pairwise(bounds))
 
 
-def _component_labels(left: Integers, right: Integers, num_variables: int) -> Integers:
-    """Smallest variable of each variable's component, given edges left[i] - right[i]."""
-    labels = np.arange(num_variables, dtype=np.int64)
+def component_labels(left: Integers, right: Integers, count: int) -> Integers:
+    """Smallest member of each one's connected component, given edges left[i] - right[i]."""
+    labels = np.arange(count, dtype=np.int64)
     while True:
         ends = labels[left], labels[right]
         low = np.minimum(*ends)

@@ -14,6 +14,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.reduction.network import Group, Network
 from rdpgraph.model.block import Block
 from rdpgraph.model.potentials.sparse import Projection
+from rdpgraph.plan.tree import component_labels
 
 Clause: TypeAlias = tuple[int, ...]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -45,21 +46,14 @@ class Encoding:
     @cached_property
     def components(self) -> tuple[tuple[tuple[int, ...], tuple[Clause, ...]], ...]:
         """Connected components: their variables and clauses."""
-        parent = list(range(self.count + 1))
-
-        def root(x: int) -> int:
-            while parent[x] != x:
-                parent[x] = x = parent[parent[x]]
-            return x
-
-        for clause in self.clauses:
-            for literal in clause[1:]:
-                parent[root(abs(literal))] = root(abs(clause[0]))
+        pairs = [(abs(clause[0]), abs(x)) for clause in self.clauses for x in clause]
+        first, other = np.array(pairs, np.int64).reshape(-1, 2).T
+        label = component_labels(first, other, self.count + 1).tolist()
         parts: dict[int, tuple[list[int], list[Clause]]] = {}
         for x in range(1, self.count + 1):
-            parts.setdefault(root(x), ([], []))[0].append(x)
+            parts.setdefault(label[x], ([], []))[0].append(x)
         for clause in self.clauses:
-            parts[root(abs(clause[0]))][1].append(clause)
+            parts[label[abs(clause[0])]][1].append(clause)
         return tuple((tuple(variables), tuple(clauses)) for variables, clauses in parts.values())
 
 

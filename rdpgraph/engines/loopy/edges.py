@@ -205,17 +205,3 @@ def edges_of(
         numbers=numbers,
         num_variables=num_variables,
     )
-
-
-def components(left: Tensor, right: Tensor, count: int) -> Tensor:
-    """(count,) label of each variable: the smallest number in its connected component.
-
-    Links ``left[i] - right[i]`` are given in both directions.
-    """
-    labels = torch.arange(count, device="cpu")
-    while True:
-        reached = labels.scatter_reduce(0, right, labels[left], "amin")
-        reached = reached[reached]
-        if torch.equal(reached, labels):
-            return labels
-        labels = reached

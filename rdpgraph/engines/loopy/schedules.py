@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.numbers import is_real
-from rdpgraph.engines.loopy.edges import Edges, components
+from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import finite, safe_log
+from rdpgraph.plan.tree import component_labels
 
 Sets: TypeAlias = Iterator[Tensor | None]
 """Numbers of edges (n,) int64 to update at once, or None for all; one set after the other."""
@@ -176,7 +177,8 @@ def _levels(edges: Edges, places: Tensor) -> Tensor:
     """First step of an order at which each variable can be updated."""
     left, right = edges.pairs
     level_with = places[left] == places[right]
-    group = components(left[level_with], right[level_with], len(places))
+    one, other = (side[level_with].numpy() for side in (left, right))
+    group = torch.from_numpy(component_labels(one, other, len(places)))
     earlier = places[left] < places[right]
     followers: dict[int, list[int]] = {}
     links = torch.stack([group[left[earlier]], group[right[earlier]]], 1).unique(dim=0)
