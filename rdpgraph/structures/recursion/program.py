@@ -9,7 +9,9 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,9 +74,9 @@ class Program:
     work: float  # multiply-adds of one item
 
     @cached_property
-    def ranges(self) -> list[tuple[int, ...]]:
-        """`values` as a list."""
-        return [tuple(row) for row in self.values.tolist()]
+    def ranges(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """`values` as an array, whose rows are read quickly."""
+        return self.values.numpy()
 
     @cached_property
     def reads(self) -> dict[int, int]:
@@ -84,7 +86,7 @@ class Program:
     @cached_property
     def links(self) -> list[int]:
         """The offsets of the values of all links by tables, for one item."""
-        return self.values[self.steps[:, 0] == _LINKED, 0].tolist()
+        return self.values[self.steps[:, 0] == _LINKED, 0].numpy().tolist()
 
     @cached_property
     def first_link(self) -> int | None:
