@@ -17,7 +17,6 @@ from rdpgraph.structures.chain import logs, recursion, tapes
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise, checked_temperature, gumbel
-from rdpgraph.structures.recursion import library
 
 
 def traceback(
@@ -39,29 +38,8 @@ def traceback(
         noise: called for each step, the last first; see `Noise`, (steps, count, B, N).
     """
     batch, total, width = messages.shape
+    steps = as_steps(transition)
     many = tuning.per_block(count * batch * width, tuning.CACHE_BLOCK)
-    served = tapes.serves(messages, transition)
-    if not served or not isinstance(transition, Tensor) or transition.ndim > 2:
-        return _traced(messages, as_steps(transition), lengths, count, noise, many)
-    states, last = lengths.new_empty(count, batch, total), total - 1
-    given = messages.contiguous(), transition.mT.contiguous(), lengths.contiguous()
-    while last >= 0:
-        first = 0 if noise is None else max(0, last + 1 - many)
-        shaken = None if noise is None else noise(last, last + 1 - first).contiguous()
-        tensors = *given, shaken, states
-        places = [None if part is None else part.data_ptr() for part in tensors]
-        threads = library.threads((last + 1 - first) * count * batch * width)
-        trace = library.function("trace", messages.dtype)
-        trace(*places, count, batch, total, width, first, last, threads)
-        last = first - 1
-    return states
-
-
-def _traced(
-    messages: Tensor, steps: Steps, lengths: Tensor, count: int, noise: Noise | None, many: int
-) -> Tensor:
-    """`traceback` step by step in torch, with the noise of ``many`` steps at a time."""
-    batch, total, _ = messages.shape
     if not total:
         return torch.empty(count, batch, 0, dtype=torch.long, device=messages.device)
     within, rows = inside(lengths, total).unsqueeze(2).unbind(1), messages.unbind(1)
@@ -179,9 +157,12 @@ def relaxed_by(
 ) -> Tensor:
     """`relaxed` as a function of its Gumbel noise, (count, B, T, N)."""
     count = noise.shape[0]
-    messages = recursion.forward(unary, transition, lengths)
-    with torch.no_grad():
-        states = traceback(messages, transition, lengths, count=count, noise=held(noise))
+    if isinstance(transition, Tensor) and tapes.serves(unary, transition):
+        messages, states = tapes.perturbed(unary, transition, lengths, noise)
+    else:
+        messages = recursion.forward(unary, transition, lengths)
+        with torch.no_grad():
+            states = traceback(messages, transition, lengths, count=count, noise=held(noise))
     steps, total = as_steps(transition), max(1, unary.shape[1])
 
     def of(here: slice) -> Tensor:

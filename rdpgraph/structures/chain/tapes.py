@@ -71,11 +71,31 @@ def edge_counts(unary: Unary, transition: Tensor, lengths: Lengths) -> Tensor:
 
 def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
     """(B, T, N) the forward messages, each row summing to 1; differentiable."""
+    return _forward(unary, transition, lengths)[0]
+
+
+def perturbed(
+    unary: Unary, transition: Transition, lengths: Lengths, noise: Tensor
+) -> tuple[Unary, Paths]:
+    """`forward`, and the states (count, B, T) of largest noise (count, B, T, N), the last first.
+
+    Each is given the one after it: draws, where the noise is Gumbel's; -1 as for `draw`.
+    """
+    messages, run = _forward(unary, transition, lengths)
+    if min(lengths.tolist()) < unary.shape[1]:
+        run = _run(unary, transition, lengths)
+    return messages, run.perturbed(noise)
+
+
+def _forward(
+    unary: Tensor, transition: Tensor | Steps, lengths: Tensor
+) -> tuple[Tensor, machine.Run]:
     total = unary.shape[1]
     unary = masked(unary, lengths)
-    sums = unary + _arriving(unary, transition, torch.full_like(lengths, total))
+    run = _run(unary, transition, torch.full_like(lengths, total))
+    sums = unary + _arriving(run, transition).to(unary)
     sums = sums - finite(soft_sum(sums, 2)).unsqueeze(2)
-    return torch.where(inside(lengths, total).unsqueeze(2), sums, -math.inf)
+    return torch.where(inside(lengths, total).unsqueeze(2), sums, -math.inf), run
 
 
 def both(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Tensor:
@@ -92,7 +112,7 @@ def both(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Tens
         return side.mT[items, (steps[:, :-1] - 1).clamp(min=0)]
 
     link = of_tables(*map(backwards, tables_of(transition)[::-1]))
-    arriving = _arriving(turned, link, lengths)
+    arriving = _arriving(_run(turned, link, lengths), link).to(unary)
     behind = arriving.gather(1, steps.unsqueeze(2).expand_as(unary))
     behind = behind - peak(behind.detach(), (2,))
     behind = torch.where(inside(lengths, total).unsqueeze(2), behind, -math.inf)
@@ -171,18 +191,24 @@ def _means(counts: list[Tensor], scores: list[Tensor]) -> Tensor:
     return parts[0] + parts[1]
 
 
-def _arriving(unary: Tensor, transition: Tensor | Steps, lengths: Tensor) -> Tensor:
-    """(B, T, N) log-sums over prefixes up to each step without its unary, up to a shift by step."""
+def _run(unary: Tensor, transition: Tensor | Steps, lengths: Tensor) -> machine.Run:
+    """The log-sums of prefixes; with rows for their gradients, where these are recorded."""
     program, inputs = _inputs(unary, transition, lengths)
-    many = len(tables_of(transition))
+    tracked = any(part.requires_grad for part in (inputs.unary, *inputs.given))
+    return machine.run(program, inputs, whole=False, rows=tracked and torch.is_grad_enabled())
+
+
+def _arriving(run: machine.Run, transition: Tensor | Steps) -> Tensor:
+    """(B, T, N) log-sums over prefixes up to each step without its unary, up to a shift by step."""
+    many, (unary, given) = len(tables_of(transition)), (run.inputs.unary, run.inputs.given)
 
     def again(unary: Tensor, *given: Tensor) -> Tensor:
-        steps = as_steps(of_tables(*given[:many]))
-        states = logs.forward(unary, steps, torch.full_like(lengths, unary.shape[1])).unbind(1)
+        steps, lengths = as_steps(of_tables(*given[:many])), [unary.shape[1]] * len(unary)
+        states = logs.forward(unary, steps, torch.tensor(lengths, device="cpu")).unbind(1)
         links = [steps.advance(step, state) for step, state in enumerate(states[:-1])]
         return torch.stack([torch.zeros_like(states[0]), *links], 1)
 
-    return _Arriving.apply(program, again, many, inputs.unary, *inputs.given)  # pyright: ignore
+    return _Arriving.apply(run, again, many, unary, *given)  # pyright: ignore
 
 
 class _Arriving(Function):
@@ -190,11 +216,9 @@ class _Arriving(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, program: Program, again: Callable[..., Tensor], every: int, unary: Tensor,
+        ctx: Any, done: machine.Run, again: Callable[..., Tensor], every: int, unary: Tensor,
         *given: Tensor,
     ) -> Tensor:  # fmt: skip
-        inputs = Inputs(unary, given)
-        done = machine.run(program, inputs, whole=False, rows=any(ctx.needs_input_grad))
         ctx.save_for_backward(unary, *given)
         ctx.done, ctx.again, ctx.every = done, again, every
         linked = done.linked(done.values, unary.shape[2], every).transpose(0, 1).to(unary)

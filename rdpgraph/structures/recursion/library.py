@@ -30,11 +30,10 @@ _log = logging.getLogger(__name__)
 _FLAGS = (*building.FLAGS, "-march=native")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 _SIGNATURES = {
-    "trace": (5, 6, 0, 1),
     "up": (1, 3, 0, 2),
     "down": (6, 3, 0, 1),
     "most": (2, 3, 0, 1),
-    "descend": (3, 5, 0, 2),
+    "descend": (4, 5, 0, 2),
     "lists": (4, 4, 0, 1),
     "taken": (2, 0, 0, 0),
     "compile": (5, 3, 1, 0),

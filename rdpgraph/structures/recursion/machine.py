@@ -209,29 +209,44 @@ class Run:
 
         Number d of item b is derivation d * B + b; each draw has a separate stream of numbers.
         """
-        return self._used(self._descended(None, count, generator))
+        return self._used(self._descended(None, None, count, generator))
 
     def states(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, sites) the states that `descend` finds; -1 for a site that is not used."""
+        return self._states(None, count, generator)
+
+    def perturbed(self, noise: Tensor) -> Tensor:
+        """(count, B, sites) the states of largest noise (count, B, sites, K) and log-probability.
+
+        Each given the states already chosen, of labels that are the states of sites; draws, where
+        the noise is Gumbel's. -1 as for `states`.
+        """
+        return self._states(noise.to(self.values.dtype).contiguous(), len(noise), None)
+
+    def _states(
+        self, noise: Tensor | None, count: int, generator: torch.Generator | None
+    ) -> Tensor:
         batch, sites, _ = self.inputs.unary.shape
         states = torch.full((count, batch, sites), -1, device="cpu")
-        held = self._descended(states, count, generator)
+        held = self._descended(states, noise, count, generator)
         library.function("taken", self.inputs.unary.dtype)(held.buffer_info()[0], None)
         return states
 
     def _descended(
-        self, states: Tensor | None, count: int, generator: torch.Generator | None
-    ) -> "array[int]":
+        self, states: Tensor | None, noise: Tensor | None, count: int,
+        generator: torch.Generator | None,
+    ) -> "array[int]":  # fmt: skip
         """The address and length of a list of the sites used; written to states, if given."""
         batch, dtype = self.inputs.unary.shape[0], self.inputs.unary.dtype
         seed = 0
-        if not self.best:
+        if not self.best and noise is None:
             device = "cpu" if generator is None else generator.device
             numbers = torch.empty((), dtype=torch.int64, device=device)
             seed = int(numbers.random_(generator=generator))
         held = array("q", (0, 0))
         library.function("descend", dtype)(
-            self.addresses, held.buffer_info()[0], None if states is None else states.data_ptr(),
+            self.addresses, held.buffer_info()[0],
+            *[None if part is None else part.data_ptr() for part in (states, noise)],
             len(self.program.ranges), batch, len(self.inputs.given) + 1, count, seed, self.best,
             library.threads(self.program.work * (batch * count), batch * count),
         )  # fmt: skip

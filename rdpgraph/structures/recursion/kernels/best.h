@@ -30,18 +30,18 @@ template <> inline int64_t place_of(const float* values, float wanted, int64_t c
 }
 #endif
 
-// Whether a link is the first of a series of maxima by a table that is prepared.
-template <typename Real> bool starts_maxima(const Machine<Real>& m, const int64_t* step) {
+// Whether a link is the first of a series by a table that is prepared.
+template <typename Real> bool starts_series(const Machine<Real>& m, const int64_t* step) {
   const int64_t* table = m.table(step[3]);
-  return m.best && step[0] == kLinked && step[4] > 0 && table[1] > 0 && table[7] >= 0;
+  return step[0] == kLinked && step[4] > 0 && table[1] > 0 && table[7] >= 0;
 }
 
-// Of each step, the first link of its series of maxima; below 0: none.
-template <typename Real> std::vector<int64_t> maxima_of(const Machine<Real>& m) {
-  std::vector<int64_t> found(m.best ? m.count : 0, -1);
+// Of each step, if asked for, the first link of its series; below 0: none.
+template <typename Real> std::vector<int64_t> all_series(const Machine<Real>& m, bool asked) {
+  std::vector<int64_t> found(asked ? m.count : 0, -1);
   for (int64_t n = 0; n < int64_t(found.size()); ++n) {
     const int64_t* step = m.steps + kFields * n;
-    if (starts_maxima(m, step)) for (int64_t k = 0; k < step[4]; ++k) found[n + k * step[13]] = n;
+    if (starts_series(m, step)) for (int64_t k = 0; k < step[4]; ++k) found[n + k * step[13]] = n;
   }
   return found;
 }

@@ -3,7 +3,6 @@
 #include "circuit.h"
 #include "lists.h"
 #include "machine.h"
-#include "paths.h"
 #include "rows.h"
 #ifndef CHAIN_FLOAT
 #include "decode.h"
@@ -33,13 +32,6 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
 #endif
 
 #define CHAIN_KERNELS(Real, name)                                                                 \
-  void chain_trace_##name(const Real* messages, const Real* turned, const int64_t* lengths,       \
-                          const Real* noise, int64_t* found, int64_t paths, int64_t batch,        \
-                          int64_t steps, int64_t count, int64_t first, int64_t last,              \
-                          int threads) {                                                          \
-    trace<Real>(messages, turned, lengths, noise, found, paths, batch, steps, count, first, last, \
-                threads);                                                                         \
-  }                                                                                               \
   void chain_up_##name(const int64_t* parts, int64_t count, int64_t batch, int64_t slots,         \
                        int best, int threads) {                                                   \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, best, threads);                 \
@@ -68,11 +60,11 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     prepare_all(m, slots, true);                                                                  \
     by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_best(m, a, b, above); });      \
   }                                                                                               \
-  void chain_descend_##name(const int64_t* parts, int64_t* found, int64_t* states, int64_t count, \
-                            int64_t batch, int64_t slots, int64_t draws, int64_t seed, int best,  \
-                            int threads) {                                                        \
+  void chain_descend_##name(const int64_t* parts, int64_t* found, int64_t* states,                \
+                            const Real* noise, int64_t count, int64_t batch, int64_t slots,       \
+                            int64_t draws, int64_t seed, int best, int threads) {                 \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, best);                          \
-    std::vector<Used>* all = descend(m, states, slots, draws, uint64_t(seed), threads);           \
+    std::vector<Used>* all = descend(m, states, noise, slots, draws, uint64_t(seed), threads);    \
     found[0] = reinterpret_cast<int64_t>(all);                                                    \
     found[1] = all->size();                                                                       \
   }                                                                                               \

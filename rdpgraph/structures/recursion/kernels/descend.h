@@ -29,6 +29,7 @@ template <typename Real> struct Nodes {
   const Machine<Real>& m;
   int64_t item;
   const std::vector<uint8_t>* turned;  // of each slot, whether its table was turned
+  const Real* noise = nullptr;         // (sites, states) to be added where states are chosen
   Room<Real> room;
   const Real* row = nullptr;  // of the step and place that were read last
   int64_t row_step = -1, row_place = -1, row_item = -1;
@@ -68,6 +69,7 @@ template <typename Real> struct Nodes {
           row = link.in_logs(item, place, link.rules ? link.base(item, place) : 0, room);
         row_step = n, row_place = place, row_item = item;
         terms.assign(row, row + link.depth);
+        if (noise) shake(link, place, terms);
         if (step[0] == kSummed) return;
         const Prepared<Real> t = prepared(m, step[3], item, step[10]);
         if (!(*turned)[step[3]]) {
@@ -103,6 +105,18 @@ template <typename Real> struct Nodes {
       }
       default: terms.push_back(value(n, place, label));
     }
+  }
+
+  // Adds the noise of the site whose states are the labels of a row.
+  void shake(const Link<Real>& link, int64_t place, std::vector<Real>& terms) const {
+    const auto add = [&](int64_t n, int64_t spot) {
+      const int64_t own = step(n)[0] == kSites ? site(n, spot) : -1;
+      for (int64_t i = 0; own >= 0 && i < link.depth; ++i) terms[i] += noise[own * link.depth + i];
+    };
+    const int64_t spot = link.source(place);
+    if (!link.product) add(link.inner, spot);
+    for (int64_t f = 0; f < link.factors; ++f)
+      if (const int32_t* pair = m.found(link.product + f * kPart, 0, item, spot)) add(pair[0], pair[1]);
   }
 
   Real value(int64_t n, int64_t place, int64_t label) const {
@@ -178,9 +192,15 @@ template <typename Real> struct Descent {
   std::vector<Real> terms;
   bool summed = false;
   int64_t* states;    // (draws, items, sites), where given in place of a list of sites used
+  const Real* noise;  // (draws, items, sites, states) of draws that are maxima with it; null: none
+  const bool largest_of_each;  // whether nothing is shared
 
-  Descent(const Nodes<Real>& nodes, const std::vector<int64_t>& series, std::vector<Used>& used, int64_t* states)
-      : nodes(nodes), series(series), used(used), heads(nodes.m.best ? 0 : nodes.m.count, -1), states(states) {}
+  Descent(const Nodes<Real>& nodes, const std::vector<int64_t>& series, std::vector<Used>& used, int64_t* states,
+          const Real* noise = nullptr)
+      : nodes(nodes), series(series), used(used), states(states), noise(noise),
+        largest_of_each(nodes.m.best || noise) {
+    if (!largest_of_each) heads.assign(nodes.m.count, -1);
+  }
 
   void use(int64_t tree, int64_t site, int64_t state) {
     if (states) states[draws[tree] * nodes.m.table(0)[3] + site] = state;
@@ -196,8 +216,8 @@ template <typename Real> struct Descent {
       nodes.parts(n, place, label, 0,
                   [&](int64_t inner, int64_t p, int64_t l) { take(inner, p, l, tree); });
     } else {
-      waiting.push_back({nodes.item, place, label, tree, nodes.m.best ? n : heads[n]});
-      if (!nodes.m.best) heads[n] = waiting.size() - 1;
+      waiting.push_back({nodes.item, place, label, tree, largest_of_each ? n : heads[n]});
+      if (!largest_of_each) heads[n] = waiting.size() - 1;
     }
   }
 
@@ -205,7 +225,7 @@ template <typename Real> struct Descent {
   int64_t chosen(Stream& stream) {
     const int64_t count = terms.size();
     if (count < 2) return 0;
-    if (nodes.m.best) {
+    if (largest_of_each) {
       const Real top = largest(terms.data(), count), *term = terms.data();
       int64_t first = count - 1;
 #pragma omp simd reduction(min : first)
@@ -241,6 +261,7 @@ template <typename Real> struct Descent {
       by_lanes<Real>(depth, [&](int64_t i, auto left) {
         const Real* table = turned ? t.back + i / wide * wide * depth + label * wide + i % wide : logs + i;
         Lane<Real> sum = load(given + i, left) + load(before + i, left) + load(table, left);
+        if (noise) sum += load(nodes.noise + along.sites(n, 0) + i, left);
         if (left < lanes<Real>()) sum += pads;
         store(logs + i, sum, lanes<Real>());
         top = sum > top ? sum : top;
@@ -261,10 +282,11 @@ template <typename Real> struct Descent {
         streams.push_back({seed ^ Stream{uint64_t(draws.back())}.next()});
         take(m.count - 1, 0, 0, draws.size() - 1);
       }
-    while (m.best && !waiting.empty()) {  // nothing is shared
+    while (largest_of_each && !waiting.empty()) {
       const Node node = waiting.back();
       waiting.pop_back();
       nodes.item = node.item;
+      nodes.noise = noise ? noise + draws[node.tree] * m.table(0)[3] * m.table(0)[5] : nullptr;
       if (series[node.after] >= 0) {
         follow(Series<Real>(m, nodes.step(series[node.after])), node);
         continue;
@@ -273,7 +295,7 @@ template <typename Real> struct Descent {
       nodes.parts(node.after, node.place, node.label, chosen(streams[node.tree]),
                   [&](int64_t inner, int64_t p, int64_t l) { take(inner, p, l, node.tree); });
     }
-    for (int64_t n = m.count - 1; !m.best && n >= 0; --n) {
+    for (int64_t n = m.count - 1; !largest_of_each && n >= 0; --n) {
       here.clear();
       for (int64_t k = heads[n]; k >= 0; k = waiting[k].after) here.push_back(waiting[k]);
       if (here.empty()) continue;
@@ -325,17 +347,17 @@ std::vector<uint8_t> turn_tables(const Machine<Real>& m, int64_t slots, int64_t 
 
 // (derivation, site, state) of all sites that the draws of all items use, if `states` is not given.
 template <typename Real>
-std::vector<Used>* descend(const Machine<Real>& m, int64_t* states, int64_t slots, int64_t draws,
-                           uint64_t seed, int threads) {
+std::vector<Used>* descend(const Machine<Real>& m, int64_t* states, const Real* noise, int64_t slots,
+                           int64_t draws, uint64_t seed, int threads) {
   const int64_t blocks = m.batch >= threads ? 1 : std::min<int64_t>(draws, threads);
   const int64_t groups = blocks > 1 ? m.batch : std::min<int64_t>(m.batch, threads);
   const std::vector<uint8_t> turned = turn_tables(m, slots, draws);
-  const std::vector<int64_t> series = maxima_of(m);
+  const std::vector<int64_t> series = all_series(m, m.best || noise);
   std::vector<std::vector<Used>> parts(groups * blocks);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
   for (int64_t job = 0; job < groups * blocks; ++job) {
     const int64_t group = job / blocks, block = job % blocks;
-    Descent<Real>(Nodes<Real>(m, 0, turned), series, parts[job], states)
+    Descent<Real>(Nodes<Real>(m, 0, turned), series, parts[job], states, noise)
         .run(seed, m.batch * group / groups, m.batch * (group + 1) / groups, draws * block / blocks,
              draws * (block + 1) / blocks);
   }

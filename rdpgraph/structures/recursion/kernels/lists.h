@@ -177,7 +177,7 @@ template <typename Real>
 std::vector<Used>* k_best(const Machine<Real>& m, int64_t* states, int64_t slots, int64_t most, int64_t* there,
                           int threads) {
   const std::vector<uint8_t> turned = turn_tables(m, slots, most);
-  const std::vector<int64_t> series = maxima_of(m);
+  const std::vector<int64_t> series = all_series(m, true);
   std::vector<std::vector<Used>> parts(m.batch);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
   for (int64_t item = 0; item < m.batch; ++item) {

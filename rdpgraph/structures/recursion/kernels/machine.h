@@ -68,7 +68,7 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
       n += more;
       continue;
     }
-    if (starts_maxima(m, step)) {
+    if (m.best && starts_series(m, step)) {
       const Series<Real> series(m, step);
       series_best(series, first, last, room);
       n += (series.many - 1) * series.hop;
