@@ -91,8 +91,9 @@ class Program:
     @cached_property
     def first_link(self) -> int | None:
         """The offset of the values of links by one table, if they lie as their rows do."""
-        links = self.steps[:, 0] == _LINKED
-        values, (starts, totals) = self.values[links], self.steps[links, 11:13].T
+        steps = self.steps.numpy()  # whose loops are lighter to load than torch's
+        links = steps[:, 0] == _LINKED
+        values, (starts, totals) = self.values.numpy()[links], steps[links, 11:13].T
         plain, before, after = self.row_sizes
         offsets = values[:, 0] - starts * values[:, 2]
         alike = len(self.rows) == 1 and plain == before == after
