@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph._core.compiler import Opaque
-from rdpgraph._core.notebook import bars, panel, table
+from rdpgraph._core.notebook import bars, escape, panel, table
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.portable import Portable, tensors_in
 from rdpgraph.engines.solution import Solution, Status

@@ -68,7 +68,7 @@ class _Members:
 def grown(
     passed: Elimination,
     count: int,
-    rng: np.random.Generator,
+    rng: "np.random.Generator",
     *,
     likely: Sequence[Floats] = (),
     pins: Integers | None = None,

@@ -140,8 +140,9 @@ def eliminate(
 
 
 def draw(
-    tables: Tables, order: ConditionedOrder, states: Integers, count: int, rng: np.random.Generator
-) -> Integers:
+    tables: Tables, order: ConditionedOrder, states: Integers, count: int,
+    rng: "np.random.Generator",
+) -> Integers:  # fmt: skip
     """(count, V) exact draws given the variables fixed by an order; no value may be infinite."""
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, Floats]:  # noqa: ARG001
@@ -158,13 +159,10 @@ def draw(
 
 
 def _eliminated(
-    tables: Tables,
-    order: ConditionedOrder,
-    states: Integers,
+    tables: Tables, order: ConditionedOrder, states: Integers,
     reduced: Callable[[tuple[int, ...], Floats], tuple[Floats, npt.NDArray[Any] | None]],
-    *,
-    whole: bool = True,
-) -> tuple[list[tuple[tuple[int, ...], npt.NDArray[Any]]], float]:
+    *, whole: bool = True,
+) -> tuple[list[tuple[tuple[int, ...], npt.NDArray[Any]]], float]:  # fmt: skip
     """Traces of the steps for a traceback, and the final value.
 
     ``reduced`` gives the message of a step, without its first dim, and its trace, or None.
@@ -265,7 +263,7 @@ def _log_sum(joint: Floats) -> Floats:
 
 
 def annealed(
-    tables: Tables, rng: np.random.Generator, *, memory: float, deadline: float
+    tables: Tables, rng: "np.random.Generator", *, memory: float, deadline: float
 ) -> tuple[Integers, Integers] | None:
     """(n, V) approximate draws of the model, and (m, V) configurations reached on the way.
 
@@ -295,7 +293,7 @@ def annealed(
     return np.concatenate(drawn), np.concatenate(others)
 
 
-def _cooled(tables: Tables, rng: np.random.Generator, deadline: float) -> Integers | None:
+def _cooled(tables: Tables, rng: "np.random.Generator", deadline: float) -> Integers | None:
     """(C, V) states of chains after sweeps at decreasing temperatures.
 
     Fewer sweeps if the first one shows that there is no time for all; None for too few.
