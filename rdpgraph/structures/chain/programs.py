@@ -1,11 +1,10 @@
 """Programs of chains for the compiled machine, made of arrays: a tape of as many steps is slow."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from rdpgraph._core import tuning
+from rdpgraph._core.cache import remembered
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.program import CHAIN_KINDS, FIELDS, Program, Slot
 from rdpgraph.structures.recursion.steps import Leaf
@@ -14,8 +13,14 @@ from rdpgraph.structures.recursion.values import View
 _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PRODUCT = CHAIN_KINDS
 
 
+def _is_kept(total: int, widths: tuple[int, ...], each: tuple[int, ...], *, ragged: bool) -> bool:
+    del widths, each, ragged
+    return total <= tuning.CHAIN_STEPS
+
+
+@remembered(tuning.CHAIN_PROGRAMS, where=_is_kept)
 def chain_program(
-    total: int, widths: Sequence[int], each: Sequence[int], *, ragged: bool
+    total: int, widths: tuple[int, ...], each: tuple[int, ...], *, ragged: bool
 ) -> Program:
     """The program that a tape of the same steps is lowered to.
 

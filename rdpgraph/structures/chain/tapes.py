@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from rdpgraph._core import tuning
-from rdpgraph._core.cache import remembered
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import is_transformed, mean_scores, regradient
 from rdpgraph.logspace.logmatrix import finite, soft_sum
@@ -226,26 +224,11 @@ def _inputs(
     (total, states), sides = unary.shape[1:], tables_of(transition)
     each = tuple(int(side.ndim > 2 and total > 2 and not by_item) for side in sides)
     given = [*sides] if by_item else [side.contiguous() for side in sides]
-    ragged = int(min(lengths.tolist()) < total)
-    ranks = sides[0].shape[-1] if len(sides) > 1 else 0
-    program = _program(total, states, ranks, each, ragged)
+    ragged = min(lengths.tolist()) < total
+    widths = (sides[0].shape[-1], states)[-len(sides) :]
+    program = chain_program(total, widths, each, ragged=ragged)
     if ragged:  # what leads to the first site; the last step, beyond all of them for length 0
         last = (lengths - 1).remainder(total + 1).reshape(-1, 1, 1)
         given += unary.new_zeros(1, 1, states), last, last
     unary = masked(unary, lengths) if ragged and masks else unary.contiguous()
     return program, Inputs(unary, given)
-
-
-def _is_kept(total: int, states: int, ranks: int, each: tuple[int, ...], ragged: int) -> bool:
-    del states, ranks, each, ragged
-    return total <= tuning.CHAIN_STEPS
-
-
-@remembered(tuning.CHAIN_PROGRAMS, where=_is_kept)
-def _program(total: int, states: int, ranks: int, each: tuple[int, ...], ragged: int) -> Program:
-    """The steps of chains, with tables for ``each`` step where 1, or of different lengths.
-
-    A step has a table of pairs of states, or two, to ranks and from them.
-    """
-    widths = [ranks, states] if ranks else [states]
-    return chain_program(total, widths, each, ragged=bool(ragged))

@@ -44,7 +44,7 @@ def tape_of(total, widths, each, *, ragged):
 def test_it_is_the_program_of_a_tape(total, widths, each, ragged):
     tape = tape_of(total, widths, each, ragged=ragged)
     expected = lowered(tape.steps, total, widths[-1])
-    made = chain_program(total, widths, each, ragged=ragged)
+    made = chain_program(total, tuple(widths), tuple(each), ragged=ragged)
     for name in ("values", "steps", "index"):
         torch.testing.assert_close(getattr(made, name), getattr(expected, name))
     assert all(getattr(made, name) == getattr(expected, name) for name in FIELDS)
