@@ -168,14 +168,17 @@ def exhausting(tape: Tape, wanted: Tensor) -> Tensor:
 _ROUNDING = 1e-12  # of an expected number of sites, for each site
 
 
-def summed_alone(tape: Tape, wanted: Tensor) -> Tensor | None:
+def summed_alone(tape: Tape, wanted: Tensor, parts: int) -> Tensor | None:
     """`exhausting` by the machine, on all states, of which those of no configuration have -inf.
 
-    None where it does not run the tape, where that takes longer, and where some derivations use
-    fewer sites: their shares of the sum lower the expected number.
+    None where it does not run the tape, where that takes longer with all ``parts`` of as many
+    configurations, and where some derivations use fewer sites: their shares of the sum lower the
+    expected number.
     """
     program = machine.program_of(tape)
-    if program is None or program.work * tape.batch > tuning.SCORED_WORK * len(tape.steps):
+    if program is None:
+        return None
+    if program.work * tape.batch * parts > tuning.SCORED_WORK * len(tape.steps):
         return None
     inputs = machine.inputs_of(tape, program)
     with torch.no_grad():

@@ -173,17 +173,33 @@ class Recursion(Structure):
             )
         used = states >= 0
         wanted = used.flatten(states.ndim - self._dims).sum(-1)
-        chosen = states.unsqueeze(-1) == torch.arange(shape[-1], device=states.device)
-        if chosen.numel() <= tuning.CACHE_BLOCK:
-            unary = torch.where(chosen, self.unary, -math.inf)
-            blank = self._blank(unary, ranks=True, double=True)
-            if machine.serves(blank):
-                score = summed_alone(laid_out(blank, self), wanted)
-                if score is not None:
-                    return score.to(self.unary)
+        score = self._score_alone(states, wanted, split=lead > 0)
+        if score is not None:
+            return score.to(self.unary)
         weights = torch.where(used, 0.0, -math.inf).to(self.unary).unsqueeze(-1)
         only = self.restrict(states.clamp(min=0).unsqueeze(-1), weights)
         return exhausting(only.to_tape(double=True), wanted).to(self.unary)
+
+    def _score_alone(self, states: Tensor, wanted: Tensor, *, split: bool) -> Tensor | None:
+        """`score` by the machine on all states; None where that takes longer."""
+        every = torch.arange(self.unary.shape[-1], device=states.device)
+        size = states.numel() * len(every)
+        many = tuning.CACHE_BLOCK * len(states) // size if split and size else 1
+        if not many or (size > tuning.CACHE_BLOCK and not split):
+            return None
+        parts = [(states, wanted)]
+        if size > tuning.CACHE_BLOCK:
+            parts = list(zip(states.split(many), wanted.split(many), strict=True))
+        scores = list[Tensor]()
+        for part, sites in parts:
+            unary = torch.where(part.unsqueeze(-1) == every, self.unary, -math.inf)
+            blank = self._blank(unary, ranks=True, double=True)
+            tape = laid_out(blank, self) if machine.serves(blank) else None
+            score = None if tape is None else summed_alone(tape, sites, len(parts))
+            if score is None:
+                return None
+            scores.append(score)
+        return torch.cat(scores) if len(scores) > 1 else scores[0]
 
     def entropy(self) -> Tensor:
         """(*batch,) nats, of derivations; 0 where nothing is possible. Differentiable.

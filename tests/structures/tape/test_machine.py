@@ -235,6 +235,14 @@ def test_layouts_serve_other_batches_lengths_and_places(by_torch):
         assert_close(gradients(model), by_torch(lambda: gradients(model)))  # noqa: B023
 
 
+def test_configurations_in_blocks_have_the_scores_of_each(small_blocks):
+    unary, transition = draw(2, 5, 3), draw(3, 3, seed=1)
+    states = torch.randint(3, (7, 2, 5), generator=torch.Generator().manual_seed(0))
+    expected = rg.Chain(unary, transition).score(states)
+    small_blocks(2 * 2 * 5 * 3)
+    assert_close(Tags(unary, transition).score(states), expected)
+
+
 @dataclass(frozen=True, eq=False)
 class Steered(rg.extend.Recursion):
     """A chain whose numbers say which steps it takes, and whose leaves come of them."""
