@@ -14,6 +14,7 @@ from rdpgraph._core import tuning
 from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.recursion import derivatives, machine
+from rdpgraph.structures.recursion.inputs import inputs_of
 from rdpgraph.structures.recursion.layouts import whole
 from rdpgraph.structures.recursion.program import Program, with_tensors
 from rdpgraph.structures.recursion.step import Reader, soft
@@ -57,7 +58,7 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
     """
     program = machine.program_of(tape) if temperature in (0.0, 1.0) else None
     if program is not None and not torch.is_grad_enabled():
-        inputs = machine.inputs_of(tape, program)
+        inputs = inputs_of(tape, program)
         return _read(tape, program, machine.run(program, inputs, best=not temperature))
     given, held = leaves(tape), 0
     small = 0 if torch.is_grad_enabled() else tuning.CACHE_BLOCK // len(tape.steps)
@@ -89,7 +90,7 @@ def log_sum(tape: Tape, temperature: float = 1.0) -> Tensor:
     if program is None:
         tape = whole(tape)
         return goal(tape, up(tape, temperature))
-    given = machine.inputs_of(tape, program)
+    given = inputs_of(tape, program)
     if temperature != 1.0:
         given = given.over(temperature)
     tracked = any(part.requires_grad for part in (given.unary, *given.given))
@@ -180,7 +181,7 @@ def summed_alone(tape: Tape, wanted: Tensor, parts: int) -> Tensor | None:
         return None
     if program.work * tape.batch * parts > tuning.SCORED_WORK * len(tape.steps):
         return None
-    inputs = machine.inputs_of(tape, program)
+    inputs = inputs_of(tape, program)
     with torch.no_grad():
         done = machine.run(program, inputs, whole=False, rows=True, once=True)
         possible = done.goal > -math.inf

@@ -1,5 +1,6 @@
 """Tensors of a program: as its slots have them, and as numbers for the compiled machine."""
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.program import Program, Slot
 from rdpgraph.structures.recursion.steps import Leaf
+from rdpgraph.structures.recursion.tape import Tape
+
+GIVEN = ("given",)
+"""Key of the tensors of a tape's slots, where its steps do not have them."""
 
 TABLE, DIRECT = 9, -2
 """Numbers of a tensor, and the room of a table that is read where it lies."""
@@ -46,6 +51,16 @@ def tensor_of(slot: Slot, dtype: torch.dtype) -> Tensor:
         return slot.source.contiguous() if slot.source.shape[1] > 1 else slot.source
     assert slot.index is not None
     return slot.index.long().contiguous()
+
+
+def inputs_of(tape: Tape, program: Program) -> Inputs:
+    """The tensors that the program of a tape is run on."""
+    given = tape.sources.known.get(GIVEN)
+    if given is None:
+        given = [tensor_of(slot, tape.dtype) for slot in program.slots]
+    unary, shape = tape.unary, (tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1])
+    unary = unary if unary.shape == shape else unary.reshape(shape)
+    return Inputs(unary.to(tape.dtype).contiguous(), given)
 
 
 def table_in_rows(program: Program, tables: "array[int]") -> "array[int] | None":

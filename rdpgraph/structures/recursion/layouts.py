@@ -13,7 +13,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion import machine
-from rdpgraph.structures.recursion.inputs import tensor_of
+from rdpgraph.structures.recursion.inputs import GIVEN, tensor_of
 from rdpgraph.structures.recursion.program import Program, with_tensors
 from rdpgraph.structures.recursion.step import Step
 from rdpgraph.structures.recursion.tape import Tape
@@ -51,7 +51,7 @@ class Filled(Tape):
 
     def __post_init__(self) -> None:
         self.sources.known.update({
-            machine.PROGRAM: self.layout.program, machine.GIVEN: self.given,
+            machine.PROGRAM: self.layout.program, GIVEN: self.given,
         })  # fmt: skip
         object.__setattr__(self, "steps", self.layout.steps)
 

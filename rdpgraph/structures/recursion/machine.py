@@ -14,16 +14,16 @@ from rdpgraph.structures.recursion.inputs import (
     DIRECT,
     TABLE,
     Inputs,
+    inputs_of,
     places_of,
     table_in_rows,
     tables_of,
-    tensor_of,
 )
 from rdpgraph.structures.recursion.program import NotLoweredError, Program, lowered
 from rdpgraph.structures.recursion.tape import Tape
 
-PROGRAM, GIVEN = ("program",), ("given",)
-"""Keys of a tape's program, and of its slots' tensors where its steps do not have them."""
+PROGRAM = ("program",)
+"""Key of a tape's program."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,16 +329,6 @@ def program_of(tape: Tape) -> Program | None:
             return None
 
     return tape.sources.once(PROGRAM, made)
-
-
-def inputs_of(tape: Tape, program: Program) -> Inputs:
-    """The tensors that the program of a tape is run on."""
-    given = tape.sources.known.get(GIVEN)
-    if given is None:
-        given = [tensor_of(slot, tape.dtype) for slot in program.slots]
-    unary, shape = tape.unary, (tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1])
-    unary = unary if unary.shape == shape else unary.reshape(shape)
-    return Inputs(unary.to(tape.dtype).contiguous(), given)
 
 
 def serves(tape: Tape) -> bool:

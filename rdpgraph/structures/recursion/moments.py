@@ -17,7 +17,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, finite
 from rdpgraph.structures.recursion import derivatives, machine
 from rdpgraph.structures.recursion.down import goal, last_read, leaves, rebuilt, up
-from rdpgraph.structures.recursion.inputs import Inputs
+from rdpgraph.structures.recursion.inputs import Inputs, inputs_of
 from rdpgraph.structures.recursion.layouts import whole
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.program import Program
@@ -145,7 +145,7 @@ def _by_machine(tape: Tape, other: Tape, *, divergence: bool) -> Tensor | None:
         program = machine.program_of(each)
         if program is None or each.dtype != torch.float64:
             return None
-        pairs.append((program, machine.inputs_of(each, program)))
+        pairs.append((program, inputs_of(each, program)))
 
     def again(*inputs: Tensor) -> Tensor:
         size = len(inputs) // len(pairs)
