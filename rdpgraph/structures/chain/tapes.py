@@ -122,13 +122,13 @@ def draw(
     generator: torch.Generator | None,
 ) -> Paths:  # fmt: skip
     """(count, B, T) exact draws; -1 beyond a length, and where nothing is possible."""
-    run = machine.run(*_inputs(unary, transition, lengths), whole=False)
+    run = machine.run(*_inputs(unary, transition, lengths, masks=False), whole=False)
     return run.states(count, generator)
 
 
 def best_states(unary: Unary, transition: Transition, lengths: Lengths) -> Paths:
     """(B, T) the best sequences; -1 as for `draw`."""
-    run = machine.run(*_inputs(unary, transition, lengths), best=True, whole=False)
+    run = machine.run(*_inputs(unary, transition, lengths, masks=False), best=True, whole=False)
     return run.states(1, None)[0]
 
 
