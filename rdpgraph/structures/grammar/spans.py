@@ -147,7 +147,10 @@ class HypertreeFields(Recursion):
         return parts_of(used)
 
     def potentials(self, unary: Tensor) -> Tensor:
-        """Potentials with -inf for preterminals of wide spans, and for other states of words."""
+        """Potentials with -inf for preterminals of wide spans, and for other states of words.
+
+        The recursion has this itself where all states are kept.
+        """
         if not self.preterminals:
             return unary
         count, total = unary.shape[-1], unary.shape[-2]
@@ -162,17 +165,22 @@ class HypertreeFields(Recursion):
         apart = self.preterminals > 0 and tape.states is None and not listed
         joins = SeparateJoins(tape, self.rules) if apart else None
         kinds = torch.arange(states, device=device).tensor_split([states - self.preterminals])
+        # Potentials of kept states have it already that words have other states than wider spans.
+        barred = self.preterminals > 0 and tape.states is None and not joins
+        spans = torch.arange(states, device=device) < states - self.preterminals
+        masks = [torch.where(kind, 0.0, -math.inf).to(tape.dtype) for kind in (spans, ~spans)]
         rows = list[Value]()
         for first, last, left, right in _rows(words, device):
             row = tape.sites[first, last]
-            if joins:
-                row = tape.pick(row, kinds[not rows])
-                if rows:
-                    row = tape.total((row, joins.joined(rows, left, right)))
+            factors = [tape.pick(row, kinds[not rows]) if joins else row]
+            if barred:
+                factors.append(tape.lookup(masks[not rows], row))
+            if joins and rows:
+                factors.append(joins.joined(rows, left, right))
             elif rows:
                 one, two = (View(tuple(rows), at) for at in (left, right))
-                row = tape.total((row, tape.join(one, two, self.rules, to=row)))
-            rows.append(row)
+                factors.append(tape.join(one, two, self.rules, to=row))
+            rows.append(tape.total(tuple(factors)) if len(factors) > 1 else factors[0])
         empty = tape.allowed(lengths == 0)
         whole = rows[1:] if joins else rows
         if not whole:

@@ -103,7 +103,7 @@ class Recursion(Structure):
         return self.site_dims
 
     def potentials(self, unary: Tensor) -> Tensor:
-        """The potentials on the tape: -inf for states that no derivation has."""
+        """The potentials of states that may be kept: -inf for those that no derivation has."""
         return unary
 
     def to_tape(
@@ -128,7 +128,7 @@ class Recursion(Structure):
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
         double = double or self.doubles
         dtype = torch.float64 if double else torch.promote_types(self.unary.dtype, torch.float32)
-        return Tape(self.potentials(unary), self._dims, ranks=ranks, dtype=dtype)
+        return Tape(unary, self._dims, ranks=ranks, dtype=dtype)
 
     def _sum_tape(self) -> Tape:
         """The tape of log Z; cached where it needs no gradient."""
