@@ -14,6 +14,10 @@ from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.inputs import Inputs
 from rdpgraph.structures.recursion.program import Program
 
+_autograd: Any = torch._C._autograd  # pyright: ignore
+_keeps_graph = getattr(_autograd, "_get_current_graph_task_keep_graph", lambda: True)
+"""Return whether the backward pass in progress keeps what another one needs."""
+
 
 def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> Tensor:
     """(B,) the log-sum, differentiable; ``again`` has the operations that autograd records."""
@@ -34,14 +38,16 @@ class _LogSum(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
+        needed, inputs, done = ctx.needs_input_grad[2:], ctx.saved_tensors, ctx.done
+        if not _keeps_graph():  # nobody asks again
+            ctx.done = None
         if is_transformed(*gradients):
             with torch.enable_grad():
-                return None, None, *regradient(ctx.again, ctx.saved_tensors, gradients[0])
-        needed, inputs = ctx.needs_input_grad[2:], ctx.saved_tensors
+                return None, None, *regradient(ctx.again, inputs, gradients[0])
         if torch.is_grad_enabled():
-            parts: Any = _Gradient.apply(ctx.done, ctx.again, needed, *gradients, *inputs)  # pyright: ignore
+            parts: Any = _Gradient.apply(done, ctx.again, needed, *gradients, *inputs)  # pyright: ignore
         else:
-            parts = _gradients(ctx.done, gradients[0], needed, inputs[0])
+            parts = _gradients(done, gradients[0], needed, inputs[0])
         return None, None, *parts
 
 
@@ -97,9 +103,17 @@ def losses(
     parts = [part for _, each in pairs for part in (each.unary, *each.given)]
     tracked = torch.is_grad_enabled() and any(part.requires_grad for part in parts)
     runs = [machine.run(*pair, rows=tracked or not at) for at, pair in enumerate(pairs)]
-    if not runs[0].resembles(runs[-1]):
+    if not _alike(runs[0], runs[-1]):
         return None
     return _Losses.apply(runs, again, divergence, *parts)  # pyright: ignore
+
+
+def _alike(first: machine.Run, second: machine.Run) -> bool:
+    """Return whether two runs have the same steps, and tensors of the same shapes."""
+    one, two = first.program, second.program
+    pairs = (one.values, two.values), (one.steps, two.steps), (one.index, two.index)
+    shapes = [[part.shape for part in (x.inputs.unary, *x.inputs.given)] for x in (first, second)]
+    return shapes[0] == shapes[1] and (one is two or all(torch.equal(*pair) for pair in pairs))
 
 
 class _Losses(Function):
@@ -117,7 +131,7 @@ class _Losses(Function):
         losses = runs[0].losses(runs[-1], divergence=divergence)
         ctx.save_for_backward(*inputs)
         ctx.runs, ctx.again, ctx.divergence = runs, again, divergence
-        ctx.barred = (losses == math.inf) | (runs[0].goal == -math.inf)
+        ctx.barred = losses == math.inf
         return losses
 
     @staticmethod
