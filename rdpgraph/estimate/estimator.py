@@ -245,7 +245,8 @@ class Layout:
 
     def of(self, numbers: Tensor) -> Tensor:
         """(replicates, B, n, K) states of (n,) variables with equally many selected."""
-        places = self.restricted.places(numbers, int(self.restricted.sizes[numbers[0]]))
+        sizes, starts = self.restricted.sizes, self.restricted.state_starts
+        places = starts[numbers].unsqueeze(1) + torch.arange(int(sizes[numbers[0]]), device="cpu")
         return self.selected.states[..., places.to(self.selected.states.device)]
 
     def original(self, selected: Tensor, chosen: Tensor) -> Tensor:

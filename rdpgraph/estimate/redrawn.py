@@ -185,7 +185,8 @@ class RedrawnSolution(Lifted):
         flat, graph = self.inner.variable_marginals(), self.messages.graph
         groups = zip(free_numbers(graph).items(), self.messages.log_beliefs, strict=True)
         for (size, numbers), logs in groups:
-            places = graph.domain.places(numbers, size)
+            first = graph.domain.state_starts[numbers].unsqueeze(1)
+            places = first + torch.arange(size, device="cpu")
             beliefs = normalised(logs).exp().reshape(-1, len(flat), places.numel()).mean(0)
             flat = flat.index_copy(1, places.flatten().to(flat.device), beliefs)
         return flat

@@ -129,7 +129,7 @@ def _read(tape: Tape, program: Program, done: machine.Run) -> Reader:
         if number in program.unstored:
             if isinstance(step, Pairs):
                 reader.remade[number] = step
-            else:
+            elif not isinstance(step, Leaf):  # what reads parts of sites is stored
                 reader.values[number] = step.up(reader, reader.temperature)
     return reader
 

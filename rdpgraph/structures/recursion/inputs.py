@@ -1,6 +1,7 @@
 """Tensors of a program: as its slots have them, and as numbers for the compiled machine."""
 
 import math
+import mmap
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from rdpgraph.structures.recursion.tape import Tape
 GIVEN = ("given",)
 """Key of the tensors of a tape's slots, where its steps do not have them."""
 
+_LAZY_BYTES = 2**22  # of zeros that are mapped
 TABLE, DIRECT = 9, -2
 """Numbers of a tensor, and the room of a table that is read where it lies."""
 
@@ -92,6 +94,15 @@ def tables_of(program: Program, inputs: Inputs, *, alike: bool) -> tuple["array[
         else:
             rows.extend((part.data_ptr(), part.shape[0], part.stride(0), 0, 0, 0, 0, -1, 1))
     return rows, size
+
+
+def zeros(like: Tensor, count: int | None = None) -> Tensor:
+    """Zeros of a tensor's shape, or room for a count; many take memory only where written to."""
+    size = (like.numel() if count is None else count) * like.element_size()
+    if size < _LAZY_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return like.new_zeros(like.shape) if count is None else like.new_empty(count)
+    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(room, dtype=like.dtype).reshape(like.shape if count is None else count)
 
 
 def places_of(parts: Sequence[Tensor | None]) -> "array[int]":

@@ -18,6 +18,7 @@ from rdpgraph.structures.recursion.inputs import (
     places_of,
     table_in_rows,
     tables_of,
+    zeros,
 )
 from rdpgraph.structures.recursion.program import NotLoweredError, Program, lowered
 from rdpgraph.structures.recursion.tape import Tape
@@ -102,7 +103,7 @@ class Run:
         if self.noted[3] > 1:
             again = run(self.program, self.inputs, whole=self.levels is None, rows=True, once=True)
             return again.gradients(gradient, wanted, seeds)
-        sites, below = torch.zeros_like(self.inputs.unary), torch.zeros_like(self.values)
+        sites, below = zeros(self.inputs.unary), zeros(self.values)
         if seeds is not None:
             self.linked(below, seeds[0].shape[2], seeds[1]).copy_(seeds[0])
         as_rows = self._rows_of_links
@@ -140,13 +141,13 @@ class Run:
 
     def _rows_after(self) -> Tensor:
         """Room for rows of links after products."""
-        return self.values.new_empty(len(self.inputs.unary) * self.program.row_sizes[2])
+        return zeros(self.values, len(self.inputs.unary) * self.program.row_sizes[2])
 
     def _extras(self, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Zeros for the gradients of tables, by slot."""
         rows, given = self.program.rows, self.inputs.given
         return [
-            self.values.new_zeros(given[slot - 1].shape) if use and slot in rows else None
+            zeros(given[slot - 1]) if use and slot in rows else None
             for slot, use in enumerate(wanted)
         ]
 
@@ -156,7 +157,7 @@ class Run:
     ) -> list[Tensor | None]:  # fmt: skip
         """Compute gradients of sites and other values, and links' rows; return those of tables.
 
-        Products of the rows of pairs are summed in ``products``.
+        ``products`` of the rows of pairs, summed, become those of their tables.
         """
         batch, gradient = len(gradient), gradient.to(self.values.dtype).contiguous()
         extras = self._extras(wanted)
@@ -166,7 +167,7 @@ class Run:
             places.buffer_info()[0], len(self.program.ranges), batch, len(wanted),
             library.threads(self.program.work * batch, batch if batch > 1 else None),
         )  # fmt: skip
-        return extras
+        return [one if more is None else more for one, more in zip(extras, products, strict=True)]
 
     def _collected(
         self, gradient: Tensor, wanted: Sequence[bool], sites: Tensor, below: Tensor,
@@ -251,15 +252,6 @@ class Run:
             library.threads(self.program.work * (batch * count), batch * count),
         )  # fmt: skip
         return held
-
-    def resembles(self, other: "Run") -> bool:
-        """Return whether another has the same steps, and tensors of the same shapes."""
-        one, two = self.program, other.program
-        pairs = (one.values, two.values), (one.steps, two.steps), (one.index, two.index)
-        shapes = [
-            [part.shape for part in (run.inputs.unary, *run.inputs.given)] for run in (self, other)
-        ]
-        return shapes[0] == shapes[1] and (one is two or all(torch.equal(*pair) for pair in pairs))
 
     def losses(self, other: "Run", *, divergence: bool) -> Tensor:
         """(B,) the mean over derivations of minus their log-probability in another run.
@@ -367,7 +359,7 @@ def run(
     # Series of narrow ones have rows that are not made of values.
     again = table is not None and table[3] > library.panel_width(4) and table[7] != DIRECT
     before = 0 if again else before if pairs else plain
-    kept = unary.new_empty(batch * (before + after)) if rows else None
+    kept = zeros(unary, batch * (before + after)) if rows else None
     noted = array("q", [0, 0, pairs, again])
     fixed = program.values, program.steps, program.index
     arrays = places_of([*fixed, None, values, room, levels, kept, kept, None])

@@ -5,8 +5,8 @@ given when a program runs, by slot: potentials of the sites, leaves, tables, and
 by item.
 """
 
+import math
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +28,7 @@ from rdpgraph.structures.recursion.steps import (
     Relabelled,
     Total,
 )
+from rdpgraph.structures.recursion.stored import Stored, stored
 from rdpgraph.structures.recursion.values import Value, View, listed_places
 
 # As in tables.h.
@@ -159,6 +160,8 @@ class _Lowering:
     levels: int = 0
     levelled: bool = True
     goal: int = -1  # the number of the last step
+    lists: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
+    listed: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # that are read by lists
 
     def slot(self, owner: Slot) -> int:
         """The number of a source: one for all links of a table, or views of the same places."""
@@ -178,15 +181,26 @@ class _Lowering:
             self.index.extend(numbers)
         return start
 
+    def labels(self, which: Tensor, *before: int) -> int:
+        """Where the list of labels of several steps begins in the index, after some numbers."""
+        key = id(which), *before
+        if key not in self.lists:
+            self.lists[key] = self.put(before)
+            self.put(which)
+        return self.lists[key]
+
     def part(self, view: View) -> list[int]:
         """A factor: size of its pool, start, alternatives, places, labels, slot of its places.
 
-        Last the labels from one alternative to the next, where all are labels of one place.
+        Last the labels from one alternative to the next, where all are labels of one place; or
+        below 0, where the list of its labels begins (-1: at 0).
         """
-        each = view.index is not None and view.index.ndim == 3
+        each, hop = view.index is not None and view.index.ndim == 3, view.width * (view.parts > 1)
+        which = self.listed.get(view.pool[0].number)
         return [
             view.size, self.put(self.entries(view)), view.ways // view.parts, view.places,
-            view.width, self.slot(view) if each else -1, view.width if view.parts > 1 else 0,
+            view.width, self.slot(view) if each else -1,
+            hop if which is None else -1 - self.labels(which, hop),
         ]  # fmt: skip
 
     def entries(self, view: View) -> Iterable[int] | Tensor:
@@ -213,13 +227,15 @@ class _Lowering:
         self.steps.append(fields + [0] * (FIELDS - len(fields)))
         self.size += hop if stored else 0
 
-    def add_sites(self, sites: Sequence[int], states: int, total: int) -> None:
-        """Append a step of some of all sites: where they lie if side by side, else copied."""
+    def add_sites(
+        self, sites: Sequence[int], first: int, width: int, shape: tuple[int, int]
+    ) -> None:
+        """Append a step of some states of some of all sites: where they lie if side by side."""
         copied = not sites or list(sites) != [*range(sites[0], sites[0] + len(sites))]
-        copied |= len(self.steps) == self.goal
-        self.add(len(sites), states, _SITES, self.put(sites), int(copied), stored=copied)
+        copied |= len(self.steps) == self.goal or width < shape[1]
+        self.add(len(sites), width, _SITES, self.put(sites), int(copied), first, stored=copied)
         if not copied:
-            self.values[-1][0], self.values[-1][4:] = 0, [sites[0] * states, total * states]
+            self.values[-1][0], self.values[-1][4:] = 0, [sites[0] * width, math.prod(shape)]
 
 
 def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
@@ -229,47 +245,26 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
         NotLoweredError: the machine does not have one of them.
     """
     made = _Lowering(size=sites * states, goal=len(steps) - 1)
-    readers = Counter(value.number for step in steps for view in step.reads for value in view.pool)
-    linked = [(step.x.number, step.link) for step in steps if isinstance(step, Linked)]
-    by_table = [(x, id(link.source)) for x, link in linked if isinstance(link, Table)]
-    # A table's links are all of pairs that nothing else reads, or none is.
-    plain = {
-        owner for x, owner in by_table if not isinstance(steps[x], Pairs) or readers[x] > 1
-    }  # fmt: skip
-    fused = {x for x, owner in by_table if owner not in plain}
-    apart = {
-        value.number
-        for step in steps
-        if not isinstance(step, Linked) or not isinstance(step.link, Table | None)
-        for view in step.reads
-        for value in view.pool
-    }
-    products = {
-        number
-        for number, step in enumerate(steps)
-        if isinstance(step, Total) and readers[number] and number not in apart and _is_product(step)
-    }
-    read = {
-        step.x.number for step in steps if isinstance(step, Linked | Relabelled | LabelsAsPlaces)
-    }
-    copies = {
-        number
-        for number, step in enumerate(steps)
-        if isinstance(step, Relabelled) and readers[number] and number not in read
-        and step.places == step.x.places and step.which.tolist() == list(range(step.x.width))
-    }  # fmt: skip
+    kept = stored(steps, states)
+    passed = kept.copies | kept.listed
     for number, step in enumerate(steps):
-        if number in copies:
-            assert isinstance(step, Relabelled)
+        if isinstance(step, Relabelled) and number in passed:
             made.same[number] = step.x.number
-            made.add(step.places, step.x.width, _NONE, stored=False)
+            if number in kept.listed:
+                made.listed[number] = step.which
+            made.add(step.places, len(step.which), _NONE, stored=False)
+        elif isinstance(step, Leaf) and number in kept.split:
+            assert step.sites is not None
+            made.add(len(step.sites), states, _NONE, stored=False)
+        elif number in kept.sites:
+            made.add_sites(*kept.sites[number], (sites, states))
         else:
-            _lower(made, number, step, (sites, states), fused, products)
+            _lower(made, number, step, kept)
     if made.values:  # the goal is read as it is
         made.values[-1][3] = -1
     pairs = {slot for slot, links in made.links.items() if made.steps[links[0][0]][0] == _RULES}
     rows = _rows(made, pairs)
-    for number in fused:  # by the links that read them
+    for number in kept.fused:  # by the links that read them
         made.steps[number][0] = _NONE
     mark_series(made.steps, made.values, made.index, made.links.values(), (_SITES, _PRODUCT, _NONE))
     steps_made = torch.tensor(made.steps, dtype=torch.int64, device="cpu").reshape(-1, FIELDS)
@@ -288,42 +283,35 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
             for slot, links in made.links.items()
         },
         made.leaves,
-        frozenset(fused | products | copies),
+        kept.nowhere,
         sum(step.work for step in steps),
     )
 
 
 def _rows(made: _Lowering, pairs: Set[int]) -> dict[int, tuple[int, int, int, int]]:
-    """Ranges of the rows of each table's links, which are told to the links; of pairs the last."""
-    before = after = 0
-    rows = dict[int, tuple[int, int, int, int]]()
+    """Ranges of the rows of each table's links, which are told to the links; of pairs the last.
+
+    Links of the same values by several tables have one range before products.
+    """
+    most = after = 0
+    rows, known = dict[int, tuple[int, int, int, int]](), dict[tuple[int, ...], int]()
     for slot in sorted(made.links, key=pairs.__contains__):
-        links = made.links[slot]
+        links, owner = made.links[slot], made.slots[slot - 1]
+        assert isinstance(owner, Table)
+        read = (len(owner.source), *[made.steps[step][2] for step, *_ in links])
+        before = known.setdefault(read, most)
         total, start = sum(places for _, places, *_ in links), 0
         for step, places, *_ in links:
             made.steps[step][8:10], made.steps[step][11:13] = (before, after), (start, total)
             start += places
         *_, depth, columns = links[0]
-        ends = before + total * depth, after + total * columns
-        rows[slot] = before, ends[0], after, ends[1]
-        before, after = ends
+        rows[slot] = before, before + total * depth, after, after + total * columns
+        most, after = max(most, rows[slot][1]), rows[slot][3]
     return rows
 
 
-def _is_product(step: Total) -> bool:
-    """Return whether a sum is one product over labels."""
-    alone = len(step.ways) == step.alternatives == 1
-    return alone and max(view.width for view in step.ways[0]) > 1
-
-
-def _lower(
-    made: _Lowering, number: int, step: Step, sites: tuple[int, int], fused: set[int],
-    products: set[int],
-) -> None:  # fmt: skip
+def _lower(made: _Lowering, number: int, step: Step, kept: Stored) -> None:
     match step:
-        case Leaf(logs=None):
-            assert step.sites is not None
-            made.add_sites(step.sites.tolist(), sites[1], sites[0])
         case Leaf():
             assert step.logs is not None
             slot = made.slot(step)
@@ -339,7 +327,7 @@ def _lower(
                 )
             )  # fmt: skip
             sizes = max(view.places for view in views), max(view.width for view in views)
-            kind = _PRODUCT if number in products else _TOTAL
+            kind = _PRODUCT if number in kept.products else _TOTAL
             ways = len(step.ways), step.alternatives
             made.add(*sizes, kind, start, *ways, stored=kind == _TOTAL)
         case Linked(link=None):
@@ -350,8 +338,8 @@ def _lower(
             if step.places != step.x.places:
                 raise NotLoweredError
             columns, depth = table.width, step.x.width
-            extra = made.steps[step.x.number][4:8] if step.x.number in fused else [0] * 4
-            kind = _RULES if step.x.number in fused else _LINKED
+            extra = made.steps[step.x.number][4:8] if step.x.number in kept.fused else [0] * 4
+            kind = _RULES if step.x.number in kept.fused else _LINKED
             made.links.setdefault(slot, []).append([number, step.places, depth, columns])
             made.add(step.places, columns + step.more, kind, step.x.number, slot, *extra)
             made.steps[-1][_NUMBER] = table.number
@@ -360,7 +348,7 @@ def _lower(
             sizes = step.left.width, step.right.width
             made.add(
                 max(step.left.places, step.right.places), sizes[0] * sizes[1],
-                _PAIRS, number, 0, left, right, *sizes, stored=number not in fused,
+                _PAIRS, number, 0, left, right, *sizes, stored=number not in kept.fused,
             )  # fmt: skip
         case Concatenated():
             parts = [made.part(view) for view in step.views]
@@ -370,9 +358,7 @@ def _lower(
             pool = [x for view in step.views for x in view.pool]
             made.add(places, width, _BESIDE, 0, start, len(parts), of=pool)
         case Relabelled() if step.which.ndim == 1:
-            if id(step.which) not in made.known:  # by several steps
-                made.known[id(step.which)] = made.put(step.which)
-            start = made.known[id(step.which)]
+            start = made.labels(step.which)
             made.add(step.places, len(step.which), _PICKED, step.x.number, start, of=[step.x])
         case LabelsAsPlaces():
             made.add(step.x.places * step.x.width, 1, _APART, step.x.number)

@@ -342,14 +342,14 @@ class Tape:
     def _joined(self, left: View, right: View, rules: Rules, to: Value) -> Value:
         """Join by all pairs of labels, or by a list of rules."""
         if self.states is None and isinstance(rules, SparseRules):
-            weights, (first, second), levels = self.sources.listed(rules, to.width)
-            one = mapped(left, partial(self.pick, which=first))
-            other = mapped(right, partial(self.pick, which=second))
-            whole = self.total((one, other))
-            whole = self.total((whole, self.lookup(weights, whole)))
+            weights, sides, levels = self.sources.listed(rules, to.width)
+            one, other = (partial(self.pick, which=which) for which in sides)
+            whole = self.total((mapped(left, one), mapped(right, other)))
+            factors = [whole, self.lookup(weights, whole)]
             for which, ways in levels:
-                whole = self.total(View((self.pick(whole, which),), parts=ways))
-            return replace(whole, labels=to.labels)
+                views = [View((self.pick(factor, which),), parts=ways) for factor in factors]
+                factors = [self.total(tuple(views))]
+            return replace(factors[0], labels=to.labels)
         if self.states is None:
             table = self.sources.derived(
                 rules, lambda rules: rules.table(*rules.shape).flatten(-2).mT

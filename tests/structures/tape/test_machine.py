@@ -99,6 +99,8 @@ def models(dtype=torch.float64):
     lengths = torch.tensor([3, 0])
     hard = drawn(2, 2, seed=1).masked_fill(torch.eye(2) > 0, -INF)
     ranks = rg.trees.LowRankRules(*(drawn(count, 2, seed=8) for count in (3, 3, 3)))
+    triples = torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(3))[::2]
+    listed = rg.trees.SparseRules(triples, drawn(9, seed=1), parents=2, children=3)
     above = rg.trees.LowRankRules(*(drawn(count, 2, seed=8) for count in (2, 3, 3)))
     return {
         "walk": walk(2, dtype=dtype),
@@ -120,6 +122,7 @@ def models(dtype=torch.float64):
             drawn(2, 3, 3, 3), rg.trees.DenseRules(drawn(2, 3, 3, seed=1)), preterminals=1
         ),
         "ranks and words apart": rg.Hypertree(drawn(2, 3, 3, 3), above, preterminals=1),
+        "listed": rg.Hypertree(drawn(2, 3, 3, 3), listed, preterminals=1, lengths=lengths),
         "arcs": rg.ProjectiveDependencies(drawn(2, 3, 4), lengths=torch.tensor([3, 1])),
     }
 
@@ -312,7 +315,7 @@ def rebuilt(model, given):
         if isinstance(own, rg.LowRank):
             changes[name] = rg.LowRank(rest.pop(0), rest.pop(0))
         elif isinstance(own, rg.trees.Rules):
-            changes[name] = type(own)(*[rest.pop(0) for _ in own.parts])
+            changes[name] = own.with_parts([rest.pop(0) for _ in own.parts])
         elif own is not None:
             changes[name] = rest.pop(0)
     return replace(model, **changes) if len(changes) > 1 else model.with_unary(given[0])

@@ -49,8 +49,9 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     });                                                                                           \
     for (int64_t slot = 0; slot < slots; ++slot) {                                                \
       if (!extras[slot] || m.table(slot)[7] < 0) continue;                                        \
-      const Real *none = nullptr, *products = extras[slots + slot];                               \
-      if (products) products_gradient(m, slot, products, extras[slot]);                           \
+      const Real* none = nullptr;                                                                 \
+      Real* products = extras[slots + slot];                                                      \
+      if (products) products_gradient<Real>(m, slot, extras[slot], products);                     \
       else table_gradient(m, slot, m.befores, shares, none, extras[slot], threads);               \
     }                                                                                             \
   }                                                                                               \

@@ -53,8 +53,8 @@ template <typename Real> struct Nodes {
           Real sum = 0;
           double level = -off;
           for (int64_t f = 0; f < factors && sum > kNever<Real>; ++f, part += kPart) {
-            const int64_t from = m.entry(part, way, item, place);
-            sum += from < 0 ? kNever<Real> : m.arena[from + (part[4] > 1 ? label : 0)];
+            const int32_t* pair = m.found(part, way, item, place);
+            sum += pair ? value(pair[0], pair[1], m.label_of(part, way, label)) : kNever<Real>;
             level += m.level_of(part, way, item, place);
           }
           terms.push_back(sum + Real(level));
@@ -125,7 +125,8 @@ template <typename Real> struct Nodes {
 
   bool is_leaf(int64_t n) const { return step(n)[0] == kSites || step(n)[0] == kGiven; }
 
-  // The site of a leaf's node; below 0: none.
+  // The state of a site's label, and the site of a leaf's node; below 0: none.
+  int64_t state(int64_t n, int64_t label) const { return label + step(n)[4]; }
   int64_t site(int64_t n, int64_t place) const {
     return step(n)[0] == kSites ? m.index[step(n)[2] + place] : -1;
   }
@@ -136,7 +137,7 @@ template <typename Real> struct Nodes {
     const int64_t* step = this->step(n);
     const auto part_of = [&](const int32_t* part, int64_t way, int64_t inner) {
       const int32_t* found = m.found(part, way, item, place);
-      if (found) visit(found[0], found[1], (part[4] > 1 ? inner : 0) + way * part[6]);
+      if (found) visit(found[0], found[1], m.label_of(part, way, inner));
     };
     switch (step[0]) {
       case kTotal:
@@ -211,7 +212,7 @@ template <typename Real> struct Descent {
   void take(int64_t n, int64_t place, int64_t label, int64_t tree) {
     const int64_t* step = nodes.step(n);
     if (step[0] == kSites) {
-      use(tree, nodes.m.index[step[2] + place], label);
+      use(tree, nodes.site(n, place), nodes.state(n, label));
     } else if (step[0] == kProduct) {
       nodes.parts(n, place, label, 0,
                   [&](int64_t inner, int64_t p, int64_t l) { take(inner, p, l, tree); });
@@ -442,7 +443,9 @@ NOINLINE void total_best(const Machine<Real>& m, const int64_t* step, int64_t fi
         for (int64_t f = 0; f < factors; ++f, part += kPart) {
           const int64_t to = m.entry(part, a, item, place);
           if (to < 0) return;
+          const int32_t* list = m.listed(part, a);
           if (part[4] == 1) raise(above[to], largest(terms, labels));
+          else if (list) for (int64_t j = 0; j < labels; ++j) raise(above[to + list[j]], terms[j]);
           else for (int64_t j = 0; j < labels; ++j) raise(above[to + j], terms[j]);
         }
       });
@@ -455,15 +458,12 @@ void run_best(const Machine<Real>& m, int64_t first, int64_t last, Real* above) 
   Room<Real> room;
   for (int64_t n = m.count - 1; n >= 0; --n) {
     const int64_t* step = m.steps + kFields * n;
-    const int64_t places = m.places(n), labels = m.labels(n);
     switch (step[0]) {
       case kSites:
-        for (int64_t item = first; step[3] && item < last; ++item)
-          for (int64_t place = 0; place < places; ++place) {
-            const Real* from = above + m.at(n, item, place);
-            Real* to = m.sites(above, item) + m.index[step[2] + place] * labels;
-            for (int64_t j = 0; j < labels; ++j) raise(to[j], from[j]);
-          }
+        for (int64_t item = first; item < last; ++item)
+          m.each_site(step, item, above, [&](int64_t from, Real* to) {
+            for (int64_t j = 0; j < m.labels(n); ++j) raise(to[j], above[from + j]);
+          });
         break;
       case kGiven:
       case kNone:

@@ -300,10 +300,10 @@ struct Losses {
       for (int64_t item = first; item < last; ++item) {
         const int64_t here = m.at(out, item, 0), labels = m.labels(out);
         if (kind == kGiven) given(here, places * labels, move(step[2], item, places * labels));
-        for (int64_t place = 0; kind == kSites && step[3] && place < places; ++place) {
-          const double* from = m.sites(means.arena, item) + m.index[step[2] + place] * labels;
-          std::copy(from, from + labels, means.arena + here + place * labels);
-        }
+        if (kind == kSites)
+          m.each_site(step, item, means.arena, [&](int64_t to, const double* from) {
+            std::copy(from, from + labels, means.arena + to);
+          });
         if (kind == kBeside || kind == kPicked || kind == kApart)
           moved(m, step, item, [&](int64_t to, int64_t from, double) {
             means.arena[to] = from < 0 ? 0.0 : means.arena[from];

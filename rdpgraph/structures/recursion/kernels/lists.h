@@ -79,7 +79,7 @@ template <typename Real> struct Lists {
       if (nodes.step(n)[0] == kProduct) return add_parts(n, p, l, 0);
       if (!nodes.is_leaf(n)) return parts.push_back(list_of(n, p, l));
       const int64_t site = nodes.site(n, p);
-      if (site >= 0) sites.push_back(site), sites.push_back(l);
+      if (site >= 0) sites.push_back(site), sites.push_back(nodes.state(n, l));
     });
   }
 

@@ -77,12 +77,10 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
     switch (step[0]) {
       case kSites:
-        for (int64_t item = first; step[3] && item < last; ++item) {
-          Real *to = m.arena + m.at(out, item, 0), *from = m.sites(m.arena, item);
-          for (int64_t place = 0; place < places; ++place)
-            std::memcpy(to + place * labels, from + m.index[step[2] + place] * labels,
-                        labels * sizeof(Real));
-        }
+        for (int64_t item = first; item < last; ++item)
+          m.each_site(step, item, m.arena, [&](int64_t to, const Real* from) {
+            std::memcpy(m.arena + to, from, labels * sizeof(Real));
+          });
         break;
       case kGiven: {
         const Real* given = m.template tensor<Real>(step[2]);
@@ -164,12 +162,11 @@ void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* p
     const int64_t out = step[1], places = m.places(out), labels = m.labels(out);
     switch (step[0]) {
       case kSites:
-        for (int64_t item = first; step[3] && item < last; ++item)
-          for (int64_t place = 0; place < places; ++place) {
-            const Real* grad = grads + m.at(out, item, place);
-            Real* to = m.sites(grads, item) + m.index[step[2] + place] * labels;
+        for (int64_t item = first; item < last; ++item)
+          m.each_site(step, item, grads, [&](int64_t from, Real* to) {
+            const Real* grad = grads + from;
             for (int64_t j = 0; j < labels; ++j) to[j] += grad[j];
-          }
+          });
         break;
       case kGiven:
       case kNone:
@@ -225,11 +222,11 @@ void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* p
   }
 }
 
-// Adds products of rows (depth, columns), whose own rows are `hop` apart, times a table's weights and a move (null: 1)
-// to its gradient.
+// Products of rows (depth, columns), whose own rows are `hop` apart, times a table's weights and a move (null: 1), added
+// to what its gradient has already.
 template <typename Real>
 void add_weighted(const Machine<Real>& m, int64_t slot, int64_t item, int64_t number, const Real* products,
-                  int64_t hop, const Real* move, Real* gradients) {
+                  int64_t hop, const Real* move, const Real* already, Real* gradients) {
   constexpr int64_t wide = width<Real>();
   const int64_t *table = m.table(slot), depth = table[3], columns = table[5];
   const Real* weights = prepared(m, slot, item, number).ahead;
@@ -238,18 +235,19 @@ void add_weighted(const Machine<Real>& m, int64_t slot, int64_t item, int64_t nu
     for (int64_t j = 0; j < columns; j += wide) {
       const Real *weight = weights + (j * depth + i * wide), *product = products + i * hop + j;
       const int64_t at = first + i * columns + j, count = std::min(wide, columns - j);
+      const Real* own = already + at;
       Real* to = gradients + at;
-      if (move) for (int64_t k = 0; k < count; ++k) to[k] += weight[k] * product[k] * move[at + k];
-      else for (int64_t k = 0; k < count; ++k) to[k] += weight[k] * product[k];
+      if (move) for (int64_t k = 0; k < count; ++k) to[k] = own[k] + weight[k] * product[k] * move[at + k];
+      else for (int64_t k = 0; k < count; ++k) to[k] = own[k] + weight[k] * product[k];
     }
 }
 
-// Adds the products of rows of pairs, times weights, to the gradients of a slot's tables.
+// Products of rows of pairs become the gradients of a slot's tables, given what these have already.
 template <typename Real>
-void products_gradient(const Machine<Real>& m, int64_t slot, const Real* products, Real* gradients) {
+void products_gradient(const Machine<Real>& m, int64_t slot, const Real* already, Real* products) {
   const int64_t *table = m.table(slot), size = table[3] * table[5];
   for (int64_t k = 0; k < table[1] * table[8]; ++k)
-    add_weighted<Real>(m, slot, k / table[8], k % table[8], products + k * size, table[5], nullptr, gradients);
+    add_weighted<Real>(m, slot, k / table[8], k % table[8], products + k * size, table[5], nullptr, already, products);
 }
 
 // Sums over rows of the products of `some` numbers of each and of another row of at most K vectors.
@@ -287,7 +285,7 @@ void table_gradient(const Machine<Real>& m, int64_t slot, const Real* befores, c
         if (more) few_products<2>(from, depth, after, columns, rows, std::min(kRows, depth - start), to);
         else few_products<1>(from, depth, after, columns, rows, std::min(kRows, depth - start), to);
       }
-      return add_weighted(m, slot, item, number, sums.data(), wide, move, gradients);
+      return add_weighted(m, slot, item, number, sums.data(), wide, move, gradients, gradients);
     }
     for (int64_t start = 0; start < depth; start += kRows)
       for (int64_t r = 0; r < rows; ++r)
@@ -296,7 +294,7 @@ void table_gradient(const Machine<Real>& m, int64_t slot, const Real* befores, c
       for (int64_t r = 0, few = std::min(lanes<Real>(), columns - j); r < rows; ++r)
         store(right.data() + (j / wide * rows + r) * wide + j % wide, load(after + r * columns + j, few), lanes<Real>());
     by_panels(left.data(), depth, rows, right.data(), columns, sums.data(), false, threads);
-    add_weighted(m, slot, item, number, sums.data(), many * wide, move, gradients);
+    add_weighted(m, slot, item, number, sums.data(), many * wide, move, gradients, gradients);
   };
   const int64_t copies = m.batch / std::max<int64_t>(1, table[1]);
   for (int64_t item = 0; item < table[1]; ++item) {

@@ -183,24 +183,25 @@ struct Second {
   void run(int64_t first, int64_t last) {
     for (int64_t n = m.count - 1; n >= 0; --n) {
       const int64_t* step = m.steps + kFields * n;
-      const int64_t out = step[1], places = m.places(out), labels = m.labels(out), kind = step[0];
+      const int64_t out = step[1], places = m.places(out), kind = step[0];
       if (kind == kLinked || kind == kRules) linked(step, first, last);
       for (int64_t item = first; item < last; ++item) {
         if (kind == kBeside || kind == kPicked || kind == kApart)
           moved(m, step, item, [&](int64_t to, int64_t from, double) {
             if (from >= 0) turns[from] += turns[to];
           });
+        if (kind == kSites)
+          m.each_site(step, item, turns, [&](int64_t from, double* to) {
+            for (int64_t j = 0; j < m.labels(out); ++j) to[j] += turns[from + j];
+          });
         const bool sums = kind == kTotal || kind == kSummed;
         const int64_t hop = kind == kTotal ? run_of(m, step) : sums ? Link<double>(m, step).run() : 1;
         for (int64_t place = 0; place < places; place += hop) {
-          const int64_t here = sums || kind == kPairs || kind == kSites ? m.at(out, item, place) : 0;
+          const int64_t here = sums || kind == kPairs ? m.at(out, item, place) : 0;
           if (sums) summed(step, item, place, hop > 1 ? std::min(hop, places - place) : 0);
           else if (kind == kPairs)
             pass_on(Link<double>(m, step), item, place, m.arena + here, pulls + here, turns + here,
                     moved_by() + here);
-          else if (kind == kSites && step[3])
-            for (int64_t j = 0; j < labels; ++j)
-              m.sites(turns, item)[m.index[step[2] + place] * labels + j] += turns[here + j];
         }
       }
     }

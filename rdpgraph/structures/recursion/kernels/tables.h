@@ -64,6 +64,12 @@ template <typename Real> struct Machine {
   // The sites of an item, among values, gradients or scores of all.
   int64_t size_of_sites() const { return table(0)[3] * table(0)[5]; }
   Real* sites(Arena<Real> all, int64_t item) const { return all.sites + item * size_of_sites(); }
+  // Visits the places of a step that copies sites: where its labels begin, and those of the site.
+  template <typename Visit>
+  void each_site(const int64_t* step, int64_t item, Arena<Real> all, Visit visit) const {
+    for (int64_t place = 0; step[3] && place < places(step[1]); ++place)
+      visit(at(step[1], item, place), sites(all, item) + index[step[2] + place] * table(0)[5] + step[4]);
+  }
   // Where the level of a row is; null: it is 0.
   double* level_at(int64_t n, int64_t item, int64_t place) const {
     const int64_t* v = values + kValue * n;
@@ -103,10 +109,23 @@ template <typename Real> struct Machine {
     return pair[0] < 0 ? nullptr : pair;
   }
 
-  // The offset of a factor's entry in the arena; below 0: none.
+  // The offset of a factor's entry in the arena; below 0: none. Its labels begin there, unless they are listed.
   int64_t entry(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
     const int32_t* pair = found(part, way, item, place);
-    return pair ? at(pair[0], item, pair[1]) + way * part[6] : -1;
+    return pair ? at(pair[0], item, pair[1]) + std::max(part[6], 0) * way : -1;
+  }
+
+  // The labels that an alternative of a factor of a sum reads, if they are listed, or null. Lists begin with the
+  // labels from one alternative to the next.
+  const int32_t* listed(const int32_t* part, int64_t way) const {
+    if (part[6] >= 0) return nullptr;
+    const int32_t* list = index + ~part[6];
+    return list + 1 + way * list[0];
+  }
+  // The label of a factor's place that a label of its reader reads.
+  int64_t label_of(const int32_t* part, int64_t way, int64_t label) const {
+    const int32_t* list = listed(part, way);
+    return list ? list[label] : (part[4] > 1 ? label : 0) + way * part[6];
   }
 
   // Visits the entries of a factor at some places in turn, by runs at consecutive places of one value:
@@ -172,7 +191,7 @@ template <typename Real> Real log_sum(Real* terms, int64_t count) {
 }
 
 // One item's table: the columns' peaks, and the scaled table in panels, forwards and (for gradients)
-// backwards.
+// backwards; null where it is read where it lies.
 template <typename Real> struct Prepared {
   Real *peaks, *ahead, *back;
   const Real* logs;
@@ -184,11 +203,12 @@ Prepared<Real> prepared(const Machine<Real>& machine, int64_t slot, int64_t item
   const int64_t* table = machine.table(slot);
   const int64_t rows = table[3], columns = table[5], wide = width<Real>();
   const int64_t first = table[2] < 0 ? 0 : machine.shared(slot, item), which = first * table[8] + number;
+  const Real* logs =
+      reinterpret_cast<const Real*>(table[0]) + first * table[2] + number * rows * columns;
+  if (table[7] < 0) return {nullptr, nullptr, nullptr, logs, rows, columns, table[4], table[6]};
   const int64_t ahead = panels_of(columns, wide) * wide * rows;
   const int64_t size = columns + ahead + panels_of(rows, wide) * wide * columns;
   Real* room = machine.room + table[7] + which * size;
-  const Real* logs =
-      reinterpret_cast<const Real*>(table[0]) + first * table[2] + number * rows * columns;
   return {room, room + columns, room + columns + ahead, logs, rows, columns, table[4], table[6]};
 }
 

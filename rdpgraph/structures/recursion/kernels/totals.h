@@ -18,7 +18,9 @@ NOINLINE void alternatives(const Machine<Real>& m, const int64_t* step, int64_t 
       const Real* x = m.arena + from;
       if (from < 0) return std::fill(to, to + labels, kNever<Real>);
       more += m.level_of(part, a, item, place);
-      if (part[4] > 1 && f == 0) std::memcpy(to, x, labels * sizeof(Real));
+      if (const int32_t* list = m.listed(part, a)) {
+        for (int64_t j = 0; j < labels; ++j) to[j] = (f ? to[j] : Real(0)) + x[list[j]];
+      } else if (part[4] > 1 && f == 0) std::memcpy(to, x, labels * sizeof(Real));
       else if (part[4] > 1) for (int64_t j = 0; j < labels; ++j) to[j] += x[j];
       else if (f == 0) std::fill(to, to + labels, x[0]);
       else for (int64_t j = 0; j < labels; ++j) to[j] += x[0];
@@ -168,7 +170,8 @@ void ways_down(const Machine<Real>& m, const int64_t* step, int64_t item, int64_
     const Real* own = shares + row * labels;
     for (int64_t f = 0; f < factors; ++f, part += kPart) {
       Real* to = grads + m.entry(part, a, item, place);
-      for (int64_t j = 0; j < labels; ++j) to[part[4] > 1 ? j : 0] += own[j];
+      if (const int32_t* list = m.listed(part, a)) for (int64_t j = 0; j < labels; ++j) to[list[j]] += own[j];
+      else for (int64_t j = 0; j < labels; ++j) to[part[4] > 1 ? j : 0] += own[j];
     }
   });
 }
