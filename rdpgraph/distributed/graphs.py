@@ -201,8 +201,7 @@ class PartPosterior:
         domain, numbers = self.part.home or (graph.domain, torch.arange(graph.num_variables))
         answers: dict[Entry, Tensor] = {}
         for entry, here, view in members_among(domain, numbers):
-            places = graph.domain.state_starts[here].unsqueeze(1) + torch.arange(entry.size)
-            values = flat[:, places.to(flat.device)]
+            values = flat[:, graph.domain.places(here, entry.size).to(flat.device)]
             key = entry if len(here) == math.prod(entry.shape) else view
             answers[key] = values.reshape([*graph.batch_shape, *key.shape, entry.size])
         return StateValues(answers, domain)

@@ -256,15 +256,13 @@ class RecognisedSolution(Supplemented):
     def _flat(self, values: Tensor) -> Tensor:
         """(B, S) values of the states of every site, by variable number."""
         numbers = self.match.numbers.reshape(-1)
-        sizes = self.graph.domain.sizes
-        starts = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
-        size = values.shape[-1]
+        domain, size = self.graph.domain, values.shape[-1]
         there = (numbers >= 0).nonzero().flatten()
-        places = (starts[numbers[there], None] + torch.arange(size, device="cpu")).reshape(-1)
+        places = domain.places(numbers[there], size).reshape(-1)
         flat = values.reshape(len(self._each), len(numbers), size)
         flat = flat if len(there) == len(numbers) else flat[:, there.to(flat.device)]
         flat = flat.flatten(1)
-        empty = flat.new_zeros(flat.shape[0], int(starts[-1]))
+        empty = flat.new_zeros(flat.shape[0], domain.total_states)
         return empty.index_copy(1, places.to(flat.device), flat)
 
 

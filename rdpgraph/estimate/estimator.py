@@ -245,8 +245,7 @@ class Layout:
 
     def of(self, numbers: Tensor) -> Tensor:
         """(replicates, B, n, K) states of (n,) variables with equally many selected."""
-        sizes, starts = self.restricted.sizes, self.restricted.state_starts
-        places = starts[numbers].unsqueeze(1) + torch.arange(int(sizes[numbers[0]]), device="cpu")
+        places = self.restricted.places(numbers, int(self.restricted.sizes[numbers[0]]))
         return self.selected.states[..., places.to(self.selected.states.device)]
 
     def original(self, selected: Tensor, chosen: Tensor) -> Tensor:

@@ -185,8 +185,7 @@ class RedrawnSolution(Lifted):
         flat, graph = self.inner.variable_marginals(), self.messages.graph
         groups = zip(free_numbers(graph).items(), self.messages.log_beliefs, strict=True)
         for (size, numbers), logs in groups:
-            first = graph.domain.state_starts[numbers].unsqueeze(1)
-            places = first + torch.arange(size, device="cpu")
+            places = graph.domain.places(numbers, size)
             beliefs = normalised(logs).exp().reshape(-1, len(flat), places.numel()).mean(0)
             flat = flat.index_copy(1, places.flatten().to(flat.device), beliefs)
         return flat

@@ -101,6 +101,31 @@ def expectations(
     return log_z, list(gradients)
 
 
+def mean_scores(
+    log_partition: Callable[..., Tensor], tensors: Sequence[Tensor], scores: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Log Z of some tensors, (B,), and the means of finite scores in their place, item by item.
+
+    The derivative of log Z along the scores; 0 for impossible items. Differentiable in tensors and
+    scores as log Z is.
+    """
+    tracked = torch.is_grad_enabled() and any(part.requires_grad for part in (*tensors, *scores))
+    with torch.enable_grad():
+        aliases = [
+            part if part.requires_grad else part.detach().requires_grad_() for part in tensors
+        ]
+        aliases = [part.view_as(part) for part in aliases]
+        log_z = log_partition(*aliases)
+        weights = (log_z.detach() > -math.inf).to(log_z).requires_grad_()
+        gradients = torch.autograd.grad(
+            log_z, aliases, weights, create_graph=True, materialize_grads=True, allow_unused=True
+        )
+        total = sum((part * score).sum() for part, score in zip(gradients, scores, strict=True))
+        (means,) = torch.autograd.grad(total, weights, create_graph=tracked)  # pyright: ignore
+    means = torch.where(weights > 0, means, 0.0)
+    return (log_z, means) if tracked else (log_z.detach(), means.detach())
+
+
 def with_gradient(
     value: Tensor, entries: Tensor, gradient: Callable[[Tensor], Tensor],
     unrolled: Callable[[Tensor], Tensor],

@@ -73,6 +73,10 @@ class Domain:
         """(V + 1,) the offset of each variable's states among those of all, their count last."""
         return torch.nn.functional.pad(self.sizes.cumsum(0), (1, 0))
 
+    def places(self, numbers: Tensor, size: int) -> Tensor:
+        """(n, size) the places of the states of variables that have so many, among those of all."""
+        return self.state_starts[numbers].unsqueeze(-1) + torch.arange(size, device="cpu")
+
     @cached_property
     def sizes(self) -> Tensor:
         """(V,) int64: the number of states of each variable."""
@@ -226,8 +230,7 @@ class Domain:
         ):
             start = int(self.state_starts[first[0]])
             return slice(start, start + count * size), shape
-        places = self.state_starts[first].unsqueeze(1) + torch.arange(size, device="cpu")
-        return places.reshape(-1), shape
+        return self.places(first, size).reshape(-1), shape
 
     def variable(self, number: int) -> Variable:
         """The variable of a number."""

@@ -98,10 +98,9 @@ def tempered(graph: FactorGraph, temperature: float, added: Tensor) -> FactorGra
     """The graph at a temperature, after adding (*batch, S) nats to all states of its variables."""
     blocks = [replace(block, potential=_cooled(block, temperature)) for block in graph.blocks]
     declared, sizes = graph.num_factors, graph.domain.sizes
-    starts = sizes.cumsum(0) - sizes
     for size in sizes.unique().tolist():
         numbers = (sizes == size).nonzero().flatten()
-        places = (starts[numbers].unsqueeze(1) + torch.arange(size, device="cpu")).to(added.device)
+        places = graph.domain.places(numbers, size).to(added.device)
         table = Table.from_logs(added[..., places] / temperature)
         order = torch.arange(declared, declared + len(numbers), device="cpu")
         blocks.append(Block(numbers.unsqueeze(1), table, (len(numbers),), None, order))

@@ -263,13 +263,11 @@ def best_of(network: Network, every: Iterable[Tensor]) -> Searched:
 def likeliest(solution: Solution, graph: FactorGraph) -> Tensor:
     """(B, V) likeliest state of each variable, by the marginals of a solution."""
     flat = solution.variable_marginals().detach().cpu()
-    sizes = graph.domain.sizes.cpu()
+    sizes = graph.domain.sizes
     states = torch.zeros(len(flat), graph.num_variables, dtype=torch.long, device="cpu")
-    starts = sizes.cumsum(0) - sizes
     for size in torch.unique(sizes).tolist():
         numbers = (sizes == size).nonzero().flatten()
-        values = flat[:, starts[numbers].unsqueeze(1) + torch.arange(size, device="cpu")]
-        states[:, numbers] = values.argmax(-1)
+        states[:, numbers] = flat[:, graph.domain.places(numbers, size)].argmax(-1)
     return states
 
 

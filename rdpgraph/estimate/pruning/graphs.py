@@ -50,7 +50,7 @@ class GraphMasks(Masks):
     @property
     def numbers(self) -> tuple[Tensor, Tensor]:
         flat = torch.arange(len(self.variable), device="cpu")
-        return self.variable, flat - self.starts[self.variable]
+        return self.variable, flat - self.model.domain.state_starts[self.variable]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,11 +61,6 @@ class GraphMasks(Masks):
         """(states,) variable of each state."""
         sizes = self.model.domain.sizes
         return torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), sizes)
-
-    @cached_property
-    def starts(self) -> Tensor:
-        """(variables,) first state of each."""
-        return self.model.domain.sizes.cumsum(0) - self.model.domain.sizes
 
     @cached_property
     def bare(self) -> FactorGraph:
@@ -116,8 +111,8 @@ class GraphMasks(Masks):
         for entry in domain.entries:
             numbers = domain.numbers(entry)
             most = int(count[numbers].max()) if numbers.numel() else 1
+            states = number[order][domain.places(numbers, most)]
             slot = torch.arange(most, device="cpu")
-            states = number[order][self.starts[numbers].unsqueeze(-1) + slot]
             weights = torch.where(slot < count[numbers].unsqueeze(-1), 0.0, -math.inf)
             supports[entry] = states
             like = torch.zeros((), dtype=self.model.dtype, device=self.model.device)
@@ -154,7 +149,7 @@ class MaskedGraph:
         marginals = torch.zeros(domain.total_states, dtype=torch.float64, device="cpu")
         for entry, states in self.supports.items():
             chances = self.answer.marginal(entry.name).detach().cpu().double()
-            number = self.masks.starts[domain.numbers(entry)].unsqueeze(-1) + states
+            number = domain.state_starts[domain.numbers(entry)].unsqueeze(-1) + states
             marginals.index_add_(0, number.reshape(-1), chances.reshape(-1))
         score = float(self.answer.log_partition) - float(self.answer.entropy())
         return marginals, score
@@ -169,7 +164,7 @@ class MaskedGraph:
         for entry, states in self.supports.items():
             slots = drawn[entry.name].cpu().unsqueeze(-1)
             state = states.expand(count, *states.shape).gather(-1, slots).squeeze(-1)
-            places = self.masks.starts[domain.numbers(entry)] + state
+            places = domain.state_starts[domain.numbers(entry)] + state
             answers.scatter_(1, places.reshape(count, -1), value=True)
         return answers
 

@@ -237,15 +237,12 @@ class Chain(Structure):
         if not isinstance(other, Chain):
             raise ModelError(f"A chain is compared with a chain; got {type(other).__name__}.")
         given, compared = self._given(), other._given()
-        if moments.alike(given, compared):
-            require_alike((self.unary, given.lengths), (other.unary, compared.lengths))
-            values = moments.by_counts(given, compared)
-            return self._shaped(values) - self.entropy() if divergence else self._shaped(values)
-        parts, theirs = self._parts(), other._parts()
-        require_alike((self.unary, parts.lengths), (other.unary, theirs.lengths))
-        unary, transition = theirs.unary.to(parts.unary), theirs.transition.to(parts.unary)
-        theirs = ChainTensors(unary, transition, parts.lengths)
-        return self._shaped(moments.cross_entropy(parts, theirs, divergence=divergence))
+        if not moments.alike(given, compared):
+            given, theirs = self._parts(), other._parts()
+            tensors = theirs.unary.to(given.unary), theirs.transition.to(given.unary)
+            compared = ChainTensors(*tensors, theirs.lengths)
+        require_alike((self.unary, given.lengths), (other.unary, compared.lengths))
+        return self._shaped(moments.cross_entropy(given, compared, divergence=divergence))
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, N) the largest score of a sequence with each state; -inf beyond a length."""

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
-from rdpgraph.logspace.gradients import ONCE, expectations, once
+from rdpgraph.logspace.gradients import ONCE, expectations, mean_scores, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
 from rdpgraph.structures.chain import logs, recursion, tapes
-from rdpgraph.structures.chain.factors import inside, masked, peak, product, steps_of
+from rdpgraph.structures.chain.factors import inside, masked, peak, steps_of
 from rdpgraph.structures.chain.recursion import Messages
 from rdpgraph.structures.chain.steps import (
     ChainTensors,
@@ -29,7 +29,7 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
     gradient, is added. Ranks cost O(T N^2) products too, and O(N^2 r) for the values, in blocks.
     """
     if alike(parts, parts):
-        return by_counts(parts, parts, log_base)
+        return _by_scores(parts, parts, log_base)
     if log_base is None and isinstance(parts.transition, Tensor):
         table = ChainTensors(parts.unary, parts.transition, parts.lengths)
         values = tapes.losses(table, table, divergence=False)
@@ -41,25 +41,28 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
     # The gradient in the second argument is zero where both are equal.
     with torch.no_grad():
         ratios = _log_ratios(parts, sent)
-    return _nats(parts, sent, ratios, scored, None)
+    return _nats(parts, sent, ratios, scored)
 
 
-def cross_entropy(parts: ChainTensors, other: ChainTensors, *, divergence: bool = False) -> Tensor:
+def cross_entropy(
+    parts: ChainTensors | RankTensors,
+    other: ChainTensors | RankTensors,
+    *,
+    divergence: bool = False,
+) -> Tensor:
     """(B,) nats: the expectation under one chain of minus the log-probability in another.
 
-    For a ``divergence`` less the entropy. A sum of small terms by step, without cancellation.
-    +inf, without gradient, where the other forbids what the first allows; 0 for an impossible item.
+    Of tables, or of chains that are `alike`. For a ``divergence`` less the entropy. +inf, without
+    gradient, where the other forbids what the first allows; 0 for an impossible item.
     Differentiable as `entropy`. O(B T N^2) in matrix products.
     """
-    values = tapes.losses(parts, other, divergence=divergence)
-    if values is not None:
-        return values
-    if divergence:
-        return cross_entropy(parts, other) - entropy(parts)
-    sent, ratios = recursion.messages(*parts), _log_ratios(other, recursion.messages(*other))
-    values = _nats(parts, sent, ratios, other.unary, other.transition)
-    forbidden = _forbidden(parts, other, sent) & _possible(parts, sent)
-    return torch.where(forbidden, math.inf, values)
+    if isinstance(parts.transition, Tensor) and isinstance(other.transition, Tensor):
+        ours = ChainTensors(parts.unary, parts.transition, parts.lengths)
+        theirs = ChainTensors(other.unary, other.transition, other.lengths)
+        values = tapes.losses(ours, theirs, divergence=divergence)
+        if values is not None:
+            return values
+    return _by_scores(parts, other, divergence=divergence)
 
 
 def alike(parts: ChainTensors | RankTensors, other: ChainTensors | RankTensors) -> bool:
@@ -71,50 +74,46 @@ def alike(parts: ChainTensors | RankTensors, other: ChainTensors | RankTensors) 
     return one is not None and two is not None and one.additive and one.comparable(two)
 
 
-def by_counts(
+def _by_scores(
     parts: ChainTensors | RankTensors, other: ChainTensors | RankTensors,
-    log_base: Tensor | None = None,
+    log_base: Tensor | None = None, *, divergence: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`cross_entropy` of chains whose scores are sums of parameters, item by item.
+    """`cross_entropy` of chains whose scores are sums of parameters, by their means; in float64."""
+    link, theirs = parts.transition, other.transition
+    if not parts.unary.shape[1]:
+        return parts.unary.sum((1, 2))
 
-    By the gradient of log Z, the expected count of each parameter; in float64.
-    """
-    if not isinstance(parts.transition, OperatorSteps) or not isinstance(
-        other.transition, OperatorSteps
-    ):
-        raise TypeError("counts are of operators")
-    kind, theirs = parts.transition.potential, other.transition.potential
+    def log_z(unary: Tensor, *tensors: Tensor) -> Tensor:
+        kind = link.potential if isinstance(link, OperatorSteps) else None
+        steps = tensors[0] if kind is None else OperatorSteps(kind.replaced(tensors))
+        return logs.log_partition(unary, steps, parts.lengths)
+
     base = 0.0 if log_base is None else finite(log_base).reshape(parts.unary.shape)
-    scored = masked(other.unary - base, other.lengths).double()
-    each = list[Tensor]()
-    for row in torch.arange(len(parts.unary), device=parts.unary.device).split(1):
-
-        def log_z(unary: Tensor, *tensors: Tensor, length: Tensor = parts.lengths[row]) -> Tensor:
-            steps = OperatorSteps(kind.replaced(tensors))
-            return logs.log_partition(unary, steps, length)
-
-        leaves = [part.double() for part in (parts.unary[row], *kind.tensors)]
-        total, counts = expectations(log_z, leaves, tracked=True)
-        scores = [scored[row], *(part.double() for part in theirs.tensors)]
-        if other is not parts:
-            again = masked(other.unary, other.lengths)[row].double()
-            total = torch.where(total > -math.inf, log_z(again, *scores[1:]), -math.inf)
-        means = [(n * finite(score)).sum() for n, score in zip(counts, scores, strict=True)]
-        value = torch.where(total > -math.inf, total - torch.stack(means).sum(), 0.0)
-        lost = [((n > 0) & (s == -math.inf)).any() for n, s in zip(counts, scores, strict=True)]
-        each.append(torch.where(torch.stack(lost).any(), math.inf, value))
-    values = torch.cat(each) if each else scored.sum((1, 2))
-    return once(values.to(parts.unary.dtype), ONCE)
+    scored = masked(other.unary - base, other.lengths)
+    sides = [(each,) if isinstance(each, Tensor) else each.sides for each in (link, theirs)]
+    shared = [torch.broadcast_tensors(*pair) for pair in zip(*sides, strict=True)]
+    pairs = [(one.double(), two.double()) for one, two in [(parts.unary, scored), *shared]]
+    leaves, scores = zip(*pairs, strict=True)
+    gaps = [finite(two) - finite(one) if divergence else finite(two) for one, two in pairs]
+    total, means = mean_scores(log_z, leaves, gaps)
+    if other is parts:
+        return once(torch.where(total > -math.inf, total - means, 0.0).to(parts.unary), ONCE)
+    log_ratio = log_z(*scores) - total if divergence else log_z(*scores)
+    values = torch.where(total > -math.inf, log_ratio - means, 0.0)
+    gone = [((one > -math.inf) & (two == -math.inf)).double() for one, two in pairs]
+    if any(bool(part.any()) for part in gone):
+        with torch.no_grad():
+            _, lost = mean_scores(log_z, leaves, gone)
+        values = torch.where(lost > 0, math.inf, values)
+    return once(values.to(parts.unary), ONCE)
 
 
 def _nats(
-    parts: ChainTensors | RankTensors, sent: Messages, ratios: Tensor, scored: Tensor,
-    link: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """Minus the expectation of another's log-probability, where it forbids nothing.
+    parts: ChainTensors | RankTensors, sent: Messages, ratios: Tensor, scored: Tensor
+) -> Tensor:
+    """Minus the expectation of the log-probability, whose own gradient is left out.
 
-    The other has log Z ``ratios`` (B, T) by step, unary potentials ``scored`` (B, T, N) and
-    transition ``link``; None: that of the chains, without gradient.
+    Given log Z as ``ratios`` (B, T) by step, and unary potentials ``scored`` (B, T, N).
     """
     total = parts.unary.shape[1]
     if not total:
@@ -123,7 +122,7 @@ def _nats(
     terms = ratios - (chances * finite(scored)).sum(-1)
     if total > 1:
         first, later = terms.split((1, total - 1), 1)
-        terms = torch.cat([first, later - _pair_means(parts, sent, chances, link)], 1)
+        terms = torch.cat([first, later - _pair_means(parts, sent, chances)], 1)
     counted = inside(parts.lengths, total) & _possible(parts, sent).unsqueeze(1)
     # Forbidden terms are not finite, and have no gradient.
     counted = counted & (terms.detach().abs() < math.inf)
@@ -179,10 +178,8 @@ def _log_ratios(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
     return torch.cat([first, arriving + reached.squeeze(2)], 1)
 
 
-def _pair_means(
-    parts: ChainTensors | RankTensors, sent: Messages, chances: Tensor, other: Tensor | None
-) -> Tensor:
-    """(B, T - 1) the means of another's log-values of neighbours, with 0 in place of -inf."""
+def _pair_means(parts: ChainTensors | RankTensors, sent: Messages, chances: Tensor) -> Tensor:
+    """(B, T - 1) the means of log-values of neighbours, with 0 in place of -inf."""
     link, before, after = parts[1], sent.log_forward[:, :-1], chances[:, 1:]
     states = width = before.shape[2]
     sums = None
@@ -195,9 +192,9 @@ def _pair_means(
 
     def means(here: slice) -> Tensor:
         columns = _into(link, here)
-        theirs = finite(columns.detach() if other is None else other.mT[..., here, :])
-        matrix, known = LogMatrix.of(columns), None if sums is None else sums[..., here]
-        scores = theirs, matrix.weights * theirs
+        values, matrix = finite(columns.detach()), LogMatrix.of(columns)
+        known = None if sums is None else sums[..., here]
+        scores = values, matrix.weights * values
         if scores[1].ndim == 2:
             each = matrix.means(before, None, scores, sums=known)
         else:
@@ -250,19 +247,3 @@ def edge_marginals(parts: ChainTensors) -> Tensor:
         tracked=tracked,
     )  # fmt: skip
     return gradient
-
-
-def _forbidden(parts: ChainTensors, other: ChainTensors, sent: Messages) -> Tensor:
-    """(B,) whether the other chain forbids a sequence that the first allows; in logs, exactly."""
-    total = parts.unary.shape[1]
-    logs, within = sent.log_forward + sent.log_backward, inside(parts.lengths, total)
-    lost = (logs > -math.inf) & (other.unary == -math.inf) & within.unsqueeze(2)
-    forbidden = lost.flatten(1).any(1)
-    gone = (other.transition == -math.inf) & (parts.transition > -math.inf)
-    if total < 2 or not bool(gone.any()):
-        return forbidden
-    before = (sent.log_forward[:, :-1] > -math.inf).to(parts.unary)
-    right = (sent.log_backward + parts.unary)[:, 1:]
-    reached = product(before, gone.to(before))
-    crossed = ((reached > 0) & (right > -math.inf)).any(-1) & within[:, 1:]
-    return forbidden | crossed.any(1)

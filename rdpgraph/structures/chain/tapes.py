@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.logspace.gradients import expectations, is_transformed, regradient
+from rdpgraph.logspace.gradients import is_transformed, mean_scores, regradient
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.structures.chain import logs
 from rdpgraph.structures.chain.factors import inside, masked, peak
@@ -161,32 +161,16 @@ def losses(parts: ChainTensors, other: ChainTensors, *, divergence: bool) -> Ten
 
     def again(*inputs: Tensor) -> Tensor:
         size = len(inputs) // len(pairs)
-        (first, sum_of, counts), (second, other_sum, _) = (
-            _counts(inputs[at], inputs[at + 1], parts.lengths) for at in (0, len(inputs) - size)
-        )
-        loss = other_sum - _means(counts, second)
-        loss = loss - sum_of + _means(counts, first) if divergence else loss
-        return torch.where(sum_of > -math.inf, loss, 0.0)
+        ours, theirs = inputs[:2], inputs[len(inputs) - size :][:2]
+        solve = partial(logs.log_partition, lengths=parts.lengths)
+        total, means = mean_scores(solve, ours, [finite(part) for part in theirs])
+        loss = solve(*theirs) - means
+        if divergence:
+            loss = loss - total + mean_scores(solve, ours, [finite(part) for part in ours])[1]
+        return torch.where(total > -math.inf, loss, 0.0)
 
     values = derivatives.losses(pairs, again, divergence=divergence)
     return None if values is None else values.to(parts.unary)
-
-
-def _counts(
-    unary: Tensor, table: Tensor, lengths: Tensor
-) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-    """Potentials of all items and steps, log Z, and its gradients in these."""
-    batch, total, states = unary.shape
-    scores = [unary, table.expand(batch, total - 1, states, states)]
-    values, counts = expectations(
-        partial(logs.log_partition, lengths=lengths), scores, tracked=True
-    )
-    return scores, values, counts
-
-
-def _means(counts: list[Tensor], scores: list[Tensor]) -> Tensor:
-    parts = [(n * finite(part)).flatten(1).sum(1) for n, part in zip(counts, scores, strict=True)]
-    return parts[0] + parts[1]
 
 
 def _run(unary: Tensor, transition: Tensor | Steps, lengths: Tensor) -> machine.Run:

@@ -188,6 +188,23 @@ def test_a_batch_is_its_items():
             assert torch.allclose(one.filtered(), p.filtered()[item])
 
 
+def test_what_is_impossible_has_no_gradient_in_comparisons(by_torch):
+    generator = torch.Generator().manual_seed(3)
+    one, other = (torch.randn(2, 4, 3, generator=generator, dtype=D) for _ in range(2))
+    one[1, 2] = -math.inf
+    other.requires_grad_()
+    transition = torch.randn(3, 3, generator=generator, dtype=D)
+
+    def gradient():
+        value = rg.Chain(one, transition).cross_entropy(rg.Chain(other, transition))
+        assert value[1] == 0
+        return torch.autograd.grad(value.sum(), other)[0]
+
+    for found in (gradient(), by_torch(gradient)):
+        assert bool((found[0] != 0).all())
+        assert bool((found[1] == 0).all())
+
+
 def test_short_chains():
     for length in (0, 1):
         generator = torch.Generator().manual_seed(0)
