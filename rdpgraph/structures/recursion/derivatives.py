@@ -131,7 +131,7 @@ class _Losses(Function):
         losses = runs[0].losses(runs[-1], divergence=divergence)
         ctx.save_for_backward(*inputs)
         ctx.runs, ctx.again, ctx.divergence = runs, again, divergence
-        ctx.barred = losses == math.inf
+        ctx.barred = (losses == math.inf) | (runs[0].goal == -math.inf)
         return losses
 
     @staticmethod
