@@ -1,7 +1,7 @@
 """Gradients as answers: in inference mode, differentiated again, or refusing that."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar
@@ -42,11 +42,13 @@ def _ordinary(value: Any) -> Any:
     return value
 
 
-def possible_alone(log_z: Tensor) -> Tensor:
-    """Log Z that passes no gradient where it is -inf."""
+def possible_alone(log_z: Tensor, tensors: Iterable[Tensor] = ()) -> Tensor:
+    """Log Z with gradients of zero where it is -inf, also in tensors that it does not depend on."""
     values = log_z.detach()
     if values.numel() and values.min().item() > -math.inf:
         return log_z
+    for part in () if log_z.requires_grad else [part for part in tensors if part.requires_grad]:
+        log_z = torch.where(values > -math.inf, log_z, part.sum().to(log_z))
     return torch.where(values > -math.inf, log_z, -math.inf)
 
 

@@ -27,6 +27,7 @@ from rdpgraph.errors import (
 )
 from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.logspace.gradients import possible_alone
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import Labels, frame_of_joint, frame_of_states, frame_of_values
 from rdpgraph.model.graph import FactorGraph
@@ -289,7 +290,8 @@ class Inferred(Portable, Opaque, ABC):
     @differentiable_property
     def _log_z(self) -> Tensor:
         _ = self._sound
-        return self._answers.log_partition()
+        watched = (part for part, *_ in vars(self).get("_versions", ()))
+        return possible_alone(self._answers.log_partition(), watched)
 
     @cached_property
     def _sound(self) -> bool:

@@ -267,7 +267,7 @@ def planned_rows(
     if exactly and recognised_left(common, reduce_graph(common), exactly) is not None:
         return None
     network = reduce_graph(FactorGraph.from_blocks(graph.domain, graph.blocks))
-    if network.impossible or not network.groups:
+    if network.impossible or not network.groups or bool(network.constant.isneginf()):
         return None
     if not all(g.extent[1] < math.inf for g in network.groups):
         return None

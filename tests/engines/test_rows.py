@@ -64,6 +64,18 @@ def test_rows_are_those_of_enumeration(scale, zeros):
             torch.testing.assert_close(graph.score(posterior.mode()), truth.maximum)
 
 
+def test_a_constant_of_minus_infinity_forbids_every_row():
+    values = [table.requires_grad_() for table in tables(0)]
+    graph = graph_of(values)
+    nothing = rg.Factor((), rg.Table(torch.tensor(-math.inf, dtype=torch.float64)))
+    graph = evidence(rg.FactorGraph([*graph.factors(), nothing], graph.variables), 12)
+    posterior = rg.infer(graph)
+    assert bool((posterior.log_partition == -math.inf).all())
+    assert not any(bool(each.any()) for each in posterior.marginals().values())
+    gradients = torch.autograd.grad(posterior.log_partition.sum(), values)
+    assert not any(bool(each.any()) for each in gradients)
+
+
 @pytest.mark.parametrize("first", ["status", "log_partition", "marginals"])
 def test_rows_that_lack_too_much_are_solved_with_all_others(first, small_blocks):
     values = [table.requires_grad_() for table in tables(5, zeros=0.2)]

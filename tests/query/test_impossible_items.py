@@ -225,3 +225,31 @@ def test_a_search_names_the_items_that_it_found_nothing_for(ticking):
     with pytest.raises(BudgetError, match=r"found in .* of 5 batch items .* raise the time"):
         rg.infer(graph, scheduler=rg.Search(seconds=1.0)).mode()
     assert len(x) == 3
+
+
+ROUTES = {
+    "auto": rg.Auto(),
+    "contraction": rg.Contraction(),
+    "path": rg.Contraction(optimize="greedy"),
+    "loopy": rg.Loopy(),
+    "join": rg.JoinGraph(),
+    "counting": rg.Counting(),
+    "mini-buckets": rg.MiniBuckets(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:No configuration is possible")
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("scope", [0, 1])
+@pytest.mark.parametrize("name", ROUTES)
+def test_gradients_of_impossible_models_are_zeros(name, scope, rows):
+    x, y = rg.Variable("x", 3), rg.Variable("y", 2)
+    values = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    never = rg.Table(torch.full((3,) * scope, -INF, dtype=torch.float64))
+    graph = rg.FactorGraph([rg.Factor((x, y), rg.Table(values)), rg.Factor((x,) * scope, never)])
+    graph = graph.condition({y: torch.tensor([0, 1, -1])}) if rows else graph
+    posterior = rg.infer(graph, scheduler=ROUTES[name])
+    assert bool((posterior.log_partition == -INF).all())
+    (gradient,) = torch.autograd.grad(posterior.log_partition.sum(), values)
+    assert not bool(gradient.any())
+    assert not any(bool(each.any()) for each in posterior.marginals().values())
