@@ -147,7 +147,7 @@ class Run:
         """Zeros for the gradients of tables, by slot."""
         rows, given = self.program.rows, self.inputs.given
         return [
-            zeros(given[slot - 1]) if use and slot in rows else None
+            zeros(given[slot - 1], dense=True) if use and slot in rows else None
             for slot, use in enumerate(wanted)
         ]
 
@@ -349,7 +349,8 @@ def run(
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype
     tables, size = tables_of(program, inputs, alike=alike)
-    values, room = unary.new_empty(batch * program.size - unary.numel()), unary.new_empty(size)
+    values = unary.new_empty(batch * program.size - unary.numel())
+    room = zeros(unary, size, dense=True)
     levels = None
     if dtype == torch.float32 and not whole:
         levels = unary.new_empty(batch * program.levels, dtype=torch.float64)
