@@ -182,7 +182,7 @@ class _Lowering:
         return start
 
     def labels(self, which: Tensor, *before: int) -> int:
-        """Where the list of labels of several steps begins in the index, after some numbers."""
+        """Place in the index of the list of labels of several steps, after some numbers."""
         key = id(which), *before
         if key not in self.lists:
             self.lists[key] = self.put(before)

@@ -103,18 +103,18 @@ def _is_product(step: Total) -> bool:
 
 def _for_sums(lists: dict[int, int], steps: Sequence[Step], products: Set[int]) -> set[int]:
     """Steps of listed labels that sums alone read, beside others of the same list."""
-    found = dict(lists)
+    kept = dict(lists)
     pools = [
         (view.numbers, isinstance(step, Total) and number not in products and view.width > 1)
-        for number, step in enumerate(steps if found else ())
+        for number, step in enumerate(steps if kept else ())
         for view in step.reads
-        if not found.keys().isdisjoint(view.numbers)
+        if not kept.keys().isdisjoint(view.numbers)
     ]
     count = None
-    while count != len(found):
-        count = len(found)
+    while count != len(kept):
+        count = len(kept)
         for pool, fits in pools:
-            if not fits or len({found.get(number) for number in pool}) > 1:
+            if not fits or len({kept.get(number) for number in pool}) > 1:
                 for number in pool:
-                    found.pop(number, None)
-    return set(found)
+                    kept.pop(number, None)
+    return set(kept)
