@@ -167,7 +167,8 @@ def error_of(logs: Floats) -> float:
         return math.inf
     weights = np.exp(logs - logs.max())
     error = float(weights.std(ddof=1) / weights.mean() / math.sqrt(len(logs)))
-    spread = float(alive.std())
+    with np.errstate(over="ignore"):  # +inf between ordinary scores and -1e300
+        spread = float(alive.std())
     error = max(error, spread) if spread > SPREAD or len(alive) < len(logs) else error
     return error * math.sqrt((len(logs) - 1) / (len(logs) - 3))
 

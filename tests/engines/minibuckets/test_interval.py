@@ -115,6 +115,11 @@ def test_intervals_of_small_populations_hold_log_z(monkeypatch):
     assert closer >= 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_populations_that_end_at_a_score_for_absence_are_of_no_use():
+    assert populations.error_of(np.array([0.0, 0.0, 0.0, -1e300])) == math.inf
+
+
 def test_smaller_populations_say_what_larger_ones_all_miss():
     alike = np.full(8, -4.0)
     assert populations.error_beside(alike, alike) == 0.0
