@@ -132,7 +132,7 @@ class _Losses(Function):
         ctx.save_for_backward(*inputs)
         ctx.runs, ctx.again, ctx.divergence = runs, again, divergence
         ctx.barred = (losses == math.inf) | (runs[0].goal == -math.inf)
-        return losses
+        return losses.clamp(min=0.0)  # rounded below it, where one derivation has all the mass
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
