@@ -3,8 +3,9 @@
 Every product of the recursion is alpha_{t-1}(i) P_ij e_t(j), each factor at most 1, with P a table
 of pairs, or one to ranks times one from them. Columns of the first table have a maximum of 1. With
 v the messages back to its columns, the future of any state, sum_k P_ik v_k, is at most 1 / min_k
-w_k times that of the whole, sum_k w_k v_k, where w are the masses of the columns: a loss of tiny
-numbers is negligible while no w is small. Other items are in doubt, and solved by other means.
+w_k times that of the whole, sum_k w_k v_k, where w are the masses of the columns. Numbers below the
+least one are lost before a state is divided by its sum: so N of them, over such a sum and over the
+least w, are negligible while neither is small. Other items are in doubt, and solved by other means.
 """
 
 import math
@@ -31,8 +32,9 @@ from rdpgraph.structures.chain.factors import (
 )
 from rdpgraph.structures.chain.steps import of_items, of_tables
 
-_LEAST = {torch.float32: 1e-25, torch.float64: 1e-280}
-"""The smallest mass for which underflow elsewhere is negligible."""
+_LEAST = {torch.float32: 1e-12, torch.float64: 1e-140}
+"""The smallest mass for which underflow elsewhere is negligible; of its square the least number of
+the type is a small part."""
 
 
 @dataclass(frozen=True, eq=False)
