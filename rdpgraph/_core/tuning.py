@@ -207,7 +207,8 @@ FEWEST_SITES, MOST_PADDED = 3, 2
 # Rates beside those above.
 STEP_LAUNCHES, MACHINE_STEP, MACHINE_PRODUCT, HOST_COPIES = 7, 1e-7, 1e-10, 2e-4
 """Launches on a GPU of a step of a chain's recursion; seconds of a step of an item on the compiled
-machine, of each multiply-add there, and of copies between a GPU and the host."""
+machine, of each multiply-add there, and of copies between a GPU and the host: estimates, which were
+not measured on a GPU."""
 ASSUMED_SWEEPS, CLUSTER_PASSES, DAMPED_SWEEP = 20, 3, 1.2
 """Sweeps that clusters are assumed to need, passes over a cluster's table for each link and sweep,
 and the cost of a damped sweep, in sweeps."""

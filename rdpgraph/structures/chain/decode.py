@@ -61,7 +61,7 @@ def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) 
 
 
 def _is_small(unary: Tensor, transition: Tensor) -> bool:
-    """Return whether NumPy is faster, and the compiled kernel does not apply."""
+    """Return whether NumPy is faster than torch."""
     return (
         transition.ndim == 2
         and unary.is_cpu

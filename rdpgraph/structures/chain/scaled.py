@@ -116,9 +116,8 @@ class Factors:
         if bool(doubtful.any()):
             rows = doubtful.nonzero().squeeze(1)
             reached, alive = self._reached(rows)
-            doubtful[rows] = (low[:, rows] & reached).any(0).any(1) | (faint[:, rows] & alive).any(
-                0
-            )
+            low, faint = low[:, rows] & reached, faint[:, rows] & alive
+            doubtful[rows] = low.any(0).any(1) | faint.any(0)
         return doubtful
 
     def _reached(self, rows: Tensor) -> tuple[Tensor, Tensor]:
