@@ -51,6 +51,9 @@ LISTED_ARITY = 100
 INDEXED = 4096
 """Entries of a result that plain indexing gives as fast as flat indices."""
 
+LISTED = 64
+"""Numbers whose least one a list gives as fast as torch."""
+
 EVIDENCE_KEYS = 64
 """Variables with evidence from which they are looked up together."""
 

@@ -77,12 +77,10 @@ def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Ten
             f"{_shape(given)} of {given.dtype}."
         )
     given = given.long()
-    if given.numel():
-        for extreme in given.aminmax():
-            if not 0 <= int(extreme) <= total:
-                raise ModelError(
-                    f"Chain of {total} steps needs lengths 0 to {total}; got {int(extreme)}."
-                )
+    each = given.flatten().tolist()
+    for extreme in (min(each, default=0), max(each, default=0)):
+        if not 0 <= extreme <= total:
+            raise ModelError(f"Chain of {total} steps needs lengths 0 to {total}; got {extreme}.")
     return given
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rdpgraph._core.cache import remembered
 from rdpgraph.logspace.logmatrix import finite
 
 
@@ -18,7 +19,12 @@ def flat_lengths(lengths: Tensor | None, shape: Sequence[int], like: Tensor) -> 
     """(B,) lengths from (*batch,), for shape (*batch, T); default: all T."""
     if lengths is not None:
         return lengths.reshape(-1)
-    return torch.full((math.prod(shape[:-1]),), shape[-1], device=like.device)
+    return _full(math.prod(shape[:-1]), shape[-1], like.device)
+
+
+@remembered(64)
+def _full(count: int, length: int, device: torch.device) -> Tensor:
+    return torch.full((count,), length, device=device)
 
 
 def masked(unary: Tensor, lengths: Tensor) -> Tensor:

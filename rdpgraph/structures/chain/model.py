@@ -171,7 +171,7 @@ class Chain(Structure):
         return tuple(self.unary.shape[:-2])
 
     def log_partition(self) -> Tensor:
-        return possible_alone(self._shaped(recursion.log_partition(*self._given())))
+        return self._shaped(possible_alone(recursion.log_partition(*self._given())))
 
     def score(self, states: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials (nats) of sequences, unnormalised; O(T) each.
@@ -380,5 +380,5 @@ class Chain(Structure):
         return flat_lengths(self.lengths, self.unary.shape[:-1], self.unary)
 
     def _shaped(self, values: Tensor) -> Tensor:
-        batch = self.batch_shape
+        batch = self.unary.shape[:-2]
         return values if len(batch) == 1 else values.reshape([*batch, *values.shape[1:]])

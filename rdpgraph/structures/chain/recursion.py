@@ -58,15 +58,16 @@ def log_partition(
     if isinstance(transition, OperatorSteps):
         return logs.log_partition(unary, transition, lengths)
     sides = tables_of(transition)
-    dtype = torch.promote_types(unary.dtype, sides[0].dtype)
+    dtype = unary.dtype
     work = dtype if dtype == torch.float64 else torch.float32
-    wide = work if unary.device.type == "mps" else torch.float64
-    here = torch.device("cpu") if _is_for_host(unary, sides) else unary.device
-    given, *tables = (part.to(here, work) for part in (unary, *sides))
-    links = of_tables(*tables)
+    on_host = unary.is_cpu or (unary.is_cuda and _is_for_host(unary, sides))
     # With ranks the machine keeps twice as much, which counts where there is much.
-    if tapes.serves(given, links) and (len(sides) == 1 or given.numel() <= tuning.BLOCK):
-        return tapes.log_partition(given, links, lengths.to(here)).to(unary.device, dtype)
+    if on_host and (len(sides) == 1 or unary.numel() <= tuning.BLOCK):
+        given, *tables = (part.to("cpu", work) for part in (unary, *sides))
+        links = of_tables(*tables)
+        if tapes.serves(given, links):
+            return tapes.log_partition(given, links, lengths.cpu()).to(unary.device, dtype)
+    wide = work if unary.device.type == "mps" else torch.float64
     attempts = [(kind, scaled.log_partition) for kind in dict.fromkeys((work, wide))]
     return _first_safe([*attempts, (wide, _in_logs)], unary, lengths, *sides).to(dtype)
 
@@ -77,7 +78,7 @@ def _is_for_host(unary: Tensor, sides: Sequence[Tensor]) -> bool:
     products = sum(math.prod(side.shape[-2:]) for side in sides)
     work = batch * steps * (tuning.MACHINE_STEP + 3 * products * tuning.MACHINE_PRODUCT)
     launches = steps * tuning.STEP_LAUNCHES * tuning.SECONDS_PER_CALL
-    return unary.device.type == "cuda" and work + tuning.HOST_COPIES < launches
+    return work + tuning.HOST_COPIES < launches
 
 
 Attempt = Callable[..., tuple[Tensor, Tensor]]

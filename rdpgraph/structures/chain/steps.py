@@ -268,10 +268,12 @@ class Parts(NamedTuple, Generic[Link]):
         """Flatten (*batch, T, N), a transition that broadcasts to that batch, and lengths (B,)."""
         *batch, total, states = unary.shape
         transition = flattened(table_of(given), batch)
-        dtype = torch.promote_types(unary.dtype, transition.dtype)
         if len(batch) != 1:
             unary = unary.reshape([math.prod(batch), total, states])
-        return Parts(unary.to(dtype), transition.to(dtype), lengths)
+        if unary.dtype != transition.dtype:
+            dtype = torch.promote_types(unary.dtype, transition.dtype)
+            unary, transition = unary.to(dtype), transition.to(dtype)
+        return Parts(unary, transition, lengths)
 
     @staticmethod
     def of_operator(unary: Tensor, given: PairOperator, lengths: Tensor) -> "Parts[OperatorSteps]":

@@ -30,10 +30,11 @@ from rdpgraph.structures.recursion.program import Program
 
 def serves(unary: Unary, transition: Transition | Steps) -> bool:
     """Return whether the machine is there for these chains."""
-    here = unary.device.type == "cpu" and isinstance(transition, Tensor | RankSteps)
-    here = here and all(side.dtype == unary.dtype for side in tables_of(transition))
-    here = here and len(unary) > 0 and min(unary.shape[1:]) > 1
-    return here and not is_transformed() and library.available(unary.dtype)
+    if not unary.is_cpu or not isinstance(transition, Tensor | RankSteps):
+        return False
+    typed = not [side for side in tables_of(transition) if side.dtype != unary.dtype]
+    wide = len(unary) > 0 and min(unary.shape[1:]) > 1
+    return typed and wide and not is_transformed() and library.available(unary.dtype)
 
 
 def log_partition(

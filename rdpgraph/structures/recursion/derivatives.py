@@ -34,7 +34,7 @@ class _LogSum(Function):
         done = machine.run(program, Inputs(unary, given), whole=False, rows=rows, once=True)
         ctx.save_for_backward(unary, *given)
         ctx.done, ctx.again = done, again
-        return done.goal.to(unary, copy=True)
+        return done.goal.to(unary).detach()  # not the one that is kept for the gradient
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

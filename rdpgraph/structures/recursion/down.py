@@ -95,7 +95,7 @@ def log_sum(tape: Tape, temperature: float = 1.0) -> Tensor:
         given = given.over(temperature)
     tracked = any(part.requires_grad for part in (given.unary, *given.given))
     if not tracked or not torch.is_grad_enabled():
-        result = machine.run(program, given, whole=False).goal.to(given.unary, copy=True)
+        result = machine.run(program, given, whole=False).goal.to(given.unary)
     else:
         result = derivatives.log_sum(program, given, _by_torch(tape, program))
     result = result if len(tape.lead) == 1 else result.reshape(tape.lead)

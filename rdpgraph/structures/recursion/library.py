@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 _FLAGS = (*building.FLAGS, "-march=native")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 _SIGNATURES = {
-    "up": (1, 3, 0, 2),
-    "down": (6, 3, 0, 1),
+    "up": (2, 3, 0, 2),
+    "down": (6, 4, 0, 1),
     "most": (2, 3, 0, 1),
     "descend": (4, 5, 0, 2),
     "lists": (4, 4, 0, 1),

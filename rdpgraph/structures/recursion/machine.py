@@ -33,11 +33,13 @@ class Run:
 
     program: Program  # the steps
     inputs: Inputs  # their tensors
+    goal: Tensor  # (B,) the value of the last step
     values: Tensor  # of all steps after the potentials of the sites
     room: Tensor  # the tables, prepared for products
     levels: Tensor | None  # in float64, what is taken off rows of values; None: nothing
     # Of links, before products and after them, for gradients and losses; the first only if kept.
     rows: Tensor | None
+    first_row: int | None  # the first byte of links in values, if these lie as those rows do
     tables: "array[int]"  # addresses and strides of the inputs
     best: bool  # whether values are maxima
     # Whether sums of large numbers have lost digits of float32, whether there is a NaN, whether
@@ -71,27 +73,11 @@ class Run:
         part = values[batch * first - self.inputs.unary.numel() :]
         return part.as_strided((len(links), batch, labels), (hop, labels, 1))
 
-    @property
-    def goal(self) -> Tensor:
-        """(B,) the value of the last step."""
-        batch = self.inputs.unary.shape[0]
-        start = batch * self.program.ranges[-1][0] - self.inputs.unary.numel()
-        return self.values[start : start + batch]
-
     def _all(self, number: float) -> tuple[Tensor, Tensor, Tensor]:
         """A number for each of all values; for those of the sites; and for the others."""
         unary = self.inputs.unary
         every = self.values.new_full((unary.numel() + self.values.numel(),), number)
         return every, every[: unary.numel()].view(unary.shape), every[unary.numel() :]
-
-    @property
-    def _rows_of_links(self) -> slice | None:
-        """The place of links among values, if these lie as rows before and after them do."""
-        first, batch = self.program.first_link, len(self.inputs.unary)
-        if first is None or table_in_rows(self.program, self.tables) is None:
-            return None
-        start = batch * first - self.inputs.unary.numel()
-        return slice(start, start + batch * self.program.row_sizes[2])
 
     def gradients(
         self, gradient: Tensor, wanted: Sequence[bool], seeds: tuple[Tensor, int] | None = None
@@ -106,15 +92,15 @@ class Run:
         sites, below = zeros(self.inputs.unary), zeros(self.values)
         if seeds is not None:
             self.linked(below, seeds[0].shape[2], seeds[1]).copy_(seeds[0])
-        as_rows = self._rows_of_links
-        after = self._rows_after() if as_rows is None else below[as_rows]
+        after = self._rows_after() if self.first_row is None else below
+        first = self.first_row or 0
         if self.noted[3]:
-            self.arrays[7], self.noted[3] = self.values[as_rows].data_ptr(), 2
+            self.arrays[7], self.noted[3] = self.values.data_ptr() + first, 2
         pairs, rooms = self.program.pairs, self.tables[7::TABLE]
         sums = self._extras(
             [slot in pairs and use and rooms[slot] != DIRECT for slot, use in enumerate(wanted)]
         )
-        extras = self._down(gradient, wanted, (sites, below), after, sums)
+        extras = self._down(gradient, wanted, (sites, below), after.data_ptr() + first, sums)
         return self._collected(gradient, wanted, sites, below, extras)
 
     def second(
@@ -123,7 +109,7 @@ class Run:
         """The goal's derivative (B,) along ``moves`` of the inputs, and that of `gradients`."""
         (below, *parts), heads, tails = self._all(0.0), self._rows_after(), self._rows_after()
         none = [False] * len(wanted)
-        self._down(gradient, none, parts, heads, self._extras(none))
+        self._down(gradient, none, parts, heads.data_ptr(), self._extras(none))
         parts = [None if move is None else move.double().contiguous() for move in moves]
         (along, _, means), (turns, sites, others) = self._all(0.0), self._all(0.0)
         room = torch.empty_like(self.room)
@@ -152,19 +138,20 @@ class Run:
         ]
 
     def _down(
-        self, gradient: Tensor, wanted: Sequence[bool], below: Sequence[Tensor], after: Tensor,
+        self, gradient: Tensor, wanted: Sequence[bool], below: Sequence[Tensor], after: int,
         products: Sequence[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip
         """Compute gradients of sites and other values, and links' rows; return those of tables.
 
-        ``products`` of the rows of pairs, summed, become those of their tables.
+        The address ``after`` is that of links' rows; ``products`` of the rows of pairs, summed,
+        become those of their tables.
         """
-        batch, gradient = len(gradient), gradient.to(self.values.dtype).contiguous()
+        batch, gradient = len(gradient), gradient.to(self.values.dtype)
         extras = self._extras(wanted)
         places = places_of([*extras, *products])
         library.function("down", self.values.dtype)(
-            self.addresses, gradient.data_ptr(), *places_of(below), after.data_ptr(),
-            places.buffer_info()[0], len(self.program.ranges), batch, len(wanted),
+            self.addresses, gradient.data_ptr(), *places_of(below), after, places.buffer_info()[0],
+            len(self.program.ranges), batch, len(wanted), gradient.stride(0),
             library.threads(self.program.work * batch, batch if batch > 1 else None),
         )  # fmt: skip
         return [one if more is None else more for one, more in zip(extras, products, strict=True)]
@@ -349,6 +336,7 @@ def run(
     unary = inputs.unary
     batch, dtype = unary.shape[0], unary.dtype
     tables, size = tables_of(program, inputs, alike=alike)
+    goal = unary.new_empty(batch)
     values = unary.new_empty(batch * program.size - unary.numel())
     room = zeros(unary, size, dense=True)
     levels = None
@@ -356,9 +344,12 @@ def run(
         levels = unary.new_empty(batch * program.levels, dtype=torch.float64)
     plain, before, after = program.row_sizes
     pairs = not once or plain == before
-    table = table_in_rows(program, tables) if once and dtype == torch.float32 else None
-    # Series of narrow ones have rows that are not made of values.
-    again = table is not None and table[3] > library.panel_width(4) and table[7] != DIRECT
+    table, first, again = table_in_rows(program, tables), None, False
+    if table is not None:
+        first = (batch * (program.first_link or 0) - unary.numel()) * unary.element_size()
+        # Series of narrow ones have rows that are not made of values.
+        again = once and dtype == torch.float32 and table[3] > library.panel_width(4)
+        again = again and table[7] != DIRECT
     before = 0 if again else before if pairs else plain
     kept = zeros(unary, batch * (before + after)) if rows else None
     noted = array("q", [0, 0, pairs, again])
@@ -367,9 +358,10 @@ def run(
     arrays[3], arrays[9] = tables.buffer_info()[0], noted.buffer_info()[0]
     if kept is not None:
         arrays[8] += batch * before * kept.element_size()
-    done = Run(program, inputs, values, room, levels, kept, tables, best, noted, arrays)
+    parts = goal, values, room, levels, kept, first, tables
+    done = Run(program, inputs, *parts, best, noted, arrays)
     library.function("up", dtype)(
-        done.addresses, len(program.ranges), batch, len(inputs.given) + 1, best,
+        done.addresses, goal.data_ptr(), len(program.ranges), batch, len(inputs.given) + 1, best,
         library.threads(program.work * batch, batch if batch > 1 else None),
     )  # fmt: skip
     if done.noted[0]:

@@ -32,20 +32,21 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
 #endif
 
 #define CHAIN_KERNELS(Real, name)                                                                 \
-  void chain_up_##name(const int64_t* parts, int64_t count, int64_t batch, int64_t slots,         \
-                       int best, int threads) {                                                   \
+  void chain_up_##name(const int64_t* parts, Real* goals, int64_t count, int64_t batch,           \
+                       int64_t slots, int best, int threads) {                                    \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, best, threads);                 \
     std::vector<uint8_t> bad = prepare_all(m, slots, false);                                      \
     by_items<Real>(batch, batch == 1 ? 1 : threads,                                               \
                    [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });                          \
+    std::memcpy(goals, m.arena + m.at(count - 1, 0, 0), batch * sizeof(Real));                    \
   }                                                                                               \
   void chain_down_##name(const int64_t* parts, const Real* pull, Real* sites, Real* others, Real* shares,       \
-                         Real* const* extras, int64_t count, int64_t batch, int64_t slots, int threads) {              \
+                         Real* const* extras, int64_t count, int64_t batch, int64_t slots, int64_t hop, int threads) { \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 0, threads);                    \
     const Arena<Real> grads(sites, others, m.arena.size);                                         \
     prepare_all(m, slots, true);                                                                  \
     by_items<Real>(batch, batch == 1 ? 1 : threads, [&](int64_t a, int64_t b) {                   \
-      run_down(m, a, b, pull, grads, shares, extras, slots);                                      \
+      run_down(m, a, b, pull, hop, grads, shares, extras, slots);                                 \
     });                                                                                           \
     for (int64_t slot = 0; slot < slots; ++slot) {                                                \
       if (!extras[slot] || m.table(slot)[7] < 0) continue;                                        \

@@ -146,10 +146,10 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
 }
 
 template <typename Real>
-void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* pull, Arena<Real> grads,
-              Real* shares, Real* const* extras, int64_t slots) {
+void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* pull, int64_t hop,
+              Arena<Real> grads, Real* shares, Real* const* extras, int64_t slots) {
   Room<Real> room;
-  for (int64_t item = first; item < last; ++item) grads[m.at(m.count - 1, item, 0)] = pull[item];
+  for (int64_t item = first; item < last; ++item) grads[m.at(m.count - 1, item, 0)] = pull[hop * item];
   for (int64_t n = m.count - 1; n >= 0; --n) {
     const int64_t* step = m.steps + kFields * n;
     if (const int64_t more = series_of(m, step, true)) {
