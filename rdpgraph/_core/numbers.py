@@ -6,6 +6,8 @@ from statistics import NormalDist
 
 from torch import Tensor
 
+from rdpgraph._core import tuning
+
 ROUNDING = 1e-6
 """Differences below this are rounding: relative to a value, or in nats below one nat."""
 
@@ -25,6 +27,13 @@ def is_real(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.ndim == 0
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def lowest(values: Tensor) -> float:
+    """The least of some values; of few without torch's kernels, whose calls would take longer."""
+    if 0 < values.numel() <= tuning.LISTED:
+        return min(values.flatten().tolist())
+    return values.min().item() if values.numel() else math.inf
 
 
 def student(chance: float, freedom: int) -> float:

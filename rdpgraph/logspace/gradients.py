@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
 from rdpgraph._core.cache import ordinarily
+from rdpgraph._core.numbers import lowest
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.errors import UnsupportedError
 
@@ -46,8 +46,7 @@ def _ordinary(value: Any) -> Any:
 def possible_alone(log_z: Tensor, tensors: Iterable[Tensor] = ()) -> Tensor:
     """Log Z with gradients of zero where it is -inf, also in tensors that it does not depend on."""
     values = log_z.detach()
-    known = values.flatten().tolist() if values.numel() <= tuning.LISTED else [values.min().item()]
-    if known and min(known) > -math.inf:
+    if lowest(values) > -math.inf:
         return log_z
     for part in () if log_z.requires_grad else [part for part in tensors if part.requires_grad]:
         log_z = torch.where(values > -math.inf, log_z, part.sum().to(log_z))

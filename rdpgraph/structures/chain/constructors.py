@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rdpgraph._core.numbers import lowest
 from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import log_products
@@ -133,7 +134,7 @@ def checked_rows(what: str, log_probabilities: Tensor | LowRank | PairOperator) 
 
 def require_path(states: Tensor, lengths: Tensor, what: str, batch: Sequence[int]) -> None:
     """Require a possible sequence for every item; states (draws, B, T) of others are -1."""
-    if states.shape[-1] and bool((states[..., 0] >= 0).all()):
+    if states.shape[-1] and lowest(states[..., 0]) >= 0:
         return
     lost = (states[..., :1] < 0).any(-1).any(0) & (lengths > 0)
     require_possible(f"A chain has no {what}", ~lost.reshape(tuple(batch)))

@@ -225,11 +225,13 @@ def _inputs(
     (total, states), sides = unary.shape[1:], tables_of(transition)
     each = tuple(int(side.ndim > 2 and total > 2 and not by_item) for side in sides)
     given = [*sides] if by_item else [side.contiguous() for side in sides]
-    ragged = min(lengths.tolist()) < total
+    least = min(lengths.tolist())
+    ragged = least < total
     widths = (sides[0].shape[-1], states)[-len(sides) :]
     program = chain_program(total, widths, each, ragged=ragged)
     if ragged:  # what leads to the first site; the last step, beyond all of them for length 0
-        last = (lengths - 1).remainder(total + 1).reshape(-1, 1, 1)
+        last = lengths.reshape(-1, 1, 1) - 1
+        last = last if least else last.remainder(total + 1)
         given += unary.new_zeros(1, 1, states), last, last
     unary = masked(unary, lengths) if ragged and masks else unary.contiguous()
     return program, Inputs(unary, given)
