@@ -157,7 +157,10 @@ class _WithGradient(torch.autograd.Function):
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a backward pass refuse a second derivative instead of returning zero."""
+    """Make a backward pass refuse a second derivative instead of returning zero.
+
+    It is known by the inputs that were saved for the backward pass.
+    """
 
     def wrapped(ctx: Any, *gradients: Tensor) -> Any:
         with torch.no_grad():
@@ -165,7 +168,9 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return outputs
         return tuple(
-            refused(part.requires_grad_(), ONCE) if isinstance(part, Tensor) else part
+            refused(part, ONCE, part.requires_grad_(), *ctx.saved_tensors)
+            if isinstance(part, Tensor)
+            else part
             for part in outputs
         )
 

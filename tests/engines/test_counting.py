@@ -17,6 +17,7 @@ from rdpgraph.engines.counting import worker
 from rdpgraph.engines.counting.counter import log_count
 from rdpgraph.engines.counting.encoding import encoded
 from rdpgraph.engines.counting.solution import CountedFirst, CountedSolution
+from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.dimacs import parse_dimacs
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.schedulers.scheduler import reduced
@@ -233,6 +234,15 @@ def test_gradients_of_a_batch_are_those_of_contraction() -> None:
         answers.append((log_z, *torch.autograd.grad(log_z.sum(), (a, b))))
     for own, expected in zip(*answers, strict=True):
         torch.testing.assert_close(own, expected)
+
+
+def test_second_derivatives_are_refused() -> None:
+    def log_z(table: torch.Tensor) -> torch.Tensor:
+        factor = rg.Factor((rg.Variable("x", 2), rg.Variable("y", 2)), rg.Table(table))
+        return rg.infer(rg.FactorGraph([factor]), scheduler=rg.Counting()).log_partition
+
+    with pytest.raises(UnsupportedError, match="differentiable once"):
+        torch.autograd.functional.hessian(log_z, torch.zeros(2, 2, dtype=torch.float64))
 
 
 def test_draws_have_the_marginals_of_the_circuit() -> None:

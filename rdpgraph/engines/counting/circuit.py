@@ -17,6 +17,7 @@ from rdpgraph._core import effort, tuning
 from rdpgraph.engines.counting.counter import circuit_text, has_counter
 from rdpgraph.engines.counting.encoding import Clause, Encoding
 from rdpgraph.errors import BudgetError
+from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import min_weight, primal_graph
 from rdpgraph.plan.plan import Recent
@@ -145,11 +146,11 @@ class LogSum(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return circuit.roots(log_weights)
         shares = circuit.shares(log_weights)
-        ctx.save_for_backward(shares)
+        ctx.save_for_backward(shares, log_weights)
         return shares[:, 0].clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return ctx.saved_tensors[0][:, 1:] * grads[0].unsqueeze(1), None
 

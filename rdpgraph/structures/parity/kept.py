@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rdpgraph.errors import BudgetError
+from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.parity.parities import FLIP, Parities
@@ -99,7 +99,7 @@ class _Kept(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (weights,) = ctx.saved_tensors
         grads = torch.zeros_like(weights).contiguous()

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from rdpgraph._core import tuning
 from rdpgraph.errors import EvidenceError
+from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.chain.paths import between
 
@@ -291,7 +291,7 @@ class _Ends(torch.autograd.Function):
         return ends
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         unary, transition, duration, ends, entering = ctx.saved_tensors
         longest, grads = len(duration), [torch.zeros_like(each) for each in (transition, duration)]
