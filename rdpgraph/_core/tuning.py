@@ -76,9 +76,6 @@ LOGGED_ENTRIES, LOGGED_TERMS = 256, 2**12
 """Entries of a link's table whose sums are faster in logs than as a product of matrices, and terms
 of a link, of all items, for means."""
 
-BROADCAST_SEQUENCES = 4
-"""Sequences for which broadcasting is faster than a batched matrix product."""
-
 OPERATIONS_PER_SECOND = 3e8
 """Multiply-adds per second of contractions and messages, over steps of all sizes."""
 

@@ -1,11 +1,13 @@
 """log Z of many chains: samples of transitions, each shared by all sequences."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
+from rdpgraph.logspace.gradients import differentiable_once
+from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
@@ -20,10 +22,16 @@ def log_partition(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Tensor:
     gradients are tracked, else O(S B V). `Chain` answers where scaled probabilities would
     underflow.
     """
-    if not narrow(pairwise):
+    peaks = peaks_of(unary, pairwise)
+    if peaks is None:
         return as_chain(unary, pairwise, lengths).log_partition()
-    total: Tensor = _LogPartition.apply(unary, pairwise, lengths)
+    total: Tensor = _LogPartition.apply(unary, pairwise, lengths, peaks)
     return total
+
+
+def log_ratio(scores: Tensor, log_z: Tensor) -> Tensor:
+    """Scores less log Z; -inf where the score is, also where log Z is too."""
+    return torch.where(scores > -math.inf, scores - log_z, -math.inf)
 
 
 def as_chain(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Chain:
@@ -31,6 +39,7 @@ def as_chain(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Chain:
     samples, batch, steps, states = unary.shape
     each = pairwise.reshape(samples, 1, 1, states, states)
     transition = each.expand(samples, batch, max(steps - 1, 0), states, states)
+    unary = torch.where(inside(lengths, steps).unsqueeze(-1), unary, 0.0)
     return Chain(unary, transition, lengths=lengths.expand(samples, batch))
 
 
@@ -47,7 +56,10 @@ def pair_scores(pairwise: Tensor, sources: Tensor, targets: Tensor, within: Tens
     labels = pairwise.shape[-1]
     counts = pairwise.new_zeros(len(sources), labels * labels)
     counts.scatter_add_(1, sources * labels + targets, within.to(counts))
-    return pairwise.flatten(1) @ counts.mT
+    flat = pairwise.flatten(1)
+    dead = flat == -math.inf
+    sums = torch.where(dead, 0.0, flat) @ counts.mT
+    return torch.where(dead.to(counts) @ counts.mT > 0, -math.inf, sums)
 
 
 def chosen(values: Tensor, states: Tensor) -> Tensor:
@@ -63,59 +75,59 @@ def log_sums(unary: Tensor, pairwise: Tensor, states: Tensor) -> Tensor:
     matrices of exponentials; differentiable.
     """
     before, after = states[:, :-1], states[:, 1:]
-    if not narrow(pairwise):
-        forward = (unary[:, :, 1:] + pairwise[:, before]).logsumexp(-1)
-        return forward + (unary[:, :, :-1] + pairwise.mT[:, after]).logsumexp(-1)
-    unary = unary.contiguous()
     peaks = peaks_of(unary, pairwise)
+    if peaks is None:
+        forward = soft_sum(unary[:, :, 1:] + pairwise[:, before], -1)
+        return forward + soft_sum(unary[:, :, :-1] + pairwise.mT[:, after], -1)
+    unary = unary.contiguous()
     top = pairwise.detach().flatten(1).amax(1)
-    emission = (unary if peaks is None else unary - peaks).exp().flatten(1, 2)
+    emission = (unary - peaks if peaks.ndim else unary).exp().flatten(1, 2)
     matrix = (pairwise - top.reshape(-1, 1, 1)).exp()
     shape = unary.shape
     forward = chosen((emission @ matrix.mT).reshape(shape)[:, :, 1:], before)
     backward = chosen((emission @ matrix).reshape(shape)[:, :, :-1], after)
     sums = forward.log() + backward.log() + 2 * top.reshape(-1, 1, 1)
-    return sums if peaks is None else sums + (peaks[:, :, 1:] + peaks[:, :, :-1]).squeeze(-1)
-
-
-def narrow(pairwise: Tensor) -> bool:
-    """Test if pair scores are close enough for scaled products not to underflow."""
-    with torch.no_grad():
-        return float(_apart(pairwise)) < _HEADROOM.get(pairwise.dtype, 0.0)
+    return sums + (peaks[:, :, 1:] + peaks[:, :, :-1]).squeeze(-1) if peaks.ndim else sums
 
 
 def peaks_of(unary: Tensor, pairwise: Tensor) -> Tensor | None:
-    """(..., 1) maxima to subtract from scores (..., V) before exponentiation; or None."""
+    """(..., 1) maxima to subtract from scores (..., V) before exponentiation; () 0 if they are low.
+
+    None where products of scaled probabilities may underflow, a position has no state, or there
+    are no scores.
+    """
+    if not unary.numel():
+        return None
     with torch.no_grad():
-        low, high = unary.aminmax()
-        room = _HEADROOM[unary.dtype] - float(_apart(pairwise))
-        if -room < float(low) and float(high) < room:
+        low, high = pairwise.flatten(1).aminmax(dim=1)
+        room = _HEADROOM.get(unary.dtype, 0.0) - float((high - low).amax())
+        if not room > 0:
             return None
-        return unary.amax(-1, keepdim=True)
-
-
-def _apart(pairwise: Tensor) -> Tensor:
-    """() the largest difference of scores in one matrix."""
-    flat = pairwise.flatten(1)
-    return (flat.amax(1) - flat.amin(1)).amax() if flat.numel() else flat.sum()
+        low, high = unary.aminmax()
+        if -room < float(low) and float(high) < room:
+            return unary.new_zeros(())
+        peaks = unary.amax(-1, keepdim=True)
+        return None if bool((peaks == -math.inf).any()) else peaks
 
 
 class _LogPartition(torch.autograd.Function):
     """Forward messages of scaled probabilities, and the gradient by backward ones."""
 
     @staticmethod
-    def forward(ctx: Any, unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, unary: Tensor, pairwise: Tensor, lengths: Tensor, peaks: Tensor
+    ) -> Tensor:
         """(S, B) log Z in nats."""
         keep = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         # Steps first, so that each is contiguous.
         emission = unary.permute(2, 0, 1, 3).clone(memory_format=torch.contiguous_format)
-        peaks = peaks_of(emission, pairwise)
-        emission = (emission if peaks is None else emission.sub_(peaks)).exp_()
+        peaks = peaks.permute(2, 0, 1, 3) if peaks.ndim else peaks
+        emission = (emission.sub_(peaks) if peaks.ndim else emission).exp_()
         top = pairwise.flatten(1).amax(1)
         matrix = (pairwise - top.reshape(-1, 1, 1)).exp_()
         within = inside(lengths, unary.shape[2]).mT.unsqueeze(1)  # (T, 1, B)
         total = top.unsqueeze(1) * (lengths - 1).to(unary)
-        if peaks is not None:
+        if peaks.ndim:
             total = total + torch.where(within, peaks.squeeze(-1), 0.0).sum(0)
         messages: list[Tensor] = []
         scales: list[Tensor] = []
@@ -123,7 +135,7 @@ class _LogPartition(torch.autograd.Function):
         whole = int(lengths.min())
         for step in range(len(emission)):
             if step:
-                state = _times(messages[-1], matrix).mul_(emission[step])
+                state = (messages[-1] @ matrix).mul_(emission[step])
             scale = state.sum(-1, keepdim=True)
             if step >= whole:  # beyond the length the message is unchanged
                 active = within[step].unsqueeze(-1)
@@ -135,13 +147,14 @@ class _LogPartition(torch.autograd.Function):
         total = total + torch.stack(scales).squeeze(-1).log_().sum(0)
         if keep:
             ctx.save_for_backward(emission, matrix, torch.stack(messages), torch.stack(scales),
-                                  within)  # fmt: skip
+                                  within, unary, pairwise)  # fmt: skip
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
         """Marginals of states, and of neighbours summed over sequences, times the gradient."""
-        emission, matrix, messages, scales, within = ctx.saved_tensors
+        emission, matrix, messages, scales, within, *_ = ctx.saved_tensors
         gradient = gradients[0].unsqueeze(-1)  # (S, B, 1)
         unary = torch.empty_like(emission)
         pairs = torch.zeros_like(matrix)
@@ -152,12 +165,5 @@ class _LogPartition(torch.autograd.Function):
             if step:
                 ahead = emission[step] * after / scales[step] * active
                 pairs += messages[step - 1].mT @ (ahead * gradient)
-                after = torch.where(active, _times(ahead, matrix.mT), after)
-        return unary.permute(1, 2, 0, 3), pairs * matrix, None
-
-
-def _times(state: Tensor, matrix: Tensor) -> Tensor:
-    """(S, B, V) times (S, V, V)."""
-    if state.shape[1] > tuning.BROADCAST_SEQUENCES:
-        return state @ matrix
-    return (state.unsqueeze(-1) * matrix.unsqueeze(1)).sum(-2)
+                after = torch.where(active, ahead @ matrix.mT, after)
+        return unary.permute(1, 2, 0, 3), pairs * matrix, None, None

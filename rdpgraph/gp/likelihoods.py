@@ -13,6 +13,8 @@ from torch.nn.functional import pad
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.gp import chains
 from rdpgraph.infer import infer
+from rdpgraph.logspace.gradients import by_autograd
+from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.factor import FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
@@ -138,8 +140,9 @@ class ChainLikelihood(Likelihood):
 
     def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
         scores = chains.score(unary, pairwise, labels.states, labels.lengths)
-        return scores - chains.log_partition(unary, pairwise, labels.lengths)
+        return chains.log_ratio(scores, chains.log_partition(unary, pairwise, labels.lengths))
 
+    @by_autograd
     def marginals(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
         with torch.enable_grad():
             unary = unary.detach().requires_grad_()
@@ -174,14 +177,15 @@ class PiecewisePseudoLikelihood(ChainLikelihood):
         states, within = labels.states.clamp(min=0), labels.inside()
         scores = chains.chosen(unary, states)
         linked = within[:, 1:]
-        alone = (labels.lengths == 1).to(scores.dtype)
-        total = alone * (scores[..., 0] - unary[:, :, 0].logsumexp(-1))
+        alone = chains.log_ratio(scores[..., 0], soft_sum(unary[:, :, 0], -1))
+        total = torch.where(labels.lengths == 1, alone, 0.0)
         if states.shape[1] < 2:
             return total
-        sums = chains.log_sums(unary, pairwise, states)
-        terms = torch.where(linked, scores[..., 1:] + scores[..., :-1] - sums, 0.0).sum(-1)
         pairs = chains.pair_scores(pairwise, states[:, :-1], states[:, 1:], linked)
-        return total + terms + 2 * pairs
+        sums = chains.log_sums(unary, pairwise, states)
+        terms = chains.log_ratio(scores[..., 1:] + scores[..., :-1], sums)
+        total = total + torch.where(linked, terms, 0.0).sum(-1)
+        return torch.where(pairs > -math.inf, total + 2 * pairs, -math.inf)
 
 
 _LABEL = "label"
@@ -212,9 +216,9 @@ class GraphLikelihood(Likelihood):
         def of_edges(batch: _Batch, solved: Posterior) -> Tensor:
             ends = states[batch.rows.unsqueeze(1), batch.edges.T.unsqueeze(1)]
             pairs = chains.pair_scores(pairwise, ends[0], ends[1], batch.there)
-            return pairs - solved.log_partition
+            return chains.log_ratio(unaries[:, batch.rows] + pairs, solved.log_partition)
 
-        return unaries + self._answers(labels, unary, pairwise, of_edges)
+        return self._answers(labels, unary, pairwise, of_edges)
 
     def marginals(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
 

@@ -17,7 +17,6 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import tuning
-from rdpgraph.gp import chains
 from rdpgraph.model.potentials.table import looked_up
 from rdpgraph.model.restriction import grouped_rows
 from rdpgraph.structures.draws import drawn
@@ -66,13 +65,11 @@ def thresholds(repeats: int) -> None:
     variables = [rg.Variable(f"x{n}", 3) for n in range(2 * keys)]
     graph = rg.FactorGraph([rg.Factor((x,), rg.Table(torch.zeros(3))) for x in variables])
     sizes = torch.randint(2, 4, (tuning.GROUPED_FACTORS, 2))
-    states, matrix = torch.randn(2, tuning.BROADCAST_SEQUENCES, 10), torch.randn(2, 10, 10)
     logs = torch.randn(1000, tuning.NOISY_ALTERNATIVES)
     for name, call in {
         "INDEXED": partial(looked_up, table, index),
         "EVIDENCE_KEYS": partial(graph.condition, dict.fromkeys(variables[:keys], 1)),
         "GROUPED_FACTORS": partial(grouped_rows, sizes),
-        "BROADCAST_SEQUENCES": partial(chains._times, states, matrix),  # pyright: ignore
         "NOISY_ALTERNATIVES": partial(drawn(None), logs),
     }.items():
         named, taken = getattr(tuning, name), list[float]()

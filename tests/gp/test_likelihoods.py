@@ -80,6 +80,33 @@ def test_gradients_of_chains_are_those_of_brute_force():
     )
 
 
+@pytest.mark.parametrize("likelihood", [ChainLikelihood(), GraphLikelihood()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hard_zeros_of_scores_are_those_of_brute_force(likelihood, dtype):
+    labels, unary, pairwise = problem(dtype=dtype)
+    pairwise[0, 1, 2] = unary[1, 0, 2, 0] = -torch.inf
+    unary[2, 1] = -torch.inf  # all labels of a sequence of one position
+    values, marginals = (
+        value.nan_to_num(0.0 if value.ndim > 2 else -torch.inf, neginf=-torch.inf)
+        for value in brute(labels, unary, pairwise, CHAIN)
+    )
+    torch.testing.assert_close(likelihood.log_prob(labels, unary, pairwise), values)
+    torch.testing.assert_close(likelihood.marginals(labels, unary, pairwise), marginals)
+    inputs = unary.requires_grad_(), pairwise.requires_grad_()
+    total = likelihood.log_prob(labels, *inputs)
+    for slope in torch.autograd.grad(total[total > -torch.inf].sum(), inputs):
+        assert bool(slope.isfinite().all())
+
+
+def test_gradients_of_chains_are_not_differentiated_in_silence():
+    labels, unary, pairwise = problem()
+    roots = unary.requires_grad_()
+    total = ChainLikelihood().log_prob(labels, roots.square(), pairwise).sum()
+    (slope,) = torch.autograd.grad(total, roots, create_graph=True)
+    with pytest.raises(UnsupportedError, match="differentiable once"):
+        slope.sum().backward()
+
+
 def test_many_sequences_are_the_same_ones_by_themselves():
     generator = torch.Generator().manual_seed(1)
     unary = torch.randn(2, 9, 5, 4, dtype=torch.float64, generator=generator)
