@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
+from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.kernels import Features, Kernel, Products
 from rdpgraph.gp.likelihoods import Labelling, Pieces
@@ -342,11 +344,11 @@ def basis_of(
 
 def _points_of(everything: Features, given: Any, kernel: Kernel) -> Features:
     """Inducing points: a number of all positions, chosen by their variances, or those given."""
-    if given is None or isinstance(given, int):
-        count = everything.rows if given is None else given
-        if count < 1:
-            raise ModelError(f"StructuredGP needs 1 inducing point or more; got {count}.")
-        return everything[chosen(everything, kernel, count)]
+    count: Any = everything.rows if given is None else given
+    if given is None or isinstance(given, Real):
+        if not is_whole(count, 1):
+            raise ModelError(f"StructuredGP needs 1 inducing point or more; got {count!r}.")
+        return everything[chosen(everything, kernel, int(count))]
     points = Features.of(given, "inducing", dtype=torch.float64)
     if points.columns != everything.columns or not points.rows:
         raise ModelError(

@@ -357,8 +357,8 @@ class Functions:
         """Samples (S, B, T, V) and (S, V, V) of the scores under one component.
 
         Each is one draw of the functions for all B sequences, paired with its mirror image
-        (antithetic), except for the last of an odd number. O(S T M V) for a sequence.
-        Differentiable.
+        (antithetic), except for the last of an odd number. What sequences share is drawn first.
+        O(S T M V) for a sequence. Differentiable.
 
         Args:
             samples: S.
@@ -375,6 +375,7 @@ class Functions:
 
         deviations = posterior.covariance.deviations(normal(labels, points), self.component)
         values = torch.cat([posterior.means[self.component].to(dtype).unsqueeze(0), deviations])
+        pair = posterior.pairwise_log_scale.exp().to(dtype) * normal(labels, labels)
         apart, sums, residuals = normal(batch, steps, labels), list[Tensor](), list[Tensor]()
         for given, some in parts:
             flat, chosen = given.rows.to(dtype).flatten(0, 1), values[:, some]
@@ -383,7 +384,6 @@ class Functions:
             residuals.append(torch.einsum("btu,sbuv->sbtv", given.root.to(dtype), apart[..., some]))
         both = torch.cat(sums, -1)
         moved = both[1:] + torch.cat(residuals, -1)
-        pair = posterior.pairwise_log_scale.exp().to(dtype) * normal(labels, labels)
         middle = posterior.pairwise_mean.to(dtype)
         unary = both[:1] + torch.cat([moved, -moved])[:samples]
         return unary, middle + torch.cat([pair, -pair])[:samples]

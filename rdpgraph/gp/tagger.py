@@ -1,16 +1,17 @@
 """A Bayesian tagger: Gaussian processes over features, a structured likelihood over labels."""
 
 import copy
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import is_real
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised
@@ -104,6 +105,7 @@ class StructuredGP(Arguments):
     scale: float = 0.1
     predictive_samples: int = 100
 
+    @torch.inference_mode(mode=False)
     def fit(
         self,
         sequences: Iterable[Any],
@@ -199,25 +201,36 @@ class StructuredGP(Arguments):
     ) -> list[list[list[Any]]]:
         """Draws of labels for each sequence, ``predictive_samples`` of them, functions drawn too.
 
+        Draws of one number share their functions; given these, labels of different sequences are
+        independent.
+
         Raises:
             ModelError: not fitted, an empty sequence, or features unlike those of training.
         """
-        likelihood = self._likelihood()
+        likelihood, apart = self._likelihood(), None
+        if generator is not None:  # another one: that of functions starts again for each sequence
+            seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+            apart = torch.Generator(generator.device).manual_seed(int(seed))
 
         def ask(labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
-            return likelihood.sample(labels, unary, pairwise, generator).movedim(0, -1)
+            return likelihood.sample(labels, unary, pairwise, apart).movedim(0, -1)
 
         drawn = self._answers(ask, sequences, edges, generator)
         return [[[self.labels[state] for state in row] for row in one.mT.tolist()] for one in drawn]
 
-    def score(self, sequences: Iterable[Any], labels: Iterable[Sequence[Hashable]]) -> float:
+    def score(
+        self,
+        sequences: Iterable[Any],
+        labels: Iterable[Sequence[Hashable]],
+        *,
+        edges: Iterable[Tensor] | None = None,
+    ) -> float:
         """The share of positions whose label is predicted."""
-        pairs = [
-            (one, other)
-            for guess, truth in zip(self.predict(sequences), labels, strict=True)
-            for one, other in zip(guess, truth, strict=True)
-        ]
-        return sum(one == other for one, other in pairs) / len(pairs)
+        guesses = self.predict(sequences, edges=edges)
+        truths = _label_lists(labels, [len(guess) for guess in guesses])
+        pairs = zip(chain(*guesses), chain(*truths), strict=True)
+        right = [one == other for one, other in pairs]
+        return sum(right) / len(right)
 
     @torch.no_grad()
     def elbo(
@@ -290,14 +303,16 @@ class StructuredGP(Arguments):
         return self.likelihood or ChainLikelihood()
 
     def _check(self) -> None:
-        labels = self.labels if isinstance(self.labels, Iterable) else ()
+        labels = self.labels if isinstance(self.labels, Sequence) else ()
         if not labels or len(set(labels)) != len(labels):
             raise ModelError(f"StructuredGP needs distinct labels; got {self.labels!r:.80}.")
         self._check_pairs()
-        for name in ("nugget", "scale", "components", "predictive_samples"):
-            value = getattr(self, name)
-            if not is_real(value) or not value > 0:
-                raise ModelError(f"StructuredGP needs {name} above 0; got {value!r:.80}.")
+        counts = ("components", "predictive_samples")
+        for name in ("nugget", "scale", *counts):
+            value, kind = getattr(self, name), "whole number" if name in counts else "number"
+            fits = is_whole(value, 1) if name in counts else is_real(value) and 0 < value < math.inf
+            if not fits:
+                raise ModelError(f"StructuredGP needs {name} above 0, a {kind}; got {value!r:.80}.")
         for name, kind in _CHOICES.items():
             value = getattr(self, name)
             if name == "kernel" and isinstance(value, Mapping):
@@ -311,16 +326,9 @@ class StructuredGP(Arguments):
         self, labels: Iterable[Sequence[Hashable]], features: list[Features]
     ) -> list[Tensor]:
         numbers = {name: number for number, name in enumerate(self.labels)}
-        given = list(labels) if isinstance(labels, Iterable) else []
-        if len(given) != len(features):
-            raise ModelError(f"{len(features)} sequences have labels for {len(given)}.")
+        given = _label_lists(labels, [one.rows for one in features])
         numbered: list[Tensor] = []
-        for place, (names, one) in enumerate(zip(given, features, strict=True)):
-            listed = names.tolist() if isinstance(names, Tensor) else list(names)
-            if len(listed) != one.rows:
-                raise ModelError(
-                    f"Sequence {place} of {one.rows} positions has {len(listed)} labels."
-                )
+        for place, (listed, one) in enumerate(zip(given, features, strict=True)):
             unknown = [name for name in listed if name not in numbers]
             if unknown:
                 raise ModelError(
@@ -346,15 +354,31 @@ class StructuredGP(Arguments):
         )
 
 
+def _label_lists(labels: Iterable[Any], sizes: list[int]) -> list[list[Any]]:
+    """The labels of sequences of given sizes."""
+    given = [
+        one.tolist() if isinstance(one, Tensor) else list(one) if isinstance(one, Iterable) else []
+        for one in (labels if isinstance(labels, Iterable) else ())
+    ]
+    if len(given) != len(sizes):
+        raise ModelError(f"{len(sizes)} sequences have labels for {len(given)}.")
+    for place, (listed, size) in enumerate(zip(given, sizes, strict=True)):
+        if len(listed) != size:
+            raise ModelError(f"Sequence {place} of {size} positions has {len(listed)} labels.")
+    return given
+
+
 def _edge_list(edges: Iterable[Tensor] | None, features: list[Features]) -> list[Tensor] | None:
     if edges is None:
         return None
-    pairs = [torch.as_tensor(one).long().reshape(-1, 2) for one in edges]
+    pairs = [torch.as_tensor(one) for one in edges]
     if len(pairs) != len(features):
         raise ModelError(f"{len(features)} sequences have edges for {len(pairs)}.")
     for place, (one, sequence) in enumerate(zip(pairs, features, strict=True)):
-        if one.numel() and not 0 <= int(one.min()) <= int(one.max()) < sequence.rows:
+        whole = one.shape[1:] == (2,) and not one.is_floating_point()
+        if one.numel() and not (whole and 0 <= int(one.min()) <= int(one.max()) < sequence.rows):
             raise ModelError(
-                f"Sequence {place} of {sequence.rows} positions has an edge out of range."
+                f"Sequence {place} needs edges (E, 2) between positions 0 to {sequence.rows - 1}; "
+                f"got {one.tolist()!r:.80}."
             )
-    return [one.to(features[0].device) for one in pairs]
+    return [one.long().reshape(-1, 2).to(features[0].device) for one in pairs]

@@ -75,6 +75,20 @@ def test_samples_have_the_predicted_marginals():
         torch.testing.assert_close(part, marginals[:, 1], atol=0.08, rtol=0)
 
 
+def test_labels_of_two_sequences_are_independent_given_their_functions():
+    rows, labels = data()
+    few = tagger(predictive_samples=100, training=Training(steps=1)).fit(rows, labels)
+    one, other = few.sample([rows[0], rows[0]], generator=torch.Generator().manual_seed(0))
+    assert 0 < sum(draw != same for draw, same in zip(one, other, strict=True)) < 100
+
+
+def test_inference_mode_changes_nothing(fitted):
+    rows, labels = data((6, 2), seed=1)
+    with torch.inference_mode():
+        assert fitted.predict(rows) == fitted.predict(rows)
+        tagger(training=Training(steps=2)).fit(rows, labels).predict(rows)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "options",
@@ -253,7 +267,10 @@ def test_bad_input_is_one_line(fitted):
         (lambda: StructuredGP(("a", "a")).fit(rows, labels), "distinct labels"),
         (lambda: fitted.predict([torch.zeros(2, 4)]), "needs 3 features"),
         (lambda: fitted.predict([torch.zeros(0, 3)]), "Sequence 0 is empty"),
-        (lambda: fitted.predict(rows[:1], edges=[torch.tensor([[0, 9]])]), "edge out of range"),
+        (lambda: fitted.predict(rows[:1], edges=[torch.tensor([[0, 9]])]), "positions 0 to 4"),
+        (lambda: fitted.predict(rows[:1], edges=[[[0.5, 1.0]]]), "edges .E, 2."),
+        (lambda: fitted.score(rows, labels[:2]), "4 sequences have labels for 2"),
+        (lambda: tagger(components=1.5).fit(rows, labels), "above 0, a whole number"),
         (lambda: fitted.predict(rows[:1], edges=[]), "edges for 0"),
         (lambda: Training(steps=0), "steps and sequences"),
     ]
