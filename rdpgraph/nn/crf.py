@@ -169,8 +169,8 @@ class Transitions(nn.Module):
 
         All of one type; forbidden tags have -inf.
         """
-        shape: tuple[int, ...] = getattr(emissions, "shape", ())
-        if len(shape) != 3 or shape[-1] != self.num_tags:
+        given: object = emissions
+        if not isinstance(given, Tensor) or given.ndim != 3 or given.shape[-1] != self.num_tags:
             order = "batch, steps" if self.batch_first else "steps, batch"
             raise ModelError(
                 f"emissions must be ({order}, {self.num_tags}); got {_shown(emissions)}."
@@ -389,7 +389,7 @@ def reduced(log_likelihood: Tensor, reduction: Reduction, steps: Tensor | int) -
 
 
 def _require_steps(name: str, given: object, emissions: Tensor) -> None:
-    if getattr(given, "shape", None) != emissions.shape[:2]:
+    if not isinstance(given, Tensor) or given.shape != emissions.shape[:2]:
         raise ModelError(
             f"{name} must be a tensor of the first two dimensions of emissions, "
             f"{tuple(emissions.shape[:2])}; got {_shown(given)}."

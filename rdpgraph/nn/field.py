@@ -5,9 +5,10 @@ from torch import Tensor, nn
 
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products
 from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.nn.words import FeatureMap, checked_tokens
+from rdpgraph.nn.words import FeatureMap, checked_tokens, log_frequencies
 from rdpgraph.structures.chain.model import Chain
 
 _TOLERANCE = 1e-6  # of messages, relative
@@ -77,11 +78,7 @@ class MarkovField(nn.Module):
                 "MarkovField needs vocabulary, rank, lags and dimension >= 1; got "
                 f"{', '.join(f'{size!r:.20}' for size in sizes)}."
             )
-        if counts is not None and counts.shape != (vocabulary,):
-            raise ModelError(
-                f"MarkovField of {vocabulary} words needs their counts, ({vocabulary},); got "
-                f"{tuple(counts.shape)}."
-            )
+        prior = None if prior is None else torch.as_tensor(prior)
         if prior is not None and (
             lags > 1 or prior.ndim != 1 or abs(float(prior.exp().sum()) - 1) > 1e-4
         ):
@@ -101,7 +98,7 @@ class MarkovField(nn.Module):
         self.maps = nn.ModuleList(maps)
         start = torch.zeros(vocabulary)
         if counts is not None:
-            start = counts.to(start).clamp(min=0.5).log()
+            start = log_frequencies("MarkovField", counts, start)
             start = start - start.logsumexp(0)
         self.bias = nn.Parameter(start)
         self.going_on = nn.Parameter(torch.tensor(3.0))
@@ -195,6 +192,7 @@ class MarkovField(nn.Module):
             parts = parts + (left + right).logsumexp(0)
         return total + self.coefficient * parts
 
+    @by_autograd
     def marginals(self) -> Tensor:
         """(V,) the probability of each word in a long text: the gradient of `log_density`."""
         with torch.enable_grad():

@@ -1,7 +1,7 @@
 """A hidden Markov model of text as a module."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from rdpgraph.nn.words import (
     checked_tokens,
     cluster_emission,
     cluster_likelihood,
+    log_frequencies,
 )
 from rdpgraph.structures.chain import rank_hmm
 from rdpgraph.structures.chain.model import Chain
@@ -106,6 +107,11 @@ class HMM(Pretrained):
                 f"got {states!r:.20}, {vocabulary!r:.20}, {dimension!r:.20}, {rank!r:.20} and "
                 f"{dropout!r:.20}."
             )
+        if transition is not None and not isinstance(cast(object, transition), PairOperator):
+            raise ModelError(
+                "HMM needs a transition as a Banded or a Monarch, which is learned; got "
+                f"{transition!r:.40}. HMM.from_probabilities takes one that is known."
+            )
         if transition and (rank or dropout or transition.shape != (states, states)):
             raise ModelError(
                 f"HMM with a {type(transition).__name__} transition needs it over its {states} "
@@ -115,11 +121,6 @@ class HMM(Pretrained):
             raise ModelError(
                 "HMM with clusters needs a dimension, no rank and no transition; got "
                 f"{dimension}, {rank} and {transition!r:.40}."
-            )
-        if counts is not None and (counts.shape != (vocabulary,) or bool((counts < 0).any())):
-            raise ModelError(
-                f"HMM of {vocabulary} tokens needs their counts, ({vocabulary},), not below 0; got "
-                f"{tuple(counts.shape)}."
             )
         super().__init__()
         self.dropout, self.rank = dropout, rank
@@ -150,12 +151,11 @@ class HMM(Pretrained):
         self.leading = self.leading_bias = None
         self._groups = 1
         if clusters is not None and dimension:
-            self._groups = checked_clusters(clusters, vocabulary, states)
-            self.register_buffer("clusters", clusters.long())
+            self.clusters, self._groups = checked_clusters(clusters, vocabulary, states)
             self.leading = drawn(self._groups, dimension)
             self.leading_bias = nn.Parameter(torch.zeros(self._groups))
         if counts is not None:
-            frequent = counts.to(self.bias).clamp(min=0.5).log()
+            frequent = log_frequencies("HMM", counts, self.bias)
             self.bias.data = frequent - frequent.mean()
         if rank and dimension:
             self.features = FeatureMap(dimension, rank, generator=generator)

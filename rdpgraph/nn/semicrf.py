@@ -11,6 +11,7 @@ from rdpgraph._core.compiler import operator
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.nn.crf import (
     Constraints,
     Reduction,
@@ -166,6 +167,8 @@ class _Fields(NamedTuple):
         fields = cls(unary, transition, duration.to(unary.dtype), lengths)
         if not fields.are_long:
             return fields
+        for name, part in zip(cls._fields, fields[:3], strict=False):
+            checked_log_values(f"SemiCRF's {name}", part)
         unary, transition, duration = (part.double() for part in fields[:3])
         return cls(unary, transition, duration, lengths)
 

@@ -158,12 +158,24 @@ def cluster_likelihood(
     return torch.cat(values)  # pyright: ignore
 
 
-def checked_clusters(clusters: Tensor, vocabulary: int, states: int) -> int:
-    """The number of clusters of a vocabulary, of which each has a token and as many states.
+def log_frequencies(name: str, counts: Tensor, like: Tensor) -> Tensor:
+    """(V,) logs of the counts of tokens, of one counted 0 as half of one."""
+    counts = torch.as_tensor(counts).to(like)
+    if counts.shape != like.shape or not bool((counts >= 0).all()):
+        raise ModelError(
+            f"{name} of {len(like)} tokens needs their counts, ({len(like)},), not below 0; got "
+            f"{tuple(counts.shape)}."
+        )
+    return counts.clamp(min=0.5).log()
+
+
+def checked_clusters(clusters: Tensor, vocabulary: int, states: int) -> tuple[Tensor, int]:
+    """Clusters of a vocabulary, and their number; each has a token, and as many states.
 
     Raises:
         ModelError: of another shape or kind, one without a token, or states that do not divide.
     """
+    clusters = torch.as_tensor(clusters)
     whole = not (clusters.is_floating_point() or clusters.is_complex())
     if clusters.shape != (vocabulary,) or not whole or bool((clusters < 0).any()):
         raise ModelError(
@@ -178,7 +190,7 @@ def checked_clusters(clusters: Tensor, vocabulary: int, states: int) -> int:
             f"HMM needs a token in each of its {count} clusters and as many states for each; "
             f"{wrong}."
         )
-    return count
+    return clusters.long(), count
 
 
 def exchange_clusters(

@@ -155,6 +155,8 @@ def test_refuses_gaps_tags_out_of_range_and_no_tags():
         layer()(emissions, tags, gap)
     with pytest.raises(EvidenceError, match=str(TAGS)):
         layer()(emissions, tags + TAGS, mask)
+    with pytest.raises(ModelError, match="emissions must be"):
+        layer()(emissions.detach().numpy(), tags, mask)
     with pytest.raises(ModelError, match="num_tags=0"):
         CRF(0)
 

@@ -171,11 +171,21 @@ def test_scores_spread_by_hundreds_of_nats_are_summed(lags, spread):
         assert made.converged == (spread == 1.0)
 
 
+@pytest.mark.parametrize("lags", [1, 2])
+def test_marginals_are_those_in_inference_mode(lags):
+    made = field(lags)
+    with torch.inference_mode():
+        found = made.marginals()
+    assert_close(found, made.marginals())
+
+
 def test_what_is_wrong_is_named():
     with pytest.raises(ModelError, match="lags and dimension >= 1"):
         MarkovField(vocabulary=3, rank=2, lags=0)
     with pytest.raises(ModelError, match="counts"):
         MarkovField(vocabulary=3, rank=2, counts=torch.ones(4))
+    with pytest.raises(ModelError, match="counts"):
+        MarkovField(vocabulary=3, rank=2, counts=[1, -1, 2])
     with pytest.raises(ModelError, match="prior with one lag"):
         MarkovField(vocabulary=3, rank=2, prior=torch.zeros(3))
     with pytest.raises(EvidenceError, match="got token 3; use 0 to 2"):

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from rdpgraph import Segmentation
-from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import (
+    EvidenceError,
+    ImpossibleEvidenceError,
+    ModelError,
+    UnsupportedError,
+)
 from rdpgraph.nn import Constraints, SemiCRF
 
 LENGTHS = torch.tensor([5, 1, 3])
@@ -117,6 +122,23 @@ def test_long_segments_are_impossible(route):
     found = crf(scores, given, MASK, reduction="none")
     assert found[0] == -torch.inf
     assert found[1:].isfinite().all()
+
+
+def test_second_derivatives_of_long_segmentations_are_refused(small_blocks):
+    crf, scores = layer(), emissions()
+    given = segmentation([[(0, 0, 2), (1, 2, 3), (1, 3, 5)], [(2, 0, 1)], [(1, 0, 1), (0, 1, 3)]])
+    small_blocks(1)
+    with pytest.raises(UnsupportedError, match="differentiable once"):
+        torch.autograd.functional.hessian(lambda scores: crf(scores, given, MASK), scores)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_scores_that_are_no_numbers_are_refused(route, wrong):
+    scores = emissions()
+    scores[1, 0, 0] = wrong
+    with pytest.raises(ModelError, match=r"log-values below \+inf"):
+        layer().decode(scores, MASK)
+    layer().decode(emissions().masked_fill(~MASK.unsqueeze(-1), wrong), MASK)
 
 
 def test_no_possible_segmentation_is_refused_in_a_line(route):
