@@ -149,8 +149,11 @@ class Mixture(Emission):
 
     def __post_init__(self) -> None:
         settle(self, "log_weights")
-        if not is_whole(self.components, 1):
-            raise ModelError(f"Mixture needs components, at least 1; got {self.components!r:.80}.")
+        if not is_whole(self.components, 1) or not isinstance(self.emission, Emission):
+            raise ModelError(
+                "Mixture needs components, at least 1, of an emission such as Gaussian(); got "
+                f"{self.components!r:.40} of {self.emission!r:.40}."
+            )
 
     @property
     def given(self) -> bool:

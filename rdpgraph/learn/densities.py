@@ -49,6 +49,8 @@ class Density(Emission):
             for name, given in self.parameters.items()
         }
         object.__setattr__(self, "parameters", tables)
+        if unknown := {*self.fixed} - {*tables}:
+            raise ModelError(f"Density fixes {min(unknown)!r}, which is none of {[*tables]}.")
         if any(table.requires_grad for table in tables.values()):
             return  # a step of `climbed` may leave the domain
         try:

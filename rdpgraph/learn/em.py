@@ -141,6 +141,7 @@ class EM:
         if self.stepwise is not None and not 0.5 < self.stepwise <= 1:
             raise ModelError(f"stepwise is an exponent in (0.5, 1]; got {self.stepwise!r:.80}.")
 
+    @torch.inference_mode(mode=False)
     def fit(
         self,
         data: Any,

@@ -72,9 +72,9 @@ class Emission(Parameter):
         """The same with tables for so many states: those given, or equal for all states.
 
         Raises:
-            ModelError: the tables given do not fit.
+            ModelError: the tables given do not fit, or hold values out of range.
         """
-        tables: dict[str, Tensor] = {}
+        tables, maps = dict[str, Tensor](), dict(zip(self.tables, self.maps, strict=True))
         for name, table in self.plain(states, observed).items():
             given = getattr(self, name)
             given = table if given is None else given
@@ -82,6 +82,16 @@ class Emission(Parameter):
                 raise ModelError(
                     f"{type(self).__name__} needs {name} of shape {tuple(table.shape)} by states "
                     f"and columns; got {tuple(given.shape)}."
+                )
+            try:
+                to, back = maps[name]
+                known = torch.allclose(to(back(given)), given, atol=1e-3)
+            except RuntimeError:  # there is no Cholesky factor
+                known = False
+            if not known:
+                raise ModelError(
+                    f"{type(self).__name__} needs {name} within their range; those given are not, "
+                    "or are log-probabilities that do not sum to one."
                 )
             tables[name] = given.to(observed)
         emission: Any = self

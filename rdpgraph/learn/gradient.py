@@ -21,6 +21,7 @@ _NULL = 1e-9
 _LBFGS = partial(LBFGS, max_iter=10, line_search_fn="strong_wolfe", tolerance_change=0.0)
 
 
+@torch.inference_mode(mode=False)
 def fit_by_gradient(
     em: EM,
     data: Any,
@@ -91,6 +92,7 @@ def fit_by_gradient(
     return Fit(ended, (*history, value), likelihood, status)
 
 
+@torch.inference_mode(mode=False)
 def standard_errors(
     em: EM, fit: Fit, data: Any, weights: Any = None, *, scores: bool = False
 ) -> dict[str, tuple[Tensor, ...]]:

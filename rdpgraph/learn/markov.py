@@ -153,7 +153,13 @@ class HSMM(HiddenStates):
 
 
 def left_to_right(states: int, skip: int = 1) -> Tensor:
-    """(states, states) uniform log-probabilities of staying, or going up to so many states on."""
+    """(states, states) uniform log-probabilities of staying, or going up to so many states on.
+
+    Raises:
+        ModelError: a number of states or steps that is none.
+    """
+    if not is_whole(states) or not is_whole(skip):
+        raise ModelError(f"left_to_right needs two numbers >= 0; got {states!r} and {skip!r}.")
     place = torch.arange(states)
     ahead = place - place.unsqueeze(1)
     allowed = ((ahead >= 0) & (ahead <= skip)).to(torch.float64)

@@ -87,6 +87,7 @@ class BayesianNetwork(Arguments):
     scheduler: Scheduler | None = None
     progress: Callable[[Step], None] | None = None
 
+    @torch.inference_mode(mode=False)
     def fit(
         self,
         data: Any,
@@ -125,7 +126,8 @@ class BayesianNetwork(Arguments):
         }
         em = EM(
             families.model, parameters, tolerance=self.tolerance, limit=self.limit,
-            starts=self.starts, scheduler=self.scheduler, progress=self.progress,
+            batch_size=self.batch_size, starts=self.starts, scheduler=self.scheduler,
+            progress=self.progress,
         )  # fmt: skip
         batches, masses = families.batches(rows, self.batch_size or tuning.LEARNED_ROWS)
         try:
@@ -239,13 +241,14 @@ class BayesianNetwork(Arguments):
             values[torch.from_numpy(part.inverse)]
             for part, values in self._answers(data, self._log_partition)
         ]
-        return torch.cat(parts)
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
 
     def score(self, data: Any, y: Any = None) -> float:
         """The mean log-likelihood of the rows (nats)."""
         del y
         return float(self.log_likelihood(data).mean())
 
+    @torch.inference_mode(mode=False)
     def standard_errors(self, data: Any, *, weights: Any = None) -> dict[str, Tensor]:
         """Standard errors of all tables, (*parents, states), by the observed information of data.
 
@@ -323,6 +326,8 @@ class BayesianNetwork(Arguments):
         import networkx
 
         graph = self._holding([cause, effect])
+        if cause == effect:
+            raise ModelError(f"adjustment_set takes two variables; got {cause!r} twice.")
         known = set(getattr(self, "feature_names_in_", graph)) - {cause, effect}
         known -= networkx.descendants(graph, cause)
         graph.remove_edges_from(list(graph.out_edges(cause)))

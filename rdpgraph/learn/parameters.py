@@ -1,7 +1,7 @@
 """Parameters that are fitted to data, tables of probabilities among them, and batches of data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -326,8 +326,17 @@ class Batches:
                 "Batches are gone through in every step; got an iterator, which ends after one. "
                 "Give a list or a DataLoader."
             )
-        if weights is None or (count is None and isinstance(weights, list)):
+        batches = len(data) if count is None and isinstance(data, Sized) else None
+        if batches == 0 or (batches and isinstance(weights, list) and len(weights) != batches):
+            with_weights = "" if weights is None else f", weights for {len(weights)}"
+            raise ModelError(
+                f"EM needs a batch of rows or more, and weights of each or none; got {batches} "
+                f"batches{with_weights}."
+            )
+        if weights is None:
             return Batches(data, weights, size, generator, count)
+        if count is None and isinstance(weights, list):
+            return Batches(data, [torch.as_tensor(w) for w in weights], size, generator, count)
         weights = torch.as_tensor(weights)
         if count is None or weights.shape != (count,):
             wanted = f"({count},)" if count else "a list, one tensor for each batch"

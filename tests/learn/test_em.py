@@ -277,5 +277,9 @@ def test_bad_input_is_told_in_one_line():
         EM(network, start()).fit(part for part in [rows])
     with pytest.raises(rg.errors.ModelError, match="with a leading dim of rows"):
         EM(network, start()).fit(3)
+    with pytest.raises(rg.errors.ModelError, match="got 2 batches, weights for 1"):
+        EM(network, start()).fit([rows, rows], [torch.ones(30)])
+    with pytest.raises(rg.errors.ModelError, match="got 0 batches"):
+        EM(network, start()).fit([])
     with pytest.raises(rg.errors.ModelError, match="same number of rows"):
         EM(network, start()).fit((rows, rows[:2]))

@@ -431,8 +431,13 @@ def test_parameters_of_a_density_are_checked_whatever_the_setting_of_torch() -> 
         (lambda: learn.Poisson(shape=0.5), "shape at least 1"),
         (lambda: learn.Bernoulli(prior=-1.0), "prior of at least 0"),
         (lambda: learn.Mixture(0, learn.Gaussian()), "components, at least 1"),
+        (lambda: learn.Mixture(2, "Gaussian"), "an emission such as Gaussian"),
         (lambda: learn.Product([(learn.Gaussian(), [1])]), "each column from 0"),
         (lambda: learn.Density(Normal, {"loc": 0.0}), "do not fit its family"),
+        (
+            lambda: learn.Density(Normal, {"loc": 0.0, "scale": 1.0}, fixed=["df"]),
+            "fixes 'df', which is none of",
+        ),
         (lambda: learn.Density(Normal, {"loc": 0.0, "scale": -1.0}), "do not fit its family"),
         (lambda: learn.Durations(learn.Density(Poisson, {"rate": 1.0}), 0), "the longest"),
         (lambda: learn.Gaussian().log_prob(torch.zeros(2, 2)), "no tables yet"),
@@ -459,6 +464,23 @@ def test_bad_arguments_are_told_in_a_line(make, match: str) -> None:
 def test_data_that_does_not_fit_is_told_in_a_line(emission, observed, match: str) -> None:
     with pytest.raises(EvidenceError, match=match):
         emission.started(2, torch.tensor(observed, dtype=torch.float64), draws())
+
+
+@pytest.mark.parametrize(
+    "emission",
+    [
+        learn.Categorical(2, torch.zeros(1, 2)),
+        learn.Poisson([[-1.0]]),
+        learn.Bernoulli([[2.0]]),
+        learn.Gaussian("diagonal", [[0.0]], [[-1.0]]),
+        learn.Gaussian("full", [[0.0]], [[[-1.0]]]),
+        learn.Mixture(2, learn.Poisson([[1.0], [2.0]]), torch.zeros(1, 2)),
+    ],
+    ids=lambda emission: type(emission).__name__,
+)
+def test_tables_out_of_their_range_are_refused(emission) -> None:
+    with pytest.raises(ModelError, match="within their range"):
+        emission.started(1, torch.zeros(3, 1, dtype=torch.float64), draws())
 
 
 def test_components_differ_at_the_start() -> None:

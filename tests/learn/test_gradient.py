@@ -40,6 +40,16 @@ def test_gradients_end_where_em_does(options):
         torch.testing.assert_close(p, q, atol=1e-4, rtol=0)
 
 
+def test_fits_in_inference_mode_are_the_same():
+    em = EM(model, start(prior=0.5), limit=20)
+    fits = em.fit(rows()), fit_by_gradient(em, rows())
+    errors = standard_errors(em, fits[0], rows())["a"]
+    with torch.inference_mode():
+        again = em.fit(rows()), fit_by_gradient(em, rows())
+        torch.testing.assert_close(standard_errors(em, again[0], rows())["a"], errors)
+    assert [fit.history for fit in again] == [fit.history for fit in fits]
+
+
 def test_optimisers_of_torch_and_batches_serve():
     em = EM(model, start(), limit=40, tolerance=0, batch_size=32)
     adam = functools.partial(torch.optim.Adam, lr=0.2)

@@ -205,6 +205,9 @@ def test_scores_are_log_likelihoods():
     assert network.fit_.log_likelihood == pytest.approx(float(values.sum()))
     assert network.aic(table) == pytest.approx(2 * 7 - 2 * float(values.sum()))
     assert network.bic(table) == pytest.approx(7 * np.log(60) - 2 * float(values.sum()))
+    assert network.log_likelihood(table[:0]).shape == (0,)
+    with torch.inference_mode():
+        assert BayesianNetwork(EDGES).fit(table).score(table) == network.score(table)
 
 
 def test_standard_errors_are_binomial_and_gaps_widen_them():
@@ -253,6 +256,7 @@ def test_paths_are_asked_of_networkx():
         (lambda network: network.d_separated("a", "x"), "'x' is no variable of a, b"),
         (lambda network: network.d_separated("a", "b", ["a"]), "takes a variable once; got 'a'"),
         (lambda network: network.adjustment_set("x", "b"), "'x' is no variable of a, b"),
+        (lambda network: network.adjustment_set("a", "a"), "two variables; got 'a' twice"),
         (lambda network: network.markov_blanket("x"), "'x' is no variable of a, b"),
     ],
 )
@@ -318,6 +322,7 @@ def test_manners_of_scikit_learn():
         ({"noisy": ("snow",)}, {}, "name 'snow', which is no variable"),
         ({"noisy": ("wet",), "fixed": {"wet": [0.5, 0.5]}}, {}, r"shape \(3, 2\)"),
         ({"prior": -1.0}, {}, "at least 0 pseudo-counts"),
+        ({"batch_size": 0}, {}, "batch_size of at least 1"),
     ],
 )
 def test_bad_input_is_told_in_one_line(options, change, message):
