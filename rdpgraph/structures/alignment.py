@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -22,7 +23,7 @@ from rdpgraph.model.potentials.table import (
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value
+from rdpgraph.structures.recursion.values import Value, View
 
 Move = tuple[int, int]
 MATCH, DELETION, INSERTION = (1, 1), (1, 0), (0, 1)  # moves along both sequences
@@ -34,7 +35,9 @@ class Grid:
     """The cells of an alignment in an order that every move follows: rows, columns or diagonals."""
 
     sweep: Move  # the weights of both coordinates in the number of a line
-    lines: Sequence[tuple[Tensor, Tensor]]  # the cells of each, (cells,) twice
+    cells: Sequence[Tensor]  # the numbers of the cells of each line, row by row
+    sizes: Sequence[int]  # how many these are
+    firsts: Sequence[int]  # the first one's row, in rows its column
     known: dict[tuple[int, ...], Tensor] = field(
         default_factory=dict[tuple[int, ...], Tensor], init=False, repr=False
     )
@@ -42,37 +45,33 @@ class Grid:
     @classmethod
     def of(cls, shape: Sequence[int], moves: Sequence[Move], device: torch.device) -> "Grid":
         """Order cells by rows or columns if every move leaves these, else by diagonals."""
-        rows, columns = (torch.arange(size, device=device) for size in shape)
+        rows, columns = shape
+        numbers = torch.arange(rows * columns, device=device).reshape(rows, columns)
         if all(move[0] for move in moves):
-            return cls(
-                (1, 0), [(torch.full_like(columns, line), columns) for line in rows.tolist()]
-            )
+            return cls((1, 0), numbers.unbind(), [columns] * rows, [0] * rows)
         if all(move[1] for move in moves):
-            return cls((0, 1), [(rows, torch.full_like(rows, line)) for line in columns.tolist()])
-        lines = [
-            (crossed := rows[max(0, line - shape[1] + 1) : line + 1], line - crossed)
-            for line in range(shape[0] + shape[1] - 1)
-        ]
-        return cls((1, 1), lines)
+            return cls((0, 1), numbers.mT.unbind(), [rows] * columns, [0] * columns)
+        turned, lines = numbers.flip(1), range(rows + columns - 1)
+        firsts = [max(0, line - columns + 1) for line in lines]
+        sizes = [min(line, rows - 1) + 1 - firsts[line] for line in lines]
+        cells = [turned.diagonal(columns - 1 - line) for line in lines]
+        return cls((1, 1), cells, sizes, firsts)
 
     def before(self, line: int, move: Move) -> tuple[int, Tensor]:
-        """The line, from 1, that a move to each cell of a line starts from, and the index there.
+        """The line, from 1, that a move to each cell of a line starts from, and the place there.
 
-        -1: the move starts outside; line 0 is none.
+        (1, cells), the size of that line: the move starts outside; line 0 is none, of size 1.
         """
         source = line - self.sweep[0] * move[0] - self.sweep[1] * move[1]
         if source < 0:
-            return 0, torch.full_like(self.lines[line][0], -1)
+            return 0, torch.ones_like(self.cells[line]).unsqueeze(0)
         key = move if self.sweep != (1, 1) else (line, *move)
         if key not in self.known:
-            self.known[key] = self._index(line, source, move)
+            start = self.firsts[line] - self.firsts[source] - move[self.sweep == (1, 0)]
+            places = np.arange(start, start + self.sizes[line])
+            places[(places < 0) | (places >= self.sizes[source])] = self.sizes[source]
+            self.known[key] = torch.from_numpy(places).to(self.cells[0].device).unsqueeze(0)
         return source + 1, self.known[key]
-
-    def _index(self, line: int, source: int, move: Move) -> Tensor:
-        came = [cell - step for cell, step in zip(self.lines[line], move, strict=True)]
-        axis = 1 if self.sweep == (1, 0) else 0
-        index = came[axis] - self.lines[source][axis][0]
-        return torch.where((came[0] >= 0) & (came[1] >= 0), index, -1)
 
 
 def checked_alignment(
@@ -267,10 +266,10 @@ class Alignment(Recursion):
         kinds = torch.tensor([moves.index(move) for move in self.moves], device=tape.device)
         # Line 0 is empty.
         starts, states, reached = [tape.nothing], [tape.nothing], [tape.nothing]
-        for line, cells in enumerate(grid.lines):
-            site, came = tape.sites[cells], [grid.before(line, move) for move in moves]
+        for line, cells in enumerate(grid.cells):
+            site, came = tape.sites.leaf(cells), [grid.before(line, move) for move in moves]
             if self.transition is None:
-                past = (tape.view(reached[source], index) for source, index in came)
+                past = (View((reached[source],), index) for source, index in came)
                 states.append(
                     tape.total((site, tape.pick(tape.concatenate(*past), kinds, to=site)))
                 )
@@ -279,25 +278,24 @@ class Alignment(Recursion):
                 for kind, (source, index) in enumerate(came):
                     if source:
                         cell = site, tape.lookup(torch.where(kinds == kind, 0.0, -torch.inf), site)
-                        earlier = tape.total(tape.view(states[source], index))
+                        earlier = tape.total(View((states[source],), index))
                         ways.append((*cell, tape.link(earlier, self.transition, to=site)))
-                        ways.append((*cell, tape.total(tape.view(starts[source], index))))
+                        ways.append((*cell, tape.total(View((starts[source],), index))))
                 states.append(tape.total(*ways))
             reached.append(tape.sum(states[-1]))
             if self.local or not line or self.transition is not None:
-                begin = (cells[0] == 0) & (cells[1] == 0)
-                starts.append(tape.allowed((begin | self.local).unsqueeze(0)))
+                starts.append(tape.allowed(((cells == 0) | self.local).unsqueeze(0)))
             if self.local or not line:
                 reached[-1] = tape.total(starts[-1], reached[-1])
-        first, second = (torch.cat(part) for part in zip(*grid.lines, strict=True))
+        cells = torch.cat(list(grid.cells))
         sizes = zip((self.first_lengths, self.second_lengths), tape.site_shape, strict=True)
         ends = [tape.lengths(given, size - 1) for given, size in sizes]
         if not self.local:
-            number = torch.empty(tape.site_shape, dtype=torch.long, device=tape.device)
-            number[first, second] = torch.arange(len(first), device=tape.device)
+            number = cells.argsort().reshape(tape.site_shape)
             return tape.choose(reached[1:], number[tuple(ends)])
-        inside = [part <= end.unsqueeze(1) for part, end in zip((first, second), ends, strict=True)]
-        inside = tape.allowed(inside[0] & inside[1])
-        every = torch.arange(len(first), device=tape.device).unsqueeze(1)
+        first, second = cells // tape.site_shape[1], cells % tape.site_shape[1]
+        inside = (first <= ends[0].unsqueeze(1)) & (second <= ends[1].unsqueeze(1))
+        inside = tape.allowed(inside)
+        every = torch.arange(len(cells), device=tape.device).unsqueeze(1)
         stops = tape.view([tape.sum(value) for value in states[1:]], every)
         return tape.total(tape.one, (stops, tape.view(inside, every)))
