@@ -133,14 +133,14 @@ MOST_SHAPES, SHAPE_TEXT = 2**14, 700
 """Shapes of tables in a file, and bytes of text per shape beyond them: a block takes 4 kB."""
 CHAIN_PROGRAMS, CHAIN_STEPS = 16, 2**14
 """Programs of chains that are kept, and the steps up to which one is."""
-POOL_PLACES, SERIES_LINKS = 2**12, 4
-"""Places of a pool that Python lists faster than tensors, and links of a chain from which a series
+POOL_PLACES, SERIES_LINKS = 2**4, 4
+"""Places of a pool that Python lists faster than arrays, and links of a chain from which a series
 of them is run item after item."""
 DIRECT_ROWS = 2
 """Rows that read a table up to which it is summed where it lies, not prepared for products."""
-KEPT_LAYOUTS, LAYOUT_STEP, LAYOUT_TRIES = 2**23, 2**6, 3
-"""Numbers of all layouts that are kept, those of a step without its places, and objects with other
-steps after which a layout is no longer kept."""
+KEPT_LAYOUTS, LAYOUT_STEP, LAYOUT_TRIES = 2**24, 2**6, 3
+"""Numbers of 4 bytes of all layouts that are kept, those of a step without its places, and objects
+with other steps after which a layout is no longer kept."""
 
 # Bytes, from which memory is predicted.
 BOTH_WAYS, STORED_ELEMENT = 2.5, 4.0

@@ -16,7 +16,7 @@ from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.recursion import derivatives, machine
 from rdpgraph.structures.recursion.inputs import inputs_of
 from rdpgraph.structures.recursion.layouts import whole
-from rdpgraph.structures.recursion.program import Program, with_tensors
+from rdpgraph.structures.recursion.program import Program, lowered, with_tensors
 from rdpgraph.structures.recursion.step import Reader, soft
 from rdpgraph.structures.recursion.steps import Leaf, Pairs
 from rdpgraph.structures.recursion.tape import Tape
@@ -97,27 +97,29 @@ def log_sum(tape: Tape, temperature: float = 1.0) -> Tensor:
     if not tracked or not torch.is_grad_enabled():
         result = machine.run(program, given, whole=False).goal.to(given.unary)
     else:
-        result = derivatives.log_sum(program, given, _by_torch(tape, program))
+        result = derivatives.log_sum(program, given, _by_torch(tape))
     result = result if len(tape.lead) == 1 else result.reshape(tape.lead)
     return result if temperature == 1.0 else temperature * result
 
 
-def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:
+def _by_torch(tape: Tape) -> Callable[..., Tensor]:
     """A function of the inputs: (B,) the log-sum in operations that autograd records."""
 
     def summed(*inputs: Tensor) -> Tensor:
-        other = rebuilt(tape, program, inputs)
+        other = rebuilt(tape, inputs)
         return goal(other, up(other)).reshape(-1)
 
     return summed
 
 
-def rebuilt(tape: Tape, program: Program, inputs: Sequence[Tensor]) -> Tape:
+def rebuilt(tape: Tape, inputs: Sequence[Tensor]) -> Tape:
     """A tape with other potentials and tensors of the slots of its program."""
-    unary, *given = inputs
+    (unary, *given), tape = inputs, whole(tape)
+    sites, states = math.prod(tape.site_shape), tape.unary.shape[-1]
+    program = tape.sources.once(machine.PROGRAM, lambda: lowered(tape.steps, sites, states))
     scores = unary.reshape(tape.unary.shape)
     other = Tape(scores, tape.site_dims, ranks=tape.ranks, dtype=tape.dtype)
-    other.steps.extend(with_tensors(tape.steps, program.slots, given)[0])
+    other.steps.extend(with_tensors(tape.steps, program.slots, given))
     return other
 
 
@@ -179,7 +181,7 @@ def summed_alone(tape: Tape, wanted: Tensor, parts: int) -> Tensor | None:
     program = machine.program_of(tape)
     if program is None:
         return None
-    if program.work * tape.batch * parts > tuning.SCORED_WORK * len(tape.steps):
+    if program.work * tape.batch * parts > tuning.SCORED_WORK * len(program.steps):
         return None
     inputs = inputs_of(tape, program)
     with torch.no_grad():

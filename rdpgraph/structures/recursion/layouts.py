@@ -1,8 +1,9 @@
 """Layouts kept for later objects: a recursion of the same steps supplies its tensors alone."""
 
+import gc
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -14,61 +15,68 @@ from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.inputs import GIVEN, tensor_of
-from rdpgraph.structures.recursion.program import Program, with_tensors
-from rdpgraph.structures.recursion.step import Step
+from rdpgraph.structures.recursion.links import Table
+from rdpgraph.structures.recursion.names import UnknownError, captured
+from rdpgraph.structures.recursion.program import Program, Slot, numbers
+from rdpgraph.structures.recursion.steps import Leaf
 from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.tracing import (
-    Trace,
-    Tracer,
-    UnknownError,
-    captured,
-    described,
-    fresh,
-)
+from rdpgraph.structures.recursion.tracing import Trace, Tracer, described, fresh
+from rdpgraph.structures.recursion.values import View
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The steps of a recursion, and how their tensors are made."""
+    """The program of a recursion, and how its tensors are made."""
 
-    steps: Sequence[Step]  # without their tensors
-    program: Program  # of the steps
+    program: Program  # whose slots are empty
     trace: Trace  # makes the tensors of the program's slots
     failures: int  # how often a model took other steps
 
     @cached_property
     def size(self) -> int:
         """The size of the layout, in numbers."""
-        return tuning.LAYOUT_STEP * len(self.steps) + len(self.program.index) + self.trace.size
+        many = tuning.LAYOUT_STEP * len(self.program.steps)
+        return many + len(self.program.index) + self.trace.size
+
+
+_EMPTY: dict[type, Slot] = {
+    Leaf: Leaf(None), View: View(()), Table: Table(torch.empty(0), torch.empty(0)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class Filled(Tape):
-    """A tape whose steps lack their tensors, which the machine is given."""
+    """A tape without steps, for the machine: it has their program and tensors."""
 
     layout: Layout = field(kw_only=True)
     given: Sequence[Tensor] = field(kw_only=True)
+    model: Any = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.sources.known.update({
             machine.PROGRAM: self.layout.program, GIVEN: self.given,
         })  # fmt: skip
-        object.__setattr__(self, "steps", self.layout.steps)
 
     @cached_property
     def whole(self) -> Tape:
-        """The tape whose steps have the tensors."""
+        """The tape with all steps."""
         tape = Tape(self.unary, self.site_dims, ranks=self.ranks, dtype=self.dtype)
-        program = self.layout.program
-        steps, slots = with_tensors(self.steps, program.slots, self.given)
-        tape.steps.extend(steps)
-        tape.sources.known[machine.PROGRAM] = replace(program, slots=slots)
+        tape.finish(self.model.recursion(tape))
         return tape
+
+    @property
+    def work(self) -> float:
+        return self.batch * self.layout.program.work
 
 
 def whole(tape: Tape) -> Tape:
-    """A tape with complete steps, which answers more than log Z."""
+    """A tape with its steps, which answers more than log Z."""
     return tape.whole if isinstance(tape, Filled) else tape
+
+
+def is_slow(tape: Tape) -> bool:
+    """Return whether a tape is slow to make; one by a kept layout is not, and holds its model."""
+    return not isinstance(tape, Filled)
 
 
 _KEPT = OrderedDict[Any, Layout | int]()
@@ -93,19 +101,34 @@ def laid_out(tape: Tape, model: Any) -> Tape:
         if given is not None:
             with _LOCK, suppress(KeyError):
                 _KEPT.move_to_end(key)
-            options: Any = {"ranks": tape.ranks, "dtype": tape.dtype}
-            return Filled(tape.unary, tape.site_dims, **options, layout=known, given=given)
+            return _filled(tape, model, known, given)
         known = known.failures + 1
     if known >= tuning.LAYOUT_TRIES:
         tape.finish(model.recursion(tape))
         return tape
-    made = _traced(tape, model, tensors, known)
-    _keep(key, tuning.LAYOUT_TRIES if made is None or made.size > tuning.KEPT_LAYOUTS else made)
-    return tape
+    with _uncollected():
+        filled = _traced(tape, model, tensors, known)
+    kept = tuning.LAYOUT_TRIES
+    if filled is not None and filled.layout.size <= tuning.KEPT_LAYOUTS:
+        kept = filled.layout
+    _keep(key, kept)
+    return filled or tape
 
 
-def _traced(tape: Tape, model: Any, tensors: Sequence[Tensor], failures: int) -> Layout | None:
-    """Lay out a recursion; None where its steps are not to be kept."""
+@contextmanager
+def _uncollected() -> Generator[None]:
+    """Pause garbage collection, which would look at many objects that soon go by themselves."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _traced(tape: Tape, model: Any, tensors: Sequence[Tensor], failures: int) -> Filled | None:
+    """Lay out a recursion; None where its steps, which the tape has, are not to be kept."""
     try:
         names = captured(model)
     except UnknownError:
@@ -114,16 +137,22 @@ def _traced(tape: Tape, model: Any, tensors: Sequence[Tensor], failures: int) ->
     tracer = Tracer(tensors)
     with tracer:
         tape.finish(fresh(model).recursion(tape))
-        program = machine.program_of(tape)
+        tracer.read(numbers(tape.steps))
+    program = machine.program_of(tape)
+    with tracer:
         slots = () if program is None else program.slots
         given = [tensor_of(slot, tape.dtype) for slot in slots]
     trace = None if program is None else tracer.trace(given, names)
     if program is None or trace is None:
         return None
-    # Tensors of the same shapes that take no memory.
-    blanks = [part.new_zeros((1,) * part.ndim).expand(part.shape) for part in given]
-    steps, owners = with_tensors(tape.steps, program.slots, blanks)
-    return Layout(steps, replace(program, slots=owners), trace, failures)
+    slots = [_EMPTY[type(slot)] for slot in slots]
+    layout = Layout(replace(program, slots=slots), trace, failures)
+    return _filled(tape, model, layout, given)
+
+
+def _filled(tape: Tape, model: Any, layout: Layout, given: Sequence[Tensor]) -> Filled:
+    options: Any = {"ranks": tape.ranks, "dtype": tape.dtype, "model": model}
+    return Filled(tape.unary, tape.site_dims, **options, layout=layout, given=given)
 
 
 def _keep(key: Any, kept: Layout | int) -> None:

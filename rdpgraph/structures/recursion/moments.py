@@ -150,8 +150,8 @@ def _by_machine(tape: Tape, other: Tape, *, divergence: bool) -> Tensor | None:
     def again(*inputs: Tensor) -> Tensor:
         size = len(inputs) // len(pairs)
         made = [
-            rebuilt(each, program, inputs[place * size : (place + 1) * size])
-            for place, (each, (program, _)) in enumerate(zip(tapes, pairs, strict=True))
+            rebuilt(each, inputs[place * size : (place + 1) * size])
+            for place, each in enumerate(tapes)
         ]
         if other is tape:
             return _entropy(made[0]).reshape(-1)

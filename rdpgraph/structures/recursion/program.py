@@ -7,7 +7,7 @@ by item.
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,20 +111,19 @@ class Program:
 
 def with_tensors(
     steps: Sequence[Step], slots: Sequence[Slot], tensors: Sequence[Tensor]
-) -> tuple[list[Step], list[Slot]]:
-    """The same steps and slots with other tensors."""
-    replaced = dict[int, Slot]()
-    places, tables = dict[int, Tensor](), dict[int, Sequence[Table]]()
+) -> list[Step]:
+    """The same steps with other tensors of slots."""
+    leaves, places = dict[int, Step](), dict[int, Tensor]()
+    tables = dict[int, Sequence[Table]]()
     for slot, tensor in zip(slots, tensors, strict=True):
         if isinstance(slot, Leaf):
-            replaced[id(slot)] = replace(slot, logs=tensor)
+            leaves[id(slot)] = replace(slot, logs=tensor)
         elif isinstance(slot, Table):
             parts = tensor.split(1, 1) if tensor.shape[1] > 1 else [tensor]
-            made = [Table(part, tensor, at, slot.copies) for at, part in enumerate(parts)]
-            tables[id(slot.source)] = made
-            replaced[id(slot)] = made[slot.number]
+            tables[id(slot.source)] = [
+                Table(part, tensor, at, slot.copies) for at, part in enumerate(parts)
+            ]
         else:
-            replaced[id(slot)] = replace(slot, index=tensor)
             places[id(slot.index)] = tensor
 
     def fresh(view: View) -> View:
@@ -142,8 +141,17 @@ def with_tensors(
             return Concatenated(list(map(fresh, step.views)))
         return step
 
-    made = [replaced.get(id(step)) or changed(step) for step in steps]
-    return made, [replaced[id(slot)] for slot in slots]  # pyright: ignore
+    return [leaves.get(id(step)) or changed(step) for step in steps]
+
+
+def numbers(steps: Sequence[Step]) -> Iterator[Tensor]:
+    """The tensors of steps whose numbers a program is made of."""
+    for step in steps:
+        if isinstance(step, Relabelled):
+            yield step.which
+        elif isinstance(step, Leaf) and step.sites is not None:
+            yield step.sites
+        yield from [view.index for view in step.reads if view.index is not None and not view.varies]
 
 
 @dataclass(eq=False)
@@ -172,11 +180,11 @@ class _Lowering:
             self.known[key] = len(self.slots)
         return self.known[key]
 
-    def put(self, numbers: Tensor | Iterable[int]) -> int:
+    def put(self, numbers: "Sequence[int] | np.ndarray[Any, np.dtype[np.int32]]") -> int:
         """Append numbers to the index; return their start."""
         start = len(self.index)
-        if isinstance(numbers, Tensor):
-            self.index.frombytes(numbers.to("cpu", torch.int32).numpy().tobytes())
+        if isinstance(numbers, np.ndarray):
+            self.index.frombytes(numbers.tobytes())
         else:
             self.index.extend(numbers)
         return start
@@ -186,7 +194,7 @@ class _Lowering:
         key = id(which), *before
         if key not in self.lists:
             self.lists[key] = self.put(before)
-            self.put(which)
+            self.put(which.tolist())
         return self.lists[key]
 
     def part(self, view: View) -> list[int]:
@@ -195,7 +203,7 @@ class _Lowering:
         Last the labels from one alternative to the next, where all are labels of one place; or
         below 0, where the list of its labels begins (-1: at 0).
         """
-        each, hop = view.index is not None and view.index.ndim == 3, view.width * (view.parts > 1)
+        each, hop = view.varies, view.width * (view.parts > 1)
         which = self.listed.get(view.pool[0].number)
         return [
             view.size, self.put(self.entries(view)), view.ways // view.parts, view.places,
@@ -203,10 +211,10 @@ class _Lowering:
             hop if which is None else -1 - self.labels(which, hop),
         ]  # fmt: skip
 
-    def entries(self, view: View) -> Iterable[int] | Tensor:
+    def entries(self, view: View) -> "list[int] | np.ndarray[Any, np.dtype[np.int32]]":
         """The step and place for each place of a view's pool that it reads, in turn; -1: none."""
         pool = [(self.same.get(value.number, value.number), value.places) for value in view.pool]
-        index = None if view.index is None or view.index.ndim > 2 else view.index.flatten()
+        index = None if view.index is None or view.varies else view.index.flatten()
         return listed_places(pool, index)
 
     def add(
@@ -319,17 +327,16 @@ def _lower(made: _Lowering, number: int, step: Step, kept: Stored) -> None:
             made.add(*step.logs.shape[1:], _GIVEN, slot)
         case Total():
             views = [view for way in step.ways for view in way]
-            start = made.put(
-                each
-                for way in [[(view, made.part(view)) for view in way] for way in step.ways]
-                for each in (
-                    max(view.ways for view, _ in way), len(way), *[n for _, p in way for n in p]
-                )
-            )  # fmt: skip
-            sizes = max(view.places for view in views), max(view.width for view in views)
+            ways = list[int]()
+            for way in step.ways:
+                ways += max([view.ways for view in way]), len(way)
+                for view in way:
+                    ways += made.part(view)
+            start = made.put(ways)
+            sizes = max([view.places for view in views]), max([view.width for view in views])
             kind = _PRODUCT if number in kept.products else _TOTAL
-            ways = len(step.ways), step.alternatives
-            made.add(*sizes, kind, start, *ways, stored=kind == _TOTAL)
+            many = len(step.ways), step.alternatives
+            made.add(*sizes, kind, start, *many, stored=kind == _TOTAL)
         case Linked(link=None):
             made.add(step.places, 1, _SUMMED, step.x.number)
         case Linked(link=Table()):
@@ -352,7 +359,7 @@ def _lower(made: _Lowering, number: int, step: Step, kept: Stored) -> None:
             )  # fmt: skip
         case Concatenated():
             parts = [made.part(view) for view in step.views]
-            start = made.put(n for part in parts for n in part)
+            start = made.put([n for part in parts for n in part])
             width = sum(part[2] * part[4] for part in parts)
             places = max(part[3] for part in parts)
             pool = [x for view in step.views for x in view.pool]

@@ -27,7 +27,7 @@ from rdpgraph.structures.recursion.down import (
     summed_alone,
     usable,
 )
-from rdpgraph.structures.recursion.layouts import Filled, laid_out, whole
+from rdpgraph.structures.recursion.layouts import is_slow, laid_out, whole
 from rdpgraph.structures.recursion.moments import cross_entropy, entropy
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
@@ -136,11 +136,11 @@ class Recursion(Structure):
         fleeting = is_tracked(self) or not torch.is_grad_enabled()
         return self._laid_out() if fleeting else self._tape
 
-    @current_property(where=lambda tape: not isinstance(tape, Filled))  # which is made quickly
+    @current_property(where=is_slow)
     def _tape(self) -> Tape:
         return self._laid_out()
 
-    @current_property()
+    @current_property(where=is_slow)
     @torch.no_grad()
     def _best_tape(self) -> Tape:
         """The tape of maxima, without gradient."""

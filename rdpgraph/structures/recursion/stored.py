@@ -1,8 +1,9 @@
 """Values of a tape's steps that a program does not store: readers compute them, or have them."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion.links import Table
@@ -15,6 +16,7 @@ from rdpgraph.structures.recursion.steps import (
     Relabelled,
     Total,
 )
+from rdpgraph.structures.recursion.values import View
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +39,12 @@ class Stored:
 
 def stored(steps: Sequence[Step], states: int) -> Stored:
     """The values of a tape's steps that are stored, given K ``states`` of each site."""
-    readers = Counter(value.number for step in steps for view in step.reads for value in view.pool)
-    linked = [(step.x.number, step.link) for step in steps if isinstance(step, Linked)]
+    kinds = defaultdict[type[Step], list[tuple[int, Any]]](list)
+    views = [step.reads for step in steps]
+    for number, step in enumerate(steps):
+        kinds[type(step)].append((number, step))
+    readers = Counter(value.number for each in views for view in each for value in view.pool)
+    linked = [(step.x.number, step.link) for _, step in kinds[Linked]]
     by_table = [(x, id(link.source)) for x, link in linked if isinstance(link, Table)]
     # A table's links are all of pairs that nothing else reads, or none is.
     plain = {
@@ -46,25 +52,25 @@ def stored(steps: Sequence[Step], states: int) -> Stored:
     }  # fmt: skip
     apart = {
         value.number
-        for step in steps
-        if not isinstance(step, Linked) or not isinstance(step.link, Table | None)
-        for view in step.reads
+        for step, each in zip(steps, views, strict=True)
+        if type(step) is not Linked or not isinstance(step.link, Table | None)
+        for view in each
         for value in view.pool
     }
     products = {
         number
-        for number, step in enumerate(steps)
-        if isinstance(step, Total) and readers[number] and number not in apart and _is_product(step)
+        for number, step in kinds[Total]
+        if readers[number] and number not in apart and _is_product(step)
     }
     sites: dict[int, tuple[Sequence[int], int, int]] = {
         number: (step.sites.tolist(), 0, states)
-        for number, step in enumerate(steps)
-        if isinstance(step, Leaf) and step.sites is not None
+        for number, step in kinds[Leaf]
+        if step.sites is not None
     }
-    labelled = {
+    labelled: dict[int, tuple[Relabelled, list[int]]] = {
         number: (step, step.which.tolist())
-        for number, step in enumerate(steps)
-        if isinstance(step, Relabelled) and step.which.ndim == 1
+        for number, step in kinds[Relabelled]
+        if step.which.ndim == 1
     }
     ranges = {
         number: (sites[step.x.number][0], which[0], len(which))
@@ -74,9 +80,8 @@ def stored(steps: Sequence[Step], states: int) -> Stored:
     counts = Counter(labelled[number][0].x.number for number in ranges)
     split = {x for x, count in counts.items() if count == readers[x]}
     sites.update((n, part) for n, part in ranges.items() if labelled[n][0].x.number in split)
-    read = {
-        step.x.number for step in steps if isinstance(step, Linked | Relabelled | LabelsAsPlaces)
-    }
+    movers = (Linked, Relabelled, LabelsAsPlaces)
+    read = {step.x.number for kind in movers for _, step in kinds[kind]}
     copies = {
         number
         for number, (step, which) in labelled.items()
@@ -90,7 +95,7 @@ def stored(steps: Sequence[Step], states: int) -> Stored:
         if step.places == step.x.places and len(which) >= step.x.width
         and number not in copies and number not in sites and step.x.number not in copies
     }  # fmt: skip
-    listed = _for_sums(lists, steps, products)
+    listed = _for_sums(lists, steps, views, products)
     fused = {x for x, owner in by_table if owner not in plain}
     return Stored(fused, products, copies, listed, split, sites)
 
@@ -101,13 +106,16 @@ def _is_product(step: Total) -> bool:
     return alone and max(view.width for view in step.ways[0]) > 1
 
 
-def _for_sums(lists: dict[int, int], steps: Sequence[Step], products: Set[int]) -> set[int]:
+def _for_sums(
+    lists: dict[int, int], steps: Sequence[Step], views: Sequence[Sequence[View]],
+    products: Set[int],
+) -> set[int]:  # fmt: skip
     """Steps of listed labels that sums alone read, beside others of the same list."""
     kept = dict(lists)
     pools = [
         (view.numbers, isinstance(step, Total) and number not in products and view.width > 1)
         for number, step in enumerate(steps if kept else ())
-        for view in step.reads
+        for view in views[number]
         if not kept.keys().isdisjoint(view.numbers)
     ]
     count = None

@@ -5,10 +5,9 @@ tensors. Repeated on a like model's tensors, it gives the tensors of that layout
 model may take other steps. Code that reads anything that may change unseen is not traced.
 """
 
-import dis
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,19 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import field_names
+from rdpgraph.structures.recursion.names import ABSENT, PLAIN, Captured, UnknownError
 
-_PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.Size, slice)
-_SOUND = frozenset((
-    "torch", "rdpgraph", "math", "functools", "_functools", "itertools", "operator", "_operator",
-    "builtins", "dataclasses", "typing",
-))  # fmt: skip
-"""Packages whose functions depend on their arguments alone."""
-_BUILTINS = frozenset((
-    "abs", "all", "any", "bool", "dict", "divmod", "enumerate", "filter", "float", "int",
-    "isinstance", "iter", "len", "list", "map", "max", "min", "next", "pow", "range", "reversed",
-    "round", "set", "slice", "sorted", "str", "sum", "super", "tuple", "zip", "IndexError",
-    "KeyError", "NotImplementedError", "RuntimeError", "TypeError", "ValueError",
-))  # fmt: skip
 _ASPECTS = (
     "shape", "ndim", "dtype", "device", "is_cuda", "is_cpu", "is_meta", "layout", "requires_grad",
 )  # fmt: skip
@@ -42,15 +30,10 @@ _NUMBERLESS: frozenset[Any] = frozenset((
 """Functions that give the same for all tensors of a shape and type."""
 _TYPED: frozenset[Any] = frozenset((Tensor.to, Tensor.type_as, Tensor.expand_as))
 """Functions that take the numbers of their first tensor alone."""
+_SINGLE: frozenset[Any] = frozenset(PLAIN) - {slice} | {Tensor}
+"""Types of arguments that hold no other tensors."""
 _PARTING: frozenset[Any] = frozenset((Tensor.split, torch.split, Tensor.unbind, torch.unbind))
 _HIDDEN: frozenset[Any] = frozenset((Tensor.data_ptr, Tensor.untyped_storage))
-_ABSENT = object()
-Captured = tuple[Any, str, object]
-"""A namespace, a name in it, and the object that it names."""
-
-
-class UnknownError(Exception):
-    """An object or code that may change unseen."""
 
 
 def described(item: Any, tensors: list[Tensor], known: dict[int, int]) -> Any:
@@ -66,7 +49,7 @@ def described(item: Any, tensors: list[Tensor], known: dict[int, int]) -> Any:
             return number
         tensors.append(item)
         return kind, item.shape, item.dtype, item.is_cpu, item.layout, item.requires_grad
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return kind, item
     if kind is tuple or kind is list:
         return (kind, *[described(part, tensors, known) for part in item])
@@ -122,7 +105,7 @@ class Trace:
     def again(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
         """The results from other given tensors; None where the steps may be others."""
         for space, name, item in self.captured:
-            if space.get(name, _ABSENT) is not item:
+            if space.get(name, ABSENT) is not item:
                 return None
         made = dict(enumerate(tensors))
         for each in self.operations:
@@ -190,13 +173,17 @@ class Tracer(TorchFunctionMode):
         if func is Tensor.__iter__:
             return iter(self.__torch_function__(Tensor.unbind, types, args, kwargs))
         result = func(*args, **kwargs)
+        constant = not kwargs and _SINGLE.issuperset(map(type, args)) and not self._known(args)
+        writes = _writes(func) or kwargs.get("out") is not None or bool(kwargs.get("inplace"))
+        if constant and not writes:  # as most calls
+            return result
         given = list[Tensor]()
         for item in (*args, *kwargs.values()):
             if isinstance(item, Tensor):
                 given.append(item)
             elif isinstance(item, tuple | list | slice):
                 given += [part for part in _leaves(item) if isinstance(part, Tensor)]
-        writes, known = _writes(func, kwargs), self._known(given)
+        known = self._known(given)
         if writes and (known or not self._used.isdisjoint(map(_origin, given[:1]))):
             self._sound = False
         elif func in _NUMBERLESS or (func in _TYPED and not self._known(given[:1])):
@@ -207,8 +194,14 @@ class Tracer(TorchFunctionMode):
             self._record(func, args, kwargs, result)
         return result
 
-    def _known(self, tensors: Iterable[Tensor]) -> bool:
-        return any(id(item) in self._numbers for item in tensors)
+    def read(self, tensors: Iterable[Tensor]) -> None:
+        """Record the values of tensors, which will be read unseen."""
+        for part in tensors:
+            if self._known([part]):
+                part.tolist()
+
+    def _known(self, tensors: Iterable[Any]) -> bool:
+        return not self._numbers.keys().isdisjoint(map(id, tensors))
 
     def _record(self, func: Any, args: Any, options: Any, result: Any) -> None:
         args, options = self._numbered(args), self._numbered(options)  # some return an argument
@@ -220,7 +213,7 @@ class Tracer(TorchFunctionMode):
                 self._numbers[id(item)] = self._count
                 self._held.append(item)
                 self._count += 1
-        elif func in _HIDDEN or not all(isinstance(item, _PLAIN) for item in _leaves(result)):
+        elif func in _HIDDEN or not all(isinstance(item, PLAIN) for item in _leaves(result)):
             self._sound = False
         # Functions of autograd turn gradients off.
         self._sound &= torch.is_grad_enabled() == self._gradients
@@ -265,135 +258,16 @@ class Tracer(TorchFunctionMode):
         return Trace(operations[::-1], ends, captured)
 
 
-def _writes(func: Any, options: dict[str, Any]) -> bool:
-    """Return whether a function changes a tensor in place."""
+@lru_cache
+def _writes(func: Any) -> bool:
+    """Return whether a function changes its first tensor, by its name."""
     name = getattr(func, "__name__", "_")
     if name.startswith("__"):
         reads = "__invert__", "__index__", "__int__", "__iter__"
         return name.startswith(("__i", "__set", "__del")) and name not in reads
-    return name.endswith("_") or options.get("out") is not None or bool(options.get("inplace"))
+    return name.endswith("_")
 
 
 def _origin(item: Tensor) -> int:
     """The tensor that a view is of."""
     return id(item if item._base is None else item._base)
-
-
-def captured(model: Any) -> list[Captured]:
-    """Everything that the recursion of a model finds by name.
-
-    Raises:
-        UnknownError: something that may change unseen.
-    """
-    kind, uses, seen = type(model), list[Captured](), set[CodeType]()
-    owners = {item for item in _kinds(model) if not _is_sound(item)}
-    laid = [_is_sound(item) for item in kind.__mro__ if "recursion" in vars(item)]
-    if kind in owners and any(laid[:-1]):  # ours may call what this class overrides
-        raise UnknownError
-    _attribute(kind, "recursion", uses)
-    waiting = [_function(kind.recursion)]
-    for owner in owners - {kind}:  # any of their methods may be called
-        each = [part for name, part in vars(owner).items() if not name.startswith("__")]
-        waiting += [
-            _function(part) for part in each if callable(part) or isinstance(part, property)
-        ]
-    while waiting:
-        code = getattr(function := waiting.pop(), "__code__", None)
-        if code is None or code in seen or _is_sound(function):
-            continue
-        seen.add(code)
-        defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
-        names, attributes = _read(code)
-        if (
-            {*code.co_freevars} - {"__class__"}
-            or not all(isinstance(item, _PLAIN) for item in defaults)
-            or any(item.startswith("__") or item in _STATES for item in attributes)
-        ):
-            raise UnknownError
-        for name in names:
-            item = function.__globals__.get(name, _ABSENT)
-            uses.append((function.__globals__, name, item))
-            if isinstance(item, FunctionType):
-                waiting.append(_function(item))
-            elif not (name in _BUILTINS if item is _ABSENT else _is_constant(item)):
-                raise UnknownError
-        for name in attributes:
-            for owner in owners:
-                item = None if name in field_names(owner) else _attribute(owner, name, uses)
-                if not isinstance(item, _PLAIN):
-                    waiting.append(_function(item))
-    return uses
-
-
-_STATES = frozenset(("is_grad_enabled", "load", "get_default_device"))
-
-
-def _kinds(item: Any) -> Iterator[type]:
-    """The classes of an object, and of all that its fields hold."""
-    yield type(item)
-    parts = item if isinstance(item, tuple | list) else ()
-    if is_dataclass(item):
-        parts = [getattr(item, name) for name in field_names(type(item))]
-    for part in parts:
-        yield from _kinds(part)
-
-
-def _attribute(kind: type, name: str, uses: list[Captured]) -> Any:
-    """An attribute of a class, from a class that is not of the library; None: it has none."""
-    for item in kind.__mro__:
-        if _is_sound(item):
-            break
-        uses.append((vars(item), name, vars(item).get(name, _ABSENT)))
-        if name in vars(item):
-            return vars(item)[name]
-    return None
-
-
-def _is_sound(item: Any) -> bool:
-    """Return whether a module, class or function is of a package that holds no state."""
-    if not isinstance(item, ModuleType | type | FunctionType | BuiltinFunctionType):
-        return False
-    name = item.__name__ if isinstance(item, ModuleType) else item.__module__
-    if isinstance(item, FunctionType):  # not that of a function within it
-        name = item.__globals__["__name__"]
-    return isinstance(name, str) and name.partition(".")[0] in _SOUND
-
-
-def _is_constant(item: Any) -> bool:
-    return isinstance(item, _PLAIN) or _is_sound(item)
-
-
-def _function(item: Any) -> Any:
-    """The function of a method or property."""
-    for name in ("fget", "func", "compute", "__func__"):
-        item = getattr(item, name, item)
-    while _is_sound(item) and hasattr(item, "__wrapped__"):
-        item = item.__wrapped__
-    if not isinstance(item, FunctionType) and not _is_sound(item):
-        raise UnknownError
-    return item
-
-
-def _read(code: CodeType) -> tuple[set[str], set[str]]:
-    """The globals and the attributes that code reads, with the code within it."""
-    names, attributes, called = set[str](), set[str](), False
-    for step in dis.get_instructions(code):
-        called = "NULL" in step.argrepr or (called and step.opname == "LOAD_ATTR")
-        if called and str(step.argval).endswith("Tensor"):  # makes a copy that no trace sees
-            raise UnknownError
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            names.add(step.argval)
-        elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
-            attributes.add(step.argval)
-        elif step.opname in _CHANGES or step.opname.startswith("IMPORT_"):
-            raise UnknownError
-    for item in code.co_consts:
-        if isinstance(item, CodeType):
-            for known, within in zip((names, attributes), _read(item), strict=True):
-                known |= within
-    return names, attributes
-
-
-_CHANGES = frozenset((
-    "STORE_GLOBAL", "STORE_ATTR", "DELETE_GLOBAL", "DELETE_ATTR", "LOAD_BUILD_CLASS",
-))  # fmt: skip

@@ -1,11 +1,13 @@
 """Values that steps of a tape make, over places and labels; views of them; sites."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,41 +53,40 @@ class View:
             size of the pool stands for none, -inf. None: all places of the pool, in order.
         as_alternatives: whether, without an index, all places are the alternatives of one.
         parts: M > 1, where the labels of one place are those of M alternatives in turn.
+        size: the number of places of the pool.
+        ways: M, the number of alternatives of each place.
+        places: P, the number of places.
+        width: K, the number of labels.
+        varies: whether each item has places of its own.
     """
 
     pool: tuple[Value, ...]
     index: Tensor | None = None
     as_alternatives: bool = field(default=False, kw_only=True)
     parts: int = field(default=1, kw_only=True)
+    size: int = field(init=False, repr=False)
+    ways: int = field(init=False, repr=False)
+    places: int = field(init=False, repr=False)
+    width: int = field(init=False, repr=False)
+    varies: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        size, width = sum([value.places for value in self.pool]), 0
+        if self.pool:
+            width = self.pool[0].width // self.parts
+        if self.index is None:
+            ways, places, varies = self.parts, size, False
+            if self.as_alternatives:
+                ways, places = size, 1
+        else:
+            shape = self.index.shape
+            ways, places, varies = self.parts * shape[-2], shape[-1], len(shape) > 2
+        vars(self).update(size=size, ways=ways, places=places, width=width, varies=varies)
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
         """The steps whose values are in the pool."""
         return tuple([value.number for value in self.pool])
-
-    @cached_property
-    def size(self) -> int:
-        """The number of places of the pool."""
-        return sum([value.places for value in self.pool])
-
-    @property
-    def ways(self) -> int:
-        """M, the number of alternatives of each place."""
-        if self.index is None:
-            return self.size if self.as_alternatives else self.parts
-        return self.parts * self.index.shape[-2]
-
-    @property
-    def places(self) -> int:
-        """P, the number of places."""
-        if self.index is None:
-            return 1 if self.as_alternatives else self.size
-        return self.index.shape[-1]
-
-    @property
-    def width(self) -> int:
-        """K, the number of labels."""
-        return self.pool[0].width // self.parts
 
     @property
     def flat(self) -> "View":
@@ -307,22 +308,28 @@ def numbered(
     return torch.arange(count, device=unary.device).reshape(shape), states
 
 
-def listed_places(pool: Sequence[tuple[int, int]], index: Tensor | None) -> Iterable[int] | Tensor:
+def listed_places(
+    pool: Sequence[tuple[int, int]], index: Tensor | None
+) -> "list[int] | np.ndarray[Any, np.dtype[np.int32]]":
     """The number and place of (n,) places, or of all, among those of values (number, places).
 
     A place beyond them is none, (-1, 0).
     """
-    pool = [*pool, (-1, 1)]
-    if index is None:
-        return chain.from_iterable((n, place) for n, many in pool[:-1] for place in range(many))
-    if len(pool) == 2 and len(index) <= tuning.POOL_PLACES:
-        number, many = pool[0]
-        pairs = ((number, p) if 0 <= p < many else (-1, 0) for p in index.tolist())
-        return chain.from_iterable(pairs)
-    if max(len(index), sum(many for _, many in pool)) <= tuning.POOL_PLACES:
-        known = [(number, place) for number, many in pool for place in range(many)]
-        return chain.from_iterable(known[place] for place in index.tolist())
-    number, many = torch.tensor(pool, device="cpu").T
-    index = index.cpu() % int(many.sum())
-    row = torch.searchsorted(many.cumsum(0), index, right=True)
-    return torch.stack([number[row], index - (many.cumsum(0) - many)[row]], 1).flatten()
+    many, size = [count for _, count in pool], sum([count for _, count in pool])
+    if max(size, 0 if index is None else len(index)) <= tuning.POOL_PLACES:
+        known = [(number, place) for number, count in [*pool, (-1, 1)] for place in range(count)]
+        pairs = known[:-1] if index is None else [known[place] for place in index.tolist()]
+        return list(chain.from_iterable(pairs))
+    value, place = _places_of((*many, 1))
+    rows = np.arange(size) if index is None else index.cpu().numpy()
+    pairs = np.empty(2 * len(rows), np.int32)
+    pairs[::2] = np.array([*[number for number, _ in pool], -1])[value[rows]]
+    pairs[1::2] = place[rows]
+    return pairs
+
+
+@lru_cache(64)
+def _places_of(many: tuple[int, ...]) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
+    """Of all places of values in turn, which value and which place there."""
+    value = np.repeat(np.arange(len(many)), many)
+    return value, (np.arange(len(value)) - np.repeat(np.cumsum(many) - many, many)).astype(np.int32)
