@@ -4,7 +4,8 @@
 
 One process, one thread, float32, normal log-potentials of that spread in nats; milliseconds of CPU
 time, the least of calls made in turns: log Z, log Z and its gradient, the mode, ten draws, the
-entropy, ten relaxed draws, and gradients through the marginals, the entropy and a relaxed draw.
+entropy, ten relaxed draws, the ten best with scores, and gradients through the marginals, the
+entropy and a relaxed draw.
 ``own`` is the same model as a `Recursion` of a user, as docs/extending.md writes it; ratios are its
 time over that of ours. Fails where the two disagree.
 """
@@ -27,7 +28,7 @@ BITEXT = (8, 8)  # words of either side
 FRAMES, LABELS, BATCH, CLASSES = 200, 50, 16, 40
 
 HEADS = [
-    "log Z", "gradient", "mode", "draws", "entropy", "relaxed",
+    "log Z", "gradient", "mode", "draws", "entropy", "relaxed", "k best",
     "through marginals", "through entropy", "through relaxed",
 ]  # fmt: skip
 
@@ -147,6 +148,7 @@ def questions(make: Make, leaves: list[torch.Tensor]) -> list[Callable[[], torch
         lambda: make(*leaves).sample(10, generator),
         lambda: make(*leaves).entropy(),
         lambda: relaxed(10, leaves),
+        lambda: make(*leaves).k_best(10).scores,
         lambda: gradient(make(*watched).marginals()),
         lambda: gradient(make(*watched).entropy()),
         lambda: gradient(relaxed(1, watched)),
@@ -181,7 +183,7 @@ def main() -> None:
             continue
         ours = questions(make, leaves)
         theirs = [] if own is None else questions(own, leaves)
-        for work, other in [(ours[place], theirs[place]) for place in (0, 4) if theirs]:
+        for work, other in [(ours[place], theirs[place]) for place in (0, 4, 6) if theirs]:
             torch.testing.assert_close(other(), work(), rtol=1e-4, atol=1e-3)
         times = least([*ours, *theirs], options.seconds)
         pairs = zip(times[len(ours) :], times, strict=False)

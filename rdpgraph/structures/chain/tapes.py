@@ -142,7 +142,7 @@ def max_marginals(unary: Unary, transition: Transition, lengths: Lengths) -> Una
 def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> Paths:
     """(k, B, T) the best sequences in turn; -1 beyond a length, and where there are fewer."""
     program, inputs = _inputs(unary, transition, lengths)
-    return machine.run(program, inputs.double(), best=True).k_best_states(k)[0]
+    return machine.run(program, inputs.double(), best=True).k_best_states(k)
 
 
 def losses(parts: ChainTensors, other: ChainTensors, *, divergence: bool) -> Tensor | None:

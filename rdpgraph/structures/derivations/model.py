@@ -16,8 +16,7 @@ from rdpgraph.interface.sites import Sites
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle
 from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.derivations.hypergraph import Hypergraph, Row
-from rdpgraph.structures.draws import checked_best
-from rdpgraph.structures.recursion.descend import Drawn, best
+from rdpgraph.structures.recursion.descend import Drawn
 from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View
@@ -200,10 +199,8 @@ class Derivations(Recursion):
         Raises:
             ModelError: k below 1.
         """
-        k = checked_best("Derivations", k, self.states_shape)
-        drawn, there = best(self._best_tape, k)
-        uses = self._used(self._best_tape, drawn, k)
-        return KBestDerivations(uses, torch.where(there, self.score(uses), -math.inf))
+        tape, drawn, scores = self._best_few(k)
+        return KBestDerivations(self._used(tape, drawn, k), scores)
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:

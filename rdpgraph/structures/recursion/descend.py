@@ -22,8 +22,10 @@ from rdpgraph.structures.recursion.values import Value
 Pool = tuple[Value, ...]
 Nodes = tuple[Tensor, ...]
 """Derivations, places, labels and, for lists, ranks, (Q,) each."""
-Below = Callable[[int, Nodes], Iterator[tuple[Pool, Nodes]]]
-"""The parts of a step's nodes: pools, and nodes by place in them."""
+Below = Callable[[int, Nodes], tuple[Tensor, Iterator[tuple[Pool, Nodes]]]]
+"""The alternatives chosen of a step's nodes, and their parts: pools, and nodes by place in them."""
+Taken = list[tuple[Step, Tensor, Nodes]]
+"""Nodes of steps, and the alternatives chosen of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,21 +89,28 @@ def _by_torch(tape: Tape, reader: Reader, count: int, pick: Pick) -> Drawn:
     return picked(tape, reader, torch.arange(count * tape.batch, device=tape.device), pick)
 
 
-def picked(tape: Tape, reader: Reader, trees: Tensor, pick: Pick) -> Drawn:
+def picked(
+    tape: Tape, reader: Reader, trees: Tensor, pick: Pick, taken: Taken | None = None
+) -> Drawn:
     """The sites of derivations numbered (U,), each of the item that is its number modulo B."""
 
-    def below(number: int, nodes: Nodes) -> Iterator[tuple[Pool, Nodes]]:
+    def below(number: int, nodes: Nodes) -> tuple[Tensor, Iterator[tuple[Pool, Nodes]]]:
         step, (tree, place, label) = tape.steps[number], nodes
         item = tree % tape.batch
         chosen = _chosen(step, reader, pick, item, place, label)
-        for pool, rows, places, labels in step.children(chosen, item, place, label):
-            yield pool, (tree if rows is None else tree[rows], places, labels)
+        return chosen, (
+            (pool, (tree if rows is None else tree[rows], places, labels))
+            for pool, rows, places, labels in step.children(chosen, item, place, label)
+        )
 
-    return followed(tape, (trees, trees * 0, trees * 0), below)
+    return followed(tape, (trees, trees * 0, trees * 0), below, taken)
 
 
-def followed(tape: Tape, goals: Nodes, below: Below) -> Drawn:
-    """The sites used below nodes of the goal; all nodes of one step at once."""
+def followed(tape: Tape, goals: Nodes, below: Below, taken: Taken | None) -> Drawn:
+    """The sites used below nodes of the goal; all nodes of one step at once.
+
+    Appends them and their alternatives to ``taken``, if given.
+    """
     none = goals[0][:0]
     used = [(none, none, none)]
     waiting: list[list[Nodes]] = [[] for _ in tape.steps]
@@ -112,13 +121,16 @@ def followed(tape: Tape, goals: Nodes, below: Below) -> Drawn:
         if not parts:
             continue
         nodes = tuple(map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
-        waiting[number] = []
+        waiting[number], chosen = [], nodes[2]
         if not isinstance(step, Leaf):
-            for pool, parts in below(number, nodes):
+            chosen, children = below(number, nodes)
+            for pool, parts in children:
                 for value, some in _by_value(pool, ends, parts):
                     waiting[value.number].append(some)
         elif step.sites is not None:
             used.append((nodes[0], step.sites[nodes[1]], nodes[2]))
+        if taken is not None:
+            taken.append((step, chosen, nodes))
     return Drawn(*map(torch.cat, zip(*used, strict=True)))
 
 
@@ -166,28 +178,39 @@ def _ends(pool: Pool, known: dict[int, tuple[Pool, list[int]]]) -> list[int]:
     return ends
 
 
-@torch.no_grad()
 def best(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
-    """The k best derivations, k * B in turn, and (k, *lead) whether they exist.
+    """The k best derivations, k * B in turn, and (k, *lead) their scores; -inf: there are fewer.
 
-    The tape is laid out with ``ranks=False``.
+    The tape is laid out with ``ranks=False``. Scores are differentiable.
     """
     done = machine.values_of(tape, best=True)
     if done is not None:
-        used, there = done.k_best(k)
-        return Drawn(*used), there.reshape(k, *tape.lead)
+        used, scores = done.k_best(k)
+        return Drawn(*used), scores.reshape(k, *tape.lead).to(tape.unary)
     tape = whole(tape)
-    if k == 1:
-        reader = up(tape, 0.0)
-        there = (reader.values[-1] > -math.inf).flatten().expand(tape.batch)
-        drawn = picked(tape, reader, there.nonzero().squeeze(1), largest)
-    else:
-        drawn, there = _together(tape, k)
-    return drawn, there.reshape(k, *tape.lead)
+    drawn, there, taken = _single(tape) if k == 1 else _together(tape, k)
+    unary = tape.unary.reshape(tape.batch, -1, tape.unary.shape[-1])
+    reads = [(drawn.tree, unary[drawn.tree % tape.batch, drawn.site, drawn.state])]
+    for step, chosen, (tree, *place) in taken:
+        own = step.own(chosen, tree % tape.batch, *place[:2])
+        reads += [] if own is None else [(tree, own)]
+    scores = torch.where(there, 0.0, -math.inf).to(tape.dtype).flatten()
+    for tree, own in reads:
+        scores = scores.index_add(0, tree, own.to(tape.dtype))
+    return drawn, scores.reshape(k, *tape.lead).to(tape.unary)
 
 
-def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
-    """The k best from lists of all entries, merged step by step."""
+@torch.no_grad()
+def _single(tape: Tape) -> tuple[Drawn, Tensor, Taken]:
+    """The best, whether it exists, and the alternatives taken."""
+    reader, taken = up(tape, 0.0), Taken()
+    there = (reader.goal > -math.inf).expand(tape.batch)
+    return picked(tape, reader, there.nonzero().squeeze(1), largest, taken), there, taken
+
+
+@torch.no_grad()
+def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor, Taken]:
+    """The k best from lists of all entries, merged step by step; else as `_single`."""
     given, ended, reader = leaves(tape), last_read(tape), Reader(most=k)
     lists = reader.values
     # For each step, by rank and entry, a number for the alternative and the ranks of its parts.
@@ -212,7 +235,7 @@ def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
         for last in ended[number]:
             lists[last] = lists[number]
 
-    def below(number: int, nodes: Nodes) -> Iterator[tuple[Pool, Nodes]]:
+    def below(number: int, nodes: Nodes) -> tuple[Tensor, Iterator[tuple[Pool, Nodes]]]:
         step, (tree, place, label, rank), picks = tape.steps[number], nodes, chosen[number]
         item, at = tree % tape.batch, None
         indices = item, place, label, rank
@@ -222,14 +245,19 @@ def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
         way = pair = picks.view(-1).index_select(0, place * 0 if at is None else at)
         if many[number] > 1:
             way, pair = way // many[number], way % many[number]
-        parts = step.children(way, item, place, label)
-        for (pool, rows, places, labels), theirs in zip(parts, ranks[number], strict=True):
-            some = (tree, pair) if rows is None else (tree[rows], pair[rows])
-            rank = some[1] if theirs is None else theirs.index_select(0, some[1])
-            yield pool, (some[0], places, labels, rank)
+        parts = zip(step.children(way, item, place, label), ranks[number], strict=True)
+
+        def ranked() -> Iterator[tuple[Pool, Nodes]]:
+            for (pool, rows, places, labels), theirs in parts:
+                some = (tree, pair) if rows is None else (tree[rows], pair[rows])
+                rank = some[1] if theirs is None else theirs.index_select(0, some[1])
+                yield pool, (some[0], places, labels, rank)
+
+        return way, ranked()
 
     goals = lists[-1].new_full((k, tape.batch), -math.inf)
     goals[: len(lists[-1])] = lists[-1].flatten(1)
     there = goals > -math.inf
     trees = there.flatten().nonzero().squeeze(1)
-    return followed(tape, (trees, trees * 0, trees * 0, trees // tape.batch), below), there
+    nodes, taken = (trees, trees * 0, trees * 0, trees // tape.batch), Taken()
+    return followed(tape, nodes, below, taken), there, taken

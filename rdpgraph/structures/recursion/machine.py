@@ -257,30 +257,45 @@ class Run:
         return self._part(others, -1).reshape(-1)
 
     def k_best(self, count: int) -> tuple[Tensor, Tensor]:
-        """(3, U) the best derivations as `descend`, and (count, B) whether they exist.
+        """(3, U) the best derivations as `descend`, and (count, B) their scores; -inf: none.
 
-        By lazy lists of the nodes (Huang and Chiang 2005, algorithm 3).
+        By lazy lists of the nodes (Huang and Chiang 2005, algorithm 3). A score is the sum of the
+        entries of inputs that the derivation reads, and differentiable in these.
         """
         held, there = self._listed(None, count)
-        return self._used(held), there
+        reads, unary = self._used(held).split(held[2:].tolist(), 1), self.inputs.unary
+        scores = self.values.new_zeros(count * len(there))
+        for part, (tree, row, column) in zip((unary, *self.inputs.given), reads, strict=True):
+            if part.is_floating_point():
+                entries = part.reshape(-1).index_select(0, row * part.shape[-1] + column)
+                scores = scores.index_add(0, tree, entries)
+        few = torch.arange(count, device="cpu").unsqueeze(1) >= there
+        tree, row, state = reads[0]
+        used = torch.stack((tree, row % unary.shape[1], state))
+        return used, scores.view(count, -1).masked_fill(few, -math.inf)
 
-    def k_best_states(self, count: int) -> tuple[Tensor, Tensor]:
-        """(count, B, sites) the states of `k_best`, -1 at unused sites, and whether they exist."""
+    def k_best_states(self, count: int) -> Tensor:
+        """(count, B, sites) the states of `k_best`; -1 at unused sites, and where none is left."""
         batch, sites, _ = self.inputs.unary.shape
         states = torch.full((count, batch, sites), -1, device="cpu")
-        held, there = self._listed(states, count)
+        held, _ = self._listed(states, count)
         library.function("taken", self.inputs.unary.dtype)(held.buffer_info()[0], None)
-        return states, there
+        return states
 
     def _listed(self, states: Tensor | None, count: int) -> tuple["array[int]", Tensor]:
-        batch, held = self.inputs.unary.shape[0], array("q", (0, 0))
+        """The address and length of a list, and the entries read of each slot; (B,) how many are.
+
+        The list is of the entries that the best derivations read; of none if states are given.
+        """
+        batch, slots = self.inputs.unary.shape[0], len(self.inputs.given) + 1
+        held = array("q", (0,) * (slots + 2))
         there = torch.empty(batch, dtype=torch.int64, device="cpu")
         library.function("lists", self.inputs.unary.dtype)(
             self.addresses, held.buffer_info()[0], None if states is None else states.data_ptr(),
-            there.data_ptr(), len(self.program.ranges), batch, len(self.inputs.given) + 1, count,
+            there.data_ptr(), len(self.program.ranges), batch, slots, count,
             library.threads(self.program.work * batch, batch),
         )  # fmt: skip
-        return held, torch.arange(count, device="cpu").unsqueeze(1) < there
+        return held, there
 
     def _used(self, held: "array[int]") -> Tensor:
         """(3, U) the result that the library holds at an address; frees it."""

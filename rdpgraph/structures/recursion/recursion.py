@@ -39,7 +39,7 @@ class KBestConfigurations:
 
     Attributes:
         states: (k, *batch, *sites), -1 at unused sites, and throughout where there are fewer.
-        scores: (k, *batch) nats, unnormalised; -inf where there are fewer.
+        scores: (k, *batch) nats, of the derivations, unnormalised; -inf where there are fewer.
     """
 
     states: Tensor
@@ -126,8 +126,8 @@ class Recursion(Structure):
         return laid_out(blank, self)
 
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
-        double = double or self.doubles
-        dtype = torch.float64 if double else torch.promote_types(self.unary.dtype, torch.float32)
+        least = torch.float64 if double or self.doubles else torch.float32
+        dtype = torch.promote_types(self.unary.dtype, least)
         return Tape(unary, self._dims, ranks=ranks, dtype=dtype)
 
     def _sum_tape(self) -> Tape:
@@ -183,19 +183,18 @@ class Recursion(Structure):
     def _score_alone(self, states: Tensor, wanted: Tensor, *, split: bool) -> Tensor | None:
         """`score` by the machine on all states; None where that takes longer."""
         every = torch.arange(self.unary.shape[-1], device=states.device)
-        size = states.numel() * len(every)
+        size, parts = states.numel() * len(every), [(states, wanted)]
         many = tuning.CACHE_BLOCK * len(states) // size if split and size else 1
         if not many or (size > tuning.CACHE_BLOCK and not split):
             return None
-        parts = [(states, wanted)]
         if size > tuning.CACHE_BLOCK:
             parts = list(zip(states.split(many), wanted.split(many), strict=True))
         scores = list[Tensor]()
         for part, sites in parts:
             unary = torch.where(part.unsqueeze(-1) == every, self.unary, -math.inf)
             blank = self._blank(unary, ranks=True, double=True)
-            tape = laid_out(blank, self) if machine.serves(blank) else None
-            score = None if tape is None else summed_alone(tape, sites, len(parts))
+            served = machine.serves(blank)
+            score = summed_alone(laid_out(blank, self), sites, len(parts)) if served else None
             if score is None:
                 return None
             scores.append(score)
@@ -263,11 +262,10 @@ class Recursion(Structure):
     def _quick_tape(self, *, ranks: bool) -> Tape | None:
         """A tape in float32, where the machine runs it and keeps its digits."""
         blank = self._blank(self.unary, ranks=ranks, double=False)
-        if blank.dtype == torch.float32 and machine.serves(blank):
-            tape = laid_out(blank, self)
-            if machine.program_of(tape) is not None:
-                return tape
-        return None
+        if blank.dtype != torch.float32 or not machine.serves(blank):
+            return None
+        tape = laid_out(blank, self)
+        return None if machine.program_of(tape) is None else tape
 
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
@@ -278,10 +276,15 @@ class Recursion(Structure):
         Raises:
             ModelError: k below 1.
         """
+        tape, drawn, scores = self._best_few(k)
+        return KBestConfigurations(drawn.states(tape, k), scores)
+
+    def _best_few(self, k: int) -> tuple[Tape, Drawn, Tensor]:
+        """A tape, the k best derivations on it, and their scores (k, *batch)."""
         k = checked_best(self.name, k, self.states_shape)
-        drawn, there = best(self._best_tape, k)
-        states = drawn.states(self._best_tape, k)
-        return KBestConfigurations(states, torch.where(there, self.score(states), -math.inf))
+        tracked = is_tracked(self) and torch.is_grad_enabled()
+        tape = self._laid_out(ranks=False, double=True) if tracked else self._best_tape
+        return tape, *best(tape, k)
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -318,8 +321,7 @@ class Recursion(Structure):
         def log_partition(unary: Tensor) -> Tensor:
             return log_sum(self._laid_out(unary, ranks=False), temperature)
 
-        tracked = is_tracked(self)
-        _, (gradient,) = expectations(log_partition, [noisy], tracked=tracked)
+        _, (gradient,) = expectations(log_partition, [noisy], tracked=is_tracked(self))
         return gradient
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":

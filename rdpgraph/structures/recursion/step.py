@@ -271,6 +271,10 @@ class Step(ABC):
         """(Q,) a chosen alternative of each of some nodes."""
         return pick(self.at(reader, item, place, label))
 
+    def own(self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor) -> Tensor | None:
+        """(Q,) what chosen alternatives read of the step's own log-values; None: it has none."""
+        return None
+
     @abstractmethod
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor

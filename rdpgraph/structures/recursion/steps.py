@@ -33,6 +33,9 @@ class Leaf(Step):
     logs: Tensor | None  # (B or 1, P or 1, K) nats; None: the potentials of sites
     sites: Tensor | None = None  # (P,) their numbers; the count of sites stands for none
 
+    def own(self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor) -> Tensor | None:
+        return None if self.logs is None else self.logs[item % len(self.logs), place, label]
+
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
@@ -263,6 +266,11 @@ class Linked(Step):
         if self.link is None:
             return logs.expand(item.shape[0], -1)
         return logs + self.link.into(item, place, label)
+
+    def own(self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor) -> Tensor | None:
+        if self.link is None:
+            return None
+        return self.link.into(item, place, label).gather(1, chosen.unsqueeze(1)).squeeze(1)
 
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor

@@ -22,9 +22,8 @@ from rdpgraph.structures.chain.constructors import checked_transition
 from rdpgraph.structures.chain.factors import flat_lengths, held
 from rdpgraph.structures.chain.steps import flattened, table_of
 from rdpgraph.structures.checks import settle_lengths
-from rdpgraph.structures.draws import checked_best, checked_count
+from rdpgraph.structures.draws import checked_count
 from rdpgraph.structures.recursion.descend import Drawn
-from rdpgraph.structures.recursion.descend import best as best_of
 from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
@@ -212,15 +211,8 @@ class SemiMarkov(Recursion):
         Raises:
             ModelError: k below 1.
         """
-        k = checked_best("SemiMarkov", k, self.states_shape)
-        best = self._segmentation(best_of(self._best_tape, k)[0], (k,))
-        empty = self._positions()[1].reshape(self.batch_shape) == 0
-        first = torch.arange(k, device=empty.device).reshape(k, *[1] * empty.ndim) == 0
-        there = torch.where(empty, first, best.starts.any(-1))
-        labels = torch.where(there.unsqueeze(-1), best.labels, -1)
-        blank = Segmentation(torch.where(there.unsqueeze(-1), labels, 0), best.starts)
-        scores = torch.where(there, self.score(blank), -math.inf)
-        return KBestSegmentations(Segmentation(labels, best.starts), scores)
+        _, drawn, scores = self._best_few(k)
+        return KBestSegmentations(self._segmentation(drawn, (k,)), scores)
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, count: int, generator: torch.Generator | None = None

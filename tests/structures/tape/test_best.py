@@ -1,10 +1,12 @@
 """The k best derivations: lists of the nodes asked for, and torch's lists of all entries."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import rdpgraph as rg
-from tests.structures.tape.models import PAIRS, Spans, draw
+from tests.structures.tape.models import PAIRS, Segments, Spans, Tags, draw
 
 
 def recursions():
@@ -39,3 +41,66 @@ def test_lists_of_one_are_the_modes_and_impossible_items_have_none():
     mode = rg.SemiMarkov(unary[::2], draw(2, 2, seed=1)).mode()
     assert torch.equal(found.segmentations.labels[0, ::2], mode.labels)
     assert bool((found.segmentations.labels[0, 1] == -1).all())
+
+
+TABLES = {
+    "tags": Tags(draw(3, 4, 3), draw(3, 3, seed=1), lengths=torch.tensor([4, 0, 2])),
+    "tags, tables of items": Tags(draw(3, 4, 3), draw(3, 3, 3, seed=1)),
+    "segments": Segments(draw(3, 4, 2, 2), draw(2, 2, seed=1), lengths=torch.tensor([4, 0, 2])),
+    "spans": Spans(draw(3, 4, 4, 2), rg.trees.DenseRules(draw(2, 2, 2, seed=1))),
+    "semi-Markov": rg.SemiMarkov(draw(3, 4, 2, 2), draw(3, 3, 2, 2, seed=1)),
+    "one site": Tags(draw(3, 1, 3), draw(3, 3, seed=1)),
+    "one state": Segments(draw(3, 1, 1, 1), draw(1, 1, seed=1)),
+}
+
+
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("name", TABLES)
+def test_scores_are_those_of_the_configurations_and_so_are_their_gradients(name, k, by_torch):
+    model = TABLES[name]
+    unary = model.unary.index_fill(-1, torch.tensor(0), -torch.inf) if k > 1 else model.unary
+    unary = unary.clone().requires_grad_()
+    other = model.rules.log_rule if name == "spans" else model.transition
+    table = other.clone().requires_grad_()
+    changed = {"rules": rg.trees.DenseRules(table)} if name == "spans" else {"transition": table}
+    fresh = replace(model, unary=unary, **changed)
+    found = fresh.k_best(k)
+    there = found.scores > -torch.inf
+    configurations, _ = vars(found).values()
+    if name == "semi-Markov":
+        labels, starts = vars(configurations).values()
+        configurations = rg.Segmentation(labels.clamp(min=0), starts)
+    again = torch.where(there, fresh.score(configurations), -torch.inf)
+    by_lists = by_torch(lambda: fresh.k_best(k)).scores
+    torch.testing.assert_close(found.scores, again)
+    torch.testing.assert_close(found.scores, by_lists)
+    weights = draw(*there.shape, seed=5)
+    wanted, *others = (
+        torch.autograd.grad((scores * weights)[there].sum(), (unary, table), allow_unused=True)
+        for scores in (again, found.scores, by_lists)
+    )
+    for gradients in others:
+        for ours, theirs in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_a_configuration_of_two_derivations_is_listed_with_the_score_of_each(by_torch):
+    class Either(Tags):
+        """One of two chains, the second of half the weights of links."""
+
+        def recursion(self, tape):
+            return tape.total((super().recursion(tape),), (self.half(tape),))
+
+        def half(self, tape):
+            state = tape.sites[0]
+            for t in range(1, tape.site_shape[0]):
+                site = tape.sites[t]
+                state = tape.total((site, tape.link(state, self.transition / 2, to=site)))
+            return tape.sum(state)
+
+    unary, table = draw(3, 2), draw(2, 2, seed=1)
+    one, other = Tags(unary, table).k_best(8).scores, Tags(unary, table / 2).k_best(8).scores
+    both = torch.cat([one, other]).sort(descending=True).values
+    either = Either(unary, table)
+    torch.testing.assert_close(either.k_best(16).scores, both)
+    torch.testing.assert_close(by_torch(lambda: either.k_best(16)).scores, both)

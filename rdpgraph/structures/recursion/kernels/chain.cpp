@@ -73,7 +73,7 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
   void chain_lists_##name(const int64_t* parts, int64_t* found, int64_t* states, int64_t* there,   \
                           int64_t count, int64_t batch, int64_t slots, int64_t k, int threads) {  \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 1);                             \
-    std::vector<Used>* all = k_best(m, states, slots, k, there, threads);                         \
+    std::vector<Used>* all = k_best(m, states, found + 2, slots, k, there, threads);              \
     found[0] = reinterpret_cast<int64_t>(all);                                                    \
     found[1] = all->size();                                                                       \
   }                                                                                               \

@@ -16,7 +16,7 @@ template <typename Real> struct Lists {
     int32_t way;
     int32_t ranks;   // of its only part, or where the ranks of its parts begin, if not all are 0
     int32_t raised;  // the last part that was raised in rank
-    int32_t parts;   // where its parts are, those with lists and then sites; below 0: not yet known
+    int32_t parts;   // where its parts are, those with lists and then entries; below 0: not yet known
     // Heap order: whether a derivation comes later than another in a list.
     bool operator<(const Derivation& other) const {
       if (score != other.score) return score < other.score;
@@ -34,7 +34,7 @@ template <typename Real> struct Lists {
   const size_t most;
   std::vector<int64_t> starts;  // of each step's nodes
   std::vector<int32_t> known;   // the list of each node, or -1
-  std::vector<int32_t> ranks{0}, parts, sites;
+  std::vector<int32_t> ranks{0}, parts, entries;
   std::vector<List> lists;
   std::vector<Real> terms;
   std::vector<Asked> waiting;
@@ -73,29 +73,45 @@ template <typename Real> struct Lists {
 
   static bool sooner(const Derivation& one, const Derivation& other) { return other < one; }
 
-  // Appends the parts of a choice that have lists to `parts`, and its sites and their states to `sites`.
+  // Appends the parts of a choice that have lists to `parts`, and what it reads of tensors to `entries`.
   void add_parts(int64_t step, int64_t place, int64_t label, int64_t way) {
+    const int64_t* fields = nodes.step(step);
+    if (fields[0] == kLinked || fields[0] == kRules) {
+      const int64_t* table = nodes.m.table(fields[3]);
+      add_entry(fields[3], table[8] * table[3], fields[10] * table[3] + way, label);
+    }
     nodes.parts(step, place, label, way, [&](int64_t n, int64_t p, int64_t l) {
-      if (nodes.step(n)[0] == kProduct) return add_parts(n, p, l, 0);
-      if (!nodes.is_leaf(n)) return parts.push_back(list_of(n, p, l));
-      const int64_t site = nodes.site(n, p);
-      if (site >= 0) sites.push_back(site), sites.push_back(nodes.state(n, l));
+      if (nodes.step(n)[0] == kProduct) add_parts(n, p, l, 0);
+      else if (!nodes.is_leaf(n)) parts.push_back(list_of(n, p, l));
+      else add_leaf(n, p, l);
     });
   }
 
+  void add_leaf(int64_t n, int64_t place, int64_t label) {
+    const int64_t site = nodes.site(n, place);
+    if (site >= 0) add_entry(0, nodes.m.table(0)[3], site, nodes.state(n, label));
+    else if (nodes.step(n)[0] == kGiven) add_entry(nodes.step(n)[2], nodes.m.places(n), place, label);
+  }
+
+  // Appends a slot, the row among those of all items, each of which has so many, and the column.
+  void add_entry(int64_t slot, int64_t rows, int64_t row, int64_t column) {
+    row += nodes.m.shared(slot, nodes.item) * rows;
+    for (int64_t number : {slot, row, column}) entries.push_back(number);
+  }
+
   // Offsets in `parts`: the number of parts of a finished derivation that have lists, the list of each,
-  // twice the number of its sites, and each with its state.
+  // thrice the number of entries that it reads itself, and each.
   int32_t parts_of(int32_t number, size_t rank) {
     const Derivation one = lists[number].done[rank];
     if (one.parts >= 0) return one.parts;
     const List& list = lists[number];
     const int32_t start = parts.size();
     parts.push_back(0);
-    sites.clear();
+    entries.clear();
     add_parts(list.step, list.place, list.label, one.way);
     parts[start] = parts.size() - start - 1;
-    parts.push_back(sites.size());
-    parts.insert(parts.end(), sites.begin(), sites.end());
+    parts.push_back(entries.size());
+    parts.insert(parts.end(), entries.begin(), entries.end());
     return lists[number].done[rank].parts = start;
   }
 
@@ -155,7 +171,7 @@ template <typename Real> struct Lists {
     return lists[asked].done.size() > rank;
   }
 
-  // Visits the sites that a found derivation uses.
+  // Visits the entries of tensors that a found derivation reads: by slot, row and column.
   template <typename Visit> void use(int32_t asked, int32_t rank, Visit visit) {
     std::vector<Asked> open{{asked, rank}};
     while (!open.empty()) {
@@ -166,37 +182,47 @@ template <typename Real> struct Lists {
       const int32_t* from = parts.data() + one.parts;
       for (int32_t k = 0; k < from[0]; ++k) open.push_back({from[1 + k], rank_of(one, k)});
       from += 1 + from[0];
-      for (int32_t k = 0; k < from[0]; k += 2) visit(from[1 + k], from[2 + k]);
+      for (int32_t k = 1; k < from[0]; k += 3) visit(from[k], from[k + 1], from[k + 2]);
     }
   }
 };
 
-// The best derivations of all items, and their number for each: (derivation, site, state) of the sites
-// that they use, or, if given, the states of the sites.
+// The best derivations of all items, and their number for each: the states of their sites, or, if these are not given,
+// the entries that they read of each slot, (derivation, row, column), and how many.
 template <typename Real>
-std::vector<Used>* k_best(const Machine<Real>& m, int64_t* states, int64_t slots, int64_t most, int64_t* there,
-                          int threads) {
+std::vector<Used>* k_best(const Machine<Real>& m, int64_t* states, int64_t* counts, int64_t slots, int64_t most,
+                          int64_t* there, int threads) {
   const std::vector<uint8_t> turned = turn_tables(m, slots, most);
   const std::vector<int64_t> series = all_series(m, true);
-  std::vector<std::vector<Used>> parts(m.batch);
+  std::vector<std::vector<Used>> parts(slots * m.batch);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
   for (int64_t item = 0; item < m.batch; ++item) {
     const Nodes<Real> nodes(m, item, turned);
     const int64_t goal = m.count - 1;
-    there[item] = m.arena[m.at(goal, item, 0)] > kNever<Real>;
-    if (there[item] && (most == 1 || nodes.is_leaf(goal)))
+    int64_t& rank = there[item] = 0;
+    const auto use = [&](int64_t slot, int64_t row, int64_t column) {
+      if (!states) parts[slot * m.batch + item].push_back({rank * m.batch + item, row, column});
+      else if (!slot) states[rank * m.batch * m.table(0)[3] + row] = column;
+    };
+    if (!(m.arena[m.at(goal, item, 0)] > kNever<Real>)) continue;
+    if (states && most == 1) {
       Descent<Real>(nodes, series, parts[item], states).run(0, item, item + 1, 0, 1);
-    if (!there[item] || most == 1 || nodes.is_leaf(goal)) continue;
+      rank = 1;
+      continue;
+    }
     Lists<Real> lists(nodes, most);
-    const int32_t asked = lists.list_of(goal, 0, 0);
-    int64_t rank = 0;
-    for (; rank < most && lists.find(asked, rank); ++rank)
-      lists.use(asked, rank, [&](int64_t site, int64_t state) {
-        const int64_t tree = rank * m.batch + item;
-        if (states) states[tree * m.table(0)[3] + site] = state;
-        else parts[item].push_back({tree, site, state});
-      });
-    there[item] = rank;
+    if (nodes.is_leaf(goal)) {  // of one derivation
+      lists.add_leaf(goal, 0, 0);
+      use(lists.entries[0], lists.entries[1], lists.entries[2]);
+      rank = 1;
+    } else {
+      const int32_t asked = lists.list_of(goal, 0, 0);
+      for (; rank < most && lists.find(asked, rank); ++rank) lists.use(asked, rank, use);
+    }
+  }
+  for (int64_t slot = 0; !states && slot < slots; ++slot) {
+    counts[slot] = 0;
+    for (int64_t item = 0; item < m.batch; ++item) counts[slot] += parts[slot * m.batch + item].size();
   }
   return together(parts);
 }
