@@ -56,7 +56,8 @@ class Loopy(Scheduler):
     Args:
         sweeps: at most.
         damping: the share of the old message that an update keeps; a number is `LogDamping`.
-        tolerance: on the largest change of a log-message, relative beyond one nat.
+        tolerance: on the largest change of a log-message, relative beyond one nat. Without cycles
+            sums go on until they are exact.
         schedule: which messages are updated when.
         counting: `Bethe()` is plain belief propagation, `TreeReweighted()` bounds log Z above.
         temperature: 1 is sum-product, 0 max-product; t gives the posterior of p(x) to the power

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.decoding import Decoded, decode
 from rdpgraph.engines.loopy.edges import Edges
@@ -91,18 +92,32 @@ class LoopySolution(Approximation):
             return self.gradient.run(self.equations, start, self._limits_of(self.share))
 
     def _limits_of(self, share: float) -> Limits:
-        """Limits with a share of the seconds that are left."""
+        """Limits with a share of the seconds that are left; the tolerance of exact messages."""
+        limits = self.limits
+        if self._sums_forest:
+            limits = replace(limits, tolerance=min(limits.tolerance, self._exact_tolerance))
         if self.allowance is None:
-            return self.limits
-        return replace(self.limits, seconds=self.allowance.left(share))
+            return limits
+        return replace(limits, seconds=self.allowance.left(share))
+
+    @property
+    def _sums_forest(self) -> bool:
+        """True if the messages, once they change no more, are those of exact sums."""
+        sums = self.temperature == 1 and isinstance(self.counting, Bethe) and self.among is None
+        return sums and self.network_is_forest
+
+    @property
+    def _exact_tolerance(self) -> float:
+        """Change of messages on a forest that is rounding: along it, changes to come add up."""
+        least = 8.0 * torch.finfo(self.network.constant.dtype).eps
+        return max(ROUNDING / max(self.edges.count, 1), least)
 
     def status(self) -> Status:
         """Convergence, number of sweeps, and what else to try."""
         outcome = self.outcome
         contradiction = bool(self._contradicted.any())
         converged = bool(outcome.converged.all()) and not contradiction and not self._outweighed
-        exact = converged and self.network_is_forest and self.temperature == 1
-        exact = exact and isinstance(self.counting, Bethe)
+        exact = converged and self._sums_forest
         remedy = ""
         if contradiction:
             remedy = (

@@ -194,3 +194,18 @@ def test_the_error_of_a_binary_loop_is_known(length):
         mixed = (first * belief + second * (1 - belief)) / (first + second)
         same(truth.joint((variable,)), mixed)
         assert float((truth.joint((variable,)) - belief).abs().max()) > 1e-6
+
+
+@pytest.mark.parametrize("tolerance", [1e-5, 1e-2])
+def test_messages_that_hardly_change_add_up_along_a_chain(tolerance):
+    """Weak evidence on strong couplings: a sweep changes messages by less than the tolerance."""
+    x = rg.VariableArray("x", (150,), 2)
+    weak = rg.Table.from_logs(torch.tensor([0.0, 0.9 * tolerance], dtype=torch.float64))
+    strong = rg.Table.from_logs(8.0 * torch.eye(2, dtype=torch.float64))
+    graph = rg.FactorGraph([rg.FactorBlock((x,), weak), rg.FactorBlock((x[:-1], x[1:]), strong)])
+    found = rg.infer(graph, scheduler=rg.Loopy(tolerance=tolerance))
+    assert found.status.exact
+    exact = rg.infer(graph, scheduler=rg.Contraction())
+    same(found.marginal(x), exact.marginal(x))
+    early = rg.infer(graph, scheduler=rg.Loopy(tolerance=tolerance, sweeps=3))
+    assert not early.status.exact
