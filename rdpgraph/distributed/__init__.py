@@ -5,16 +5,10 @@ torchrun started, and `partition` divides the factors of a graph between them. `
 import it by itself.
 """
 
-from rdpgraph.distributed.collectives import alone, group
+from rdpgraph.distributed.collectives import alone, group, share
 from rdpgraph.distributed.cuts import Cluster, Forecast, by_metis, explain, partition
 from rdpgraph.distributed.graphs import GraphPart, PartPosterior
-from rdpgraph.distributed.spread import (
-    SpreadChains,
-    SpreadReplicates,
-    SpreadSlices,
-    pooled,
-    share,
-)
+from rdpgraph.distributed.spread import SpreadChains, SpreadReplicates, SpreadSlices, pooled
 
 __all__ = [
     "Cluster",

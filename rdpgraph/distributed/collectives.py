@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 Value = TypeVar("Value")
+Items = TypeVar("Items", Tensor, range, Sequence[Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +185,22 @@ def fingerprint(values: Tensor) -> int:
 def fingerprint_of(*parts: object) -> list[object]:
     """Shapes, types and fingerprints of the tensors of models."""
     return [(tuple(part.shape), str(part.dtype), fingerprint(part)) for part in tensors_in(parts)]
+
+
+def share(items: Items, mesh: "DeviceMesh") -> Items:
+    """This rank's part of a sequence, or of a tensor's rows; sizes differ by one at most.
+
+    Args:
+        items: the same on every rank: rows of evidence, sentences, models.
+        mesh: of one dim.
+    """
+    peers = Peers.of(mesh)
+    return part_of(items, peers.rank, peers.ranks)
+
+
+def part_of(items: Items, rank: int, ranks: int) -> Items:
+    """The part of a rank."""
+    return items[len(items) * rank // ranks : len(items) * (rank + 1) // ranks]
 
 
 @contextmanager

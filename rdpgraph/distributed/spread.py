@@ -1,17 +1,17 @@
 """Work shared between processes: slices of exact inference, chains and replicates of estimates."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph.distributed.collectives import Peers, fingerprint_of
+from rdpgraph.distributed.collectives import Peers, fingerprint_of, part_of
 from rdpgraph.engines.exact.engine import SlicedSolution, chosen
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution, Status
@@ -32,24 +32,6 @@ from rdpgraph.schedulers.scheduler import Planned, Scheduler, budget_of
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-Items = TypeVar("Items", Tensor, range, Sequence[Any])
-
-
-def share(items: Items, mesh: "DeviceMesh") -> Items:
-    """This rank's part of a sequence, or of a tensor's rows; sizes differ by one at most.
-
-    Args:
-        items: the same on every rank: rows of evidence, sentences, models.
-        mesh: of one dim.
-    """
-    peers = Peers.of(mesh)
-    return part_of(items, peers.rank, peers.ranks)
-
-
-def part_of(items: Items, rank: int, ranks: int) -> Items:
-    """The part of a rank."""
-    return items[len(items) * rank // ranks : len(items) * (rank + 1) // ranks]
-
 
 def pooled(replicates: Replicates, mesh: "DeviceMesh") -> Replicates:
     """The independent estimates of all ranks together: their mean Z, and its standard error.
@@ -63,7 +45,12 @@ def pooled(replicates: Replicates, mesh: "DeviceMesh") -> Replicates:
     """
     peers, values = Peers.of(mesh), replicates.log_partitions
     counts = peers.told(len(values))
-    return Replicates(peers.gathered(values, counts), replicates.equal)
+    together = Replicates(peers.gathered(values, counts), replicates.equal)
+    # What the replicates of a rank do not show, those of all ranks need not.
+    known = replicates.standard_error
+    hidden = known > replace(replicates, errors=None).standard_error
+    hidden = peers.largest(torch.where(hidden, known, 0.0))
+    return replace(together, errors=torch.maximum(together.standard_error, hidden))
 
 
 @dataclass(frozen=True, eq=False)
@@ -373,10 +360,15 @@ class SpreadReplicated(Summed):
         self.peers.asked("log_partition")
         values = self.peers.agreed(lambda: self.local.replicates.log_partitions)
         here = values[: self.counts[self.peers.rank]]
-        return Replicates(self.peers.gathered(here, self.counts))
+        every = Replicates(self.peers.gathered(here, self.counts))
+        shown = self.local.shows_errors
+        return every if shown else replace(every, errors=torch.full_like(values[0], math.inf))
 
     def log_partitions(self) -> Tensor:
         return self.replicates.log_partitions
+
+    def log_partition_errors(self) -> Tensor:
+        return self.replicates.standard_error
 
     def log_partition(self) -> Tensor:
         return self.replicates.log_partition

@@ -47,6 +47,11 @@ class Status:
     remedy: str = ""
 
 
+OF_LOG_PARTITION = {
+    "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval",
+}  # fmt: skip
+"""Questions about log Z."""
+
 Value = TypeVar("Value")
 Params = ParamSpec("Params")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph._core.numbers import is_whole
-from rdpgraph.engines.solution import Question, Solution, Value
+from rdpgraph.engines.solution import OF_LOG_PARTITION, Question, Solution, Value
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.estimate.estimator import Estimator, Lift, Model, Problem, Setting
 from rdpgraph.estimate.feature_errors import PartitionError, numbered, partition_error
@@ -32,7 +32,7 @@ from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import perturbed_graph
 from rdpgraph.structures.recursion.rules import BilinearRules, FactorisedRules
 
-_READ_OFF = {"status", "log_partition", "log_partitions", "bounds", "interval", "possible"}
+_READ_OFF = {*OF_LOG_PARTITION, "status", "possible"}
 """Questions that the model with further variables answers in place of the plain one."""
 
 
@@ -157,7 +157,7 @@ class LowRankFactors(Estimator):
         orthogonal: as for `RandomFeatures`.
         shared: one map for all factors.
         replicates: how many independent draws of the features, solved together and averaged in Z;
-            two and more give a standard error. Marginals and samples are those of the replicates
+            four and more give a standard error. Marginals and samples are those of the replicates
             in proportion to their Z; the mode, the entropy and joints of rewritten factors are
             refused, as an average of models has no shortcut to them.
 

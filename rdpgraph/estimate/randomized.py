@@ -35,7 +35,7 @@ class Randomized(Estimator):
     Args:
         proposal: scores the states.
         selection: chooses the states to keep, and their weights.
-        replicates: how many independent choices, solved together and averaged in Z; two and more
+        replicates: how many independent choices, solved together and averaged in Z; four and more
             give a standard error.
         defensive: the share of `Uniform` mixed into the proposal, so that no possible state is
             out of reach; 0 leaves the proposal as it is.

@@ -1,5 +1,6 @@
 """Loopy belief propagation on a few states of each variable, redrawn from the beliefs so far."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -46,8 +47,13 @@ class Inexact(Lifted):
     mode_bound, mode_is_optimal = Solution.mode_bound, Solution.mode_is_optimal
 
     def status(self) -> Status:
-        """Status without exactness, unbiasedness or bounds."""
-        return replace(self.inner.status(), exact=False, biased=True, bound="")
+        """Status without exactness, unbiasedness, bounds or an error."""
+        known = self.inner.status()
+        return replace(known, exact=False, biased=True, bound="", standard_error=None)
+
+    def log_partition_errors(self) -> Tensor:
+        """(B,) +inf: of the distance to the model nothing is known."""
+        return torch.full_like(self.inner.log_partition().detach(), math.inf)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.restriction import Support
 from rdpgraph.structures.draws import uniform
 
-# Fewer replicates do not show that they miss something; nor do those that are worth fewer.
-_FEW, _WORTH = 8, 6
+# Fewer replicates do not show that they miss something; nor do those that are worth fewer. The
+# error of fewer than four varies without a limit: Student's t of two degrees has no variance.
+_FEW, _WORTH, _LEAST = 8, 6, 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +32,13 @@ class Replicates:
     Attributes:
         log_partitions: (replicates, *batch) nats; -inf where nothing kept was possible.
         equal: the possible ones have equal weights, whatever these are; the mean is no Z.
+        errors: (*batch,) standard errors of log Z, nats, where more is known than the replicates
+            show, as mass that all of them miss; None: by the replicates alone.
     """
 
     log_partitions: Tensor
     equal: bool = False
+    errors: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -76,23 +80,37 @@ class Replicates:
 
     @property
     def standard_error(self) -> Tensor:
-        """(*batch,) of log Z, by the delta method, nats; +inf with one replicate, or where Z is 0.
+        """(*batch,) of log Z, nats; +inf where fewer than four replicates are possible.
 
-        Few replicates estimate it badly: `interval` allows for that.
+        By the delta method, if the replicates are worth six and half of their number. Else the
+        largest of them decide their mean, and the delta method gives one nat at most, however much
+        they differ: then it is no less than the standard deviation of their logs.
         """
-        if self.count == 1:
+        if self.errors is not None:
+            return self.errors
+        if self.count < _LEAST:
             return torch.full_like(self.log_partitions[0].detach(), math.inf)
-        relative = self.weights.detach() * self.count
-        error = (relative.var(0) / self.count).sqrt()
-        return torch.where(self.possible.any(0), error, math.inf)
+        possible = self.possible
+        logs, many = torch.where(possible, self.log_partitions.detach(), 0.0), possible.sum(0)
+        apart = torch.where(possible, logs - logs.sum(0) / many.clamp(min=1), 0.0)
+        spread = (apart.square().sum(0) / (many - 1).clamp(min=1)).sqrt()
+        delta = ((self.weights.detach() * self.count).var(0) / self.count).sqrt()
+        error = torch.where(self._worth_enough, delta, torch.maximum(delta, spread))
+        return torch.where(many < _LEAST, math.inf, error)
+
+    @property
+    def _worth_enough(self) -> Tensor:
+        """(*batch,) whether no few replicates decide the mean."""
+        return self.effective_sample_size >= max(self.count / 2, _WORTH)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(*batch,) and (*batch,): ends by Student's t; infinite with one replicate.
+        """(*batch,) and (*batch,): ends by Student's t; infinite where the error is.
 
         They hold log Z about that often if replicates differ little.
         """
         log_z, error = self.log_partition.detach(), self.standard_error
-        half = student(0.5 + confidence / 2, self.count - 1) * error
+        width = student(0.5 + confidence / 2, self.count - 1)
+        half = torch.where(error > 0, width * error, 0.0)
         known = half < math.inf
         low = torch.where(known, log_z - half, -math.inf)
         return low, torch.where(known, log_z + half, math.inf)
@@ -111,9 +129,10 @@ class Replicates:
         iterate, whether these have converged.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
+        error = 0.0 if status.exact or not known else float(self.standard_error.amax())
         status = replace(
             status,
-            standard_error=float(self.standard_error.amax()) if known else None,
+            standard_error=error if known else None,
             effective_sample_size=float(self.effective_sample_size.amin()) if known else None,
         )
         if status.exact or status.bound or self.equal or not self.log_partitions.numel():
@@ -131,7 +150,7 @@ class Replicates:
                 f"{self.count} of {_FEW} replicates that an error is known by: replicates=16, and "
                 "interval() for the error by Student's t"
             )
-        elif size < max(self.count / 2, _WORTH):
+        elif not bool(self._worth_enough.all()):
             doubt = f"{self.count} replicates are worth {size:.2g}: keep more states"
         else:
             return status
@@ -179,7 +198,7 @@ def taken(drawn: Tensor, chosen: Tensor) -> Tensor:
 
 def averaged(lift: Callable[[Solution], Solution], count: int, solution: Solution) -> "Averaged":
     """Lift the solution of replicates of a rewritten model, and average them."""
-    return Averaged(lift(solution), count)
+    return Averaged(lift(solution), count, solution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,14 +207,17 @@ class Averaged(Solution):
 
     inner: Solution  # the solution of all replicates, (replicates * B)
     count: int  # number of replicates
+    engine: Solution  # that of the rewritten model
 
     def _split(self, values: Tensor, dim: int = 0) -> Tensor:
         return values.unflatten(dim, (self.count, -1))
 
     @differentiable_property
     def replicates(self) -> Replicates:
-        """Estimates of Z."""
-        return Replicates(self._split(self.inner.log_partition()))
+        """Estimates of Z; the error of an engine that approximates is not known by them."""
+        logs = self._split(self.inner.log_partition())
+        unknown = torch.full_like(logs[0].detach(), math.inf)
+        return Replicates(logs, errors=None if self.engine.status().exact else unknown)
 
     def status(self) -> Status:
         """Status: neither exact nor unbiased, with the error that the replicates show."""
@@ -273,9 +295,13 @@ def lacking(
     The mass of the states that several replicates keep, each with weight one, is a lower bound on
     Z. It joins states of neighbours that no replicate has together. As many replicates are taken as
     cost no more than the estimate (of the model on ``few`` states); or all states, if these do not,
-    whose mass is Z itself.
+    whose mass is Z itself. Unless that is known, replicates that do not differ show no error, like
+    a single one: +inf.
     """
-    none = torch.zeros_like(replicates.log_partitions[0].detach())
+    logs = replicates.log_partitions.detach()
+    size = replicates.log_partition.detach().abs().clamp(min=1.0)
+    alike = logs.amax(0) - logs.amin(0) <= ROUNDING * size
+    none = torch.zeros_like(logs[0])
     most = max(solve(few).plan.flops, tuning.LITTLE_WORK)
     for wider in _wider(model, supports, replicates.count):
         with suppress(BudgetError):
@@ -283,12 +309,24 @@ def lacking(
             if posterior.plan.flops <= most and posterior.status.exact:
                 bound = posterior.solution.log_partition()
                 low, high = replicates.interval(_SURE)
-                beyond = bound > torch.where(high < math.inf, high, low)
+                beyond = bound > torch.where(replicates.log_partition > -math.inf, high, -math.inf)
                 if wider is model:
                     beyond |= bound < low
+                    alike = torch.zeros_like(alike)
                 gap = torch.where(beyond, bound, 0.0) - replicates.log_partition
-                return torch.where(beyond, gap + gap.sign() * ROUNDING, none)
-    return none
+                none = torch.where(beyond, gap + gap.sign() * ROUNDING, none)
+                break
+    return torch.where(alike, math.inf, none)
+
+
+def remedy_of(gaps: Tensor) -> str:
+    """Advice where `lacking` is not 0."""
+    if bool((gaps == math.inf).any()):
+        return "replicates that do not differ show no error: keep more states, or take Exact()"
+    return (
+        "states that different replicates keep have more mass together than the estimate, or all "
+        "states another: keep more states, or take Exact()"
+    )
 
 
 def _wider(model: Model, supports: Supports, count: int) -> Iterator[Model]:

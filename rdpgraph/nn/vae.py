@@ -151,7 +151,7 @@ class ImportanceEstimate(NamedTuple):
 
     Attributes:
         log_likelihood: nats; p(y) is unbiased, and its logarithm too low on average.
-        standard_error: of the log-likelihood, by the delta method; +inf of one sample.
+        standard_error: of the log-likelihood, as of `Replicates`; +inf of fewer than four samples.
         effective_sample_size: the number of equal samples with the same variance.
         kl: the divergence of q from the decoder's prediction of the states, nats.
     """

@@ -346,26 +346,29 @@ class Inferred(Portable, Opaque, ABC):
     @property
     def replicates(self) -> Replicates:
         """The estimates of Z behind the answers: one, if no estimator made more."""
-        return Replicates(self._answers.log_partitions().reshape(-1, *self.batch_shape))
+        logs = self.log_partitions
+        if self.status.exact:
+            return Replicates(logs, errors=torch.zeros_like(logs[0].detach()))
+        errors = self._answers.log_partition_errors()
+        known = None if errors is None else errors.reshape(self.batch_shape).to(logs)
+        return Replicates(logs, errors=known)
 
     @property
     def log_partitions(self) -> Tensor:
         """(replicates, *batch) log Z of each replicate, nats."""
-        return self.replicates.log_partitions
+        return self._answers.log_partitions().reshape(-1, *self.batch_shape)
 
     @property
     def standard_error(self) -> Tensor:
-        """(*batch,) of log Z over the replicates, nats; +inf with one; 0 where `status` is exact.
+        """(*batch,) of log Z, nats; 0 where `status` is exact, +inf where it is not known.
 
-        The error of message passing is not included.
+        Not known are the errors of message passing and of bounds, those of fewer than four
+        replicates, and those of replicates that do not differ. Where nothing confirms an estimate
+        of `MiniBuckets`, it is the distance to the farther bound.
         """
-        deviation = self.replicates.standard_error
-        known = self._answers.log_partition_errors()
-        if known is not None:
-            deviation = known.reshape(self.batch_shape).to(deviation)
-        return torch.zeros_like(deviation) if self.status.exact else deviation
+        return self.replicates.standard_error
 
     @property
     def effective_sample_size(self) -> Tensor:
         """(*batch,) the number of equal replicates with the same variance; 0 where Z is 0."""
-        return self.replicates.effective_sample_size
+        return Replicates(self.log_partitions).effective_sample_size

@@ -147,7 +147,8 @@ class MiniBuckets(Scheduler):
     answer has converged if the populations of six starts in a row give no other value, no start
     finds a hundredth of Z that populations rarely meet, the configuration that is a tenth of Z or
     more is found from two starts, and the error, by all of these, is below half a nat. Errors below
-    0.008 nats are reported only where the bounds are as close.
+    0.008 nats are reported only where the bounds are as close; where starts do not confirm an
+    answer, its error is the distance to the farther bound.
 
     Cost: a pass for bounds visits all tables once, and a population its members for each variable.
     Tables grow until a quarter of the time or the memory is used; starts and populations take the

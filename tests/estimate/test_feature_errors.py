@@ -249,7 +249,7 @@ def test_a_model_without_such_factors_has_no_error():
 @pytest.mark.parametrize("shape", ["chain", "star", "triangle"])
 def test_replicates_are_the_mean_of_single_draws(shape, shared):
     """The same maps one by one: Z is the mean, marginals in proportion to Z."""
-    model, count = models()[shape], 3
+    model, count = models()[shape], 4
     many = replicated(model, 64, count, shared=shared)
     each = many.solution.log_partitions()[:, 0]
     assert torch.allclose(many.log_partition, each.logsumexp(0) - math.log(count))
@@ -258,7 +258,7 @@ def test_replicates_are_the_mean_of_single_draws(shape, shared):
     mean = (weights[:, None, None] * inner).sum(0)
     assert torch.allclose(many.solution.variable_marginals(), mean)
     assert many.status.biased
-    assert not many.status.converged  # three replicates do not say what their error is
+    assert not many.status.converged  # four replicates do not say what their error is
     assert 0 < many.status.standard_error < math.inf
     generator = torch.Generator().manual_seed(1)
     drawn_states = many.solution.sample(4000, generator)

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
+from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
 from rdpgraph.pruning import sweeps_of
 from rdpgraph.randomized import Selection, Threshold, Uniform
@@ -73,7 +74,7 @@ def test_where_all_miss_a_controlled_estimate_is_the_surrogates_and_not_sure():
 
 
 def test_intervals_of_few_replicates_are_wide():
-    logs = 0.01 * draw(2, 4000)
+    logs = 0.01 * draw(8, 4000)
     replicates = rg.answers.Replicates(logs)
     low, high = replicates.interval(0.9)
     assert 0.87 < float(((low <= 0) & (high >= 0)).double().mean()) < 0.93
@@ -120,3 +121,64 @@ def test_an_estimate_above_what_all_states_have_is_not_sure():
     assert posterior.status.standard_error >= off
     low, high = posterior.bounds(confidence=0.9)
     assert low <= model.log_partition() <= high
+
+
+def test_an_error_of_replicates_that_few_decide_is_their_deviation():
+    logs = torch.tensor([0.0, -3.0, -5.0, -9.0, -40.0, -2.0, -7.0, -8.0], dtype=torch.float64)
+    assert float(rg.answers.Replicates(logs).standard_error) == pytest.approx(float(logs.std()))
+    assert float(rg.answers.Replicates(logs[:3]).standard_error) == math.inf
+    logs[3:] = -math.inf  # three are possible
+    assert float(rg.answers.Replicates(logs).standard_error) == math.inf
+
+
+def test_replicates_of_a_posterior_know_what_all_of_them_miss():
+    model = stays(steps=5, states=12)
+    for seed in range(5):
+        estimator = rg.Randomized(Uniform(), Threshold(6), replicates=16)
+        posterior = rg.infer(model, estimator=estimator, generator=seeded(seed))
+        error = (posterior.log_partition - math.log(12)).abs()
+        assert bool(error <= 6 * posterior.standard_error)
+        low, high = posterior.replicates.interval(0.999)
+        assert bool((low <= math.log(12)) & (math.log(12) <= high))
+
+
+def test_replicates_that_do_not_differ_show_no_error(monkeypatch):
+    monkeypatch.setattr(tuning, "LITTLE_WORK", 0.0)  # as of a model that is too large to solve
+    unary = torch.zeros(8, 200, dtype=torch.float64)
+    unary[:, :2] = 1e-3  # kept by all, of all others one
+    leave = torch.full((200, 200), -50.0, dtype=torch.float64).fill_diagonal_(0.0)
+    estimator = rg.Randomized(rg.randomized.Local(), rg.randomized.TopTail(2, 1), replicates=8)
+    posterior = rg.infer(rg.Chain(unary, leave), estimator=estimator, generator=seeded())
+    assert float(posterior.log_partitions.max() - posterior.log_partitions.min()) < 1e-6
+    assert float(posterior.log_partition) < math.log(200) - 4.0
+    assert float(posterior.standard_error) == posterior.status.standard_error == math.inf
+    assert not posterior.status.converged
+    assert "do not differ" in posterior.status.remedy
+
+
+def ring(states=4):
+    """A cycle, of which messages are an approximation."""
+    x = rg.VariableArray("x", (3,), states)
+    return rg.FactorGraph([rg.FactorBlock((x, x[[1, 2, 0]]), rg.Table(2 * draw(states, states)))])
+
+
+@pytest.mark.parametrize(
+    ("model", "estimator", "scheduler"),
+    [
+        (ring(), rg.Randomized.default(keep=3, replicates=8), rg.Loopy()),
+        (ring(), rg.Randomized(Uniform(), rg.randomized.Top(2), replicates=8), rg.Auto()),
+        (chain(), rg.Randomized(Uniform(), rg.randomized.Top(2), replicates=8), None),
+        (
+            rg.FactorGraph([rg.Factor([rg.Variable(n, 3) for n in "ab"],
+                                      rg.Bilinear(draw(3, 2), draw(3, 2)))]),
+            rg.LowRankFactors(2), rg.MiniBuckets(0.1),
+        ),
+    ],
+)  # fmt: skip
+def test_errors_that_draws_do_not_show_are_not_known(model, estimator, scheduler):
+    more = {} if scheduler is None else {"scheduler": scheduler}
+    posterior = rg.infer(model, estimator=estimator, generator=seeded(), **more)
+    assert float(posterior.standard_error) == math.inf
+    assert posterior.status.standard_error in (None, math.inf)
+    low, high = posterior.replicates.interval(0.9)
+    assert (float(low), float(high)) == (-math.inf, math.inf)

@@ -15,14 +15,12 @@ from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, state_table
-from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
+from rdpgraph.engines.solution import OF_LOG_PARTITION, Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 
-_SUMS = (
-    "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval", "possible",
-)  # fmt: skip
+_SUMS = {*OF_LOG_PARTITION, "possible"}
 _BY_CIRCUIT = (
     "variable_marginals", "check_factor_marginals", "factor_marginals", "expected_score", "entropy",
     "sample",

@@ -63,6 +63,13 @@ class Estimate:
     confirmed: bool = True  # configurations from independent starts, or the bounds, agree
 
     @property
+    def stated_error(self) -> float:
+        """Standard error; the distance to the farther bound where nothing confirms it."""
+        if self.confirmed:
+            return self.error
+        return max(self.error, self.log_partition - self.lower, self.upper - self.log_partition)
+
+    @property
     def reliable(self) -> bool:
         """True if the error is small enough to be believed."""
         return self.error <= SPREAD

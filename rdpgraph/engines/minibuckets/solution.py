@@ -230,7 +230,7 @@ class MiniBucketSolution(Solution):
             exact=False,
             converged=all(one.converged for one in every),
             biased=True,
-            standard_error=max((one.error for one in every), default=0.0),
+            standard_error=max((one.stated_error for one in every), default=0.0),
             effective_sample_size=min((one.size for one in every), default=math.inf),
             method="mini-buckets and populations",
             remedy=remedy,
@@ -254,7 +254,7 @@ class MiniBucketSolution(Solution):
     def log_partition_errors(self) -> Tensor | None:
         if self.network.impossible:
             return None
-        return torch.tensor([one.error for one in self.estimates], device="cpu").to(
+        return torch.tensor([one.stated_error for one in self.estimates], device="cpu").to(
             self.network.constant
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.progress import Progress, goes_on
-from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
+from rdpgraph.engines.solution import OF_LOG_PARTITION, Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.pruning.averages import Averages, Visited
 from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep
@@ -137,9 +137,7 @@ def _side_by_side(expected: Expected, chains: int) -> Tensor:
     return torch.cat([part.reshape(chains, -1).double() for part in parts], 1)
 
 
-_NEEDS_Z = {
-    "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval", "entropy",
-}  # fmt: skip
+_NEEDS_Z = {*OF_LOG_PARTITION, "entropy"}
 
 
 _AGREED = 1.05  # the largest R-hat of chains that are said to agree

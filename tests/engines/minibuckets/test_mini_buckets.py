@@ -463,6 +463,22 @@ def test_no_estimate_is_sure_and_wrong_where_a_few_configurations_are_nearly_all
     assert abs(float(posterior.log_partition) - exact) <= 5 * posterior.status.standard_error
 
 
+@pytest.mark.parametrize("seed", [4, 5])
+def test_what_nothing_confirms_is_known_by_its_bounds_alone(seed):
+    graph = triples(seed, 11, 6.0)
+    exact = float(rg.infer(graph, scheduler=rg.Contraction()).log_partition)
+    with clock.counted(clock.Counter()):
+        posterior = rg.infer(graph, scheduler=rg.MiniBuckets(seconds=0.05, memory=2000.0))
+        error, (lower, upper) = float(posterior.standard_error), posterior.bounds()
+    assert not posterior.status.converged
+    assert posterior.status.standard_error == pytest.approx(error)
+    log_z = float(posterior.log_partition)
+    assert error >= max(log_z - float(lower), float(upper) - log_z) - 1e-4
+    assert abs(log_z - exact) <= error
+    low, high = posterior.replicates.interval(0.95)
+    assert float(low) <= exact <= float(high)
+
+
 def test_other_questions_are_refused():
     posterior = rg.infer(random_graph(0), scheduler=rg.MiniBuckets(seconds=1.0, draws=10))
     with pytest.raises(UnsupportedError, match=r"not a mode.*Search"):
