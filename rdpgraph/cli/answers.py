@@ -202,9 +202,9 @@ def print_table(answer: Answer, console: Console) -> None:
             console.print(f"with confidence {CONFIDENCE:.0%} between {least} and {most} nats")
         if bars:
             error, size, count = bars[row]
+            told = f"{error:.2g} nats" if math.isfinite(error) else "NOT known"
             console.print(
-                f"standard error {error:.2g} nats, from {count} replicates; effective sample size "
-                f"{size:.1f}"
+                f"standard error {told}, from {count} replicates; effective sample size {size:.1f}"
             )
         if answer.task is not Task.PR:
             console.print(_table(answer, row, console))
@@ -245,9 +245,7 @@ def _error_bars(answer: Answer) -> list[tuple[float, float, int]]:
         return []
     errors = posterior.standard_error.reshape(-1).tolist()
     sizes = posterior.effective_sample_size.reshape(-1).tolist()
-    # The status may know of more uncertainty than the few replicates show.
-    known = posterior.status.standard_error or 0.0
-    return [(max(error, known), n, count) for error, n in zip(errors, sizes, strict=True)]
+    return [(error, size, count) for error, size in zip(errors, sizes, strict=True)]
 
 
 def _worth(answer: Answer) -> str:
@@ -261,7 +259,7 @@ def _worth(answer: Answer) -> str:
     if status.bound:
         worth += f", log Z {'an' if status.bound == 'upper' else 'a'} {status.bound} bound"
     if status.iterations is None:
-        return worth
+        return worth if status.converged else f"{worth}, NOT converged"
     how = "converged in" if status.converged else "NOT converged after"
     return f"{worth}, {how} {status.iterations} sweeps"
 
@@ -318,7 +316,8 @@ def _json(answer: Answer) -> str:
             }
         if bars:
             error, size, count = bars[row]
-            entry |= {"standard_error": error, "effective_sample_size": size, "replicates": count}
+            told = {"effective_sample_size": size, "replicates": count}
+            entry |= {"standard_error": _finite(error)} | told
         between = _between(answer.bounds, row)
         if between is not None:
             entry["lower_bound"], entry["upper_bound"] = map(_finite, between)
