@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rdpgraph._core.compiler import Opaque
 from rdpgraph._core.notebook import panel, picture
+from rdpgraph._core.numbers import lowest
 from rdpgraph._core.portable import field_names
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.masks import Masks
@@ -133,6 +134,8 @@ class Structure(Opaque, ABC):
             UnsupportedError: this structure does not score configurations.
         """
         log_z, score = self.log_partition(), self.score(configuration)
+        if lowest(log_z.detach()) > -math.inf:
+            return score - log_z
         alive = log_z.detach() > -math.inf
         return torch.where(alive, score - torch.where(alive, log_z, 0.0), -math.inf)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rdpgraph._core.compiler import operator
-from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.numbers import is_whole, lowest
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.structures.chain.factors import inside
@@ -363,12 +363,12 @@ _log_likelihood = operator("crf", _of_tags)
 def lengths_of(mask: Tensor) -> Tensor:
     """(batch,) steps that count, of a mask (batch, steps)."""
     mask = mask.bool()
+    lengths = mask.sum(1)
+    if lowest(lengths) > 0 and torch.equal(mask, inside(lengths, mask.shape[1])):
+        return lengths
     if not mask[:, :1].all():
         raise ModelError("mask must be on at the first step of every item; drop empty items.")
-    lengths = mask.sum(1)
-    if not torch.equal(mask, inside(lengths, mask.shape[1])):
-        raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")
-    return lengths
+    raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")
 
 
 def require_reduction(reduction: object) -> None:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.numbers import lowest
 from rdpgraph._core.types import Lengths, Paths, Transition, Unary
+from rdpgraph.logspace.gradients import possible_alone
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.chain import logs, recursion, tapes
 from rdpgraph.structures.chain.factors import inside
@@ -86,13 +88,15 @@ def score(unary: Unary, transition: Transition | Steps, lengths: Lengths, states
 def along(unary: Unary, links: Tensor, lengths: Lengths, states: Paths) -> Tensor:
     """`score`, given the log-values (*lead, B, T - 1) of neighbouring states."""
     batch, total, _ = unary.shape
-    within, known = inside(lengths, total), states.clamp(min=0)
     steps = torch.arange(total, device=unary.device)
     items = torch.arange(batch, device=unary.device).unsqueeze(1)
-    values = torch.where(within, unary[items, steps, known], 0.0).sum(-1)
-    values = values + torch.where(within[:, 1:], links, 0.0).sum(-1)
-    told = ((states >= 0) | ~within).all(-1)
-    return torch.where(told & (values > -math.inf), values, -math.inf)
+    values, told = unary[items, steps, states.clamp(min=0)], lowest(states) >= 0
+    if not told or lowest(lengths) < total:
+        within = steps < lengths.unsqueeze(1)
+        values, links = torch.where(within, values, 0.0), torch.where(within[:, 1:], links, 0.0)
+        told = told or ((states >= 0) | ~within).all(-1)
+    scores = values.sum(-1) + links.sum(-1)
+    return possible_alone(scores if told is True else torch.where(told, scores, -math.inf))
 
 
 def between(transition: Transition | Steps | Potential, before: Tensor, after: Tensor) -> Tensor:
