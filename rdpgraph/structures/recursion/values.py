@@ -330,6 +330,6 @@ def listed_places(
 
 @lru_cache(64)
 def _places_of(many: tuple[int, ...]) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
-    """Of all places of values in turn, which value and which place there."""
+    """The value of each place of values in turn, and the place there."""
     value = np.repeat(np.arange(len(many)), many)
     return value, (np.arange(len(value)) - np.repeat(np.cumsum(many) - many, many)).astype(np.int32)
