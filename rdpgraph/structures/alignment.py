@@ -21,7 +21,11 @@ from rdpgraph.model.potentials.table import (
     settle,
 )
 from rdpgraph.structures.checks import settle_lengths
+from rdpgraph.structures.recursion.inputs import tensor_of
+from rdpgraph.structures.recursion.layouts import PREPARED, emptied
+from rdpgraph.structures.recursion.program import Program, Slot, lowered
 from rdpgraph.structures.recursion.recursion import Recursion
+from rdpgraph.structures.recursion.repeats import continued
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View
 
@@ -299,3 +303,41 @@ class Alignment(Recursion):
         every = torch.arange(len(cells), device=tape.device).unsqueeze(1)
         stops = tape.view([tape.sum(value) for value in states[1:]], every)
         return tape.total(tape.one, (stops, tape.view(inside, every)))
+
+
+def _prepared(tape: Tape, model: Alignment) -> tuple[Program, Sequence[Tensor]] | None:
+    """The program of rows or columns without a transition, continued from that of few."""
+    moves = tuple(model.moves)
+    along = [axis for axis in (0, 1) if all(move[axis] for move in moves)]
+    if model.local or model.transition is not None or not along:
+        return None
+    axis, few = along[0], max(move[along[0]] for move in moves) + 2
+    lines, places = tape.site_shape[axis], tape.site_shape[1 - axis]
+    if lines <= few:
+        return None
+    first, second, constants = _few_lines(moves, few, places, axis)
+    sizes = zip((model.first_lengths, model.second_lengths), tape.site_shape, strict=True)
+    ends = [tape.lengths(given, size - 1) for given, size in sizes]
+    goal = ends[axis] * places + ends[1 - axis]
+    given = [*[part.to(tape.dtype) for part in constants], goal.reshape(-1, 1, 1)]
+    return continued(first, second, lines - few), given
+
+
+PREPARED[Alignment] = _prepared
+
+
+@remembered(64, where=lambda moves, few, places, axis: places <= 2**10)  # noqa: ARG005
+def _few_lines(
+    moves: tuple[Move, ...], few: int, places: int, axis: int
+) -> tuple[Program, Program, list[Tensor]]:
+    """The programs of a few lines and of one more, and the constants among their tensors."""
+    programs, slots = list[Program](), list[Slot]()
+    for lines in (few, few + 1):
+        shape = (lines, places) if axis == 0 else (places, lines)
+        unary = torch.zeros(*shape, len(moves), dtype=torch.float64, device="cpu")
+        tape = Tape(unary, 2, dtype=unary.dtype)
+        tape.finish(Alignment(unary, moves).recursion(tape))
+        program = lowered(tape.steps, lines * places, len(moves))
+        slots = program.slots
+        programs.append(emptied(program))
+    return programs[0], programs[1], [tensor_of(slot, torch.float64) for slot in slots[:-1]]

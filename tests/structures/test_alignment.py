@@ -221,3 +221,48 @@ def test_what_does_not_fit_is_refused():
         rg.Alignment.ctc(logits, targets, frames + 1, sizes)
     with pytest.raises(rg.errors.ModelError, match="targets 0 to 4"):
         rg.Alignment.ctc(logits, targets + 1, frames, sizes)
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (4, 9), (7, 20), (20, 1)])
+@pytest.mark.parametrize(
+    "moves",
+    [
+        ((1, 0), (1, 1), (1, 2)),
+        ((1, 0), (2, 1), (1, 1), (1, 1)),
+        ((0, 1), (3, 2)),
+        ((1, 3), (2, 0)),
+    ],
+)
+def test_rows_and_columns_as_by_torch(moves, shape, by_torch):
+    """Programs of many lines are continued from those of few."""
+    unary = draw(3, *shape, len(moves)).requires_grad_()
+    generator = torch.Generator().manual_seed(2)
+    sizes = [torch.randint(size, (3,), generator=generator) for size in shape]
+    weights = draw(3, *shape, len(moves), seed=1)
+
+    def asked():
+        grid = rg.Alignment(unary, moves, first_lengths=sizes[0], second_lengths=sizes[1])
+        log_z = grid.log_partition()
+        possible = (log_z > -math.inf).double()
+        (first,) = torch.autograd.grad(
+            torch.where(possible > 0, log_z, 0.0).sum(), unary, create_graph=True
+        )
+        (second,) = torch.autograd.grad((first * weights).sum(), unary)
+        entropy = (grid.entropy() * possible).sum()
+        best = grid.max_marginals()
+        return log_z, first, second, entropy, best, grid.k_best(2).scores
+
+    for ours, theirs in zip(asked(), by_torch(asked), strict=True):
+        assert_close(ours, theirs)
+
+
+def test_rows_laid_out_otherwise():
+    """A class of a user's own lays out what it says."""
+
+    class Free(rg.Alignment):
+        def recursion(self, tape):
+            return tape.total(super().recursion(tape), tape.one)
+
+    unary, moves = draw(9, 4, 2), ((1, 0), (1, 1))
+    ours = rg.Alignment(unary, moves).log_partition()
+    assert_close(Free(unary, moves).log_partition(), torch.logaddexp(ours, torch.zeros_like(ours)))

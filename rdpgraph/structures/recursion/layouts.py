@@ -2,7 +2,7 @@
 
 import gc
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -22,6 +22,9 @@ from rdpgraph.structures.recursion.steps import Leaf
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.tracing import Trace, Tracer, described, fresh
 from rdpgraph.structures.recursion.values import View
+
+PREPARED = dict[type, Callable[[Tape, Any], tuple[Program, Sequence[Tensor]] | None]]()
+"""By class, a faster way than the recursion to an empty tape's program and the slots' tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +51,12 @@ _EMPTY: dict[type, Slot] = {
 class Filled(Tape):
     """A tape without steps, for the machine: it has their program and tensors."""
 
-    layout: Layout = field(kw_only=True)
+    program: Program = field(kw_only=True)
     given: Sequence[Tensor] = field(kw_only=True)
     model: Any = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        self.sources.known.update({
-            machine.PROGRAM: self.layout.program, GIVEN: self.given,
-        })  # fmt: skip
+        self.sources.known.update({machine.PROGRAM: self.program, GIVEN: self.given})
 
     @cached_property
     def whole(self) -> Tape:
@@ -66,7 +67,7 @@ class Filled(Tape):
 
     @property
     def work(self) -> float:
-        return self.batch * self.layout.program.work
+        return self.batch * self.program.work
 
 
 def whole(tape: Tape) -> Tape:
@@ -88,6 +89,9 @@ def laid_out(tape: Tape, model: Any) -> Tape:
     """Lay out a model's recursion on an empty tape, or take the layout of an earlier one."""
     known, tensors, key = tuning.LAYOUT_TRIES, list[Tensor](), None
     if machine.serves(tape):
+        prepare = PREPARED.get(type(model))
+        if prepare is not None and (prepared := prepare(tape, model)) is not None:
+            return filled(tape, model, *prepared)
         try:
             parts, met = (tape.unary, model), dict[int, int]()
             key = [described(part, tensors, met) for part in parts], tape.ranks, tape.dtype
@@ -101,18 +105,18 @@ def laid_out(tape: Tape, model: Any) -> Tape:
         if given is not None:
             with _LOCK, suppress(KeyError):
                 _KEPT.move_to_end(key)
-            return _filled(tape, model, known, given)
+            return filled(tape, model, known.program, given)
         known = known.failures + 1
     if known >= tuning.LAYOUT_TRIES:
         tape.finish(model.recursion(tape))
         return tape
     with _uncollected():
-        filled = _traced(tape, model, tensors, known)
-    kept = tuning.LAYOUT_TRIES
-    if filled is not None and filled.layout.size <= tuning.KEPT_LAYOUTS:
-        kept = filled.layout
-    _keep(key, kept)
-    return filled or tape
+        layout, given = _traced(tape, model, tensors, known)
+    if layout is None or layout.size > tuning.KEPT_LAYOUTS:
+        _keep(key, tuning.LAYOUT_TRIES)
+        return tape
+    _keep(key, layout)
+    return filled(tape, model, layout.program, given)
 
 
 @contextmanager
@@ -127,13 +131,15 @@ def _uncollected() -> Generator[None]:
             gc.enable()
 
 
-def _traced(tape: Tape, model: Any, tensors: Sequence[Tensor], failures: int) -> Filled | None:
-    """Lay out a recursion; None where its steps, which the tape has, are not to be kept."""
+def _traced(
+    tape: Tape, model: Any, tensors: Sequence[Tensor], failures: int
+) -> tuple[Layout | None, Sequence[Tensor]]:
+    """Lay out a recursion, with the layout's tensors; None where it is not to be kept."""
     try:
         names = captured(model)
     except UnknownError:
         tape.finish(model.recursion(tape))
-        return None
+        return None, ()
     tracer = Tracer(tensors)
     with tracer:
         tape.finish(fresh(model).recursion(tape))
@@ -144,15 +150,19 @@ def _traced(tape: Tape, model: Any, tensors: Sequence[Tensor], failures: int) ->
         given = [tensor_of(slot, tape.dtype) for slot in slots]
     trace = None if program is None else tracer.trace(given, names)
     if program is None or trace is None:
-        return None
-    slots = [_EMPTY[type(slot)] for slot in slots]
-    layout = Layout(replace(program, slots=slots), trace, failures)
-    return _filled(tape, model, layout, given)
+        return None, ()
+    return Layout(emptied(program), trace, failures), given
 
 
-def _filled(tape: Tape, model: Any, layout: Layout, given: Sequence[Tensor]) -> Filled:
+def filled(tape: Tape, model: Any, program: Program, given: Sequence[Tensor]) -> Filled:
+    """A tape without steps, as one given, for the program of a model and its tensors."""
     options: Any = {"ranks": tape.ranks, "dtype": tape.dtype, "model": model}
-    return Filled(tape.unary, tape.site_dims, **options, layout=layout, given=given)
+    return Filled(tape.unary, tape.site_dims, **options, program=program, given=given)
+
+
+def emptied(program: Program) -> Program:
+    """The same program without the tensors that its slots were made of."""
+    return replace(program, slots=[_EMPTY[type(slot)] for slot in program.slots])
 
 
 def _keep(key: Any, kept: Layout | int) -> None:
