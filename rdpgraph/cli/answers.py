@@ -241,7 +241,8 @@ def _gap(answer: Answer, row: int) -> float | None:
 def _error_bars(answer: Answer) -> list[tuple[float, float, int]]:
     """Standard error, effective size and number of replicates of each row, if there are several."""
     posterior = answer.posterior
-    if (count := posterior.replicates.count) < 2:
+    # Where log Z was left out, asking for its replicates would begin it now.
+    if any(map(math.isnan, answer.log_partition)) or (count := posterior.replicates.count) < 2:
         return []
     errors = posterior.standard_error.reshape(-1).tolist()
     sizes = posterior.effective_sample_size.reshape(-1).tolist()

@@ -192,6 +192,26 @@ def test_log_z_is_left_out_once_the_time_is_over(task):
     assert asked.log_partition == tuple(known.log_partition.reshape(-1).tolist())
 
 
+def test_printing_an_answer_begins_no_log_z_that_was_left_out(tmp_path):
+    x = rg.VariableArray("x", (5, 5), 3)
+    generator = torch.Generator().manual_seed(0)
+    blocks = [
+        rg.FactorBlock(pair, rg.Table(2.0 * torch.randn(shape, generator=generator)))
+        for pair, shape in (
+            ((x[1:], x[:-1]), (4, 5, 3, 3)),
+            ((x[:, 1:], x[:, :-1]), (5, 4, 3, 3)),
+        )
+    ]
+    rg.write(rg.FactorGraph(blocks), tmp_path / "grid.uai")
+    known = rg.infer(rg.read(tmp_path / "grid.uai"), rg.Auto(memory=5000, seconds=0.5))
+    answered = answers.answer(known, Task.MAP, [], until=-math.inf)
+    answers.as_text(answered, Format.JSON)
+    answers.print_table(answered, Console(file=io.StringIO()))
+    assert "log Z" not in known.status.method
+    _ = known.log_partition
+    assert "log Z" in known.status.method
+
+
 def test_evidence_files_and_rows(run, tmp_path):
     one, rows = tmp_path / "one.evid", tmp_path / "rows.evid"
     one.write_text("1 1 0\n")
