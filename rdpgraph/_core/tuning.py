@@ -79,6 +79,11 @@ of a link, of all items, for means."""
 OPERATIONS_PER_SECOND = 3e8
 """Multiply-adds per second of contractions and messages, over steps of all sizes."""
 
+STRUCTURE_CALL, STRUCTURE_ENTRY, STRUCTURE_OPERATIONS = 3e-4, 3e-8, 5e9
+"""Seconds of a structure's marginals by compiled code: of the call, for each entry of its unary
+potentials, and multiply-adds per second. On chains of 5 to 3,000 states and grammars of 30 and 90
+symbols, they add up to 0.5 to 5 times the time taken."""
+
 CLUSTER_ENTRIES_PER_SECOND = 1.5e8
 """Entries of cluster tables per second of join-graph messages."""
 

@@ -156,7 +156,8 @@ def plan_of(structure: Structure) -> Plan:
     table = 0.0 if width is None else 2.0**width
     if width is None:  # that of a table over two sites
         width = 2 * math.log2(states) if states else 0.0
-    held = each * (structure.unary.numel() + table)
+    entries = structure.unary.numel()
+    held = each * (entries + table)
     return Plan(
         route="structure",
         why=f"solved by the recursion of the structure {type(structure).__name__}",
@@ -165,7 +166,9 @@ def plan_of(structure: Structure) -> Plan:
         flops=work,
         peak_bytes=held,
         stored_bytes=2 * held,
-        seconds=PASSES * work / tuning.OPERATIONS_PER_SECOND,
+        seconds=tuning.STRUCTURE_CALL
+        + tuning.STRUCTURE_ENTRY * entries
+        + PASSES * work / tuning.STRUCTURE_OPERATIONS,
     )
 
 
