@@ -124,7 +124,10 @@ class Domain:
     def place(self, item: Named) -> int:
         """The place of the entry that holds a variable, an array, or what a name stands for."""
         if not isinstance(item, str | Variable | VariableArray):
-            raise ModelError(f"A variable is given by its name or as a Variable; got {item!r:.80}.")
+            several = "; joint takes a list of them" if isinstance(item, list | tuple) else ""
+            raise ModelError(
+                f"A variable is given by its name or as a Variable{several}; got {item!r:.80}."
+            )
         name = item if isinstance(item, str) else item.name
         if name in self.by_name:
             return self.by_name[name]
@@ -156,11 +159,13 @@ class Domain:
         elif item.home is not None:
             array, position = item.home
             place = self.by_name.get(array.name)
-            if place is None or self.entries[place].shape != array.shape:
+            if place is None or not _are_alike(array, self.entries[place]):
                 return None
             return self.starts[place] + position, self.entries[place]
         else:
             place = self.by_name.get(item.name)
+            if place is not None and not _are_alike(item, self.entries[place]):
+                return None
         if place is None or not isinstance(self.entries[place], Variable):
             return None
         return self.starts[place], self.entries[place]
@@ -179,7 +184,7 @@ class Domain:
             if len(homes) == len(items) and len({id(array) for array, _ in homes}) == 1:
                 array = homes[0][0]
                 place = self.by_name.get(array.name)
-                if place is None or self.entries[place].shape != array.shape:
+                if place is None or not _are_alike(array, self.entries[place]):
                     return [None] * len(items)
                 start = self.starts[place]
                 return [start + position for _, position in homes]
@@ -202,6 +207,8 @@ class Domain:
         if isinstance(item, VariableArray):
             self._require_same(item.base, entry)
             return start + item.positions
+        if isinstance(item, Variable) and item.home is None:
+            self._require_same(item, entry)
         if isinstance(entry, Variable):
             return torch.tensor(start, device="cpu")
         if isinstance(item, Variable) and item.home is not None:
@@ -242,10 +249,10 @@ class Domain:
         """The states that a variable, or each member of an array, has in this graph."""
         return self.entries[self.place(item)].states
 
-    def _require_same(self, array: VariableArray, entry: Entry) -> None:
-        if array.shape != entry.shape:
+    def _require_same(self, given: Entry, entry: Entry) -> None:
+        if not _are_alike(given, entry):
             raise ModelError(
-                f"{array.name!r} of shape {array.shape} is not what this graph has by that name: "
+                f"{given.name!r}, {_brief(given)}, is not what this graph has by that name: "
                 f"{_brief(entry)}."
             )
 
@@ -280,6 +287,10 @@ def _differing(known: Entry, entry: Entry) -> str:
         place, (one, other) = next(p for p in pairs if repr(p[1][0]) != repr(p[1][1]))
         return f"state {place} is {one!r} in one and {other!r} in the other"
     return f"{first}, and {second}"
+
+
+def _are_alike(given: Entry, entry: Entry) -> bool:
+    return given.shape == entry.shape and given.size == entry.size
 
 
 def _brief(entry: Entry) -> str:

@@ -167,3 +167,27 @@ def test_a_potential_whose_values_are_not_those_of_the_grid(values, scheduler):
     ) as caught:
         rg.infer(graph, scheduler).log_partition  # noqa: B018
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        rg.Variable("a", 3),
+        rg.VariableArray("a", (3,), 2),
+        rg.VariableArray("lamp", (3,), 3),
+        rg.VariableArray("lamp", (3,), 3)[1],
+        rg.Variable("lamp", 2),
+    ],
+)
+def test_what_is_another_by_a_known_name(other):
+    graph = pair()
+    for ask in (rg.infer(graph).marginal, lambda name: graph.condition({name: 0})):
+        with pytest.raises(rg.errors.ModelError, match="not what this graph has by that name"):
+            ask(other)
+    same = rg.Variable("a", ("off", "on"))  # what its states are called is left to the graph
+    torch.testing.assert_close(rg.infer(graph).marginal(same), rg.infer(graph).marginal("a"))
+
+
+def test_a_marginal_of_a_list_names_the_joint():
+    with pytest.raises(rg.errors.ModelError, match=r"; joint takes a list of them; got \['a', 'b'"):
+        rg.infer(pair()).marginal(["a", "b"])
