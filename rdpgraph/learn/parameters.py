@@ -140,8 +140,9 @@ class Probabilities(Parameter):
         off = ~((sums - 1).abs() <= _TOLERANCE) & (sums != 0)
         if bool(off.any()):
             raise ModelError(
-                f"Probabilities over dims {dims} sum to {float(sums[off][0]):.6g}, not to one; "
-                "log_softmax normalises."
+                f"Log-values over dims {dims} are those of probabilities that sum to "
+                f"{float(sums[off][0]):.6g}, not to one; take .log() of probabilities, log_softmax "
+                "of scores."
             )
 
     @property

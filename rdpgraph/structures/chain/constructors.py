@@ -128,7 +128,7 @@ def checked_rows(what: str, log_probabilities: Tensor | LowRank | PairOperator) 
         total = float(totals.flatten()[off.argmax()].exp())
         raise ModelError(
             f"{what} needs rows of log-probabilities that sum to one; one sums to {total:.4g} "
-            "(use log_softmax(-1), or Chain.crf for scores)."
+            "(take .log() of probabilities; log_softmax(-1), or Chain.crf, of scores)."
         )
 
 
