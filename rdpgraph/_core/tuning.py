@@ -33,9 +33,6 @@ PIECE = 2**14
 SEQUENCES = 16
 """Sequences of a Gaussian process in memory at a time, where nothing else is asked for."""
 
-PAIRED_POSITIONS = 16
-"""Positions of a sequence up to which products of pairs of rows are stored in training."""
-
 STORED_TERMS = 2**12
 """Terms of sums in logs that are stored for the gradient; more are computed again."""
 

@@ -1,7 +1,7 @@
 """Inducing points, and functions at positions of padded sequences conditioned on them."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from numbers import Real
 from typing import Any
@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
@@ -52,40 +51,17 @@ class Conditional:
         rows: (B, T, M); zero beyond the lengths.
         covariance: (B, T, T) of the noise: equation 19; the identity beyond the lengths.
         root: (B, T, T) its lower Cholesky factor.
-        keeps: True where it is used in many steps of training, so that products are cached.
     """
 
     rows: Tensor
     covariance: Tensor
     root: Tensor
-    keeps: bool = False
-    _pairs: list[Tensor] = field(init=False, default_factory=list[Tensor], repr=False)
     _cut: list[tuple[Pieces, "Conditional"]] = field(init=False, default_factory=list, repr=False)
-
-    def pairs(self) -> Tensor | None:
-        """(B, T (T + 1) / 2, M) products of rows of two positions, the second not later; or None.
-
-        Diagonal covariances are linear in them. Cached for short sequences in training.
-        """
-        steps = self.rows.shape[1]
-        if not self.keeps or steps > tuning.PAIRED_POSITIONS:
-            return None
-        if not self._pairs:
-            first, second = torch.tril_indices(steps, steps, device=self.rows.device)
-            self._pairs.append(self.rows[:, first] * self.rows[:, second])
-        return self._pairs[0]
 
     def projected(self, log_scales: Tensor) -> Tensor:
         """(B, V, T, T) covariances of the rows times independent functions of scales (V, M)."""
-        pairs = self.pairs()
-        if pairs is None:
-            projected: Tensor = _Projected.apply(self.rows, log_scales.exp())
-            return projected
-        below = pairs @ (2 * log_scales).exp().mT
-        steps = torch.arange(self.rows.shape[1], device=self.rows.device)
-        later, earlier = torch.maximum(steps, steps[:, None]), torch.minimum(steps, steps[:, None])
-        places = later * (later + 1) // 2 + earlier  # in `pairs`
-        return below.index_select(1, places.flatten()).unflatten(1, places.shape).movedim(-1, 1)
+        projected: Tensor = _Projected.apply(self.rows, log_scales.exp())
+        return projected
 
     def cut(self, pieces: Pieces) -> "Conditional":
         """The functions at the positions of P pieces of the sequences; O(P W M) memory, cached."""
@@ -101,10 +77,8 @@ class Conditional:
         covariance = torch.where(both, pairs, apart)
         # Principal blocks of positive definite matrices are positive definite.
         root = torch.linalg.cholesky(covariance)
-        short = Conditional(rows, covariance, root, keeps=self.keeps)
-        if self.keeps:
-            self._cut.append((pieces, short))
-        return short
+        self._cut.append((pieces, Conditional(rows, covariance, root)))
+        return self._cut[-1][1]
 
 
 class _Projected(torch.autograd.Function):
@@ -141,7 +115,7 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
     section 4.2); it ends early where the points chosen determine all, so a covariance of low rank
     needs no jitter. Deterministic. O(N M^2) for M of N rows.
     """
-    squares, column = features.squares(), features.columns_of_products()
+    squares = features.squares()
     norms = squares.unsqueeze(-1)
     variances = kernel(Products(norms.unsqueeze(-1), norms, norms)).reshape(-1)
     limit = _NOTHING_LEFT * float(variances.max())
@@ -154,7 +128,7 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
         if not left > limit:
             break
         one = torch.tensor([place], device=squares.device)
-        products = Products(column(place).unsqueeze(1), squares, squares[one])
+        products = Products(features.dots(features[one]), squares, squares[one])
         row = kernel(products).squeeze(1) - factor[:step].mT @ factor[:step, place]
         factor[step] = row / left**0.5
         variances = (variances - factor[step].square()).clamp_(min=0.0)
@@ -251,8 +225,7 @@ class Basis:
         if roots is not None:
             return self.conditional(group, roots)
         if group not in self._reused:
-            given = self.conditional(group)
-            self._reused[group] = tuple(replace(one, keeps=True) for one in given)
+            self._reused[group] = self.conditional(group)
         return self._reused[group]
 
     def group(

@@ -3,7 +3,7 @@
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final, NamedTuple
@@ -104,26 +104,6 @@ class Features:
             warnings.filterwarnings("ignore", message="Sparse CSR")
             products = torch.mm(self.matrix, other.matrix.t())
         return products.to_dense() if products.is_sparse else products
-
-    def columns_of_products(self) -> Callable[[int], Tensor]:
-        """A function from a row to the (rows,) inner products of all rows with it.
-
-        Sparse entries are sorted once; then a column costs a pass over them.
-        """
-        if not self.matrix.is_sparse:
-            return lambda row: self.matrix @ self.matrix[row]
-        (rows, columns), values = self.matrix.indices(), self.matrix.values()
-        used, places = columns.unique(return_inverse=True)
-        numbers = torch.arange(self.rows + 1, device=rows.device)
-        bounds = torch.searchsorted(rows, numbers).tolist()
-
-        def column(row: int) -> Tensor:
-            part = slice(bounds[row], bounds[row + 1])
-            one = values.new_zeros(len(used))
-            one[places[part]] = values[part]
-            return values.new_zeros(self.rows).index_add_(0, rows, one[places] * values)
-
-        return column
 
     def products(self, other: "Features") -> Products:
         """Products of these rows and others, for a kernel."""
@@ -260,23 +240,21 @@ class Matern(Kernel):
         return polynomial * (self.log_variance - scaled).exp()
 
 
-class Sum(Kernel):
-    """The covariance of a sum of independent functions."""
-
+class _Combined(Kernel):
     def __init__(self, *kernels: Kernel) -> None:
         super().__init__()
         self.kernels = nn.ModuleList(kernels)
+
+
+class Sum(_Combined):
+    """The covariance of a sum of independent functions."""
 
     def forward(self, products: Products) -> Tensor:
         return reduce(torch.add, [kernel(products) for kernel in self.kernels])
 
 
-class Product(Kernel):
+class Product(_Combined):
     """The product of covariances, itself a covariance."""
-
-    def __init__(self, *kernels: Kernel) -> None:
-        super().__init__()
-        self.kernels = nn.ModuleList(kernels)
 
     def forward(self, products: Products) -> Tensor:
         return reduce(torch.mul, [kernel(products) for kernel in self.kernels])
