@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.functional import hessian, jacobian
 from torch.optim import LBFGS, Optimizer
 
 from rdpgraph._core.progress import goes_on
@@ -116,13 +117,10 @@ def standard_errors(
         UnsupportedError: a parameter without tensors that gradients may change.
     """
     parts = {name: p.free() for name, p in fit.parameters.items()}
-    flat = torch.cat(
-        [part.detach().double().reshape(-1) for leaf in parts.values() for part in leaf]
-    )
-    point = flat.requires_grad_()
+    point = torch.cat([part.double().reshape(-1) for leaf in parts.values() for part in leaf])
+    sizes = [part.numel() for leaf in parts.values() for part in leaf]
 
     def made(point: Tensor) -> dict[str, Parameter]:
-        sizes = [part.numel() for leaf in parts.values() for part in leaf]
         pieces = iter(point.split(sizes))
         free = {
             name: [next(pieces).reshape(part.shape).to(part.dtype) for part in leaf]
@@ -130,50 +128,45 @@ def standard_errors(
         }
         return _at(fit.parameters, free)
 
-    def rows_of(value: Tensor) -> Tensor:
-        """(m, n) the gradients of m numbers."""
-        rows = [
-            torch.autograd.grad(one, point, retain_graph=True, materialize_grads=True)[0]
-            for one in value.reshape(-1)
-        ]
-        return torch.stack(rows) if rows else point.new_zeros(0, len(point))
+    def likelihoods(places: Tensor, rows: Rows, weight: Tensor | None, point: Tensor) -> Tensor:
+        log_z, _ = _log_likelihoods(em, made(point), places, rows)
+        if scores or weight is None:
+            return log_z.reshape(-1) if scores else log_z.sum()
+        return (weight.to(log_z) * log_z).sum()
+
+    def log_prior(point: Tensor) -> Tensor:
+        return sum((p.log_prior().double() for p in made(point).values()), 0.0 * point.sum())
 
     information = torch.zeros(len(point), len(point), dtype=torch.float64)
-    with torch.enable_grad():
-        for places, rows, weight in Batches.of(data, weights, em.batch_size):
-            log_z, _ = _log_likelihoods(em, made(point), places, rows)
-            mass = torch.ones_like(log_z) if weight is None else weight.to(log_z)
-            if scores:
-                gradients = rows_of(log_z)
-                information += gradients.T @ (mass.reshape(-1, 1) * gradients)
-            else:
-                total = (mass * log_z).sum()
-                information -= rows_of(torch.autograd.grad(total, point, create_graph=True)[0])
-        if not scores:
-            prior = sum((p.log_prior() for p in made(point).values()), torch.zeros(()))
-            if prior.requires_grad:
-                slope = torch.autograd.grad(prior, point, create_graph=True)[0]
-                information -= rows_of(slope) if slope.requires_grad else 0.0
-        values, vectors = torch.linalg.eigh((information + information.T) / 2)
-        slack = _NULL * values.abs().amax()
-        if bool((values < -1e3 * slack).any()):
-            raise ModelError(
-                "Standard errors are those of a maximum, and the fit is at none: the information "
-                f"has an eigenvalue of {float(values[0]):.3g}. Fit with a smaller tolerance."
-            )
-        null = values <= slack
-        inverse = torch.where(null, 0.0, 1.0 / torch.where(null, 1.0, values))
-        result: dict[str, tuple[Tensor, ...]] = {}
-        for name, parameter in made(point).items():
-            errors: list[Tensor] = []
-            for quantity in parameter.estimates():
-                along = rows_of(quantity) @ vectors
-                variance = (along.square() * inverse).sum(-1)
-                unknown = along[:, null].square().sum(-1) > _NULL
-                variance = torch.where(unknown, torch.inf, variance)
-                errors.append(variance.sqrt().reshape(quantity.shape))
-            result[name] = tuple(errors)
-    return result
+    for batch in Batches.of(data, weights, em.batch_size):
+        slopes: Any = (jacobian if scores else hessian)(partial(likelihoods, *batch), point)
+        if scores:
+            mass = torch.ones(len(slopes)) if batch[2] is None else batch[2]
+            information += slopes.T @ (mass.to(slopes).reshape(-1, 1) * slopes)
+        else:
+            information -= slopes
+    if not scores:
+        slopes = hessian(log_prior, point)
+        information -= slopes
+    values, vectors = torch.linalg.eigh((information + information.T) / 2)
+    slack = _NULL * values.abs().amax()
+    if bool((values < -1e3 * slack).any()):
+        raise ModelError(
+            "Standard errors are those of a maximum, and the fit is at none: the information has "
+            f"an eigenvalue of {float(values[0]):.3g}. Fit with a smaller tolerance."
+        )
+    null = values <= slack
+    inverse = torch.where(null, 0.0, 1.0 / torch.where(null, 1.0, values))
+
+    def error(slopes: Tensor) -> Tensor:
+        along = slopes @ vectors
+        unknown = along[..., null].square().sum(-1) > _NULL
+        return torch.where(unknown, torch.inf, (along.square() * inverse).sum(-1)).sqrt()
+
+    return {
+        name: tuple(map(error, jacobian(lambda p, name=name: made(p)[name].estimates(), point)))
+        for name in parts
+    }
 
 
 def _at(
