@@ -90,8 +90,10 @@ class Distinct:
         )
 
 
-def read_rows(data: Any, domain: Domain) -> Iterator[Distinct]:
-    """Distinct rows of a table, chunk by chunk, each of weight one; absent columns are missing."""
+def read_rows(
+    data: Any, domain: Domain, weights: NDArray[np.float64] | None = None
+) -> Iterator[Distinct]:
+    """Distinct rows of a table, chunk by chunk; absent columns are missing, weights one each."""
     count = count_rows(data)
     kind = np.min_scalar_type(-int(domain.sizes.max()))
     for name in columns(data):
@@ -100,7 +102,10 @@ def read_rows(data: Any, domain: Domain) -> Iterator[Distinct]:
     for begin in range(0, count, tuning.COUNTED_ROWS):
         states = states_given(_some(data, begin, begin + tuning.COUNTED_ROWS), domain)
         states = states.expand(min(tuning.COUNTED_ROWS, count - begin), -1).numpy().astype(kind)
-        yield Distinct.of(states, np.ones(len(states)), np.arange(begin, begin + len(states)))
+        first = np.arange(begin, begin + len(states))
+        yield Distinct.of(
+            states, np.ones(len(states)) if weights is None else weights[first], first
+        )
 
 
 def distinct_rows(data: Any, domain: Domain, weights: Any = None) -> Distinct:
@@ -111,15 +116,7 @@ def distinct_rows(data: Any, domain: Domain, weights: Any = None) -> Distinct:
         raise ModelError(f"Weights are {count} numbers of at least 0; got shape {given.shape}.")
     if given is not None and not given.sum() > 0:
         raise ModelError("Weights of rows are all zero; there is nothing to fit.")
-    parts: list[Distinct] = []
-    begin = 0
-    for part in read_rows(data, domain):
-        size = len(part.inverse)
-        if given is not None:
-            counted = np.bincount(part.inverse, given[begin : begin + size], len(part.weights))
-            part = Distinct(part.states, torch.from_numpy(counted), part.first, part.inverse)
-        parts.append(part)
-        begin += size
+    parts = list(read_rows(data, domain, given))
     if not parts:
         raise EvidenceError("The data has no rows.")
     return Distinct.of(
