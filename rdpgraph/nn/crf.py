@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -253,7 +253,6 @@ class CRF(Transitions):
             ModelError: shapes, a mask or a reduction that do not fit.
             EvidenceError: a tag that is out of range.
         """
-        require_reduction(reduction)
         scores = self._scores(emissions, mask)
         _require_steps("tags", tags, emissions)
         given = [*scores[:4], tags if self.batch_first else tags.t(), scores[4]]
@@ -371,16 +370,12 @@ def lengths_of(mask: Tensor) -> Tensor:
     raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")
 
 
-def require_reduction(reduction: object) -> None:
-    """Raise a `ModelError` for an unknown reduction."""
-    if reduction not in ("none", "sum", "mean", "token_mean"):
+def reduced(log_likelihood: Tensor, reduction: Reduction, steps: Tensor | int) -> Tensor:
+    """Reduce (batch,) log-likelihoods to a loss; ``steps`` is the number of steps that count."""
+    if reduction not in get_args(Reduction):
         raise ModelError(
             f"reduction must be 'none', 'sum', 'mean' or 'token_mean'; got {reduction!r:.80}."
         )
-
-
-def reduced(log_likelihood: Tensor, reduction: Reduction, steps: Tensor | int) -> Tensor:
-    """Reduce (batch,) log-likelihoods to a loss; ``steps`` is the number of steps that count."""
     if reduction == "none":
         return log_likelihood
     if reduction == "mean":

@@ -18,7 +18,6 @@ from rdpgraph.nn.crf import (
     Transitions,
     lengths_of,
     reduced,
-    require_reduction,
 )
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov, scoring
 
@@ -91,7 +90,6 @@ class SemiCRF(Transitions):
             ModelError: shapes, a mask or a reduction that do not fit.
             EvidenceError: a segmentation that does not fit, or a label that is out of range.
         """
-        require_reduction(reduction)
         scores = self._scores(emissions, mask)
         if not isinstance(cast(object, segmentation), Segmentation):
             raise EvidenceError(f"A SemiCRF needs a Segmentation; got {segmentation!r:.80}.")

@@ -16,6 +16,7 @@ from rdpgraph.nn import Constraints, SemiCRF
 
 LENGTHS = torch.tensor([5, 1, 3])
 MASK = torch.arange(5) < LENGTHS.unsqueeze(1)
+ONES = Segmentation(torch.zeros(3, 5, dtype=torch.long), torch.ones(3, 5, dtype=torch.bool))
 RULES = Constraints(
     torch.tensor([True, True, False]),
     torch.tensor([[True, False, True], [True, True, True], [True, True, True]]),
@@ -157,7 +158,7 @@ def test_no_possible_segmentation_is_refused_in_a_line(route):
         (lambda: layer()(emissions()[0], None), ModelError, r"must be \(batch, steps, 3\)"),
         (lambda: layer()(emissions(), MASK), EvidenceError, "needs a Segmentation"),
         (lambda: layer().decode(emissions()[:, :0]), ModelError, "one step or more"),
-        (lambda: layer()(emissions(), None, reduction="all"), ModelError, "reduction must be"),
+        (lambda: layer()(emissions(), ONES, reduction="all"), ModelError, "reduction must be"),
     ],
 )
 def test_bad_input_is_refused_in_a_line(ask, error, message):
