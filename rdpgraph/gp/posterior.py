@@ -164,7 +164,7 @@ class Mixture:
 
 
 class EntropyBound(ABC):
-    """A lower bound of the entropy of a mixture, so that the ELBO stays one of the evidence."""
+    """A lower bound of the entropy of a mixture; the ELBO then bounds the evidence from below."""
 
     def entropy(self, log_weights: Tensor, means: Tensor, covariance: Covariance) -> Tensor:
         """() nats; differentiable, in log-weights (K,) that are normalised and means (K, V, M)."""

@@ -55,9 +55,8 @@ class StructuredGP(Arguments):
         kernel: covariance of the functions, or a dict of one for each label; `fit` learns the
             hyperparameters of a copy where ``training.kernel_every`` is above 0.
         inducing: the number of inducing points, chosen among the positions of training by their
-            variances; or a matrix of their features, or a dict of one for each label; None for
-            as many as determine the functions
-            at all positions, which is the full Gaussian process.
+            variances; or a matrix of their features, or a dict of one for each label; None for as
+            many as determine the functions at all positions, which is the full Gaussian process.
         likelihood: of labels given scores.
         components: of the mixture.
         covariance: of each component.
@@ -68,7 +67,7 @@ class StructuredGP(Arguments):
             (V^2, V^2) of the scores of all pairs, [from, to] flattened.
         nugget: variance of independent noise in the scores at each position, a part of the model;
             it keeps their covariances positive definite where two positions have the same features.
-        scale: standard deviations at the start, as a part of the prior's.
+        scale: the first standard deviations of the posterior, as shares of the prior's.
         predictive_samples: of the functions in predictions.
 
     Attributes:

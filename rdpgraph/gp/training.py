@@ -139,13 +139,14 @@ class Training:
 
     Args:
         steps: the number of steps.
-        optimiser: makes it from parameters; default ``functools.partial(torch.optim.Adam,
-            lr=0.1)``; a partial `SAGA` is given its items, the groups of sequences.
+        optimiser: called with the parameters; default ``functools.partial(torch.optim.Adam,
+            lr=0.1)``. A ``functools.partial`` of `SAGA` is also given ``items``, the number of
+            groups of sequences.
         sequences: in a step; None for all of them. They are grouped by length, and the groups are
             visited in random order.
         decay: lower the learning rate to zero, linearly over the second half.
-        kernel_every: hyperparameters move in one of so many steps, which costs O(M^3 + N M^2) for
-            the covariances; 0 leaves them as they are.
+        kernel_every: update the hyperparameters of the kernels in one of so many steps, which costs
+            O(M^3 + N M^2) for the covariances; 0: never.
         seconds: no step begins after so many, by the clock; None for no limit.
         progress: called with a `Progress` after each step, its value the estimate of the bound.
 

@@ -129,10 +129,10 @@ class Masks(ABC):
 
     @abstractmethod
     def guess(self, likely: Tensor) -> Tensor:
-        """(*batch, *questions) bool: answers of yes to start from, which may hold together.
+        """(*batch, *questions) bool: answers of yes to start from, possible together.
 
         Args:
-            likely: of that shape: the candidates.
+            likely: of that shape: the candidates for a yes.
         """
 
 

@@ -29,9 +29,10 @@ class Density(Emission):
         parameters: by name, each a number or of a shape that broadcasts to (states, columns), or
             (states, ...) for a family of vectors: where the fit starts from.
         fixed: names of those that stay.
+        states: their number, where the parameters are those of a fit; 0: they are to be fitted.
 
     Raises:
-        ModelError: parameters that the family does not take.
+        ModelError: parameters that the family does not take, or a fixed one that it does not have.
 
     Example:
         >>> Density(torch.distributions.Laplace, {"loc": 0.0, "scale": 1.0}).given

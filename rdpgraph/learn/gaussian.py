@@ -75,7 +75,7 @@ class Gaussian(Emission):
 
     @property
     def maps(self) -> tuple[Map, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Means are any numbers; covariances come from triangles, and variances from logarithms."""
+        """Identities for means; Cholesky factors for covariances, logarithms for variances."""
         return (torch.Tensor.clone, torch.Tensor.clone), POSITIVE if self._diagonal else _SQUARE
 
     @property

@@ -75,7 +75,7 @@ def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype != object):
+    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf"):
         tensors[str(len(tensors))] = torch.as_tensor(value)
         return ["tensor", str(len(tensors) - 1)]
     if isinstance(value, FactorGraph):

@@ -58,8 +58,8 @@ class HMM(Pretrained):
         states: how many, N.
         vocabulary: the number of tokens, V.
         rank: of the transitions; None: a dense N x N softmax.
-        transition: in place of a rank, a `Banded` or `Monarch` over the states, where its
-            log-values begin. They are parameters, and rows are normalised at every use.
+        transition: in place of a rank, a `Banded` or `Monarch` over the states. Its log-values are
+            the first ones of parameters, and rows are normalised at every use.
         clusters: (V,) of each token, from 0 to K - 1, in place of both: `exchange_clusters`.
         dimension: of the embeddings; None: none, and the tables are the parameters.
         dropout: the share of states that each training call leaves out (of each cluster),
