@@ -25,6 +25,9 @@ struct Losses {
   bool same() const { return ours.arena.others == theirs.arena.others; }
   const double* other() const { return same() ? x.data() : y.data(); }
 
+  // Whether choices have losses by the entries of a table, and not only by what is below them.
+  bool scored(int64_t slot) const { return !moves || moves[slot]; }
+
   // The moves of one item of an input, or of one of its tables; null: none.
   const double* move(int64_t slot, int64_t item, int64_t size, int64_t number = 0) const {
     if (!moves || !moves[slot]) return nullptr;
@@ -135,6 +138,11 @@ struct Losses {
     return barred;
   }
 
+  // Whether all columns of a row that is read in order go choice by choice.
+  bool is_dense(const Prepared<double>& t, const Link<double>& link) const {
+    return !link.rules && t.column == 1 && int64_t(columns.size()) == t.columns;
+  }
+
   // Means at some columns of a row of a link, choice by choice.
   void by_choices(const Link<double>& link, int64_t item, int64_t place) {
     const int64_t slot = link.step[3], number = link.step[10], count = columns.size();
@@ -143,6 +151,20 @@ struct Losses {
     const int64_t here = ours.at(link.out, item, place);
     row(link, item, place);
     const int64_t ways = x.size();
+    if (!scored(slot) && is_dense(t, link)) {  // means of what is below
+      const double* v = ours.arena + here;
+      by_lanes<double>(count, [&](int64_t k, auto left) {
+        const Lane<double> sum = load(v + k, left);
+        Lane<double> total = {}, mean = {};
+        for (int64_t i = 0; i < ways; ++i) {
+          if (!(x[i] > kNever<double>)) continue;
+          const Lane<double> share = exp_of<double>(load(t.logs + i * t.row + k, left) + x[i] - sum);
+          total += share, mean += share * below[i];
+        }
+        store(means.arena + here + k, Lane<double>(mean / total), left);
+      });
+      return;
+    }
     Row one(ways * count), two(same() ? 0 : ways * count), under(ways * count), sums(3 * count);
     const int64_t* at = columns.data();
     for (int64_t a = 0; a < ways; ++a) {
@@ -169,14 +191,14 @@ struct Losses {
     const int64_t *table = ours.table(step[3]), count = table[5], labels = ours.labels(link.out);
     const int64_t stride = panels_of(count, width<double>()) * width<double>(), depth = link.depth;
     const double low = faint<double>(depth * std::max<int64_t>(1, link.splits));
-    const bool direct = table[7] < 0;
+    const bool direct = table[7] < 0, own = scored(step[3]);
     gains.resize(kBlock * depth), products.resize(kBlock * stride), losses.resize(kBlock * stride);
     double tops[kBlock], peaks[kBlock];
     bool barred[kBlock];
     link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
       const Prepared<double> t = prepared(ours, step[3], which, step[10]);
       const Prepared<double> u = prepared(theirs, step[3], which, step[10]);
-      const Prepared<double> scored = prepared(means, step[3], which, step[10]);
+      const Prepared<double> scores = prepared(means, step[3], which, step[10]);
       const double* weights = link.before(ours.befores, which, q);
       const double* sums = link.after(ours.afters, which, q);
       double* gain = kept ? link.before(kept, which, q) : gains.data();
@@ -184,7 +206,7 @@ struct Losses {
         barred[r] = gains_of(link, item, place, weights + r * depth, gain + r * depth, tops[r], peaks[r]);
       });
       if (!direct) by_panels(gain, some, depth, t.ahead, count, products.data(), false, 1);
-      if (!direct) by_panels(weights, some, depth, scored.ahead, count, losses.data(), false, 1);
+      if (!direct && own) by_panels(weights, some, depth, scores.ahead, count, losses.data(), false, 1);
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         const int64_t here = ours.at(link.out, item, place);
         const double *v = ours.arena + here, *w = theirs.arena + here, *sum = sums + r * count;
@@ -194,12 +216,12 @@ struct Losses {
         columns.clear();
         for (int64_t j = 0; j < count; ++j) {
           if (!(v[j] > kNever<double>)) continue;
-          if (direct || sum[j] < low || barred[r] || scored.peaks[j] > 0) {
+          if (direct || sum[j] < low || barred[r] || (own && scores.peaks[j] > 0)) {
             columns.push_back(j);
             continue;
           }
           const double ours = v[j] - tops[r] - t.peaks[j], theirs = w[j] - peaks[r] - u.peaks[j];
-          out[j] = (product[j] + loss[j]) / sum[j] + more * theirs - less * ours;
+          out[j] = (product[j] + (own ? loss[j] : 0.0)) / sum[j] + more * theirs - less * ours;
         }
         if (!columns.empty()) by_choices(link, item, place);
       });
@@ -229,7 +251,7 @@ struct Losses {
 
   void prepare_all_scored(int64_t slots) const {
     for (int64_t slot = 0; slot < slots; ++slot)
-      for (int64_t item = 0; ours.table(slot)[7] >= 0 && item < ours.table(slot)[1]; ++item)
+      for (int64_t item = 0; ours.table(slot)[7] >= 0 && scored(slot) && item < ours.table(slot)[1]; ++item)
         for (int64_t k = 0; k < ours.table(slot)[8]; ++k) {
           prepare_scored(slot, item, k);
           if (moves) prepare(prepared(means, slot, item, k), false, true);

@@ -84,7 +84,24 @@ struct Second {
       sums[k] = m.arena[at], above[k] = pulls[at], rest[k] = turns[at] - pulls[at] * moved_by()[at];
     }
     along.row_means(link, item, place, row, row, tau.data());
-    double* share = shares.data();
+    double *share = shares.data(), *extra = extras[slot];
+    if (extra) extra += (m.shared(slot, item) * m.table(slot)[8] + link.step[10]) * size;
+    if (!move && m.table(slot)[7] < 0 && along.is_dense(t, link)) {  // of this item alone
+      for (int64_t i = 0; i < link.depth; ++i) {
+        Lane<double> total = {}, turned = {};
+        by_lanes<double>(count, [&](int64_t k, auto left) {
+          const Lane<double> logs = load(t.logs + i * t.row + k, left) + row[i];
+          const Lane<double> one = exp_of<double>(logs - load(sums + k, left)), part = one * load(above + k, left);
+          const Lane<double> turn = one * load(rest + k, left) + part * tau[i];
+          total += part, turned += turn;
+          const int64_t at = i * count + k;
+          if (extra) store(extra + at, Lane<double>(load(extra + at, left) + turn), left);
+        });
+        pull[i] = own[i] = 0;
+        for (int64_t k = 0; k < lanes<double>(); ++k) pull[i] += total[k], own[i] += turned[k];
+      }
+      return pass_on(link, item, place, row, pull.data(), own.data(), tau.data());
+    }
     for (int64_t i = 0; i < link.depth; ++i, share += count) {
       const double *logs = t.logs + i * t.row, *more = move + i * t.columns;
 #pragma omp simd
@@ -101,9 +118,7 @@ struct Second {
       pull[i] = total, own[i] = turned;
     }
     pass_on(link, item, place, row, pull.data(), own.data(), tau.data());
-    double* extra = extras[slot];
     if (!extra) return;
-    extra += (m.shared(slot, item) * m.table(slot)[8] + link.step[10]) * size;
 #pragma omp critical(rdpgraph_extra)
     for (int64_t i = 0; i < t.rows; ++i)
 #pragma omp simd
@@ -117,12 +132,12 @@ struct Second {
     const int64_t *table = m.table(step[3]), columns = table[5], depth = link.depth;
     const int64_t wide = panels_of(depth, width<double>()) * width<double>();
     const double low = faint<double>(depth * std::max<int64_t>(1, link.splits));
-    const bool direct = table[7] < 0;
+    const bool direct = table[7] < 0, scored = along.scored(step[3]);
     backs.resize(3 * kBlock * wide), own.resize(depth);
     double *straight = backs.data(), *turned = straight + kBlock * wide, *moved = turned + kBlock * wide;
     link.each_block(first, last, [&](int64_t which, int64_t q, int64_t some) {
       const Prepared<double> t = prepared(m, step[3], which, step[10]);
-      const Prepared<double> scored = prepared(along.means, step[3], which, step[10]);
+      const Prepared<double> scores = prepared(along.means, step[3], which, step[10]);
       const double* weights = link.before(m.befores, which, q);
       const double* gains = link.before(along.kept, which, q);
       const double* sums = link.after(m.afters, which, q);
@@ -142,11 +157,11 @@ struct Second {
       if (direct) return;
       by_panels(h, some, columns, t.back, depth, straight, false, 1);
       by_panels(a, some, columns, t.back, depth, turned, false, 1);
-      by_panels(h, some, columns, scored.back, depth, moved, false, 1);
+      if (scored) by_panels(h, some, columns, scores.back, depth, moved, false, 1);
       link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
         const double* flat = straight + r * wide;
         double* turn = turned + r * wide;
-        for (int64_t i = 0; i < depth; ++i) turn[i] += moved[r * wide + i];
+        for (int64_t i = 0; scored && i < depth; ++i) turn[i] += moved[r * wide + i];
         if (link.rules) return by_splits(link, item, place, flat, turn);
         const double *e = weights + r * depth, *gain = gains + r * depth;
         own.resize(depth);
