@@ -17,6 +17,19 @@ from rdpgraph.structures.recursion.program import Program
 _autograd: Any = torch._C._autograd  # pyright: ignore
 _keeps_graph = getattr(_autograd, "_get_current_graph_task_keep_graph", lambda: True)
 """Return whether the backward pass in progress keeps what another one needs."""
+_executes: Any = getattr(torch._C, "_will_engine_execute_node", lambda _: True)  # pyright: ignore
+
+
+def _asked(ctx: Any) -> list[bool]:
+    """Return whether the backward pass in progress asks for a gradient, for each input tensor."""
+
+    def asked(node: Any) -> bool:
+        try:
+            return node is not None and _executes(node)
+        except RuntimeError:  # a leaf that is asked for
+            return True
+
+    return [asked(node) for node, _ in ctx.next_functions]
 
 
 def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> Tensor:
@@ -38,7 +51,7 @@ class _LogSum(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        needed, inputs, done = ctx.needs_input_grad[2:], ctx.saved_tensors, ctx.done
+        needed, inputs, done = _asked(ctx), ctx.saved_tensors, ctx.done
         if not _keeps_graph():  # nobody asks again
             ctx.done = None
         if is_transformed(*gradients):
@@ -74,7 +87,7 @@ class _Gradient(Function):
     @staticmethod
     def backward(ctx: Any, *moves: Tensor | None) -> Any:
         gradient, unary, *given = ctx.saved_tensors
-        needed = ctx.needs_input_grad[3:]
+        needed = _asked(ctx)
         if torch.is_grad_enabled() or is_transformed(*moves):
 
             def pulled(gradient: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -142,7 +155,7 @@ class _Losses(Function):
             with torch.enable_grad():
                 return None, None, None, *regradient(ctx.again, inputs, gradient)
         ours, theirs, size = ctx.runs[0], ctx.runs[-1], len(ctx.runs[0].inputs.given) + 1
-        needed = [ctx.needs_input_grad[3:][:size], ctx.needs_input_grad[3:][size:]]
+        needed = [_asked(ctx)[:size], _asked(ctx)[size:]]
         moves = [
             (finite(one) if ctx.divergence else 0.0) - finite(two)
             if one.is_floating_point()

@@ -207,3 +207,24 @@ def test_threads_and_items_one_by_one_agree():
         alone = rg.SemiMarkov(model.unary[item], model.transition, lengths=length)
         value, single, *_ = of_losses(alone, alone, "entropy")
         assert_close((value, single), (found[0][0][item], found[0][1][item]))
+
+
+@pytest.mark.parametrize("through", ["log_partition", "marginals", "entropy"])
+def test_gradients_asked_for_one_by_one_are_those_asked_for_together(through):
+    leaves = [draw(2, 3, 2).requires_grad_(), draw(2, 2, 2, 2, seed=1).requires_grad_()]
+    derived = [leaves[0] * 1.5, leaves[1].tanh()]
+
+    def value(unary, transition):
+        answer = getattr(rg.Chain(unary, transition), through)()
+        return (answer * draw(*answer.shape, seed=2)).sum()
+
+    result = value(*derived)
+    together = torch.autograd.grad(result, [*leaves, *derived], retain_graph=True)
+    for wanted, expected in zip([*leaves, *derived], together, strict=True):
+        alone = torch.autograd.grad(result, wanted, retain_graph=True)
+        torch.testing.assert_close(alone, (expected,))
+    result.backward(inputs=leaves[1:])
+    assert leaves[0].grad is None
+    torch.testing.assert_close(leaves[1].grad, together[1])
+    again = [torch.autograd.grad(value(*leaves), leaf)[0] for leaf in leaves]
+    torch.testing.assert_close(again, list(torch.autograd.grad(value(*leaves), leaves)))
