@@ -216,8 +216,10 @@ def controlled(
             is fitted to the same replicates makes Z^ biased.
 
     Raises:
-        ModelError: a surrogate of other variables, states or batch.
+        ModelError: a surrogate of other variables, states or batch, or another estimator.
     """
+    if not isinstance(estimator, Randomized):
+        raise ModelError(f"controlled needs a Randomized estimator; got {estimator!r:.80}.")
     problem = estimator.prepare(model, solve=solve, generator=generator)
     restriction = problem.lift
     assert isinstance(restriction, Restriction)
@@ -230,9 +232,8 @@ def controlled(
             "controlled needs a surrogate of the same variables, states and batch; the model has "
             f"sites (*batch, *sites, states) {mine}, the surrogate {theirs}."
         )
-    return ControlledEstimate(
-        solve(problem.model).log_partition,
-        solve(replace(restriction, original=surrogate).model).log_partition,
-        solve(surrogate).log_partition,
-        coefficient,
-    )
+    few = problem.model, replace(restriction, original=surrogate).model
+    # Without a choice of states there is one estimate, and no dim of replicates.
+    shape = restriction.replicates, *restriction.original.batch_shape
+    plain, control = (solve(each).log_partition.reshape(shape) for each in few)
+    return ControlledEstimate(plain, control, solve(surrogate).log_partition, coefficient)

@@ -186,6 +186,17 @@ def test_a_surrogate_takes_its_error_off():
     assert torch.allclose(same.log_partition, chain.log_partition())
 
 
+def test_a_controlled_estimate_where_all_is_observed():
+    """Then there are no states to choose, and the items of a batch are no replicates."""
+    x = rg.Variable("x", 2)
+    table = rg.Table(torch.tensor([[0.5, 2.0], [-3.0, 1.0]]))
+    graph = rg.FactorGraph([rg.Factor((x,), table)])
+    estimator = rg.Randomized.default(keep=1)
+    for model in (graph.condition({x: [0, 1]}), graph.condition({x: 0})):
+        found = rg.controlled(model, model, estimator=estimator, solve=rg.infer)
+        torch.testing.assert_close(found.log_partition, rg.infer(model).log_partition)
+
+
 def test_an_estimate_below_zero_says_so():
     found = rg.answers.ControlledEstimate(
         torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0]]), torch.tensor([0.0, 1.0]), 1.0
