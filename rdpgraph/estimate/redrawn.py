@@ -189,10 +189,11 @@ class RedrawnSolution(Lifted):
     def variable_marginals(self) -> Tensor:
         """(B, S) beliefs, averaged over the replicates."""
         flat, graph = self.inner.variable_marginals(), self.messages.graph
+        each = self.messages.restricted.batch_shape[0], len(flat)
         groups = zip(free_numbers(graph).items(), self.messages.log_beliefs, strict=True)
         for (size, numbers), logs in groups:
             places = graph.domain.places(numbers, size)
-            beliefs = normalised(logs).exp().reshape(-1, len(flat), places.numel()).mean(0)
+            beliefs = normalised(logs).exp().unflatten(0, each).mean(0).flatten(1)
             flat = flat.index_copy(1, places.flatten().to(flat.device), beliefs)
         return flat
 

@@ -229,6 +229,12 @@ def test_a_pilot_sends_messages_too():
     assert float(found.marginal("a").sum()) == pytest.approx(1.0)
 
 
+def test_a_batch_without_items():
+    x, y = (rg.Variable(name, 3) for name in "xy")
+    graph = rg.FactorGraph([rg.Factor((x, y), rg.Table(draw(2, 0, 3, 3)))])
+    assert asked(graph).marginal(x).shape == (2, 0, 3)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -212,17 +212,15 @@ class InterpolatedMessages:
         lead = self.restricted.batch_shape
         parts: list[Tensor] = []
         for chosen in rows.split(at_once):
-            states = [
-                everything
-                if other == slot
-                else self.selected(block.scopes[chosen, other]).reshape(*lead, len(chosen), -1)
-                for other in range(block.arity)
-            ]
+            states = [everything] * block.arity
+            for other in others:
+                kept = self.selected(block.scopes[chosen, other])
+                states[other] = kept.reshape(*lead, *kept.shape[2:])
             places = origin[block.declared[chosen]]
             every = torch.equal(places, torch.arange(source.count, device="cpu"))
             logs = source.select(None if every else places).evaluate(states)
             shape = [*lead, len(chosen), *logs.shape[logs.ndim - block.arity :]]
-            logs = logs.expand(shape).reshape(-1, *shape[len(lead) :])
+            logs = logs.expand(shape).flatten(0, len(lead) - 1)
             for other in others:
                 part = incoming[number, other][:, chosen.to(logs.device)]
                 logs = logs + part.unflatten(

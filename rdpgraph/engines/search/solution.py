@@ -110,7 +110,7 @@ def search(
 @torch.no_grad()
 def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Searched:
     """Configurations (B, V), those of probability zero replaced by the best that a search finds."""
-    scores = graph.score_states(states.reshape(*graph.batch_shape, -1))
+    scores = graph.score_states(states.reshape(*graph.batch_shape, graph.num_variables))
     known = scores.double().reshape(-1).expand(len(states))
     given = Searched(states, known, torch.zeros_like(known, dtype=torch.bool))
     if bool(given.found.all()):
