@@ -50,7 +50,7 @@ def path_tree(topology: Topology, optimize: Optimize) -> ContractionTree:
     call: Callable[..., Any] = get_path_fn(optimize) if isinstance(optimize, str) else optimize
     inputs = [frozenset(map(get_symbol, scope)) for scope in topology.scopes]
     sizes = {get_symbol(v): size for v, size in enumerate(topology.sizes)}
-    path = call(inputs, frozenset[str](), sizes) if inputs else []
+    path = call(inputs, frozenset[str](), sizes) if len(inputs) > 1 else []
     try:
         return tree_from_path(topology, [tuple(map(int, group)) for group in path], ssa=False)
     except (IndexError, TypeError, ValueError):

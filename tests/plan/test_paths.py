@@ -51,6 +51,12 @@ def test_answers_are_those_of_any_order(optimize, seed):
     assert posterior.marginal_mode(some) == expected.marginal_mode(some)
 
 
+def test_one_tensor_needs_no_path():
+    graph = rg.FactorGraph([rg.Factor((rg.Variable("x", 3),), rg.Table(torch.zeros(3)))])
+    found = rg.infer(graph, scheduler=rg.Contraction(optimize="random-greedy"))
+    torch.testing.assert_close(found.log_partition.exp(), torch.tensor(3.0))
+
+
 def test_the_order_is_the_one_given():
     """A chain from both ends inwards is cheap; from the middle outwards tables grow."""
     x = [rg.Variable(f"x{number}", 3) for number in range(7)]
