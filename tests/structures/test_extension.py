@@ -66,6 +66,7 @@ def test_conformance_of_potentials():
     listed = torch.tensor([[0, 1], [2, 0], [2, 2]])
     check_potential(rg.Sparse(listed, torch.randn(3, dtype=torch.float64), (3, 3)))
     check_potential(rg.Sparse(listed, torch.randn(2, 3, dtype=torch.float64), (3, 3)), 2)
+    check_potential(rg.Sparse(torch.zeros(1, 0).long(), torch.ones(1, dtype=torch.float64), ()))
     diagonal = torch.arange(70).unsqueeze(1).expand(-1, 2)
     long = rg.Sparse(diagonal, torch.randn(70, dtype=torch.float64), (70, 70))
     check_potential(long)

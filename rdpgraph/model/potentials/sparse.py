@@ -76,7 +76,7 @@ class Sparse(Stored):
         limits = torch.tensor(self.sizes, device=listed.device, dtype=listed.dtype)
         if len(listed) and not bool(((listed >= 0) & (listed < limits)).all()):
             raise ModelError(f"Sparse of sizes {self.sizes} lists a state out of range.")
-        if len(torch.unique(listed, dim=0)) < len(listed):
+        if len(listed) > 1 and (not self.sizes or len(listed.unique(dim=0)) < len(listed)):
             raise ModelError(f"Sparse of sizes {self.sizes} lists a configuration twice.")
 
     @property
