@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.engines.solution import OF_LOG_PARTITION, Question, Solution, Value
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.estimate.estimator import Estimator, Lift, Model, Problem, Setting
@@ -389,8 +389,8 @@ class LowRankPilot(Proposal):
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.share < 1.0:
-            raise ModelError(f"LowRankPilot needs a share between 0 and 1; got {self.share}.")
+        if not is_real(self.share) or not 0.0 < self.share < 1.0:
+            raise ModelError(f"LowRankPilot needs a share between 0 and 1; got {self.share!r:.80}.")
 
     def scores_of(self, setting: Setting) -> Scores:
         """Mixture of the low-rank marginals and the base."""

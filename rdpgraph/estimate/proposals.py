@@ -113,6 +113,11 @@ def normalised(log_scores: Tensor, share: float = 0.0) -> Tensor:
     return log_scores - torch.where(total > -math.inf, total - share, 0.0)
 
 
+def _require_count(owner: str, name: str, count: object) -> None:
+    if not is_whole(count, 1):
+        raise ModelError(f"{owner} needs {name} as a number of states >= 1; got {count!r:.80}.")
+
+
 @dataclass(frozen=True)
 class Uniform(Proposal):
     """Equal scores for all states that a site's potential allows."""
@@ -144,6 +149,9 @@ class Global(Proposal):
 
     landmarks: int = 16
 
+    def __post_init__(self) -> None:
+        _require_count("Global", "landmarks", self.landmarks)
+
     def log_scores(self, sites: Sites) -> Tensor:
         """Log of the norm, or of the mean factor value if there are no embeddings."""
         norms = sites.norms()
@@ -165,6 +173,9 @@ class SoftmaxGlobal(Proposal):
     """
 
     landmarks: int = 16
+
+    def __post_init__(self) -> None:
+        _require_count("SoftmaxGlobal", "landmarks", self.landmarks)
 
     def log_scores(self, sites: Sites) -> Tensor:
         """Norm of the embedding, or the log of the mean factor value if there are no embeddings."""
@@ -197,8 +208,7 @@ class Landmark(Proposal):
     count: int = 8
 
     def __post_init__(self) -> None:
-        if not is_whole(self.count, 1):
-            raise ModelError(f"Landmark needs a count of states >= 1; got {self.count!r:.80}.")
+        _require_count("Landmark", "count", self.count)
 
     def log_scores(self, sites: Sites) -> Tensor:
         return sites.unary + sites.mean_values(self.count)

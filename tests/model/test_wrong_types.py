@@ -63,6 +63,19 @@ WRONG = {
     "half a feature": lambda: rg.RandomFeatures(5, 2.5),
     "features from a seed": lambda: rg.RandomFeatures(5, 2, generator=4),
     "landmarks in parts": lambda: rg.randomized.Landmark(2.5),
+    "no landmarks": lambda: rg.randomized.Global(0),
+    "landmarks in words": lambda: rg.randomized.SoftmaxGlobal("many"),
+    "a low-rank pilot's share in words": lambda: rg.randomized.LowRankPilot(share="most"),
+    "a share of messages in words": lambda: rg.loopy.Residual("most"),
+    "a share of questions in words": lambda: rg.pruning.Alternating("most"),
+    "an order of one variable": lambda: (
+        rg.infer(GRAPH, scheduler=rg.Loopy(schedule=rg.loopy.Sequential([0]))).log_partition
+    ),
+    "no slots, twice": lambda: rg.Sparse(torch.zeros(2, 0).long(), torch.zeros(2), ()),
+    "half a true slot": lambda: rg.Cardinality(3, at_least=1.5),
+    "a control variate for messages": lambda: rg.controlled(
+        GRAPH, GRAPH, estimator=rg.Exact(), solve=rg.infer
+    ),
     "a pilot on nothing": lambda: rg.randomized.Pilot(base=-1),
     "a pilot's share in words": lambda: rg.randomized.Pilot(share="most"),
     "a mixture of one": lambda: rg.randomized.Mixture(rg.randomized.Local(), 1.0),

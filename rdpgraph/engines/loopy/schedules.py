@@ -86,14 +86,15 @@ class Sequential(Schedule):
         if self.order is None:
             places = _colours(edges)
         else:
-            if len(self.order) != edges.num_variables:
+            order = torch.as_tensor(self.order, device="cpu")
+            if order.shape != (edges.num_variables,):
                 raise ModelError(
-                    f"Sequential needs an order of the graph's {edges.num_variables} variables; "
-                    f"got {len(self.order)}."
+                    f"Sequential needs an order ({edges.num_variables},) of the graph's variables; "
+                    f"got {tuple(order.shape)}."
                 )
-            last = self.order.max() + 1 if len(self.order) else torch.tensor(0, device="cpu")
+            last = order.max() + 1 if len(order) else torch.tensor(0, device="cpu")
             places = last.repeat(len(edges.home))  # auxiliary variables come last
-            places[: len(edges.numbers)] = self.order[edges.numbers]
+            places[: len(edges.numbers)] = order[edges.numbers]
             places = _levels(edges, places)
         at = places[edges.variable]
         ranked = torch.argsort(at, stable=True)
@@ -148,9 +149,9 @@ class RandomSubsets(Schedule):
 
 
 def _checked_share(name: str, share: float) -> None:
-    if not 0 < share <= 1:
+    if not is_real(share) or not 0 < share <= 1:
         raise ModelError(
-            f"{name} needs a share of the messages above 0 and at most 1; got {share}."
+            f"{name} needs a share of the messages above 0 and at most 1; got {share!r:.80}."
         )
 
 

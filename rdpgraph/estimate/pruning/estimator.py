@@ -81,11 +81,12 @@ class Given(Likely):
             ModelError: another type or shape.
         """
         shape = (*masks.batch_shape, *masks.questions)
-        if self.mask.dtype == torch.bool and broadcasts(self.mask.shape, shape):
-            return self.mask.expand(shape)
+        mask = torch.as_tensor(self.mask)
+        if mask.dtype == torch.bool and broadcasts(mask.shape, shape):
+            return mask.expand(shape)
         raise ModelError(
-            f"Given needs likely questions as bool {shape}; got {self.mask.dtype} of shape "
-            f"{tuple(self.mask.shape)}."
+            f"Given needs likely questions as bool {shape}; got {mask.dtype} of shape "
+            f"{tuple(mask.shape)}."
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
@@ -183,8 +184,8 @@ class Automaton(Stored):
 
 def checked_arity(name: str, arity: int) -> int:
     """Check a number of slots, at least one."""
-    if isinstance(arity, bool) or not isinstance(arity, int) or arity < 1:
-        raise ModelError(f"{name} needs an arity of at least 1; got {arity!r}.")
+    if not is_whole(arity, 1):
+        raise ModelError(f"{name} needs an arity of at least 1; got {arity!r:.80}.")
     return arity
 
 
@@ -303,8 +304,8 @@ def _counted(
 ) -> Automaton:
     checked_arity(name, arity)
     for bound, value in (("at_least", at_least), ("at_most", at_most)):
-        if value is not None and value < 0:
-            raise ModelError(f"{name} needs {bound} >= 0; got {value}.")
+        if value is not None and not is_whole(value):
+            raise ModelError(f"{name} needs {bound} >= 0; got {value!r:.80}.")
     highest = arity if at_most is None else min(at_most, arity)
     if at_least > highest:
         limit = f"the arity {arity}" if highest == arity else f"at_most={at_most}"
