@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -77,7 +77,7 @@ class Mixture(Proposal):
         object.__setattr__(self, "proposals", tuple(self.proposals))
         object.__setattr__(self, "weights", tuple(self.weights))
         for part in self.proposals:
-            if not isinstance(cast(object, part), Proposal):
+            if not isinstance(part, Proposal):
                 raise ModelError(f"Mixture needs proposals, such as Local(); got {part!r:.80}.")
         positive = all(is_real(weight) and 0 < weight < math.inf for weight in self.weights)
         if not self.proposals or len(self.proposals) != len(self.weights) or not positive:
@@ -312,7 +312,7 @@ class Pilot(Proposal):
                 "Pilot needs a share between 0 and 1 and most states >= 2; got "
                 f"{self.share!r:.80} and {self.most!r:.80}."
             )
-        if not isinstance(cast(object, self.base), Proposal):
+        if not isinstance(self.base, Proposal):
             raise ModelError(f"Pilot needs a proposal as its base; got {self.base!r:.80}.")
 
     def scores_of(self, setting: Setting) -> Scores:

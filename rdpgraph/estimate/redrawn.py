@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ class Redrawn(Estimator):
         listed = isinstance(self.at, Iterable) and all(is_whole(sweep) for sweep in self.at)
         if not listed:
             raise ModelError(f"Redrawn needs `at` as numbers of sweeps, (5, 10); got {self.at!r}.")
-        if not isinstance(cast(object, self.estimator), Randomized):
+        if not isinstance(self.estimator, Randomized):
             raise ModelError(f"Redrawn needs a Randomized estimator; got {self.estimator!r:.80}.")
         object.__setattr__(self, "at", tuple(self.at))
         steps = [after - before for before, after in zip((0, *self.at), self.at, strict=False)]

@@ -3,7 +3,6 @@
 import math
 import warnings
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -86,7 +85,7 @@ class RandomFeatures:
                 "RandomFeatures needs a dimension and a number of features >= 1; got "
                 f"{self.dimension!r:.80} and {self.features!r:.80}."
             )
-        if not isinstance(cast(object, self.generator), torch.Generator | None):
+        if not isinstance(self.generator, torch.Generator | None):
             raise ModelError(f"RandomFeatures needs a torch.Generator; got {self.generator!r:.80}.")
         shape = (*self.maps, self.features, self.dimension)
         drawn = self._orthogonal() if self.orthogonal else self._normal(shape)
