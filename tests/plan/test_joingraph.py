@@ -119,6 +119,12 @@ def test_without_a_bound_it_is_a_junction_tree(seed):
     assert not join_graph(topology, elimination_order(topology), 1).exact or graph.elements() < 99
 
 
+def test_a_search_without_time_is_not_remembered():
+    topology, budget = random_topology(7), Budget(1e6, 1e9)
+    assert choose_join_graph(topology, budget=budget, deadline=-math.inf) is None
+    assert choose_join_graph(topology, budget=budget) is not None
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_larger_budget_gives_larger_clusters_that_keep_to_it(seed):
     topology = random_topology(seed)
