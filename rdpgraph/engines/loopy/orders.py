@@ -3,15 +3,15 @@
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
+from rdpgraph.plan.plan import Recent
 
 T = TypeVar("T")
 
@@ -64,12 +64,8 @@ def peeled(edges: Edges) -> Order | None:
     return _cached(edges, _peeled)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Edges, compared by what their orders depend on."""
-
-    edges: Edges = field(compare=False)
-    digest: bytes
+_known: Recent[Any] = Recent(32)
+"""Orders by the function that makes them and what they depend on."""
 
 
 def _digest(edges: Edges) -> bytes:
@@ -86,15 +82,13 @@ def _digest(edges: Edges) -> bytes:
     return digest.digest()
 
 
-@remembered(32)
-def _of_shape(make: Callable[[Edges], Any], shape: _Shape) -> Any:
-    return make(shape.edges)
-
-
 def _cached(edges: Edges, make: Callable[[Edges], T]) -> T:
-    if edges.count > tuning.CACHED_EDGES:
-        return edges.remembered(make, make)
-    return edges.remembered(make, lambda source: _of_shape(make, _Shape(source, _digest(source))))
+    def found(source: Edges) -> T:
+        key = make, _digest(source)
+        known = _known.get(key)
+        return _known.put(key, make(source)) if known is None else known
+
+    return edges.remembered(make, make if edges.count > tuning.CACHED_EDGES else found)
 
 
 def _peeled(edges: Edges) -> Order | None:
