@@ -66,7 +66,7 @@ def test_a_sweep_that_would_end_too_late_is_not_begun(watch):
 
 
 def test_a_sweep_in_many_parts_ends_among_them(watch):
-    loopy = rg.Loopy(schedule=rg.loopy.Sequential(), tolerance=1e9, seconds=6.0)
+    loopy = rg.Loopy(schedule=rg.loopy.Sequential(), tolerance=1e9, seconds=3.0)
     posterior = rg.infer(frustrated(side=6), scheduler=loopy)
     watch.tick = 1.0
     assert not posterior.status.converged

@@ -3,7 +3,7 @@
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -131,10 +131,11 @@ def _swept(equations: Equations, messages: Messages, limits: Limits) -> Outcome:
     items = places = torch.arange(batch, device="cpu")  # swept; places of those not converged
     ended, trace, spent, updates = list[tuple[Tensor, Messages]](), list[float](), 0.0, 0
     deadline = math.inf if seconds is None else begin + seconds
-    sweeper = sweeper_for(equations, schedule, limits.damping, deadline, limits.flood)
+    sweeper = sweeper_for(equations, schedule, limits.damping, limits.flood)
     for number in range(limits.sweeps):
         residuals = sweeper.residuals if schedule.looks_at_residuals else None
-        messages, change = sweeper.sweep(messages, sets_of(schedule, edges, residuals, number))
+        sets, least = sets_of(schedule, edges, residuals, number, deadline), sweeper.updates
+        messages, change = sweeper.sweep(messages, sets)
         largest = change.cpu().double()
         clock.count(len(places) * equations.operations)
         if not thorough and bool((largest <= limits.tolerance).any()):
@@ -147,8 +148,8 @@ def _swept(equations: Equations, messages: Messages, limits: Limits) -> Outcome:
         residual[running] = largest[places]
         sweeps[running] += 1
         trace.append(float(residual.amax()))
-        if sweeper.cut:
-            break  # what was not updated need not have settled
+        if schedule.covers_all and sweeper.updates < least + edges.count:
+            break  # at the deadline: what was not updated need not have settled
         if bool(done.any()):
             messages = sweeper.finish(messages)
             converged[running[done]] = True
@@ -158,7 +159,7 @@ def _swept(equations: Equations, messages: Messages, limits: Limits) -> Outcome:
                 equations, messages = equations.part(messages, places)
                 updates += sweeper.updates
                 items, places = items[places], torch.arange(len(places), device="cpu")
-                sweeper = sweeper_for(equations, schedule, limits.damping, deadline, limits.flood)
+                sweeper = sweeper_for(equations, schedule, limits.damping, limits.flood)
         before, spent = spent, clock.now() - begin
         step = Sweep(number + 1, trace[-1], spent, updates + sweeper.updates)
         if not goes_on(limits.progress, step) or clock.stopped() or not len(places):
@@ -295,13 +296,13 @@ class _AtFixedPoint(torch.autograd.Function):
         def transposed(vector: Tensor) -> Tensor:
             parts = _split(vector, inputs)
             gradients = torch.autograd.grad(
-                outputs, inputs, parts, retain_graph=True, allow_unused=True
+                outputs, inputs, parts, retain_graph=True, allow_unused=True, materialize_grads=True
             )
-            return vector - _joined(gradients, inputs)
+            return vector - _joined(gradients)
 
         solved, residual = gmres(
             transposed,
-            _joined(grads, inputs),
+            _joined(grads),
             how.iterations,
             how.tolerance,  # pyright: ignore
             deadline=clock.now() + ctx.seconds,  # pyright: ignore
@@ -317,10 +318,8 @@ class _AtFixedPoint(torch.autograd.Function):
         return None, None, None, *_split(solved, inputs)
 
 
-def _joined(parts: tuple[Tensor | None, ...], like: Messages) -> Tensor:
-    zipped = zip(parts, like, strict=True)
-    return torch.cat([torch.zeros_like(m).reshape(-1) if p is None else p.reshape(-1)
-                      for p, m in zipped])  # fmt: skip
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
 def _split(vector: Tensor, like: Messages) -> tuple[Tensor, ...]:

@@ -13,6 +13,7 @@ from rdpgraph._core.numbers import is_real
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import finite, safe_log
+from rdpgraph.plan import clock
 from rdpgraph.plan.tree import component_labels
 
 Sets: TypeAlias = Iterator[Tensor | None]
@@ -70,8 +71,8 @@ class Sequential(Schedule):
 
     Args:
         order: (V,) for each of the model's variables its place, any numbers; equal ones are
-            updated together. None: few colours such that no factor joins two variables of one
-            colour (two or three steps for a grid).
+            updated together. None: a fixed random order, in about ten steps for a grid, none of
+            which updates two variables that a factor joins.
     """
 
     order: Tensor | None = None
@@ -194,9 +195,10 @@ def _levels(edges: Edges, places: Tensor) -> Tensor:
 
 
 def sets_of(
-    schedule: Schedule, edges: Edges, residuals: Callable[[], Tensor] | None, number: int
-) -> Sets:
-    """Sets that a schedule yields in a sweep, checked."""
+    schedule: Schedule, edges: Edges, residuals: Callable[[], Tensor] | None, number: int,
+    deadline: float,
+) -> Sets:  # fmt: skip
+    """Sets that a schedule yields in a sweep, checked, until the deadline on `clock.now`."""
     count, some = edges.count, False
     sets: object = schedule.sweep(edges, Residuals(residuals or unasked), number)
     if isinstance(sets, Tensor) or not isinstance(sets, Iterable):
@@ -218,6 +220,8 @@ def sets_of(
                 continue
         some = True
         yield chosen
+        if chosen is not None and clock.now() > deadline:
+            break
     if not some:
         raise ModelError(f"{type(schedule).__name__}.sweep yielded no message.")
 

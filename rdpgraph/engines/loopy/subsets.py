@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.edges import Edges
@@ -97,30 +98,18 @@ def _asked(edges: Edges, parts: list[SegmentEdges]) -> tuple[Asked, ...]:
     return tuple(asked)
 
 
-class EdgeSubsets:
-    """Cache of subsets, which recur in later sweeps and in other batch items."""
+def subset_of(edges: Edges, chosen: Tensor | None) -> EdgeSubset:
+    """Subset of the given edge numbers, or of all; known as long as the schedule holds them.
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Tensor | None, EdgeSubset]] = {}
-        self._held = 0
-
-    def of(self, edges: Edges, chosen: Tensor | None) -> EdgeSubset:
-        """Subset of the given edge numbers; None: of all."""
-        if id(chosen) in self._known:
-            return self._known[id(chosen)][1]
-        everything = torch.arange(edges.count, device="cpu") if chosen is None else chosen
-        subset = edge_subset(edges, everything)
-        self._known[id(chosen)] = chosen, subset
-        self._held += len(everything)
-        while self._held > 4 * edges.count:  # sets that never recur are not all kept
-            first = self._known.pop(next(iter(self._known)))[0]
-            self._held -= edges.count if first is None else len(first)
-        return subset
-
-
-def known_subsets(edges: Edges) -> EdgeSubsets:
-    """Cache of the subsets of a model's edges."""
-    return edges.remembered("selections", lambda _: EdgeSubsets())
+    The same tensors recur in later sweeps and in other batch items.
+    """
+    if chosen is None:
+        chosen = edges.remembered("all", lambda own: torch.arange(own.count, device="cpu"))
+    known = edges.remembered("subsets", lambda _: WeakTensorKeyDictionary())
+    subset = known.get(chosen)
+    if subset is None:
+        subset = known[chosen] = edge_subset(edges, chosen)
+    return subset
 
 
 def candidates(

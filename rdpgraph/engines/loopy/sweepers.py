@@ -1,6 +1,5 @@
 """Sweepers: the fastest way to carry out a schedule's sweeps in a model."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,22 +17,18 @@ from rdpgraph.engines.loopy.subsets import (
     Asked,
     candidates,
     incoming,
-    known_subsets,
     refreshed,
+    subset_of,
     written,
 )
-from rdpgraph.plan import clock
 
 
 class Sweeper(ABC):
     """Carries out the sweeps of a schedule."""
 
     def __init__(self, equations: Equations, damping: Damping) -> None:
-        self.equations = equations
-        self.damping = damping
-        self.updates = 0
-        self.deadline = math.inf  # on `clock.now`, for what takes a sweep in many parts
-        self.cut = False  # the last sweep ended at the deadline, before its end
+        self.equations, self.damping = equations, damping
+        self.updates = 0  # number of messages updated so far
 
     @abstractmethod
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
@@ -55,18 +50,9 @@ class Sweeper(ABC):
 
 
 def sweeper_for(
-    equations: Equations, schedule: Schedule, damping: Damping, deadline: float,
-    flood: Flood | None = None,
-) -> Sweeper:  # fmt: skip
-    """Fastest sweeper for a model and a schedule; ``flood`` is compiled code for parities."""
-    sweeper = _sweeper(equations, schedule, damping, flood)
-    sweeper.deadline = deadline
-    return sweeper
-
-
-def _sweeper(
     equations: Equations, schedule: Schedule, damping: Damping, flood: Flood | None
 ) -> Sweeper:
+    """Fastest sweeper for a model and a schedule; ``flood`` is compiled code for parities."""
     floods = isinstance(schedule, Flooding)
     plain = floods and not (torch.is_grad_enabled() and equations.records)
     if plain and isinstance(damping, LogDamping):
@@ -145,9 +131,6 @@ class _Masked(Sweeper):
                 for mask, new, old in zip(masks, mixed, current, strict=True)
             )
             self.updates += len(chosen)
-            if clock.now() > self.deadline:
-                self.cut = not self._looks
-                break
         if self._looks:
             return self._current, self.residuals().amax().reshape(1)
         return self._current, torch.stack(changes).amax(0)
@@ -179,7 +162,7 @@ class _Paired(Sweeper):
             self._held = [message.transpose(1, 2).contiguous() for message in messages]
         largest = messages[0].new_zeros(len(messages[0]))
         for chosen in sets:
-            subset = known_subsets(edges).of(edges, chosen)
+            subset = subset_of(edges, chosen)
             every = candidates(self.equations, subset, self._incoming)
             for part, new in zip(subset.parts, every, strict=True):
                 held = self._held[edges.segments[part.segment].size_class]
@@ -188,9 +171,6 @@ class _Paired(Sweeper):
                 largest = torch.maximum(largest, self.equations.change(new, old).amax(1))
                 held[:, places] = self._mixed(new, old).transpose(1, 2)
             self.updates += edges.count if chosen is None else len(chosen)
-            if clock.now() > self.deadline:
-                self.cut = True
-                break
         return messages, largest
 
     def _incoming(self, asked: Asked) -> list[Tensor]:
@@ -229,7 +209,7 @@ class _InTurn(Sweeper):
         sums = equations.sums(messages)
         largest: list[Tensor] = []
         for chosen in sets:
-            selected = known_subsets(edges).of(edges, chosen)
+            selected = subset_of(edges, chosen)
             new = candidates(equations, selected, partial(incoming, equations, messages, sums))
             mixed: list[Tensor] = []
             changes: list[Tensor] = []
@@ -242,9 +222,6 @@ class _InTurn(Sweeper):
             sums = refreshed(equations, messages, sums, selected)
             largest.append(_largest(changes))
             self.updates += edges.count if chosen is None else len(chosen)
-            if clock.now() > self.deadline:
-                self.cut = True
-                break
         return messages, torch.stack(largest).amax(0)
 
 
