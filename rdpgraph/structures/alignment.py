@@ -42,6 +42,7 @@ class Grid:
     cells: Sequence[Tensor]  # the numbers of the cells of each line, row by row
     sizes: Sequence[int]  # how many these are
     firsts: Sequence[int]  # the first one's row, in rows its column
+    device: torch.device
     known: dict[tuple[int, ...], Tensor] = field(
         default_factory=dict[tuple[int, ...], Tensor], init=False, repr=False
     )
@@ -52,14 +53,14 @@ class Grid:
         rows, columns = shape
         numbers = torch.arange(rows * columns, device=device).reshape(rows, columns)
         if all(move[0] for move in moves):
-            return cls((1, 0), numbers.unbind(), [columns] * rows, [0] * rows)
+            return cls((1, 0), numbers.unbind(), [columns] * rows, [0] * rows, device)
         if all(move[1] for move in moves):
-            return cls((0, 1), numbers.mT.unbind(), [rows] * columns, [0] * columns)
+            return cls((0, 1), numbers.mT.unbind(), [rows] * columns, [0] * columns, device)
         turned, lines = numbers.flip(1), range(rows + columns - 1)
         firsts = [max(0, line - columns + 1) for line in lines]
         sizes = [min(line, rows - 1) + 1 - firsts[line] for line in lines]
         cells = [turned.diagonal(columns - 1 - line) for line in lines]
-        return cls((1, 1), cells, sizes, firsts)
+        return cls((1, 1), cells, sizes, firsts, device)
 
     def before(self, line: int, move: Move) -> tuple[int, Tensor]:
         """The line, from 1, that a move to each cell of a line starts from, and the place there.
@@ -72,9 +73,9 @@ class Grid:
         key = move if self.sweep != (1, 1) else (line, *move)
         if key not in self.known:
             start = self.firsts[line] - self.firsts[source] - move[self.sweep == (1, 0)]
-            places = np.arange(start, start + self.sizes[line])
+            places = np.arange(start, start + self.sizes[line]).reshape(1, -1)
             places[(places < 0) | (places >= self.sizes[source])] = self.sizes[source]
-            self.known[key] = torch.from_numpy(places).to(self.cells[0].device).unsqueeze(0)
+            self.known[key] = torch.as_tensor(places, device=self.device)
         return source + 1, self.known[key]
 
 

@@ -103,11 +103,11 @@ def checked_pick(x: Value, which: Tensor, to: Value | None) -> None:
     if not isinstance(which, Tensor):
         raise ModelError(f"Tape.pick needs a tensor of labels; got {which!r:.80}.")
     width = None if to is None or to.labels.states is not None else to.width
-    if which.dtype != torch.long or which.ndim != 1 or width not in (None, len(which)):
+    shape = which.shape
+    if which.dtype != torch.long or len(shape) != 1 or width not in (None, shape[0]):
         many = "labels" if width is None else f"a label for each of the {width} of the other"
         raise ModelError(
-            f"Tape.pick needs {many}, (N,) as int64; got {which.dtype} of shape "
-            f"{tuple(which.shape)}."
+            f"Tape.pick needs {many}, (N,) as int64; got {which.dtype} of shape {tuple(shape)}."
         )
 
 

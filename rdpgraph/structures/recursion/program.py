@@ -256,12 +256,14 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
     kept = stored(steps, states)
     passed = kept.copies | kept.listed
     for number, step in enumerate(steps):
-        if isinstance(step, Relabelled) and number in passed:
+        if number in passed:
+            assert isinstance(step, Relabelled)
             made.same[number] = step.x.number
             if number in kept.listed:
                 made.listed[number] = step.which
             made.add(step.places, len(step.which), _NONE, stored=False)
-        elif isinstance(step, Leaf) and number in kept.split:
+        elif number in kept.split:
+            assert isinstance(step, Leaf)
             assert step.sites is not None
             made.add(len(step.sites), states, _NONE, stored=False)
         elif number in kept.sites:
@@ -275,10 +277,9 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
     for number in kept.fused:  # by the links that read them
         made.steps[number][0] = _NONE
     mark_series(made.steps, made.values, made.index, made.links.values(), (_SITES, _PRODUCT, _NONE))
-    steps_made = torch.tensor(made.steps, dtype=torch.int64, device="cpu").reshape(-1, FIELDS)
     return Program(
-        torch.tensor(made.values, dtype=torch.int64, device="cpu").reshape(-1, 6),
-        steps_made,
+        torch.from_numpy(np.array(made.values, np.int64).reshape(-1, 6)),
+        torch.from_numpy(np.array(made.steps, np.int64).reshape(-1, FIELDS)),
         torch.frombuffer(made.index or array("i", [0]), dtype=torch.int32),
         made.size,
         made.levels,

@@ -117,16 +117,16 @@ class Tape:
         One place for each; their labels are the sites' states.
         """
         # Not cached: it refers to the tape, and a cycle would wait for the garbage collector.
-        return Sites(*self._numbered, self._of_sites)
+        return Sites(*self._numbered[:2], self._of_sites)
 
     @cached_property
-    def _numbered(self) -> tuple[Tensor, Tensor | None]:
+    def _numbered(self) -> tuple[Tensor, Tensor | None, int]:
         return numbered(self.unary, self.states, self.batch, self.site_shape)
 
     def _of_sites(self, labels: Labels) -> Value:
         assert labels.sites is not None
         leaf = Leaf(None, labels.sites)
-        return self._add(leaf, labels.sites.shape[0], self.unary.shape[-1], labels)
+        return self._add(leaf, labels.sites.shape[0], self._numbered[2], labels)
 
     @property
     def one(self) -> Value:
@@ -220,7 +220,7 @@ class Tape:
         """
         one = None if at is None else (checked_tables(potential, at), at)
         potential = self.sources.one_of(*one) if one else potential
-        checked_link(x, potential, to, self.unary.shape[-1])
+        checked_link(x, potential, to, self._numbered[2])
         if isinstance(potential, LowRank) and self.ranks:
             right = self.sources.derived(potential.log_right, lambda values: values.mT)
             return self.link(self.link(x, potential.log_left), right, to=to)

@@ -300,12 +300,12 @@ class Sites:
 
 def numbered(
     unary: Tensor, states: Tensor | None, batch: int, shape: tuple[int, ...]
-) -> tuple[Tensor, Tensor | None]:
-    """(*sites) the numbers of sites, and (B, all, K) the states kept, if any."""
-    count = math.prod(shape)
+) -> tuple[Tensor, Tensor | None, int]:
+    """(*sites) the numbers of sites, (B, all, K) the states kept, if any, and K."""
+    count, width = math.prod(shape), unary.shape[-1]
     if states is not None:
-        states = states.expand(unary.shape).reshape(batch, count, unary.shape[-1])
-    return torch.arange(count, device=unary.device).reshape(shape), states
+        states = states.expand(unary.shape).reshape(batch, count, width)
+    return torch.arange(count, device=unary.device).reshape(shape), states, width
 
 
 def listed_places(
