@@ -97,6 +97,12 @@ RUNS = {
         f"--network {FOLDER.parents[1] / 'examples' / 'asia.bif'} --rows 30 --steps 1",
         needs="pyagrum",
     ),
+    "lengths": Tiny(
+        "--steps 2",
+        {
+            "FRAMES": (4, 6), "TARGETS": (1, 2), "STEPS": (2, 3), "WORDS": (2, 3), "SHORT": (2, 3),
+        },
+    ),
     "loopy": Tiny(
         "",
         {
