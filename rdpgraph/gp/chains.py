@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from rdpgraph.logspace.gradients import differentiable_once
-from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
@@ -66,28 +65,6 @@ def chosen(values: Tensor, states: Tensor) -> Tensor:
     """(S, B, T) of (S, B, T, V): the entries of states (B, T)."""
     index = states.unsqueeze(-1).expand(*values.shape[:-1], 1)
     return values.gather(-1, index).squeeze(-1)
-
-
-def log_sums(unary: Tensor, pairwise: Tensor, states: Tensor) -> Tensor:
-    """(S, B, T - 1) for each two neighbours: log-sums over each one's states, the other one known.
-
-    log sum_v exp(u_t+1(v) + f(y_t, v)) + log sum_v exp(u_t(v) + f(v, y_t+1)), as products of
-    matrices of exponentials; differentiable.
-    """
-    before, after = states[:, :-1], states[:, 1:]
-    peaks = peaks_of(unary, pairwise)
-    if peaks is None:
-        forward = soft_sum(unary[:, :, 1:] + pairwise[:, before], -1)
-        return forward + soft_sum(unary[:, :, :-1] + pairwise.mT[:, after], -1)
-    unary = unary.contiguous()
-    top = pairwise.detach().flatten(1).amax(1)
-    emission = (unary - peaks if peaks.ndim else unary).exp().flatten(1, 2)
-    matrix = (pairwise - top.reshape(-1, 1, 1)).exp()
-    shape = unary.shape
-    forward = chosen((emission @ matrix.mT).reshape(shape)[:, :, 1:], before)
-    backward = chosen((emission @ matrix).reshape(shape)[:, :, :-1], after)
-    sums = forward.log() + backward.log() + 2 * top.reshape(-1, 1, 1)
-    return sums + (peaks[:, :, 1:] + peaks[:, :, :-1]).squeeze(-1) if peaks.ndim else sums
 
 
 def peaks_of(unary: Tensor, pairwise: Tensor) -> Tensor | None:

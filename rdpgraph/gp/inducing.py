@@ -56,7 +56,6 @@ class Conditional:
     rows: Tensor
     covariance: Tensor
     root: Tensor
-    _cut: list[tuple[Pieces, "Conditional"]] = field(init=False, default_factory=list, repr=False)
 
     def projected(self, log_scales: Tensor) -> Tensor:
         """(B, V, T, T) covariances of the rows times independent functions of scales (V, M)."""
@@ -64,10 +63,7 @@ class Conditional:
         return projected
 
     def cut(self, pieces: Pieces) -> "Conditional":
-        """The functions at the positions of P pieces of the sequences; O(P W M) memory, cached."""
-        for known, short in self._cut:
-            if known.same(pieces):
-                return short
+        """The functions at the positions of P pieces of the sequences; O(P W M) memory."""
         left, steps = pieces.sequences.unsqueeze(1), pieces.positions
         inside = pieces.labels.inside()
         both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
@@ -77,8 +73,7 @@ class Conditional:
         covariance = torch.where(both, pairs, apart)
         # Principal blocks of positive definite matrices are positive definite.
         root = torch.linalg.cholesky(covariance)
-        self._cut.append((pieces, Conditional(rows, covariance, root)))
-        return self._cut[-1][1]
+        return Conditional(rows, covariance, root)
 
 
 class _Projected(torch.autograd.Function):

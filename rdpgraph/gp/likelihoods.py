@@ -72,12 +72,6 @@ class Pieces:
         chosen = torch.where(inside(sizes, 2), chosen, -1)
         return cls(Labelling(chosen, sizes), sequences, positions)
 
-    def same(self, other: "Pieces") -> bool:
-        """Test for equal positions of equal sequences."""
-        return torch.equal(self.sequences, other.sequences) and torch.equal(
-            self.positions, other.positions
-        )
-
     def totals(self, values: Tensor, sequences: int) -> Tensor:
         """(sequences,) sums of values (P,) over the pieces of each."""
         return values.new_zeros(sequences).index_add(0, self.sequences, values)
@@ -160,8 +154,8 @@ class ChainLikelihood(Likelihood):
 class PiecewisePseudoLikelihood(ChainLikelihood):
     """Linear chains by pairs of neighbours, each label predicted from the other.
 
-    The sum over neighbours of log p(y | y', both unary scores) and log p(y' | y, ...), by two
-    products of matrices instead of a recursion. Every piece counts its unary scores, as in section
+    The sum over neighbours of log p(y | y', both unary scores) and log p(y' | y, ...), without a
+    recursion. Every piece counts its unary scores, as in section
     2.2 of the source; so positions inside a sequence count twice, and those alone once. Not a lower
     bound of the likelihood. Predictions are those of the chain.
 
@@ -181,9 +175,11 @@ class PiecewisePseudoLikelihood(ChainLikelihood):
         total = torch.where(labels.lengths == 1, alone, 0.0)
         if states.shape[1] < 2:
             return total
-        pairs = chains.pair_scores(pairwise, states[:, :-1], states[:, 1:], linked)
-        sums = chains.log_sums(unary, pairwise, states)
-        terms = chains.log_ratio(scores[..., 1:] + scores[..., :-1], sums)
+        before, after = states[:, :-1], states[:, 1:]
+        pairs = chains.pair_scores(pairwise, before, after, linked)
+        forward = soft_sum(unary[:, :, 1:] + pairwise[:, before], -1)
+        backward = soft_sum(unary[:, :, :-1] + pairwise.mT[:, after], -1)
+        terms = chains.log_ratio(scores[..., 1:] + scores[..., :-1], forward + backward)
         total = total + torch.where(linked, terms, 0.0).sum(-1)
         return torch.where(pairs > -math.inf, total + 2 * pairs, -math.inf)
 
