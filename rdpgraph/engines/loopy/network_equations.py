@@ -56,7 +56,8 @@ class Fractional(CountingNumbers):
     """One number for all factors: fractional belief propagation (Wiegerinck, Heskes 2003).
 
     Args:
-        number: above zero; 1 is plain, large is mean equations; log Z falls as it rises.
+        number: above zero; 1 is plain belief propagation, and large numbers approach mean field;
+            log Z falls as it rises.
     """
 
     number: float

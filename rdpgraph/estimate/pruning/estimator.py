@@ -40,7 +40,7 @@ def masks_of(model: object, solve: Callable[[Any], Any]) -> Masks:
 
 
 class Likely(ABC):
-    """Chooses M', the questions that masks are made of.
+    """Chooses the questions whose answers a sweep may hold, and so build its mask of.
 
     Holding a yes prunes much, and holding a no little, so choose questions whose answer is likely
     to be yes. Averages converge to the exact ones for any choice.

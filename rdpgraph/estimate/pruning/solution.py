@@ -16,7 +16,7 @@ from rdpgraph.engines.solution import OF_LOG_PARTITION, Delegate, Question, Solu
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.pruning.averages import Averages, Visited
 from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep
-from rdpgraph.interface.masks import Draw, Expected
+from rdpgraph.interface.masks import Draw
 from rdpgraph.plan import clock
 
 
@@ -117,7 +117,8 @@ class Run:
 
     def _with(self, sweep: Sweep) -> "Run":
         expected = sweep.expected
-        values = _side_by_side(expected, self.sampler.chains)
+        parts = [expected.answers, expected.score, *expected.counts.values()]
+        values = torch.cat([part.reshape(self.sampler.chains, -1).double() for part in parts], 1)
         averages = self.averages or Averages.none(values)
         visited = self.visited or Visited(expected.places[:0], expected.chances[:0])
         draws, stride = self.draws, self.stride
@@ -130,11 +131,6 @@ class Run:
             visited=visited.plus(expected.places, expected.chances),
             shapes={name: tuple(counts.shape) for name, counts in expected.counts.items()},
         )  # fmt: skip
-
-
-def _side_by_side(expected: Expected, chains: int) -> Tensor:
-    parts = [expected.answers, expected.score, *expected.counts.values()]
-    return torch.cat([part.reshape(chains, -1).double() for part in parts], 1)
 
 
 _NEEDS_Z = {*OF_LOG_PARTITION, "entropy"}

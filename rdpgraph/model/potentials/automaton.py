@@ -19,7 +19,7 @@ from rdpgraph.model.potentials.potential import (
     message_lead,
     select_lead,
 )
-from rdpgraph.model.potentials.table import checked_log_values, settle
+from rdpgraph.model.potentials.table import as_whole, checked_log_values, settle
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +58,7 @@ class Automaton(Stored):
     def __post_init__(self) -> None:
         settle(self, "log_accept", whole=("transitions",))
         checked_log_values("Automaton", self.log_accept)
-        given = self.transitions
-        if not isinstance(given, Tensor) or given.is_floating_point() or given.dtype == torch.bool:
-            kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
-            raise ModelError(f"Automaton needs an integer tensor of transitions; got {kind}.")
+        given = as_whole("Automaton's transitions", self.transitions)
         if given.ndim != 2 or not given.numel():
             raise ModelError(
                 "Automaton needs transitions of shape (Q, k), at least one state each; got "
