@@ -83,12 +83,12 @@ def _digest(edges: Edges) -> bytes:
 
 
 def _cached(edges: Edges, make: Callable[[Edges], T]) -> T:
-    def found(source: Edges) -> T:
+    def shared(source: Edges) -> T:
         key = make, _digest(source)
         known = _known.get(key)
         return _known.put(key, make(source)) if known is None else known
 
-    return edges.remembered(make, make if edges.count > tuning.CACHED_EDGES else found)
+    return edges.remembered(make, make if edges.count > tuning.CACHED_EDGES else shared)
 
 
 def _peeled(edges: Edges) -> Order | None:

@@ -24,7 +24,7 @@ from rdpgraph.structures.recursion.tracing import Trace, Tracer, described, fres
 from rdpgraph.structures.recursion.values import View
 
 PREPARED = dict[type, Callable[[Tape, Any], tuple[Program, Sequence[Tensor]] | None]]()
-"""By class, a faster way than the recursion to an empty tape's program and the slots' tensors."""
+"""Faster ways than the recursion to an empty tape's program and the slots' tensors, by class."""
 
 
 @dataclass(frozen=True, eq=False)
