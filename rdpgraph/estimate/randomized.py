@@ -183,8 +183,8 @@ class ControlledEstimate(Signed):
     def standard_error(self) -> Tensor:
         """(*batch,) of Z^ relative to |Z^|, over replicates.
 
-        +inf with one, where Z^ is 0, or where no replicate has a possible configuration of the
-        model: then Z^ is the surrogate's.
+        +inf as of `Signed`, and where no replicate has a possible configuration of the model: then
+        Z^ is the surrogate's.
         """
         known = (self.log_plain > -math.inf).any(0)
         return torch.where(known, super().standard_error, math.inf)

@@ -84,7 +84,8 @@ class Replicates:
 
         By the delta method, if the replicates are worth six and half of their number. Else the
         largest of them decide their mean, and the delta method gives one nat at most, however much
-        they differ: then it is no less than the standard deviation of their logs.
+        they differ: then it is no less than the standard deviation of their logs, nor than half of
+        the variance, by which the mean log of a lognormal Z is too low.
         """
         if self.errors is not None:
             return self.errors
@@ -93,9 +94,10 @@ class Replicates:
         possible = self.possible
         logs, many = torch.where(possible, self.log_partitions.detach(), 0.0), possible.sum(0)
         apart = torch.where(possible, logs - logs.sum(0) / many.clamp(min=1), 0.0)
-        spread = (apart.square().sum(0) / (many - 1).clamp(min=1)).sqrt()
+        variance = apart.square().sum(0) / (many - 1).clamp(min=1)
         delta = ((self.weights.detach() * self.count).var(0) / self.count).sqrt()
-        error = torch.where(self._worth_enough, delta, torch.maximum(delta, spread))
+        wide = torch.maximum(delta, torch.maximum(variance.sqrt(), variance / 2))
+        error = torch.where(self._worth_enough, delta, wide)
         return torch.where(many < _LEAST, math.inf, error)
 
     @property

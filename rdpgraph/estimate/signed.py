@@ -38,13 +38,19 @@ class Signed(ABC):
 
     @property
     def standard_error(self) -> Tensor:
-        """(*batch,) of Z^ relative to |Z^|, over replicates; +inf with one, or where Z^ is 0."""
+        """(*batch,) of Z^ relative to |Z^|, over replicates.
+
+        +inf with fewer than four, and where they are worth less than half of their number: then a
+        few of them decide Z^, or its sign.
+        """
         values = self.relative()[0]
-        size = values.mean(0).abs()
-        if len(values) < 2:
-            return torch.full_like(size, math.inf)
-        error = values.std(0) / math.sqrt(len(values))
-        return torch.where(size > 0, error / torch.where(size > 0, size, 1.0), math.inf)
+        count = len(values)
+        total, squares = values.sum(0).square(), values.square().sum(0)
+        if count < 4:
+            return torch.full_like(total, math.inf)
+        known = (2 * total >= count * squares) & (total > 0)
+        error = values.std(0) * math.sqrt(count) / torch.where(known, total, 1.0).sqrt()
+        return torch.where(known, error, math.inf)
 
 
 @dataclass(frozen=True, eq=False)
