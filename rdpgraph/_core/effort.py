@@ -46,6 +46,9 @@ MOST_PLANNED, MOST_JOINED = 50_000, 8_000
 APPROXIMATE_SECONDS, APPROXIMATE_RUNS, RUN_SWEEPS = 2.0, 4.0, 100
 """Counted seconds for approximate answers without a limit: at least so many, or runs of plain
 messages of so many sweeps."""
+DECODING = 2.5
+"""Times the counted seconds that plain messages may take to decode a mode with hard zeros: all
+their 1,000 sweeps over tables."""
 PLAIN_WITH_ZEROS = 0.5
 """Part for plain messages before others where some scores are hard zeros."""
 SURE = 0.1

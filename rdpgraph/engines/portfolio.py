@@ -167,8 +167,9 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         with self.allowance.spending(), torch.no_grad():
             best = self.seeker.sought(None, start, self.allowance.left(effort.MODES))
             if self._decoding is not None and not bool(best.optimal.all()):
-                seconds = self.allowance.left() if self.allowance.counter is None else None
-                other = self._decoding(seconds).mode()
+                timed = self.allowance.counter is None
+                more = effort.DECODING * self.allowance.seconds
+                other = self._decoding(self.allowance.left() if timed else more).mode()
                 both = best_of(self.seeker.network, [best.states, other])
                 best = replace(both, optimal=best.optimal)
         return best.warned()
