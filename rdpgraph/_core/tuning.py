@@ -99,9 +99,9 @@ SECONDS_PER_EDGE = 1e-5
 SECONDS_PER_LOOK = 2e-5
 """Seconds between two looks at a clock that counts: a step of a greedy order."""
 
-MESSAGE_ENTRY, AUTOMATON_ENTRY, CLUSTER_ENTRY = 5.0, 500.0, 6.0
-"""Operations for each entry of a message, beside those of tables; of a message of an automaton;
-and of a cluster for each separator."""
+MESSAGE_ENTRY, AUTOMATON_SLOT, AUTOMATON_ENTRY, CLUSTER_ENTRY = 5.0, 6e4, 30.0, 6.0
+"""Operations for each entry of a message, beside those of tables; for each slot of an automaton,
+however many factors there are, and each entry of its messages; of a cluster for each separator."""
 
 ANNEALING_VISIT, SEARCH_VISIT = 600.0, 6e3
 """Operations of a visit of a node by annealing of orders, and of a variable, or a factor of it, by

@@ -271,9 +271,10 @@ class _Approximate:
         return self.clusters[1]()
 
     def _attempt(self, settings: "_Try", left: float) -> Solution:
-        schedule = Flooding()
-        if settings.in_turn:
-            schedule = RandomSubsets(0.1, torch.Generator().manual_seed(0))
+        schedule, network = Flooding(), self._for_messages.network
+        if settings.in_turn:  # each subset asks automata slot by slot
+            share = 0.5 if network.high_order else 0.1
+            schedule = RandomSubsets(share, torch.Generator().manual_seed(0))
         scheduler = Loopy(
             sweeps=100_000,
             damping=settings.damping,
@@ -283,7 +284,7 @@ class _Approximate:
             seconds=settings.part * max(left, 0.0),
             progress=self.progress,
         )
-        return scheduler.solution(self._for_messages.network)
+        return scheduler.solution(network)
 
     def _plainly(self, left: float | None) -> Solution:
         return Loopy(seconds=left, progress=self.progress).solution(self._for_messages.network)

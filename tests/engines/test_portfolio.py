@@ -216,3 +216,22 @@ def test_a_plan_says_how_many_seconds_exact_answers_take():
     named = float(posterior.plan.why.split("Auto(seconds=")[1].split(")")[0])
     assert named > 10.0
     assert f"Auto(seconds={named:.0f})" in posterior.status.remedy
+
+
+@pytest.mark.long
+def test_marginals_of_an_assignment_add_up_without_a_limit():
+    size, generator = 40, torch.Generator().manual_seed(0)
+    x = rg.VariableArray("x", (size, size), 2)
+    weights = torch.zeros(size, size, 2)
+    weights[..., 1] = torch.randn(size, size, generator=generator)
+    once = rg.ExactlyOne(size)
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((x,), rg.Table(weights)),
+            rg.FactorBlock(tuple(x[:, k] for k in range(size)), once),
+            rg.FactorBlock(tuple(x[k] for k in range(size)), once),
+        ]
+    )
+    chosen = rg.infer(graph).marginal(x)[..., 1]
+    for dim in (0, 1):
+        torch.testing.assert_close(chosen.sum(dim), torch.ones(size), atol=1e-2, rtol=0.0)

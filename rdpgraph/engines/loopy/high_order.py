@@ -144,9 +144,8 @@ class HighOrderKernel(FactorKernel):
         if isinstance(temperature, Tensor) and temperature.ndim > 1:
             temperature = self._placed(temperature)
         expanded = [self._placed(part) for part in expanded]
-        clock.count(
-            tuning.MESSAGES_BEGIN + tuning.AUTOMATON_ENTRY * sum(part.numel() for part in expanded)
-        )
+        entries = sum(part.numel() for part in expanded)
+        clock.count(tuning.AUTOMATON_SLOT * len(expanded) + tuning.AUTOMATON_ENTRY * entries)
         answers = self.block.potential.messages(expanded, temperature=temperature)
         messages = [self._picked(part.reshape(-1, *part.shape[-2:])) for part in answers]
         return [part.expand(max(batch, len(part)), self.count, -1) for part in messages]
