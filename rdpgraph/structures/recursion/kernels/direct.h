@@ -81,8 +81,9 @@ NOINLINE void direct_down(const Machine<Real>& m, const int64_t* step, int64_t f
             const Lane<Real> logs = load(t.logs + i * t.row + j, left) + (row[i] + more);
             const Lane<Real> one = load(pull + j, left) * exp_of<Real>(logs - load(after + j, left));
             total += one;
+            if (!extra) return;
             Real* to = extra + i * t.columns + j;
-            if (extra) store(to, Lane<Real>(load(to, left) + one), left);
+            store(to, Lane<Real>(load(to, left) + one), left);
           });
           for (int64_t k = 0; k < lanes<Real>(); ++k) share[i] += total[k];
         }

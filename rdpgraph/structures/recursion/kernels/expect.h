@@ -165,16 +165,16 @@ struct Losses {
       });
       return;
     }
-    Row one(ways * count), two(same() ? 0 : ways * count), under(ways * count), sums(3 * count);
+    Row one(ways * count), two(ways * count), under(ways * count), sums(3 * count);
     const int64_t* at = columns.data();
     for (int64_t a = 0; a < ways; ++a) {
       const int64_t i = a % link.depth;
-      const double *ours = t.logs + i * t.row, *theirs = u.logs + i * u.row, *more = move_of + i * t.columns;
+      const double *ours = t.logs + i * t.row, *theirs = u.logs + i * u.row;
       double *first = one.data() + a * count, *second = two.data() + a * count, *deep = under.data() + a * count;
 #pragma omp simd
       for (int64_t k = 0; k < count; ++k) first[k] = x[a] + ours[at[k] * t.column];
 #pragma omp simd
-      for (int64_t k = 0; k < count; ++k) deep[k] = below[a] + (move_of ? more[at[k]] : 0.0);
+      for (int64_t k = 0; k < count; ++k) deep[k] = below[a] + (move_of ? move_of[i * t.columns + at[k]] : 0.0);
       for (int64_t k = 0; !same() && k < count; ++k) second[k] = y[a] + theirs[at[k] * u.column];
     }
     double *v = sums.data(), *w = v + count, *out = w + count;

@@ -103,14 +103,14 @@ struct Second {
       return pass_on(link, item, place, row, pull.data(), own.data(), tau.data());
     }
     for (int64_t i = 0; i < link.depth; ++i, share += count) {
-      const double *logs = t.logs + i * t.row, *more = move + i * t.columns;
+      const double* logs = t.logs + i * t.row;
 #pragma omp simd
       for (int64_t k = 0; k < count; ++k) share[k] = row[i] + logs[columns[k] * t.column] - sums[k];
       exps(share, share, 0.0, count);
       double total = 0, turned = 0;
 #pragma omp simd reduction(+ : total, turned)
       for (int64_t k = 0; k < count; ++k) {
-        const double by = tau[i] + (move ? more[columns[k]] : 0.0);
+        const double by = tau[i] + (move ? move[i * t.columns + columns[k]] : 0.0);
         total += share[k] * above[k];
         share[k] = share[k] > 0 ? share[k] * (rest[k] + above[k] * by) : 0.0;
         turned += share[k];

@@ -15,8 +15,8 @@ NOINLINE void alternatives(const Machine<Real>& m, const int64_t* step, int64_t 
     double more = -level;
     for (int64_t f = 0; f < factors; ++f, part += kPart) {
       const int64_t from = m.entry(part, a, item, place);
-      const Real* x = m.arena + from;
       if (from < 0) return std::fill(to, to + labels, kNever<Real>);
+      const Real* x = m.arena + from;
       more += m.level_of(part, a, item, place);
       if (const int32_t* list = m.listed(part, a)) {
         for (int64_t j = 0; j < labels; ++j) to[j] = (f ? to[j] : Real(0)) + x[list[j]];
