@@ -3,7 +3,7 @@
 #pragma once
 
 #include "panels.h"
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -108,6 +108,23 @@ inline void put(float* to, Lane<float> lane, int64_t count) {
 }
 inline void put(double* to, Lane<double> lane, int64_t count) {
   _mm512_mask_storeu_pd(to, __mmask8((1u << count) - 1), (__m512d)lane);
+}
+#elif defined(__AVX2__)
+inline __m256i first_bytes(int64_t count) {
+  alignas(32) static constexpr int32_t bits[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + 8 - count / 4));
+}
+inline Lane<float> part(const float* from, int64_t count) {
+  return (Lane<float>)_mm256_maskload_ps(from, first_bytes(4 * count));
+}
+inline Lane<double> part(const double* from, int64_t count) {
+  return (Lane<double>)_mm256_maskload_pd(from, first_bytes(8 * count));
+}
+inline void put(float* to, Lane<float> lane, int64_t count) {
+  _mm256_maskstore_ps(to, first_bytes(4 * count), (__m256)lane);
+}
+inline void put(double* to, Lane<double> lane, int64_t count) {
+  _mm256_maskstore_pd(to, first_bytes(8 * count), (__m256d)lane);
 }
 #else
 template <typename Real> inline Lane<Real> part(const Real* from, int64_t count) {
