@@ -115,6 +115,9 @@ void series_up(const Series<Real>& series, int64_t first, int64_t last, Room<Rea
     int64_t shift = 0, power = 0;
     double level = m.level(series.before, item, 0);
     Real *before = series.rows(m.befores, 8, item), *after = series.rows(m.afters, 9, item);
+    const Real* sites = m.arena + series.sites(0, item);
+    Real* out = m.arena + series.at(0, item);
+    double* known = series.level(0, item);
     sums = {};
     const Prepared<Real> t = prepared(m, series.first[3], item, series.first[10]);
     const Real peak = largest(t.peaks, depth);
@@ -123,7 +126,7 @@ void series_up(const Series<Real>& series, int64_t first, int64_t last, Room<Rea
     for (int64_t start = 0; start < series.many; start += kAhead) {
       const int64_t some = std::min(kAhead, series.many - start);
       for (int64_t n = 0; n < some; ++n) {
-        given.read(m.arena + series.sites(start + n, item), left);
+        given.read(sites + (start + n) * series.first[6], left);
         for (int k = 0; k < K; ++k) given.of[k] += pads.of[k];
         highs[n] = given.top();
         for (int k = 0; k < K; ++k) shown[n].of[k] = exp_of<Real>((given.of[k] - highs[n]) + peaks.of[k]);
@@ -131,10 +134,10 @@ void series_up(const Series<Real>& series, int64_t first, int64_t last, Room<Rea
       int64_t settled = 0;  // links whose values are written
       const auto settle = [&](int64_t until) {
         for (; settled < until; ++settled) {
-          const Real more = m.levels ? peak : Real(levels[settled] + peak);
+          const Real more = known ? peak : Real(levels[settled] + peak);
           for (int k = 0; k < K; ++k) x.of[k] = log_of<Real>(found[settled].of[k]) + (peaks.of[k] + more);
-          x.write(m.arena + series.at(start + settled, item), left);
-          if (m.levels) *series.level(start + settled, item) = levels[settled];
+          x.write(out + (start + settled) * m.batch * depth, left);
+          if (known) known[(start + settled) * m.batch] = levels[settled];
         }
       };
       for (int64_t n = 0; n < some; ++n) {
@@ -144,7 +147,7 @@ void series_up(const Series<Real>& series, int64_t first, int64_t last, Room<Rea
         if (!(top >= least)) {
           settle(n);
           sums.read(m.arena + series.at(start + n - 1, item), left);
-          given.read(m.arena + series.sites(start + n, item), left);
+          given.read(sites + (start + n) * series.first[6], left);
           for (int k = 0; k < K; ++k) sums.of[k] += pads.of[k];
           const Real most = sums.top();
           for (int k = 0; k < K; ++k) x.of[k] = (given.of[k] - highs[n]) + (sums.of[k] - most);
@@ -170,9 +173,9 @@ void series_up(const Series<Real>& series, int64_t first, int64_t last, Room<Rea
           link_up(m, series.link(start + n), item, item + 1, room);
           sums = {};
           settled = n + 1;
-          if (m.levels) level = *series.level(start + n, item);
+          if (known) level = known[(start + n) * m.batch];
         }
-        if (!m.levels) level = 0;
+        if (!known) level = 0;
       }
       settle(some);
     }
@@ -190,13 +193,13 @@ void series_down(const Series<Real>& series, int64_t first, int64_t last, Arena<
   for (int64_t item = first; item < last; ++item) {
     const Prepared<Real> t = prepared(m, series.first[3], item, series.first[10]);
     const Real *befores = series.rows(m.befores, 8, item), *afters = series.rows(m.afters, 9, item);
-    Real* after = series.rows(shares, 9, item);
+    Real *after = series.rows(shares, 9, item), *out = grads + series.at(0, item);
+    Real* sites = grads + series.sites(0, item);
     pull.read(grads + series.at(series.many - 1, item), left);
     bool some = false;  // whether a link behind has a gradient, unlike those beyond an item's length
     for (int64_t n = series.many; n--;) {
-      Real* before = grads + series.at(n - 1, item);
-      if (!some) some = std::any_of(grads + series.at(n, item), grads + series.at(n, item) + depth,
-                                    [](Real x) { return x != 0; });
+      Real *here = out + n * m.batch * depth, *before = n ? here - m.batch * depth : grads + series.at(-1, item);
+      if (!some) some = std::any_of(here, here + depth, [](Real x) { return x != 0; });
       if (!some) {
         std::fill(after + n * series.next(), after + n * series.next() + depth, Real(0));
         pull.read(before, left);
@@ -217,15 +220,14 @@ void series_down(const Series<Real>& series, int64_t first, int64_t last, Arena<
       pull.write(after + n * series.next(), left);
       back.product(row, t.back, depth);
       sums.read(befores + n * series.next(), left);
-      Real* sites = grads + series.sites(n, item);
-      rest.read(sites, left);
+      rest.read(sites + n * series.first[6], left);
       pull.read(before, left);
       for (int k = 0; k < K; ++k) {
         back.of[k] *= sums.of[k];
         rest.of[k] += back.of[k];
         pull.of[k] += back.of[k];
       }
-      rest.write(sites, left);
+      rest.write(sites + n * series.first[6], left);
       pull.write(before, left);
     }
   }
