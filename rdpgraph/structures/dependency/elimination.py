@@ -1,6 +1,6 @@
 """Spanning arborescences by eliminating words: best trees, draws and max-marginals.
 
-The recursion of `nonprojective.log_partition` adds, multiplies and divides weights, but never
+The recursion of `trees.in_logs` adds, multiplies and divides weights, but never
 subtracts, so it holds in maxima too: one elimination of O(n^3) finds best trees of all items at
 once, instead of contracting cycles item by item (Chu and Liu; Edmonds).
 
@@ -221,7 +221,7 @@ def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
 
     Trees are partitioned so that the two best of each part are known. The next tree is the second
     best of some part, which is split into trees with and without an arc that only its best has.
-    Item by item in Python, O(k n^3) at most. Arguments as for `nonprojective.log_partition`.
+    Item by item in Python, O(k n^3) at most. Arguments as for `trees.log_partition`.
     """
     trees = torch.full((k, *unary.shape[:2]), -1, device="cpu")
     values = unary.detach().double().cpu()

@@ -2,13 +2,16 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Arcs, Lengths, LogZ
-from rdpgraph.logspace.gradients import by_autograd
+from rdpgraph.logspace.gradients import by_autograd, is_transformed, regradient
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures import expectations
@@ -16,6 +19,7 @@ from rdpgraph.structures.dependency import elimination
 from rdpgraph.structures.dependency.model import Dependencies
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest, perturbed
 from rdpgraph.structures.grammar.spans import kept_layout
+from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.descend import best
 from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
@@ -131,14 +135,64 @@ _NOTHING = 800.0  # nats below Z at which a term is zero in doubles
 def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
     """(B,) the log of the sum over trees, nats; differentiable any number of times. O(n^3).
 
-    With one root only the part linear in the weights of the root's arcs is kept (Koo et al. 2007
-    have it as the determinant with a row replaced): those arcs have no part in pivots, until a word
-    has no head but the root.
+    The machine eliminates words in weights of doubles; where these may underflow, and where it is
+    not there, `in_logs` does.
 
     Args:
         unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
         lengths: (B,).
         multiroot: whether more than one word may have the root as its head.
+    """
+    here = unary.is_cpu and unary.numel() > 0 and not is_transformed()
+    if not here or not library.available(torch.float64):
+        return in_logs(unary, lengths, multiroot=multiroot)
+    made: Any = _LogSum.apply(unary.double().contiguous(), lengths.contiguous(), multiroot)
+    log_z: Tensor = made.to(unary.dtype)
+    rows = log_z.detach().isnan().nonzero().squeeze(1)
+    if not len(rows):
+        return log_z
+    return log_z.index_copy(0, rows, in_logs(unary[rows], lengths[rows], multiroot=multiroot))
+
+
+class _LogSum(Function):
+    """Log Z in doubles; NaN where weights may underflow."""
+
+    @staticmethod
+    def forward(ctx: Any, unary: Tensor, lengths: Tensor, multiroot: bool) -> Tensor:  # noqa: FBT001
+        weights, log_z = torch.empty_like(unary), unary.new_empty(len(unary))
+        parts = unary, lengths, weights, log_z
+        library.function("tree_sums")(
+            *[part.data_ptr() for part in parts], *unary.shape[:2], multiroot, _threads(unary)
+        )
+        ctx.save_for_backward(unary)
+        ctx.parts, ctx.multiroot = (lengths, weights, log_z.clone()), multiroot
+        return log_z
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (unary,), (lengths, weights, log_z), (gradient,) = ctx.saved_tensors, ctx.parts, gradients
+        if torch.is_grad_enabled() or is_transformed(gradient):
+            again = partial(in_logs, lengths=lengths, multiroot=ctx.multiroot)
+            with torch.enable_grad():
+                return *regradient(again, (unary,), gradient), None, None
+        result, gradient = torch.zeros_like(unary), gradient.contiguous()
+        parts = unary, lengths, weights, log_z, gradient, result
+        library.function("tree_gradient")(
+            *[part.data_ptr() for part in parts], *unary.shape[:2], ctx.multiroot, _threads(unary)
+        )
+        return result, None, None
+
+
+def _threads(unary: Tensor) -> int:
+    return library.threads(unary.numel() * unary.shape[1], len(unary))
+
+
+def in_logs(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
+    """`log_partition` in log-space: exact at any range of scores.
+
+    With one root only the part linear in the weights of the root's arcs is kept (Koo et al. 2007
+    have it as the determinant with a row replaced): those arcs have no part in pivots, until a word
+    has no head but the root.
     """
     batch, words = unary.shape[:2]
     arcs, root = unary[:, :, 1:], unary[:, :, 0]
@@ -197,8 +251,9 @@ class NonProjectiveDependencies(Dependencies):
     """Dependency trees of any kind: log Z is the log-determinant of a Laplacian.
 
     The matrix-tree theorem (Koo et al. 2007; Smith and Smith 2007). Words are eliminated one by
-    one without subtraction, in log-space (the GTH form of Gaussian elimination), so that scores of
-    any range keep their precision, and hard zeros are exact. O(n^3).
+    one without subtraction (the GTH form of Gaussian elimination), by compiled code, or in
+    log-space where weights would underflow, so that scores of any range keep their precision, and
+    hard zeros are exact. O(n^3).
 
     The k best trees are found item by item in Python: O(k n^3) at most.
 

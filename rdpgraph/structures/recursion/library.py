@@ -45,6 +45,8 @@ _SIGNATURES = {
     "parity_kept": (7, 10, 1, 2),
     "parity_messages": (11, 5, 1, 3),
     "parity_flood": (6, 3, 3, 2),
+    "tree_sums": (4, 2, 0, 2),
+    "tree_gradient": (6, 2, 0, 2),
     "search_order": (11, 4, 3, 0),
     "search_solve": (12, 3, 0, 1),
     "tape_losses": (4, 3, 0, 2),

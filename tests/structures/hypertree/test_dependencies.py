@@ -315,6 +315,22 @@ def test_gradients_of_first_and_second_order(kind, multiroot):
     assert not second.isnan().any()
 
 
+@pytest.mark.parametrize("multiroot", [False, True])
+@pytest.mark.parametrize("spread", [1.0, 30.0, 200.0])
+def test_gradients_are_the_same_where_they_are_recorded(multiroot, spread):
+    """A recorded gradient is that of sums in log-space; others are of compiled code."""
+    lengths = torch.tensor([12, 9, 1, 0])
+    hard = normal(4, 12, 13, seed=3) > 1.0
+    unary = (spread * normal(4, 12, 13)).masked_fill(hard, -math.inf).requires_grad_()
+    log_z = NonProjectiveDependencies(unary, multiroot=multiroot, lengths=lengths).log_partition()
+    alive = torch.where(log_z > -math.inf, log_z, 0.0).sum()
+    (first,) = torch.autograd.grad(alive, unary, retain_graph=True)
+    (recorded,) = torch.autograd.grad(alive, unary, create_graph=True)
+    torch.testing.assert_close(first, recorded.detach(), rtol=1e-9, atol=1e-9)
+    used = (log_z > -math.inf) * lengths
+    torch.testing.assert_close(first.sum((1, 2)), used.to(first), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("multiroot", [False, True])
 def test_draws_have_the_probabilities_of_their_trees(kind, multiroot):

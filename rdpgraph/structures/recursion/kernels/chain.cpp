@@ -9,6 +9,7 @@
 #include "kept.h"
 #include "search.h"
 #include "second.h"
+#include "trees.h"
 #endif
 
 // A program and its inputs, from their addresses.
@@ -185,6 +186,24 @@ void parity_flood(const int64_t* starts, const int64_t* bits, const double* prio
                     product != 0};
   const int64_t groups = (batch + kShots - 1) / kShots;
   by_items<double>(groups, threads, [&](int64_t a, int64_t b) { flood.run(a, b); });
+}
+
+void tree_sums(const double* arcs, const int64_t* lengths, double* weights, double* log_z,
+               int64_t batch, int64_t words, int multiroot, int threads) {
+  const Trees trees{arcs, lengths, weights, words, multiroot != 0};
+  by_items<double>(batch, threads, [&](int64_t a, int64_t b) {
+    for (int64_t item = a; item < b; ++item) log_z[item] = trees.sum(item);
+  });
+}
+
+void tree_gradient(const double* arcs, const int64_t* lengths, double* weights, const double* log_z,
+                   const double* pull, double* grads, int64_t batch, int64_t words, int multiroot,
+                   int threads) {
+  const Trees trees{arcs, lengths, weights, words, multiroot != 0};
+  by_items<double>(batch, threads, [&](int64_t a, int64_t b) {
+    for (int64_t item = a; item < b; ++item)
+      if (log_z[item] > kNever<double>) trees.gradient(item, pull[item], grads);
+  });
 }
 
 void search_order(const int64_t* starts, const int32_t* near, const double* logs,
