@@ -13,12 +13,18 @@ from rdpgraph.structures.recursion.values import View
 _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PRODUCT = CHAIN_KINDS
 
 
-def _is_kept(total: int, widths: tuple[int, ...], each: tuple[int, ...], *, ragged: bool) -> bool:
+def _is_short(total: int, widths: tuple[int, ...], each: tuple[int, ...], *, ragged: bool) -> bool:
     del widths, each, ragged
-    return total <= tuning.CHAIN_STEPS
+    return total <= tuning.SHORT_STEPS
 
 
-@remembered(tuning.CHAIN_PROGRAMS, where=_is_kept)
+def _is_long(total: int, widths: tuple[int, ...], each: tuple[int, ...], *, ragged: bool) -> bool:
+    del widths, each, ragged
+    return tuning.SHORT_STEPS < total <= tuning.CHAIN_STEPS
+
+
+@remembered(tuning.CHAIN_PROGRAMS, where=_is_long)
+@remembered(tuning.SHORT_PROGRAMS, where=_is_short)
 def chain_program(
     total: int, widths: tuple[int, ...], each: tuple[int, ...], *, ragged: bool
 ) -> Program:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from rdpgraph._core import tuning
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.recursion import machine
@@ -51,7 +52,9 @@ class _LogSum(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        needed, inputs, done = _asked(ctx), ctx.saved_tensors, ctx.done
+        inputs, done = ctx.saved_tensors, ctx.done
+        large = done.program.work * len(gradients[0]) > tuning.ASKED_WORK
+        needed = _asked(ctx) if large else ctx.needs_input_grad[2:]
         if not _keeps_graph():  # nobody asks again
             ctx.done = None
         if is_transformed(*gradients):

@@ -7,14 +7,13 @@ model may take other steps. Code that reads anything that may change unseen is n
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rdpgraph._core.cache import cached_property
+from rdpgraph._core.cache import cached_property, remembered
 from rdpgraph._core.portable import field_names
 from rdpgraph.structures.recursion.names import ABSENT, PLAIN, Captured, UnknownError
 
@@ -258,7 +257,7 @@ class Tracer(TorchFunctionMode):
         return Trace(operations[::-1], ends, captured)
 
 
-@lru_cache
+@remembered(512)
 def _writes(func: Any) -> bool:
     """Return whether a function changes its first tensor, by its name."""
     name = getattr(func, "__name__", "_")

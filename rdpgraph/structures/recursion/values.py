@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.cache import cached_property
+from rdpgraph._core.cache import cached_property, remembered
 from rdpgraph.errors import ModelError
 
 
@@ -328,7 +327,7 @@ def listed_places(
     return pairs
 
 
-@lru_cache(64)
+@remembered(64)
 def _places_of(many: tuple[int, ...]) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
     """The value of each place of values in turn, and the place there."""
     value = np.repeat(np.arange(len(many)), many)
