@@ -1,4 +1,4 @@
-"""How often errors, intervals and statuses of estimates of log Z are right, beside exact answers.
+"""Measure how often errors, intervals and statuses of estimates of log Z hold exact answers.
 
 python -m tests.fuzz.calibration [--models 300] [--seed 0] [--large] [--only Randomized]
 
