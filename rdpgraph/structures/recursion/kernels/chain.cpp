@@ -39,7 +39,7 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     std::vector<uint8_t> bad = prepare_all(m, slots, false);                                      \
     by_items<Real>(batch, batch == 1 ? 1 : threads,                                               \
                    [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });                          \
-    std::memcpy(goals, m.arena + m.at(count - 1, 0, 0), batch * sizeof(Real));                    \
+    std::copy_n(m.arena + m.at(count - 1, 0, 0), batch, goals);                                   \
   }                                                                                               \
   void chain_down_##name(const int64_t* parts, const Real* pull, Real* sites, Real* others, Real* shares,       \
                          Real* const* extras, int64_t count, int64_t batch, int64_t slots, int64_t hop, int threads) { \
