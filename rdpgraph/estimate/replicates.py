@@ -22,7 +22,7 @@ from rdpgraph.structures.draws import uniform
 
 # Fewer replicates do not show that they miss something; nor do those that are worth fewer. The
 # error of fewer than four varies without a limit: Student's t of two degrees has no variance.
-_FEW, _WORTH, _LEAST = 8, 6, 4
+_FEW, _WORTH, _LEAST = 16, 6, 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,7 @@ class Replicates:
         """Status with the replicates' error and effective number, of the worst item.
 
         Neither for one replicate, or for draws with equal weights, which have no known error.
-        Converged: there are eight and more, worth six and half of their number; for messages that
+        Converged: there are sixteen and more, worth half of their number; for messages that
         iterate, whether these have converged.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0

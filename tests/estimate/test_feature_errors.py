@@ -272,7 +272,7 @@ def test_replicates_are_the_mean_of_single_draws(shape, shared):
 
 def test_replicates_of_a_batch_are_replicates_of_each_item():
     chain = rg.Chain(drawn(2, 4, 3), rg.Bilinear(drawn(3, 2, scale=0.3), drawn(3, 2, scale=0.3)))
-    many = replicated(chain, 2048, 8)
+    many = replicated(chain, 2048, 16)
     assert many.marginals().shape == (2, 4, 3)
     assert torch.allclose(many.log_partition, chain.log_partition(), atol=0.1)
     assert torch.allclose(many.marginals(), chain.marginals(), atol=0.05)

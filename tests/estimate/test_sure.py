@@ -50,7 +50,7 @@ def stays(steps=6, states=10):
 @pytest.mark.parametrize(
     "estimator",
     [
-        rg.Randomized(Uniform(), Threshold(2), replicates=8),
+        rg.Randomized(Uniform(), Threshold(2), replicates=16),
         rg.Randomized.piloted(keep=3, replicates=16),
     ],
 )
@@ -81,12 +81,12 @@ def test_intervals_of_few_replicates_are_wide():
     few = rg.Randomized.default(keep=2, replicates=2)
     status = rg.infer(chain(), estimator=few, generator=seeded()).status
     assert not status.converged
-    assert status.remedy.startswith("2 of 8 replicates")
+    assert status.remedy.startswith("2 of 16 replicates")
 
 
 def test_few_replicates_of_heavy_tails_are_not_sure():
     model = rg.Chain(torch.zeros(6, 400, dtype=torch.float64), 3 * draw(400, 400))
-    estimator = rg.Randomized.default(keep=40, replicates=8)
+    estimator = rg.Randomized.default(keep=40, replicates=16)
     for seed in range(30):
         posterior = rg.infer(model, estimator=estimator, generator=seeded(seed))
         error = abs(float(posterior.log_partition - model.log_partition()))
@@ -113,7 +113,7 @@ class Elsewhere(Selection):
 
 def test_an_estimate_above_what_all_states_have_is_not_sure():
     model = rg.Chain(0.1 * draw(4, 5), torch.zeros(5, 5, dtype=torch.float64))
-    few = rg.Randomized(Uniform(), Elsewhere(), replicates=8)
+    few = rg.Randomized(Uniform(), Elsewhere(), replicates=16)
     posterior = rg.infer(model.factor_graph(), estimator=few)
     off = float(posterior.log_partition - model.log_partition())
     assert off > 1.0
@@ -150,7 +150,7 @@ def test_replicates_that_do_not_differ_show_no_error(monkeypatch):
     unary = torch.zeros(8, 200, dtype=torch.float64)
     unary[:, :2] = 1e-3  # kept by all, of all others one
     leave = torch.full((200, 200), -50.0, dtype=torch.float64).fill_diagonal_(0.0)
-    estimator = rg.Randomized(rg.randomized.Local(), rg.randomized.TopTail(2, 1), replicates=8)
+    estimator = rg.Randomized(rg.randomized.Local(), rg.randomized.TopTail(2, 1), replicates=16)
     posterior = rg.infer(rg.Chain(unary, leave), estimator=estimator, generator=seeded())
     assert float(posterior.log_partitions.max() - posterior.log_partitions.min()) < 1e-6
     assert float(posterior.log_partition) < math.log(200) - 4.0
@@ -168,9 +168,9 @@ def ring(states=4):
 @pytest.mark.parametrize(
     ("model", "estimator", "scheduler"),
     [
-        (ring(), rg.Randomized.default(keep=3, replicates=8), rg.Loopy()),
-        (ring(), rg.Randomized(Uniform(), rg.randomized.Top(2), replicates=8), rg.Auto()),
-        (chain(), rg.Randomized(Uniform(), rg.randomized.Top(2), replicates=8), None),
+        (ring(), rg.Randomized.default(keep=3, replicates=16), rg.Loopy()),
+        (ring(), rg.Randomized(Uniform(), rg.randomized.Top(2), replicates=16), rg.Auto()),
+        (chain(), rg.Randomized(Uniform(), rg.randomized.Top(2), replicates=16), None),
         (
             rg.FactorGraph([rg.Factor([rg.Variable(n, 3) for n in "ab"],
                                       rg.Bilinear(draw(3, 2), draw(3, 2)))]),
