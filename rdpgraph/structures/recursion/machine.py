@@ -89,7 +89,8 @@ class Run:
         if self.noted[3] > 1:
             again = run(self.program, self.inputs, whole=self.levels is None, rows=True, once=True)
             return again.gradients(gradient, wanted, seeds)
-        sites, below = zeros(self.inputs.unary), zeros(self.values)
+        dense = self.first_row is not None
+        sites, below = (zeros(part, dense=dense) for part in (self.inputs.unary, self.values))
         if seeds is not None:
             self.linked(below, seeds[0].shape[2], seeds[1]).copy_(seeds[0])
         after = self._rows_after() if self.first_row is None else below
@@ -366,7 +367,7 @@ def run(
         again = once and dtype == torch.float32 and table[3] > library.panel_width(4)
         again = again and table[7] != DIRECT
     before = 0 if again else before if pairs else plain
-    kept = zeros(unary, batch * (before + after)) if rows else None
+    kept = zeros(unary, batch * (before + after), dense=table is not None) if rows else None
     noted = array("q", [0, 0, pairs, again])
     fixed = program.values, program.steps, program.index
     arrays = places_of([*fixed, None, values, room, levels, kept, kept, None])
