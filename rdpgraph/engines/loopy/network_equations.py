@@ -189,12 +189,14 @@ def equations_of(
     weights = counting.numbers(edges)
     if weights is not None:
         weights = tuple(w.to(network.constant) for w in weights)
-    vanishing = any(
+    kernels = _kernels(network, temperature, weights)
+    # States are left that are possible in any item: others may have none of a message's.
+    vanishing = any(not kernel.divisible for kernel in kernels) or any(
         len(group.log_tables) > 1 and not group.extent[0] > -math.inf for group in network.groups
     )
     return Equations(
         edges=edges,
-        kernels=_kernels(network, temperature, weights),
+        kernels=kernels,
         unary=_unary(network, edges),
         weights=None if weights is None else _edge_weights(edges, weights),
         factor_weights=weights,

@@ -558,3 +558,21 @@ def test_messages_of_parities_beyond_exponentials():
     posterior = loopy(rg.FactorGraph([rg.FactorBlock((x,), rg.Table(odds)), check]))
     assert posterior.mode()[x].tolist() == [1] * 8
     assert posterior.marginal(x)[0].tolist() == pytest.approx([0, 1])
+
+
+def test_items_of_a_batch_may_forbid_what_others_allow():
+    x = rg.VariableArray("x", (4,), 3)
+    accept = torch.tensor(
+        [[-math.inf, -math.inf, 0.0], [4.0, 3.0, 2.0], [-math.inf] * 3], dtype=torch.float64
+    )
+    transitions = torch.tensor([[2, 2, 2], [0, 2, 1], [2, 2, 1]])
+    pair = torch.linspace(-2, 2, 9, dtype=torch.float64).reshape(3, 3)
+    factors = [
+        rg.Factor((x[0], x[1], x[2]), rg.Automaton(transitions, accept, 3)),
+        rg.Factor((x[2], x[3]), rg.Table(pair)),
+    ]
+    graph = rg.FactorGraph(factors)
+    wanted, found = rg.infer(graph), rg.infer(graph, scheduler=rg.Loopy())
+    assert found.status.converged
+    torch.testing.assert_close(found.marginals()["x"], wanted.marginals()["x"])
+    torch.testing.assert_close(found.log_partition, wanted.log_partition)
