@@ -158,7 +158,8 @@ class _Losses(Function):
             with torch.enable_grad():
                 return None, None, None, *regradient(ctx.again, inputs, gradient)
         ours, theirs, size = ctx.runs[0], ctx.runs[-1], len(ctx.runs[0].inputs.given) + 1
-        needed = [_asked(ctx)[:size], _asked(ctx)[size:]]
+        asked = _asked(ctx)
+        needed = [asked[:size], asked[size:]]
         moves = [
             (finite(one) if ctx.divergence else 0.0) - finite(two)
             if one.is_floating_point()

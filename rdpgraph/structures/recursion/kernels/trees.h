@@ -18,11 +18,11 @@ struct Trees {
   int64_t words;
   bool multiroot;
 
-  double* row(double* all, int64_t item, int64_t word) const {
+  template <typename Number> Number* row(Number* all, int64_t item, int64_t word) const {
     return all + (item * words + word) * (words + 1);
   }
   double peak(int64_t item, int64_t word) const {
-    const double* from = arcs + (item * words + word) * (words + 1);
+    const double* from = row(arcs, item, word);
     return *std::max_element(from, from + words + 1);
   }
 
@@ -41,7 +41,7 @@ struct Trees {
     std::vector<double> share(words + 1);
     double log_z = 0;
     for (int64_t word = 0; word < lengths[item]; ++word) {
-      const double top = peak(item, word), *from = arcs + (item * words + word) * (words + 1);
+      const double top = peak(item, word), *from = row(arcs, item, word);
       double* to = row(weights, item, word);
       if (!(top > kNever<double>)) return kNever<double>;
       log_z += top;
@@ -100,7 +100,7 @@ struct Trees {
         if (heads[c] > 0) g[c] = (sums[c] + (c || used ? rest : 0)) / pivot;
     }
     for (int64_t word = 0; word < many; ++word) {
-      const double top = peak(item, word), *from = arcs + (item * words + word) * (words + 1);
+      const double top = peak(item, word), *from = row(arcs, item, word);
       double* g = row(grads, item, word);
       for (int64_t c = 0; c <= words; ++c) g[c] *= pull * std::exp(from[c] - top);
     }
