@@ -1,7 +1,7 @@
 """Random structures of every kind, each held by the conformance suite.
 
-And by what else must hold of any: writes into its tensors are seen, finite scores that stand for
-absence are that, and items that are impossible are named.
+And by what else must hold of any: writes into its tensors are seen, their strides do not matter,
+finite scores that stand for absence are that, and items that are impossible are named.
 """
 
 import math
@@ -23,6 +23,7 @@ def case(rng: np.random.Generator) -> int:
     kind = KINDS[int(rng.integers(len(KINDS)))]
     structure = kind(_Draws.of(rng))
     log_z = structure.log_partition()
+    strided(structure, rng)
     if bool((log_z == -math.inf).any()):
         posterior = rg.infer(structure)
         for ask in (structure.mode, posterior.mode, lambda: posterior.sample(2)):
@@ -84,6 +85,19 @@ def written(structure: rg.extend.Structure, rng: np.random.Generator) -> None:
         wanted = answers(mapped(structure, torch.Tensor.clone))
         for name, found in answers(structure).items():
             close(f"{name} of {kind}, written into", found, _plain(wanted[name]), 1e-9)
+
+
+def strided(structure: rg.extend.Structure, rng: np.random.Generator) -> None:
+    """Tensors in another order of memory, such as transposed ones, give the same answers."""
+
+    def moved(own: Tensor) -> Tensor:
+        order = rng.permutation(own.ndim)
+        return own.permute(tuple(order)).contiguous().permute(tuple(np.argsort(order)))
+
+    other = mapped(structure, moved)
+    for name in ("log_partition", "marginals", "max_marginals", "entropy"):
+        found, wanted = (getattr(each, name)() for each in (other, structure))
+        close(f"{name} of {type(structure).__name__}, other strides", found, _plain(wanted), 1e-9)
 
 
 def stand_in(structure: rg.extend.Structure, low: float) -> None:

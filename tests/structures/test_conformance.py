@@ -7,6 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.testing import check_structure
+from tests.fuzz.structures import mapped
 
 
 def draw(*shape, seed=0):
@@ -112,6 +113,14 @@ ANSWERS = {
     "k best": lambda model: model.k_best(2).scores,
     "samples": lambda model: model.log_prob(model.sample(3, torch.Generator().manual_seed(0))),
 }
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_answers_do_not_depend_on_strides(name):
+    model = STRUCTURES[name]()
+    other = mapped(model, lambda own: own.mT.contiguous().mT if own.ndim > 1 else own)
+    for question, answer in ANSWERS.items():
+        torch.testing.assert_close(answer(other), answer(model), msg=question)
 
 
 @pytest.mark.long

@@ -233,5 +233,5 @@ def _inputs(
         last = lengths.reshape(-1, 1, 1) - 1
         last = last if least else last.remainder(total + 1)
         given += unary.new_zeros(1, 1, states), last, last
-    unary = masked(unary, lengths) if ragged and masks else unary.contiguous()
-    return program, Inputs(unary, given)
+    unary = masked(unary, lengths) if ragged and masks else unary
+    return program, Inputs(unary.contiguous(), given)
