@@ -181,6 +181,8 @@ class Transitions(nn.Module):
             emissions = emissions.transpose(0, 1)
             mask = None if mask is None else mask.t()
         dtype = torch.promote_types(emissions.dtype, self.transitions.dtype)
+        # A likelihood is a difference of scores, which half precision would round to whole nats.
+        dtype = torch.promote_types(dtype, torch.float32)
 
         def allowed(given: Tensor, kept: Tensor | None) -> Tensor:
             given = given.to(dtype)

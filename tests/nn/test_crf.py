@@ -182,6 +182,13 @@ def test_scores_of_another_precision():
     assert crf(emissions.bfloat16(), tags, mask).dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_likelihoods_in_half_precision_are_not_rounded_by_the_size_of_scores(dtype):
+    crf, emissions = CRF(1).to(dtype), torch.linspace(40, 60, 7).reshape(7, 1, 1).to(dtype)
+    likelihood = crf(emissions, torch.zeros(7, 1, dtype=torch.long))
+    torch.testing.assert_close(likelihood, torch.tensor(0.0), rtol=0, atol=1e-4)
+
+
 def test_learns_a_rule_that_emissions_do_not_show():
     """Tags alternate and nothing else tells: only the transitions can learn it."""
     crf = CRF(2, batch_first=True)
