@@ -92,7 +92,7 @@ def expectations(
             for part in tensors
         ]
         log_z = log_partition(*aliases)
-        if not log_z.requires_grad:  # none of the tensors has a part in it
+        if not aliases or not log_z.requires_grad:  # none of the tensors has a part in it
             return log_z, [torch.zeros_like(part) for part in aliases]
         possible = (log_z.detach() > -math.inf).to(log_z)
         gradients = torch.autograd.grad(

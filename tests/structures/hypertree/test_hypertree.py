@@ -214,6 +214,10 @@ def test_rule_marginals_are_the_expected_uses(kind):
         torch.testing.assert_close(mine, theirs, **CLOSE)
 
 
+def test_without_rules_none_are_used():
+    assert rg.Hypertree(torch.zeros(2, 2, 2, requires_grad=True)).rule_marginals() == ()
+
+
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spread", [30.0, 300.0, 3000.0])
