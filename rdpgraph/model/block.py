@@ -43,6 +43,9 @@ class Block:
     declared: Tensor
     copied: tuple[tuple[Tensor, int], ...] = field(default=(), metadata={"elsewhere": ()})
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "copied": ()}  # a copy has no part in the versions of the originals
+
     @cached_property
     def watched(self) -> list[Tensor]:
         """The potential's tensors whose writes are counted."""

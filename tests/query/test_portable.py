@@ -82,6 +82,17 @@ def test_a_graph_whose_parameters_it_copied_answers_after_crossing():
     )
     again = pickle.loads(pickle.dumps(rg.infer(graph)))
     torch.testing.assert_close(rg.infer(again.graph).log_partition, again.log_partition)
+    alone = rg.infer(pickle.loads(pickle.dumps(graph)))
+    torch.testing.assert_close(alone.log_partition, again.log_partition)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_copies_of_a_graph_answer_alike(way):
+    generator = torch.Generator().manual_seed(0)
+    a, b, c = (rg.Variable(name, 3) for name in "abc")
+    tables = [rg.Table(torch.randn(3, 3, generator=generator)) for _ in range(2)]
+    graph = rg.FactorGraph([rg.Factor((a, b), tables[0]), rg.Factor((b, c), tables[1])])
+    torch.testing.assert_close(rg.infer(way(graph)).marginal(c), rg.infer(graph).marginal(c))
 
 
 def test_a_progress_callback_stays_behind():
