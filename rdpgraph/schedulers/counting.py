@@ -51,7 +51,7 @@ class Counting(Scheduler):
     needs a circuit, where all branches of such a search are kept: that of d4, or of a compiler of
     this library, which learns nothing and is tried first. It is compiled once for a set of clauses,
     whatever their weights, and answers batches of evidence and weights; log Z of it has gradients,
-    other answers have none. Marginal modes are not answered.
+    those of other answers are refused. Marginal modes are not answered.
 
     Cost: not known in advance; seconds to minutes for planning problems of a thousand variables and
     a width of hundreds. Fewer models can be compiled than counted. All marginals take two passes

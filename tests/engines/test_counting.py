@@ -219,6 +219,17 @@ def test_circuits_answer_as_contraction_does(seed: int) -> None:
         torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("question", ["marginals", "entropy", "max_marginals"])
+def test_answers_without_a_gradient_refuse_one(question: str) -> None:
+    a, b = rg.Variable("a", 3), rg.Variable("b", 2)
+    table = torch.randn(3, 2, generator=seeded(), dtype=torch.float64, requires_grad=True)
+    graph = rg.FactorGraph([rg.Factor((a, b), rg.Table(table)), rg.Factor((b,), rg.Or(1))])
+    answers = getattr(rg.infer(graph, scheduler=rg.Counting()), question)()
+    values = answers[a] if isinstance(answers, dict) else answers
+    with pytest.raises(UnsupportedError, match=r"log Z alone has a gradient"):
+        values.sum().backward()
+
+
 def test_gradients_of_a_batch_are_those_of_contraction() -> None:
     x, y, z = (rg.Variable(name, 3) for name in "xyz")
     first = torch.randn(4, 3, 3, generator=seeded(), dtype=torch.float64)

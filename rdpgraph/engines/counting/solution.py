@@ -17,6 +17,7 @@ from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, state_table
 from rdpgraph.engines.solution import OF_LOG_PARTITION, Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError, UnsupportedError
+from rdpgraph.logspace.gradients import refused
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 
@@ -26,6 +27,8 @@ _BY_CIRCUIT = (
     "sample",
 )  # fmt: skip
 """Questions that a circuit is compiled for, and others that one answers if it is there."""
+
+_NO_GRADIENT = "Of the answers of a circuit log Z alone has a gradient; Contraction() has all."
 _IF_COMPILED = ("max_marginals", "mode", "possible_mode", "mode_exists", "mode_is_optimal")
 
 
@@ -63,14 +66,19 @@ class CountedSolution(Solution):
         network = self.network
         if network.impossible:
             return network.constant.new_full((network.batch,), -math.inf)
-        if network.batch == 1 and not self._has_gradients and has_counter():
+        if network.batch == 1 and not self._tracked and has_counter():
             return self._counted if "circuit" not in self.__dict__ else self._log_z
         return self._log_z
 
     @cached_property
-    def _has_gradients(self) -> bool:
+    def _tracked(self) -> list[Tensor]:
+        """Tables with gradients."""
         tables = (self.network.constant, *(group.log_tables for group in self.network.groups))
-        return any(part.requires_grad for part in tables)
+        return [part for part in tables if part.requires_grad]
+
+    def _guarded(self, values: Tensor) -> Tensor:
+        """The same values, whose gradient in the model's tables is an error."""
+        return refused(values, _NO_GRADIENT, *self._tracked) if self._tracked else values
 
     @cached_property
     def _counted(self) -> Tensor:
@@ -156,7 +164,7 @@ class CountedSolution(Solution):
         """(B, S) probabilities, by one pass down the circuit; without gradients."""
         if self._none:
             return state_table(self.network, None, 0.0, 0.0)
-        return self._of_states(self._shares, 0.0, self._alive)
+        return self._guarded(self._of_states(self._shares, 0.0, self._alive))
 
     def _given(self, rows: list[list[int]], *, maximum: bool = False) -> Tensor:
         """(B, n) log of the sum, or the maximum, of models in which each row's literals hold."""
@@ -178,7 +186,7 @@ class CountedSolution(Solution):
             shape = self.network.batch, declared.count, *declared.sizes
             return self.network.constant.new_zeros(shape)
         tables = factor_tables(self.network, block, self._beliefs)
-        return tables * self._alive.reshape(-1, *[1] * (tables.ndim - 1))
+        return self._guarded(tables * self._alive.reshape(-1, *[1] * (tables.ndim - 1)))
 
     def _beliefs(self, group: int) -> Tensor:
         scopes = self.network.groups[group].scopes
@@ -200,7 +208,7 @@ class CountedSolution(Solution):
             return self._encoding.constant.detach().expand(self.network.batch)
         terms = torch.where(self._shares > 0.0, self._shares * self._weights, 0.0)
         score = terms.sum(1) + self._encoding.constant.detach()
-        return torch.where(self._alive > 0, score, 0.0)
+        return self._guarded(torch.where(self._alive > 0, score, 0.0))
 
     def max_marginals(self) -> Tensor:
         """(B, S) nats, by a row of evidence for each literal; without gradients."""
@@ -211,7 +219,8 @@ class CountedSolution(Solution):
         log_values = self._given(literals, maximum=True)
         constant = self._encoding.constant.detach().unsqueeze(1)
         best = self.circuit.roots(self._weights, maximum=True)
-        return self._of_states(log_values + constant, -math.inf, best + constant[:, 0])
+        largest = self._of_states(log_values + constant, -math.inf, best + constant[:, 0])
+        return self._guarded(largest)
 
     def _states(self, chosen: Tensor) -> Tensor:
         """(B, V) of the literals (2 n, B) that hold."""
