@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import stat
+import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -83,7 +84,13 @@ def read_rows(path: Path, graph: FactorGraph, limit: int, wait: float) -> Any:
         first: Any = pandas.read_csv(text, nrows=0)
         text.seek(0)
         gaps = {name: [g for g in _GAPS if g not in names.get(name, ())] for name in first.columns}
-        rows: Any = pandas.read_csv(text, dtype="category", keep_default_na=False, na_values=gaps)
+        with warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning):
+            # Otherwise the first column of rows with one field more would be their index.
+            rows: Any = pandas.read_csv(
+                text, dtype="category", keep_default_na=False, na_values=gaps, index_col=False
+            )
+    except pandas.errors.ParserWarning:
+        raise FileFormatError(f"{path}: a row has more fields than the first line.") from None
     except ValueError as error:
         raise FileFormatError(f"{path}: not a table of comma-separated values: {error}") from None
     for name, known in names.items():

@@ -94,6 +94,7 @@ def test_states_may_be_numbers(run, tmp_path):
         ("asia,tub\nyes,maybe\n", "has no state 'maybe'"),
         ("", "not a table of comma-separated values"),
         ("asia\nyes,no,no\nyes\nno,no,no,no\n", "Error"),
+        ("asia,tub\nyes,no,\nno,no,\n", "a row has more fields than the first line"),
         ("tub,lung,either\nyes,no,no\n", "row 0 of the data"),
     ],
 )
