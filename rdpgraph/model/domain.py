@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from operator import attrgetter, ge
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -83,23 +85,19 @@ class Domain:
         if isinstance(self.entries, CompactVariables):
             return torch.from_numpy(self.entries.sizes)
         with no_raw_memory_error(f"The sizes of {self.count:,} variables"):
-            return self._repeated([entry.size for entry in self.entries], torch.long)
+            return self._repeated(np.array([entry.size for entry in self.entries], np.int64))
 
     @cached_property
     def unnamed(self) -> Tensor:
         """(V,) True where states have no names."""
         if isinstance(self.entries, CompactVariables):
             return torch.from_numpy(self.entries.unnamed())
-        flags = [int(isinstance(entry.states, int)) for entry in self.entries]
-        return self._repeated(flags, torch.bool)
+        flags = [isinstance(entry.states, int) for entry in self.entries]
+        return self._repeated(np.array(flags, np.bool_))
 
-    def _repeated(self, values: list[int], dtype: torch.dtype) -> Tensor:
+    def _repeated(self, values: npt.NDArray[Any]) -> Tensor:
         """(V,) the value of each entry for all of its members."""
-        counts = [math.prod(entry.shape) for entry in self.entries]
-        return torch.repeat_interleave(
-            torch.tensor(values, dtype=dtype, device="cpu"),
-            torch.tensor(counts, dtype=torch.long, device="cpu"),
-        )
+        return torch.from_numpy(np.repeat(values, np.diff(self.starts)))
 
     @cached_property
     def total_states(self) -> int:
@@ -290,7 +288,7 @@ def _differing(known: Entry, entry: Entry) -> str:
 
 
 def _are_alike(given: Entry, entry: Entry) -> bool:
-    return given.shape == entry.shape and given.size == entry.size
+    return given is entry or (given.shape == entry.shape and given.size == entry.size)
 
 
 def _brief(entry: Entry) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from rdpgraph.model.variable import States, is_named, state_index
 
 MISSING = -1  # a state that was not observed
 
+
+_Integers: TypeAlias = npt.NDArray[np.int64]
 
 _Given: TypeAlias = tuple[Named, int, Entry, Tensor]
 """A variable with evidence, its number and entry, and the states."""
@@ -65,7 +68,7 @@ def _columns(rows: Sequence[Any], domain: Domain) -> dict[Any, list[Any]]:
 
 
 def _read(given: Mapping[Any, Any], domain: Domain) -> Tensor:
-    numbers, states = list[Tensor](), list[Tensor]()
+    numbers, states = list[_Integers](), list[_Integers]()
     ones, their = list[int](), list[int]()
     alike: dict[tuple[int, ...], list[_Given]] = {}
     batch: tuple[int, ...] = ()
@@ -86,19 +89,21 @@ def _read(given: Mapping[Any, Any], domain: Domain) -> Tensor:
         places = domain.numbers(item)
         given_states = _states(item, value, places, domain)
         batch = _joint_batch(item, batch, tuple(given_states.shape[:-1]))
-        numbers.append(places.reshape(-1))
-        states.append(given_states)
+        numbers.append(places.reshape(-1).numpy())
+        states.append(given_states.numpy())
     for shape, group in alike.items():
         batch = _joint_batch(group[0][0], batch, shape)
-        numbers.append(torch.tensor([number for _, number, _, _ in group], device="cpu"))
-        states.append(_together(group))
+        numbers.append(np.array([number for _, number, _, _ in group]))
+        states.append(_together(group).numpy())
     if ones:
-        numbers.append(torch.tensor(ones, device="cpu"))
-        states.append(torch.tensor(their, device="cpu"))
-    return _placed(numbers, [part.expand(*batch, -1) for part in states], batch, domain)
+        numbers.append(np.array(ones))
+        states.append(np.array(their))
+    return _placed(numbers, states, batch, domain)
 
 
-def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, list[tuple[Any, Any]]]:
+def _many(
+    given: Mapping[Any, Any], domain: Domain
+) -> tuple[_Integers, _Integers, list[tuple[Any, Any]]]:
     """Numbers and states of single variables given as ints; the pairs left to the general path."""
     items, values, rest = list(given), list(given.values()), list[tuple[Any, Any]]()
     if set(map(type, values)) != {int}:
@@ -114,16 +119,16 @@ def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, lis
     try:
         pairs = np.array([numbers, values], np.int64)
     except OverflowError:  # no state has such a number
-        none = torch.zeros(0, dtype=torch.long, device="cpu")
+        none = np.zeros(0, np.int64)
         return none, none, list(given.items())
-    places, states = torch.from_numpy(pairs)
-    direct = domain.unnamed[places]
-    if not bool(direct.all()):
-        rest += [(items[place], values[place]) for place in (~direct).nonzero().flatten().tolist()]
-        places, states, pairs = places[direct], states[direct], pairs[:, direct.numpy()]
-    wrong = (states < MISSING) | (states >= domain.sizes[places])
-    if bool(wrong.any()):
-        number, state = pairs[:, int(wrong.nonzero()[0])].tolist()
+    direct = domain.unnamed.numpy()[pairs[0]]
+    if not direct.all():
+        rest += [(items[place], values[place]) for place in np.flatnonzero(~direct).tolist()]
+        pairs = pairs[:, direct]
+    places, states = pairs
+    wrong = (states < MISSING) | (states >= domain.sizes.numpy()[places])
+    if wrong.any():
+        number, state = pairs[:, wrong.argmax()].tolist()
         raise _beyond(domain.variable(number), domain.variable(number), state)
     return places, states, rest
 
@@ -148,18 +153,21 @@ def _renamed(states: Any, names: States) -> Any:
 
 
 def _placed(
-    numbers: list[Tensor], states: list[Tensor], batch: tuple[int, ...], domain: Domain
+    numbers: list[_Integers], states: list[_Integers], batch: tuple[int, ...], domain: Domain
 ) -> Tensor:
     """(*batch, V) states at the numbers of their variables, which may repeat."""
     with no_raw_memory_error(f"Evidence of batch shape {batch} on {domain.count:,} variables"):
-        result = torch.full((*batch, domain.count), MISSING, dtype=torch.long, device="cpu")
+        filled = np.full((*batch, domain.count), MISSING)
+    result = torch.from_numpy(filled)
     if not numbers:
         return result
-    places, given = torch.cat(numbers), torch.cat(states, -1)
-    if _all_differ(places, domain.count):
-        result[..., places] = given
+    places = np.concatenate(numbers)
+    if len(places) < 2 or np.bincount(places).max() < 2:
+        for part, given in zip(numbers, states, strict=True):
+            filled[..., part] = given
         return result
-    index = places.expand(given.shape)
+    given = np.concatenate([np.broadcast_to(part, (*batch, part.shape[-1])) for part in states], -1)
+    given, index = torch.from_numpy(given), torch.from_numpy(places).expand(given.shape)
     highest = result.scatter_reduce(-1, index, given, "amax")
     beyond = torch.iinfo(torch.long).max
     lowest = torch.full_like(result, beyond)
@@ -169,15 +177,6 @@ def _placed(
         name = domain.variable(int(clash.nonzero()[0])).name
         raise EvidenceError(f"The evidence gives {name!r} two different states.")
     return highest
-
-
-def _all_differ(places: Tensor, count: int) -> bool:
-    if len(places) < 2:
-        return True
-    order = torch.arange(len(places), device="cpu")
-    last = torch.empty(count, dtype=torch.long, device="cpu")
-    last[places] = order
-    return bool((last[places] == order).all())
 
 
 def _is_plain(value: Any) -> bool:
