@@ -16,7 +16,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
-from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly
+from rdpgraph.schedulers import Auto, Loopy, Scheduler, solve_exactly
 from rdpgraph.schedulers.contraction import begun, prepared
 from rdpgraph.schedulers.scheduler import require_room_for_states
 
@@ -80,7 +80,7 @@ def infer(
     """
     _require_choices("infer", estimator, scheduler, generator)
     scheduler = scheduler or Auto()
-    empty = isinstance(model, FactorGraph) and 0 in _checked(model).batch_shape
+    empty = not isinstance(model, Structure) and 0 in _checked(model).batch_shape
     if empty and not isinstance(scheduler, Loopy):
         raise ModelError(
             "A FactorGraph with a batch dim of 0 has no item to answer; Loopy() takes it."
@@ -95,7 +95,7 @@ def infer(
             planned = partial(plan_of, problem.model)
             solution = structured = StructureSolution(problem.model, solve)
         else:
-            graph = _checked(problem.model)
+            graph = problem.model if problem.model is model else _checked(problem.model)
             planned, run = begun(scheduler, graph)
             solution = run()
         if problem.lift is not None:
@@ -107,7 +107,7 @@ def infer(
             )
     if isinstance(model, Structure):
         return StructuredPosterior(planned, solution, model, structured)
-    return Posterior(planned, solution, model, graph, exactly(scheduler).solve, solve)
+    return Posterior(planned, solution, model, graph, partial(solve_exactly, scheduler), solve)
 
 
 @opaque

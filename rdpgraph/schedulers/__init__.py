@@ -1,7 +1,7 @@
 """Schedulers: how a factor graph is solved."""
 
 from rdpgraph.schedulers.auto import Auto
-from rdpgraph.schedulers.contraction import Contraction, exactly, require_fit
+from rdpgraph.schedulers.contraction import Contraction, require_fit, solve_exactly
 from rdpgraph.schedulers.counting import Counting
 from rdpgraph.schedulers.loopy import JoinGraph, Loopy
 from rdpgraph.schedulers.scheduler import Scheduler
@@ -16,6 +16,6 @@ __all__ = [
     "MiniBuckets",
     "Scheduler",
     "Search",
-    "exactly",
     "require_fit",
+    "solve_exactly",
 ]

@@ -36,7 +36,7 @@ from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter, counted
 from rdpgraph.plan.plan import PASSES, Budget, Plan, duration
 from rdpgraph.plan.tree import ContractionTree
-from rdpgraph.schedulers.contraction import exactly, plan_network, planned_by_ranks
+from rdpgraph.schedulers.contraction import plan_network, planned_by_ranks, solve_exactly
 from rdpgraph.schedulers.counting import (
     Counting,
     CountOf,
@@ -130,7 +130,7 @@ class Auto(Scheduler):
 
     def _exactly(self, graph: FactorGraph) -> Callable[[], Solution]:
         """Exact solver of a graph, for questions that a structure does not answer."""
-        return partial(exactly(self).solve, graph)
+        return partial(solve_exactly, self, graph)
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
         """Circuit of a small graph which is no registered structure, or None."""

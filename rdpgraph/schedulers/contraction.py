@@ -104,13 +104,13 @@ def plan_network(
     return plan, partial(solved_network, network, plan, budget)
 
 
-def exactly(scheduler: Scheduler) -> Contraction:
-    """Contraction within the budget of another scheduler."""
+def solve_exactly(scheduler: Scheduler, graph: FactorGraph) -> Solution:
+    """Solution of a graph by contraction, within the budget of another scheduler."""
     if isinstance(scheduler, Contraction):
-        return scheduler
+        return scheduler.solve(graph)
     given = scheduler if is_dataclass(scheduler) else None
     memory, seconds = getattr(given, "memory", None), getattr(given, "seconds", None)
-    return Contraction(memory, seconds or 60.0)
+    return Contraction(memory, seconds or 60.0).solve(graph)
 
 
 def require_fit(plan: Plan) -> None:

@@ -125,11 +125,13 @@ def recognised_factor(
         The structure, (*batch, *sites, states) the summed potentials of the variables, and
         (*sites) their numbers.
     """
-    joint = [block for block in graph.blocks if isinstance(block.potential, StructurePotential)]
-    rest = [block for block in graph.blocks if block not in joint]
-    if len(joint) != 1 or any(block.arity != 1 for block in rest):
+    joint = [block for block in graph.blocks if type(block.potential) is StructurePotential]
+    if len(joint) != 1:
         return None
     (block,), potential = joint, joint[0].potential
+    rest = [other for other in graph.blocks if other is not block]
+    if any(other.arity != 1 for other in rest):
+        return None
     assert isinstance(potential, StructurePotential)
     structure: Any = potential.structure
     batch, dims = graph.batch_shape, structure.batch_shape

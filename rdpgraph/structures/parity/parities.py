@@ -360,11 +360,13 @@ def recognised(graph: FactorGraph) -> tuple[Parities, Tensor, Tensor, Tensor] | 
     None where it is another graph, or the sweep is wide.
     """
     joint = [block for block in graph.blocks if block.arity > 1]
-    parities = [block.select() for block in joint if isinstance(block.potential, Automaton)]
-    if not joint or len(parities) < len(joint) or bool((graph.domain.sizes != 2).any()):
+    if not joint or any(type(block.potential) is not Automaton for block in joint):
+        return None
+    if bool((graph.domain.sizes != 2).any()):
         return None
     if any(block.arity == 0 for block in graph.blocks):
         return None  # a constant, which is no potential of a variable
+    parities = [block.select() for block in joint]
     columns: list[list[int]] = [[] for _ in range(graph.num_variables)]
     count, seen, batch = 0, list[Tensor](), graph.batch_shape
     numbers = torch.arange(graph.num_variables, device="cpu")

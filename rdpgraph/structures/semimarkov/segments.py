@@ -112,9 +112,9 @@ def recognised_segments(graph: FactorGraph) -> tuple[Tensor, Tensor, Tensor, Ten
     ends plus one of the two labels, up to rounding. Trained tables of pairs give None: each entry
     may change.
     """
-    pairs = [block.potential for block in graph.blocks if block.arity == 2]
     if any(block.arity > 2 for block in graph.blocks):
         return None
+    pairs = [block.potential for block in graph.blocks if block.arity == 2]
     if is_tracked(pairs) or all(map(_is_dense, pairs)):
         return None
     chain = recognised(graph)
