@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,9 @@ class Block:
         rows: (F,) each factor's place in the flattened block dims; None: the factor's number.
         declared: (F,) the place of each factor in the order of declaration.
         copied: version counters of the tensors that the potential copies, with their values then.
+        count: the number of factors.
+        arity: the number of slots.
+        batch_shape: the batch dims of the potential.
     """
 
     scopes: Scopes
@@ -42,6 +46,15 @@ class Block:
     rows: Tensor | None
     declared: Tensor
     copied: tuple[tuple[Tensor, int], ...] = field(default=(), metadata={"elsewhere": ()})
+    count: int = field(init=False)
+    arity: int = field(init=False)
+    batch_shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        count, arity = self.scopes.shape
+        lead = self.potential.lead(arity)
+        batch = lead[: max(len(lead) - len(self.shape), 0)]
+        vars(self).update(count=count, arity=arity, batch_shape=batch)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "copied": ()}  # a copy has no part in the versions of the originals
@@ -51,26 +64,20 @@ class Block:
         """The potential's tensors whose writes are counted."""
         return [part for part in tensors_in(self.potential) if not part.is_inference()]
 
-    @property
-    def count(self) -> int:
-        """The number of factors."""
-        return self.scopes.shape[0]
-
-    @property
-    def arity(self) -> int:
-        """The number of slots."""
-        return self.scopes.shape[1]
+    @cached_property
+    def layout(self) -> tuple[bytes, tuple[int, ...], int, bytes | None] | None:
+        """Scopes, their shape, the number of tables, and each factor's; None with batch dims."""
+        lead = self.potential.lead(self.arity)
+        tables = math.prod(lead)
+        if tables != 1 and lead != self.shape:
+            return None
+        rows = None if self.rows is None or tables == 1 else self.rows.numpy().tobytes()
+        return self.scopes.numpy().tobytes(), tuple(self.scopes.shape), tables, rows
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of states of each slot."""
         return self.potential.slots(self.arity)
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The batch dims of the potential."""
-        lead = self.potential.lead(self.arity)
-        return lead[: max(len(lead) - len(self.shape), 0)]
 
     @property
     def shared(self) -> bool:
@@ -172,8 +179,8 @@ def _value_of(potential: Automaton) -> object:
 def _grouped(group: list[tuple[Factor, int]], domain: Domain) -> Block:
     arity = len(group[0][0].variables)
     scopes = [[domain.number(v) for v in factor.variables] for factor, _ in group]
-    places = torch.tensor([place for _, place in group], device="cpu")
-    listed = torch.tensor(scopes, dtype=torch.long, device="cpu").reshape(len(group), arity)
+    places = torch.from_numpy(np.array([place for _, place in group]))
+    listed = torch.from_numpy(np.array(scopes, np.int64).reshape(len(group), arity))
     tensors: dict[int, int] = {}
     kept: list[Tensor] = []
     rows: list[int] = []

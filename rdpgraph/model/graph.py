@@ -195,7 +195,7 @@ class FactorGraph(Opaque):
     @cached_property
     def dtype(self) -> torch.dtype:
         """The widest floating type among the potentials."""
-        types = [block.potential.dtype for block in self.blocks]
+        types = {block.potential.dtype for block in self.blocks}
         return reduce(torch.promote_types, types) if types else torch.get_default_dtype()
 
     @cached_property

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors  # pyright: ignore
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, differentiable_property, remembered
@@ -29,9 +30,7 @@ from rdpgraph.plan.circuit import Circuit, Scopes, circuit
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-_Part: TypeAlias = tuple[bytes, tuple[int, ...], int, bytes | None]
-
-
+_Layout: TypeAlias = tuple[bytes, tuple[int, ...], int, bytes | None]
 _FLOATS = (torch.float64, torch.float32)
 
 
@@ -51,43 +50,31 @@ def circuit_of(graph: FactorGraph) -> Circuit | None:
         return None
     if graph.num_factors > tuning.CIRCUIT_FACTORS or not graph.blocks:
         return None
-    parts: list[_Part] = []
+    layouts: list[_Layout] = []
     entries = 0
     for block in graph.blocks:
-        potential, rows = block.potential, block.rows
-        if type(potential) is not Table or not _plain(potential.log_values):
+        potential = block.potential
+        if type(potential) is not Table or not _plain(values := potential.log_values):
             return None
-        lead = potential.lead(block.arity)
-        tables = math.prod(lead)
-        if tables != 1 and lead != block.shape:
+        entries += values.numel()
+        if entries > tuning.CIRCUIT_CELLS or (layout := block.layout) is None:
             return None
-        entries += potential.log_values.numel()
-        if entries > tuning.CIRCUIT_CELLS:
-            return None
-        row_bytes = None if rows is None or tables == 1 else rows.numpy().tobytes()
-        parts.append((block.scopes.numpy().tobytes(), block.scopes.shape, tables, row_bytes))
+        layouts.append(layout)
     if is_transformed():
         return None
-    return shaped(graph.domain.sizes.numpy().tobytes(), tuple(parts))
+    return shaped(graph.domain.sizes.numpy().tobytes(), tuple(layouts))
 
 
 def _plain(tensor: Tensor) -> bool:
-    return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and tensor.dtype in _FLOATS
-        and tensor.device.type == "cpu"
-    )
+    kinds = Tensor, torch.nn.Parameter
+    return type(tensor) in kinds and tensor.is_cpu and tensor.dtype in _FLOATS
 
 
 @remembered(32)
-def shaped(sizes: bytes, parts: tuple[_Part, ...]) -> Circuit | None:
-    """Circuit of blocks of the given shapes.
-
-    Per block its scopes, as int64, their shape, the number of its tables, and the table of every
-    factor unless all tables differ.
-    """
+def shaped(sizes: bytes, layouts: tuple[_Layout, ...]) -> Circuit | None:
+    """Circuit of blocks by their layouts; without tables of factors, all have one or their own."""
     blocks: list[Scopes] = []
-    for scopes, shape, tables, rows in parts:
+    for scopes, shape, tables, rows in layouts:
         if rows is not None:
             places = np.frombuffer(rows, np.int64)
         else:
@@ -115,7 +102,8 @@ class CircuitSolution(Supplemented):
     @differentiable_property
     def _entries(self) -> Tensor:
         tables = [block.potential for block in self.graph.blocks]
-        return torch.cat([t.log_values.reshape(-1) for t in tables if isinstance(t, Table)])
+        values = [table.log_values for table in tables if isinstance(table, Table)]
+        return _flatten_dense_tensors(values)
 
     @cached_property
     def _upward(self) -> Upward | None:
@@ -134,7 +122,8 @@ class CircuitSolution(Supplemented):
     def _log_partition(self) -> Tensor:
         if self._upward is None:
             return self._general.log_partition()
-        value = torch.tensor([self._upward.log_partition], dtype=self.graph.dtype, device="cpu")
+        log_z, dtype = self._upward.log_partition, self.graph.dtype
+        value = torch.full((1,), log_z, dtype=dtype, device="cpu")
         if torch.is_grad_enabled() and self._entries.requires_grad:
             return with_gradient(value, self._entries, self.gradient, self.unrolled)
         return value
@@ -143,8 +132,8 @@ class CircuitSolution(Supplemented):
         """(1, S) probabilities; their gradients are those of contraction."""
         if self._upward is None or (torch.is_grad_enabled() and self._entries.requires_grad):
             return self._general.variable_marginals()
-        flat = torch.from_numpy(self._marginals)
-        return flat.to(self.graph.dtype, copy=True).unsqueeze(0)
+        kind = np.float32 if self.graph.dtype == torch.float32 else np.float64
+        return torch.from_numpy(self._marginals.astype(kind)[None])
 
     @cached_property
     def _marginals(self) -> Floats:
