@@ -62,9 +62,12 @@ class Answers(dict[Entry, Tensor]):
         shapes = [
             (*entry.shape, entry.size) if cls.trailing else entry.shape for entry in domain.entries
         ]
-        parts = flat.split([math.prod(shape) for shape in shapes], -1)
+        flat = flat.reshape([*lead, *graph.batch_shape, flat.shape[-1]])
+        # Outputs that are views for autograd take twice as long.
+        split = flat.split_with_sizes if flat.requires_grad else flat.unsafe_split_with_sizes
+        parts = split(list(map(math.prod, shapes)), -1)
         values = {
-            entry: part.reshape([*lead, *graph.batch_shape, *shape])
+            entry: part if len(shape) == 1 else part.reshape([*flat.shape[:-1], *shape])
             for entry, part, shape in zip(domain.entries, parts, shapes, strict=True)
         }
         return cls(values, domain, graph.labels)
@@ -297,7 +300,8 @@ class Inferred(Portable, Opaque, ABC):
     def _sound(self) -> bool:
         """True, or an error: reads the model's log-values, once, if log Z is not finite."""
         with suppress(UnsupportedError):  # some estimates have no log Z
-            if not bool(self.solution.log_partition().detach().isfinite().all()):
+            # The sum is not finite if any of them is not.
+            if not math.isfinite(self.solution.log_partition().detach().sum()):
                 refuse_unsound(self._declared)
         return True
 
@@ -313,7 +317,7 @@ class Inferred(Portable, Opaque, ABC):
     def _with_word(self, values: Tensor) -> Tensor:
         """The numbers (B, ...) unchanged, after a warning about items that are all zero."""
         each = values.detach().flatten(1) if values.ndim > 1 else values.detach().unsqueeze(1)
-        if values.numel() and not bool((each != 0).any(1).all()):
+        if values.numel() and not float(each.amax(1).amin()) > 0:
             _ = self._told
         return values
 
