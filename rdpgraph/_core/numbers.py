@@ -11,6 +11,9 @@ from rdpgraph._core import tuning
 ROUNDING = 1e-6
 """Differences below this are rounding: relative to a value, or in nats below one nat."""
 
+LEAST = 4
+"""Draws that a standard error is known by: Student's t of two degrees has no variance."""
+
 LOG_RANGE = 650.0
 """Nats between log-values whose exponentials neither underflow nor overflow in float64."""
 

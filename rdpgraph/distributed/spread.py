@@ -361,14 +361,22 @@ class SpreadReplicated(Summed):
         values = self.peers.agreed(lambda: self.local.replicates.log_partitions)
         here = values[: self.counts[self.peers.rank]]
         every = Replicates(self.peers.gathered(here, self.counts))
-        shown = self.local.shows_errors
-        return every if shown else replace(every, errors=torch.full_like(values[0], math.inf))
+        if not self.local.shows_errors:
+            return replace(every, errors=torch.full_like(values[0], math.inf))
+        least, most = self.peers.agreed(self.local.bounds)
+        return every.within((self.peers.largest(least), -self.peers.largest(-most)))
 
     def log_partitions(self) -> Tensor:
         return self.replicates.log_partitions
 
-    def log_partition_errors(self) -> Tensor:
-        return self.replicates.standard_error
+    def log_partition_errors(self) -> Tensor | None:
+        return self.replicates.errors
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        return self.replicates.bounds or super().bounds()
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        return self.replicates.interval(confidence)
 
     def log_partition(self) -> Tensor:
         return self.replicates.log_partition

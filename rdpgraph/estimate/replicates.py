@@ -16,13 +16,13 @@ from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.estimate.estimator import Model, Supports, restricted
 from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.logspace.means import effective_size, is_worth_enough, mean_error, shares
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.restriction import Support
 from rdpgraph.structures.draws import uniform
 
-# Fewer replicates do not show that they miss something; nor do those that are worth fewer. The
-# error of fewer than four varies without a limit: Student's t of two degrees has no variance.
-_FEW, _WORTH, _LEAST = 16, 6, 4
+_FEW = 16  # replicates that show what each of them may miss
+_SURE = 0.999  # of the interval beyond which a bound is no chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +33,24 @@ class Replicates:
         log_partitions: (replicates, *batch) nats; -inf where nothing kept was possible.
         equal: the possible ones have equal weights, whatever these are; the mean is no Z.
         errors: (*batch,) standard errors of log Z, nats, where more is known than the replicates
-            show, as mass that all of them miss; None: by the replicates alone.
+            show; None: by the replicates alone.
+        bounds: (*batch,) and (*batch,) certain lower and upper bounds on log Z, nats, if any are
+            known, as the mass of states that all replicates miss together.
     """
 
     log_partitions: Tensor
     equal: bool = False
     errors: Tensor | None = None
+    bounds: tuple[Tensor, Tensor] | None = None
+
+    def within(self, bounds: tuple[Tensor, Tensor] | None) -> "Replicates":
+        """The replicates with bounds on log Z; those that do not differ show no error: +inf."""
+        logs = self.log_partitions.detach()
+        unknown = logs.amax(0) - logs.amin(0) <= self._rounding
+        if bounds is not None:
+            unknown &= bounds[0] < bounds[1]
+        errors = torch.where(unknown, math.inf, self._error)
+        return replace(self, errors=errors, bounds=bounds)
 
     @property
     def count(self) -> int:
@@ -71,64 +83,74 @@ class Replicates:
     @differentiable_property
     def weights(self) -> Tensor:
         """(replicates, *batch) weight of each in the mean; zero where log Z is -inf."""
+        if not self.equal:
+            return shares(self.log_partitions)
         alive = self.possible
-        if self.equal:
-            return alive.to(self.log_partitions) / alive.sum(0).clamp(min=1)
-        # They sum to one within their rounding, however large log Z is.
-        logs = torch.where(alive.any(0), self.log_partitions, 0.0)
-        return torch.where(alive, logs.softmax(0), 0.0)
+        return alive.to(self.log_partitions) / alive.sum(0).clamp(min=1)
 
     @property
     def standard_error(self) -> Tensor:
         """(*batch,) of log Z, nats; +inf where fewer than four replicates are possible.
 
         By the delta method, if the replicates are worth six and half of their number. Else the
-        largest of them decide their mean, and the delta method gives one nat at most, however much
-        they differ: then it is no less than the standard deviation of their logs, nor than half of
-        the variance, by which the mean log of a lognormal Z is too low.
+        largest of them decide their mean, and it is no less than the standard deviation of their
+        logs, nor than half of the variance, by which the mean log of a lognormal Z is too low.
+        Where a bound on log Z is farther away than chance allows, it is no less than the distance.
         """
-        if self.errors is not None:
-            return self.errors
-        if self.count < _LEAST:
-            return torch.full_like(self.log_partitions[0].detach(), math.inf)
-        possible = self.possible
-        logs, many = torch.where(possible, self.log_partitions.detach(), 0.0), possible.sum(0)
-        apart = torch.where(possible, logs - logs.sum(0) / many.clamp(min=1), 0.0)
-        variance = apart.square().sum(0) / (many - 1).clamp(min=1)
-        delta = ((self.weights.detach() * self.count).var(0) / self.count).sqrt()
-        wide = torch.maximum(delta, torch.maximum(variance.sqrt(), variance / 2))
-        error = torch.where(self._worth_enough, delta, wide)
-        return torch.where(many < _LEAST, math.inf, error)
+        return torch.maximum(self._error, self._beyond)
 
     @property
-    def _worth_enough(self) -> Tensor:
-        """(*batch,) whether no few replicates decide the mean."""
-        return self.effective_sample_size >= max(self.count / 2, _WORTH)
+    def _error(self) -> Tensor:
+        """(*batch,) standard error, whatever the bounds."""
+        if self.errors is not None:
+            return self.errors
+        return mean_error(self.log_partitions)
+
+    @property
+    def _rounding(self) -> Tensor:
+        """(*batch,) nats below which log Z does not differ."""
+        return ROUNDING * self.log_partition.detach().abs().clamp(min=1.0)
+
+    @property
+    def _beyond(self) -> Tensor:
+        """(*batch,) nats from log Z to a bound that is not beside it by chance; else 0."""
+        log_z = self.log_partition.detach()
+        if self.bounds is None:
+            return torch.zeros_like(log_z)
+        (least, most), (low, high) = self.bounds, self.interval(_SURE)
+        gap = torch.where(high == math.inf, least - log_z, 0.0)
+        gap = torch.where(low == -math.inf, torch.maximum(gap, log_z - most), gap)
+        return torch.where(self._error < math.inf, gap, 0.0)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         """(*batch,) and (*batch,): ends by Student's t; infinite where the error is.
 
-        They hold log Z about that often if replicates differ little.
+        They hold log Z about that often if replicates differ little. An end that a bound on log Z
+        proves to be wrong is infinite.
         """
-        log_z, error = self.log_partition.detach(), self.standard_error
+        log_z, error = self.log_partition.detach(), self._error
         width = student(0.5 + confidence / 2, self.count - 1)
         half = torch.where(error > 0, width * error, 0.0)
-        known = half < math.inf
-        low = torch.where(known, log_z - half, -math.inf)
-        return low, torch.where(known, log_z + half, math.inf)
+        low = torch.where(half < math.inf, log_z - half, -math.inf)
+        high = torch.where(half < math.inf, log_z + half, math.inf)
+        if self.bounds is None:
+            return low, high
+        least, most = self.bounds
+        slack = self._rounding
+        low = torch.where(most < low - slack, -math.inf, low)
+        return low, torch.where(least > high + slack, math.inf, high)
 
     @property
     def effective_sample_size(self) -> Tensor:
         """(*batch,) square of the sum of Z over the sum of its squares; 0 where Z is 0."""
-        squares = self.weights.detach().square().sum(0)
-        return torch.where(squares > 0, 1.0 / torch.where(squares > 0, squares, 1.0), 0.0)
+        return effective_size(self.weights)
 
     def described(self, status: Status) -> Status:
         """Status with the replicates' error and effective number, of the worst item.
 
         Neither for one replicate, or for draws with equal weights, which have no known error.
-        Converged: there are sixteen and more, worth half of their number; for messages that
-        iterate, whether these have converged.
+        Converged: there are sixteen and more, worth half of their number, and no bound is beyond
+        what they allow; for messages that iterate, whether these have converged.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
         error = 0.0 if status.exact or not known else float(self.standard_error.amax())
@@ -147,13 +169,20 @@ class Replicates:
             )
         elif status.iterations is not None:
             return status
+        elif bool((self._beyond > 0).any()):
+            doubt = (
+                "states that different replicates keep have more mass together than the estimate, "
+                "or all states another: keep more states, or take Exact()"
+            )
         elif self.count < _FEW:
             doubt = (
                 f"{self.count} of {_FEW} replicates that an error is known by: replicates=16, and "
                 "interval() for the error by Student's t"
             )
-        elif not bool(self._worth_enough.all()):
+        elif not bool(is_worth_enough(self.log_partitions).all()):
             doubt = f"{self.count} replicates are worth {size:.2g}: keep more states"
+        elif error == math.inf:
+            doubt = "replicates that do not differ show no error: keep more states, or take Exact()"
         else:
             return status
         return replace(status, converged=False, remedy=status.remedy or doubt)
@@ -281,54 +310,24 @@ def _no_average(answer: str) -> UnsupportedError:
     )
 
 
-_SURE = 0.999  # of the interval that a lower bound is above, where the estimate is called low
-
-
 @torch.no_grad()
-def lacking(
-    model: Model,
-    few: Model,
-    supports: Supports,
-    replicates: Replicates,
-    solve: Callable[[Model], Any],
-) -> Tensor:
-    """(B,) nats by which log Z is above the estimate, or below; 0 if that may be chance.
+def mass_of(
+    model: Model, few: Model, supports: Supports, count: int, solve: Callable[[Model], Any]
+) -> tuple[Tensor, Tensor] | None:
+    """(B,) and (B,): bounds on log Z by the states that ``count`` replicates keep; None: no time.
 
-    The mass of the states that several replicates keep, each with weight one, is a lower bound on
-    Z. It joins states of neighbours that no replicate has together. As many replicates are taken as
-    cost no more than the estimate (of the model on ``few`` states); or all states, if these do not,
-    whose mass is Z itself. Unless that is known, replicates that do not differ show no error, like
-    a single one: +inf.
+    Their mass, each with weight one, is a lower bound. It joins states of neighbours that no
+    replicate has together. As many replicates are taken as cost no more than a few times the
+    estimate (of the model on ``few`` states); or all states, if these do not, whose mass is Z.
     """
-    logs = replicates.log_partitions.detach()
-    size = replicates.log_partition.detach().abs().clamp(min=1.0)
-    alike = logs.amax(0) - logs.amin(0) <= ROUNDING * size
-    none = torch.zeros_like(logs[0])
-    most = max(solve(few).plan.flops, tuning.LITTLE_WORK)
-    for wider in _wider(model, supports, replicates.count):
+    most = max(tuning.CHECKED * solve(few).plan.flops, tuning.LITTLE_WORK)
+    for wider in _wider(model, supports, count):
         with suppress(BudgetError):
             posterior = solve(wider)
             if posterior.plan.flops <= most and posterior.status.exact:
-                bound = posterior.solution.log_partition()
-                low, high = replicates.interval(_SURE)
-                beyond = bound > torch.where(replicates.log_partition > -math.inf, high, -math.inf)
-                if wider is model:
-                    beyond |= bound < low
-                    alike = torch.zeros_like(alike)
-                gap = torch.where(beyond, bound, 0.0) - replicates.log_partition
-                none = torch.where(beyond, gap + gap.sign() * ROUNDING, none)
-                break
-    return torch.where(alike, math.inf, none)
-
-
-def remedy_of(gaps: Tensor) -> str:
-    """Advice where `lacking` is not 0."""
-    if bool((gaps == math.inf).any()):
-        return "replicates that do not differ show no error: keep more states, or take Exact()"
-    return (
-        "states that different replicates keep have more mass together than the estimate, or all "
-        "states another: keep more states, or take Exact()"
-    )
+                mass = posterior.solution.log_partition()
+                return mass, mass if wider is model else torch.full_like(mass, math.inf)
+    return None
 
 
 def _wider(model: Model, supports: Supports, count: int) -> Iterator[Model]:

@@ -14,7 +14,7 @@ from rdpgraph.engines.recognised import StructureSolution
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Layout, Model, Supports, restricted
-from rdpgraph.estimate.replicates import Replicates, draws_before, lacking, remedy_of, taken
+from rdpgraph.estimate.replicates import Replicates, draws_before, mass_of, taken
 from rdpgraph.interface.structure import Structure
 from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.graph import FactorGraph
@@ -172,46 +172,47 @@ class RestrictedSolution(Solution):
 
         Converged: the replicates agree, and their states taken together have no more mass.
         """
-        status = self._judged.described(self.engine_status())
-        if status.exact or not self.shows_errors or not bool((self._lacking != 0).any()):
-            return status
-        return replace(status, converged=False, remedy=remedy_of(self._lacking))
+        return self._judged.described(self.engine_status())
 
     @property
     def shows_errors(self) -> bool:
         """True if replicates can show their error: not that of bounds, nor that of messages."""
         return self.inner.status().exact and not self.engine_status().bound
 
-    def log_partition_errors(self) -> Tensor:
-        """(B,) standard errors of the replicates; no less than their gap to a lower bound."""
-        return torch.maximum(self.replicates.standard_error, self._lacking.abs())
+    def log_partition_errors(self) -> Tensor | None:
+        return self._judged.errors
 
     @property
     def _judged(self) -> Replicates:
-        """Estimates of Z, with their errors."""
-        return replace(self.replicates, errors=self.log_partition_errors())
+        """Estimates of Z, with what is known of their errors."""
+        if self.engine_status().exact or self.replicates.equal:
+            return self.replicates
+        if self.shows_errors:
+            return self.replicates.within(self._mass)
+        unknown = torch.full_like(self.replicates.log_partition.detach(), math.inf)
+        return replace(self.replicates, errors=unknown)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): ends by Student's t; infinite above where the replicates are too low."""
+        """(B,) and (B,): ends by Student's t; infinite where bounds prove them wrong."""
         if self.engine_status().exact or self.restriction.bound or self.restriction.equal:
             return super().interval(confidence)
-        low, high = self._judged.interval(confidence)
-        low = torch.where(self._lacking < 0, -math.inf, low)
-        return low, torch.where(self._lacking > 0, math.inf, high)
+        return self._judged.interval(confidence)
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): the mass of states that several replicates keep is a lower bound."""
+        return self._mass or super().bounds()
 
     @cached_property
-    def _lacking(self) -> Tensor:
-        """(B,) nats by which log Z is above the estimate, or below; 0 if that may be chance."""
-        replicates, restriction = self.replicates, self.restriction
-        none = torch.zeros_like(replicates.log_partitions[0].detach())
-        if self.engine_status().exact or replicates.equal or replicates.count == 1:
-            return none
-        if not self.shows_errors:
-            return none + math.inf
+    def _mass(self) -> tuple[Tensor, Tensor] | None:
+        """(B,) and (B,): bounds on log Z where replicates show errors."""
+        count, restriction = self.replicates.count, self.restriction
+        sure = self.engine_status().exact or self.replicates.equal or not self.shows_errors
+        if sure or count == 1:
+            return None
         pairs = zip(restriction.supports, restriction.layout.expanded, strict=True)
         supports = tuple(given and full for given, full in pairs)
         model, few = restriction.original, restriction.model
-        return lacking(model, few, supports, replicates, restriction.solve)
+        return mass_of(model, few, supports, count, restriction.solve)
 
     def log_partition(self) -> Tensor:
         return self.replicates.log_partition

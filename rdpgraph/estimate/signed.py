@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._core.numbers import LEAST
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Model
 from rdpgraph.interface.structure import Structure
@@ -46,7 +47,7 @@ class Signed(ABC):
         values = self.relative()[0]
         count = len(values)
         total, squares = values.sum(0).square(), values.square().sum(0)
-        if count < 4:
+        if count < LEAST:
             return torch.full_like(total, math.inf)
         known = (2 * total >= count * squares) & (total > 0)
         error = values.std(0) * math.sqrt(count) / torch.where(known, total, 1.0).sqrt()

@@ -354,8 +354,11 @@ class Inferred(Portable, Opaque, ABC):
         if self.status.exact:
             return Replicates(logs, errors=torch.zeros_like(logs[0].detach()))
         errors = self._answers.log_partition_errors()
-        known = None if errors is None else errors.reshape(self.batch_shape).to(logs)
-        return Replicates(logs, errors=known)
+        if errors is None:
+            return Replicates(logs)
+        known = (errors, *self._answers.bounds())
+        error, least, most = (values.reshape(self.batch_shape).to(logs) for values in known)
+        return Replicates(logs, errors=error, bounds=(least, most))
 
     @property
     def log_partitions(self) -> Tensor:

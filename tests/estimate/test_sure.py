@@ -145,6 +145,31 @@ def test_replicates_of_a_posterior_know_what_all_of_them_miss():
         assert bool((low <= math.log(12)) & (math.log(12) <= high))
 
 
+def test_intervals_and_errors_know_of_bounds():
+    logs = 0.1 * draw(16, 3)
+    low, high = rg.answers.Replicates(logs).interval(0.95)
+    error = rg.answers.Replicates(logs).standard_error
+    least = torch.stack([low[0], high[1] + 0.5 * error[1], high[2] + 5.0])
+    bounded = rg.answers.Replicates(logs, bounds=(least, torch.full_like(least, math.inf)))
+    wanted = torch.stack([high[0], torch.tensor(math.inf), torch.tensor(math.inf)])
+    assert torch.equal(torch.stack(bounded.interval(0.95)), torch.stack([low, wanted]))
+    far = least[2] - bounded.log_partition[2]
+    assert torch.equal(bounded.standard_error, torch.stack([error[0], error[1], far]))
+    most = rg.answers.Replicates(-logs, bounds=(-torch.full_like(least, math.inf), -least))
+    assert torch.equal(most.interval(0.95)[0] == -math.inf, torch.tensor([False, True, True]))
+
+
+@pytest.mark.parametrize("model", [stays(), stays().factor_graph()])
+def test_states_that_replicates_keep_together_bound_log_z(monkeypatch, model):
+    monkeypatch.setattr(tuning, "LITTLE_WORK", 0.0)  # as of a model that is too large to solve
+    estimator = rg.Randomized(Uniform(), Threshold(3), replicates=4)
+    for seed in range(5):
+        posterior = rg.infer(model, estimator=estimator, generator=seeded(seed))
+        least, most = posterior.replicates.bounds
+        assert posterior.log_partitions.max() - 6 * math.log(3) <= least <= math.log(10) + 1e-9
+        assert most == math.inf or math.isclose(most, math.log(10))
+
+
 def test_replicates_that_do_not_differ_show_no_error(monkeypatch):
     monkeypatch.setattr(tuning, "LITTLE_WORK", 0.0)  # as of a model that is too large to solve
     unary = torch.zeros(8, 200, dtype=torch.float64)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rdpgraph._core.numbers import LEAST
 from rdpgraph.engines.minibuckets.bounds import log_sum
 from rdpgraph.engines.minibuckets.population import Grown
 from rdpgraph.engines.reduction.tables import Floats
@@ -163,7 +164,7 @@ class Populations:
 def error_of(logs: Floats) -> float:
     """Standard deviation of the log of a mean, by Student's t; +inf for fewer than four."""
     alive = logs[logs > -math.inf]
-    if len(logs) < 4 or not len(alive):
+    if len(logs) < LEAST or not len(alive):
         return math.inf
     weights = np.exp(logs - logs.max())
     error = float(weights.std(ddof=1) / weights.mean() / math.sqrt(len(logs)))
