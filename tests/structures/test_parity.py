@@ -196,10 +196,20 @@ def test_all_states_kept_are_exact_and_fewer_bound_from_below():
         few = given.kept(states)
         assert (few.log_cosets <= exact + 1e-9).all()
     assert (few.log_partition > -math.inf).any()
-    drawn = given.kept(4096, replicates=2, generator=torch.Generator().manual_seed(0))
+    drawn = given.kept(4096, replicates=4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(drawn.log_cosets, exact, rtol=1e-10, atol=1e-10)
     assert drawn.bound == ""
     assert drawn.standard_error.max() < 1e-6
+
+
+def test_errors_of_replicates_that_miss_mass_know_of_it():
+    given = memory(3, 2, 0.05).condition(np.random.default_rng(1).integers(-1, 2, (40, 6)))
+    exact = given.log_cosets()
+    found = given.kept(1, replicates=16, generator=torch.Generator().manual_seed(0))
+    assert bool((found.standard_error[found.log_cosets == -math.inf] == math.inf).all())
+    assert bool(((exact - found.log_cosets).abs() <= 6 * found.standard_error + 1e-9).all())
+    few = given.kept(4, replicates=3, generator=torch.Generator().manual_seed(0))
+    assert bool((few.standard_error == math.inf).all())
 
 
 @pytest.mark.parametrize("states", [2, 3, 6])

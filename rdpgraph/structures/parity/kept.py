@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rdpgraph.errors import BudgetError
 from rdpgraph.logspace.gradients import differentiable_once
-from rdpgraph.logspace.logmatrix import finite, soft_sum
+from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.logspace.means import mean_error
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.parity.parities import FLIP, Parities
 from rdpgraph.structures.parity.sweeps import linear, normalised
@@ -17,6 +18,8 @@ from rdpgraph.structures.recursion import library
 
 EVENT_COST = 0.05
 """Factor of a state's mass for each event still to be explained, when states are compared."""
+WIDER = 16
+"""States that an estimate is checked by at most, over those of a replicate: it takes no longer."""
 _MOST_WORDS = 8  # of 64 bits each, of the open checks and observables of kept states
 
 
@@ -27,19 +30,19 @@ class KeptCosets:
     # (*batch, 2^observables) nats. A lower bound on log P(s, l), or the logarithm of an unbiased
     # estimate of P(s, l).
     log_cosets: Tensor
-    bound: str  # ``"lower"`` if nothing is sampled; else empty
-    # (*batch, 2^observables) of P(s, l) relative to the estimate; None for less than two
-    # replicates.
+    bound: str = ""  # ``"lower"`` if nothing is sampled; else empty
+    # (*batch, 2^observables) of `log_cosets`, nats, as of `Replicates`: +inf for fewer than four
+    # that found mass, no less than the distance to what more states keep. None for one replicate.
     standard_error: Tensor | None = None
 
     @classmethod
-    def of(cls, logs: Tensor, *, sampled: bool) -> "KeptCosets":
-        """The mean of replicates (replicates, *batch, 2^observables)."""
+    def of(cls, logs: Tensor, least: Tensor) -> "KeptCosets":
+        """The mean of replicates (replicates, *batch, 2^observables), and lower bounds."""
         mean = soft_sum(logs, 0) - math.log(len(logs))
         if len(logs) < 2:
-            return cls(mean, "" if sampled else "lower")
-        ratios = (logs.detach() - finite(mean.detach())).exp()
-        return cls(mean, "", ratios.std(0) / math.sqrt(len(logs)))
+            return cls(mean)
+        lacking = torch.where(mean > -math.inf, least - mean, -math.inf).detach()
+        return cls(mean, standard_error=torch.maximum(mean_error(logs), lacking))
 
     @property
     def log_partition(self) -> Tensor:

@@ -1,6 +1,7 @@
 """Parity models: independent bits whose parities are observed, as of codes and their errors."""
 
 import math
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +12,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Match, Structure
 from rdpgraph.io.detectors import parse_detectors, read_detectors
@@ -27,7 +28,7 @@ from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures import expectations
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.parity import sweeps
-from rdpgraph.structures.parity.kept import EVENT_COST, KeptCosets, kept_cosets
+from rdpgraph.structures.parity.kept import EVENT_COST, WIDER, KeptCosets, kept_cosets
 from rdpgraph.structures.parity.parities import Parities, recognised
 from rdpgraph.structures.parity.sweeps import ParityCost, checked_syndrome, normalised
 from rdpgraph.structures.recursion.recursion import KBestConfigurations
@@ -250,11 +251,20 @@ class ParityModel(Structure):
         require_generator(generator)
         unary, syndrome = self._parts()
         seed = int(torch.randint(2**62, (), generator=generator)) if replicates else -1
-        logs = kept_cosets(
-            self.checks, unary.cpu(), syndrome.cpu(), states, max(replicates, 1), seed, event_cost
-        ).to(self.unary)
-        logs = logs.reshape(len(logs), *self.batch_shape, logs.shape[-1])
-        return KeptCosets.of(logs, sampled=replicates > 0)
+
+        def masses(states: int, replicates: int, seed: int) -> Tensor:
+            logs = kept_cosets(
+                self.checks, unary.cpu(), syndrome.cpu(), states, replicates, seed, event_cost
+            ).to(self.unary)
+            return logs.reshape(len(logs), *self.batch_shape, logs.shape[-1])
+
+        logs = masses(states, max(replicates, 1), seed)
+        if not replicates:
+            return KeptCosets(logs[0], "lower")
+        least = torch.full_like(logs[0], -math.inf)
+        with torch.no_grad(), suppress(BudgetError):
+            least = masses(states * min(replicates, WIDER), 1, -1)[0]
+        return KeptCosets.of(logs, least)
 
     @by_autograd
     def entropy(self) -> Tensor:
