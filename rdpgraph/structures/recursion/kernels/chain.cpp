@@ -37,8 +37,8 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
                        int64_t slots, int best, int threads) {                                    \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, best, threads);                 \
     std::vector<uint8_t> bad = prepare_all(m, slots, false);                                      \
-    by_items<Real>(batch, batch == 1 ? 1 : threads,                                               \
-                   [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });                          \
+    by_items(m, slots, batch == 1 ? 1 : threads,                                                  \
+             [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });                                \
     std::copy_n(m.arena + m.at(count - 1, 0, 0), batch, goals);                                   \
   }                                                                                               \
   void chain_down_##name(const int64_t* parts, const Real* pull, Real* sites, Real* others, Real* shares,       \
@@ -46,7 +46,7 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 0, threads);                    \
     const Arena<Real> grads(sites, others, m.arena.size);                                         \
     prepare_all(m, slots, true);                                                                  \
-    by_items<Real>(batch, batch == 1 ? 1 : threads, [&](int64_t a, int64_t b) {                   \
+    by_items(m, slots, batch == 1 ? 1 : threads, [&](int64_t a, int64_t b) {                      \
       run_down(m, a, b, pull, hop, grads, shares, extras, slots);                                 \
     });                                                                                           \
     for (int64_t slot = 0; slot < slots; ++slot) {                                                \
@@ -61,7 +61,7 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
                          int64_t slots, int threads) {                                            \
     const Machine<Real> m = machine_of<Real>(parts, count, batch, 1);                             \
     prepare_all(m, slots, true);                                                                  \
-    by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_best(m, a, b, above); });      \
+    by_items(m, slots, threads, [&](int64_t a, int64_t b) { run_best(m, a, b, above); });         \
   }                                                                                               \
   void chain_descend_##name(const int64_t* parts, int64_t* found, int64_t* states,                \
                             const Real* noise, int64_t count, int64_t batch, int64_t slots,       \
@@ -111,7 +111,7 @@ void tape_losses(const int64_t* parts, const int64_t* others, double* losses, do
   means.arena = losses, means.room = room;
   const auto made = [&] { return Losses{ours, theirs, means, 1.0, double(divergence)}; };
   made().prepare_all_scored(slots);
-  by_items<double>(batch, threads, [&](int64_t a, int64_t b) { made().run(a, b); });
+  by_items(ours, slots, threads, [&](int64_t a, int64_t b) { made().run(a, b); });
 }
 
 void tape_second(const int64_t* parts, double* pulls, const double* const* moves, double* derivatives,
@@ -122,7 +122,7 @@ void tape_second(const int64_t* parts, double* pulls, const double* const* moves
   means.arena = derivatives, means.room = room;
   const auto made = [&] { return Losses{m, m, means, 0.0, 0.0, moves, kept}; };
   made().prepare_all_scored(slots);
-  by_items<double>(batch, threads, [&](int64_t a, int64_t b) {
+  by_items(m, slots, threads, [&](int64_t a, int64_t b) {
     Losses along = made();
     along.run(a, b);
     Second{along, pulls, turns, heads, tails, extras}.run(a, b);

@@ -329,6 +329,20 @@ void by_items(int64_t batch, int threads, Run run) {
   }
 }
 
+// The items of a run together; one by one where all tables are read where they lie, an item's side by side.
+template <typename Real, typename Run>
+void by_items(const Machine<Real>& m, int64_t slots, int threads, Run run) {
+  bool apart = false, shared = false;
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    apart |= m.table(slot)[7] < -1;
+    shared |= m.table(slot)[7] >= 0;
+  }
+  by_items<Real>(m.batch, threads, [&](int64_t first, int64_t last) {
+    const int64_t hop = apart && !shared ? 1 : last - first;
+    for (; first < last; first += hop) run(first, first + hop);
+  });
+}
+
 // Prepares all tables; marks the items with a NaN in one.
 template <typename Real>
 std::vector<uint8_t> prepare_all(const Machine<Real>& m, int64_t slots, bool back) {
