@@ -143,7 +143,7 @@ def edge_counts(parts: ChainTensors) -> Tensor:
         if not tracked:
             return tapes.edge_counts(unary.detach(), transition.detach(), lengths)
         each = transition.expand(len(unary), 1, *transition.shape)
-        solve = partial(tapes.log_partition, unary, lengths=lengths, by_item=True)
+        solve = partial(tapes.log_partition, unary, lengths=lengths)
         return expectations(solve, [each], tracked=True)[1][0].squeeze(1)
     sent = recursion.messages(*parts)
     before, after = sent.log_forward[:, :-1], (unary + sent.log_backward)[:, 1:]

@@ -57,7 +57,8 @@ class Steps(ABC):
 class TableSteps(Steps):
     """Tables of all pairs."""
 
-    table: Tensor  # (N, N), or (1 or B, T - 1, N, N) per step; [from, to]
+    # (N, N), or (1 or B, T - 1, N, N) per step; in relaxed draws (B, 1, N, N), too; [from, to].
+    table: Tensor
 
     def turned(self) -> "TableSteps":
         return TableSteps(self.table.mT)
@@ -205,7 +206,7 @@ class _Factors:
         )
 
     def at(self, step: int) -> LogMatrix:
-        return self.shared or LogMatrix.of(self.each[step])
+        return self.shared or LogMatrix.of(self.each[min(step, len(self.each) - 1)])
 
     def all_times(self, rows: Tensor) -> Tensor:
         """(B, T - 1, k) times the matrix of each step, as (B, T - 1, n)."""
@@ -245,7 +246,8 @@ def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor | int,
     """Items and steps of states (..., B, S), to index a table or factors per step."""
     batch, steps = states.shape[-2:]
     items = torch.arange(batch, device=states.device).unsqueeze(1) if len(side) != 1 else 0
-    return items, torch.arange(first, first + steps, device=states.device)
+    numbers = torch.arange(first, first + steps, device=states.device)
+    return items, numbers.clamp(max=side.shape[1] - 1)  # one for all steps of an item
 
 
 def _rows(side: Tensor, states: Tensor, first: int = 0) -> Tensor:

@@ -1,7 +1,7 @@
 """Chains on the compiled machine: potentials of any range, a transition for each step, draws."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,21 +37,16 @@ def serves(unary: Unary, transition: Transition | Steps) -> bool:
     return typed and wide and not is_transformed() and library.available(unary.dtype)
 
 
-def log_partition(
-    unary: Unary, transition: Transition | Steps, lengths: Lengths, *, by_item: bool = False
-) -> LogZ:
+def log_partition(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> LogZ:
     """Log Z as `recursion.log_partition`; products that underflow are summed in logarithms.
 
-    The transition may be (B, 1, N, N), one for all steps of each item, if ``by_item``.
+    Here and in messages the transition may be (B, 1, N, N), one for all steps of each item.
     """
-    program, inputs = _inputs(unary, transition, lengths, by_item=by_item, masks=False)
+    program, inputs = _inputs(unary, transition, lengths, masks=False)
     many = len(tables_of(transition))
 
     def again(unary: Tensor, *given: Tensor) -> Tensor:
-        tables = given[:many]
-        if by_item:
-            tables = [table.expand(-1, unary.shape[1] - 1, -1, -1) for table in tables]
-        return logs.log_partition(unary, of_tables(*tables), lengths)
+        return logs.log_partition(unary, _each(unary, given[:many]), lengths)
 
     values = derivatives.log_sum(program, inputs, again)
     return values if min(lengths.tolist()) else torch.where(lengths > 0, values, 0.0)
@@ -60,7 +55,7 @@ def log_partition(
 def edge_counts(unary: Unary, transition: Tensor, lengths: Lengths) -> Tensor:
     """(B, N, N) the gradient of each item's log Z in the transition of all steps (N, N)."""
     table = transition.expand(len(unary), 1, *transition.shape)
-    program, inputs = _inputs(unary, table, lengths, by_item=True, masks=False)
+    program, inputs = _inputs(unary, table, lengths, masks=False)
     run = machine.run(program, inputs, whole=False, rows=True, alike=True)
     wanted = [slot == 1 for slot in range(len(inputs.given) + 1)]
     counts = run.gradients((run.goal > -math.inf).to(unary), wanted)[1]
@@ -186,7 +181,7 @@ def _arriving(run: machine.Run, transition: Tensor | Steps) -> Tensor:
     many, (unary, given) = len(tables_of(transition)), (run.inputs.unary, run.inputs.given)
 
     def again(unary: Tensor, *given: Tensor) -> Tensor:
-        steps, lengths = as_steps(of_tables(*given[:many])), [unary.shape[1]] * len(unary)
+        steps, lengths = as_steps(_each(unary, given[:many])), [unary.shape[1]] * len(unary)
         states = logs.forward(unary, steps, torch.tensor(lengths, device="cpu")).unbind(1)
         links = [steps.advance(step, state) for step, state in enumerate(states[:-1])]
         return torch.stack([torch.zeros_like(states[0]), *links], 1)
@@ -218,13 +213,18 @@ class _Arriving(Function):
         return None, None, None, *(part if part is None else part.to(gradient) for part in parts)
 
 
+def _each(unary: Tensor, tables: Sequence[Tensor]) -> Tensor | RankSteps:
+    """The transition of tables, those of items for each step."""
+    steps = unary.shape[1] - 1
+    return of_tables(*[t if t.ndim == 2 else t.expand(-1, steps, -1, -1) for t in tables])
+
+
 def _inputs(
-    unary: Tensor, transition: Tensor | Steps, lengths: Tensor, *, by_item: bool = False,
-    masks: bool = True,
-) -> tuple[Program, Inputs]:  # fmt: skip
+    unary: Tensor, transition: Tensor | Steps, lengths: Tensor, *, masks: bool = True
+) -> tuple[Program, Inputs]:
     (total, states), sides = unary.shape[1:], tables_of(transition)
-    each = tuple(int(side.ndim > 2 and total > 2 and not by_item) for side in sides)
-    given = [*sides] if by_item else [side.contiguous() for side in sides]
+    each = tuple(int(side.ndim > 2 and side.shape[1] > 1) for side in sides)
+    given = [side if side.ndim > 2 > side.shape[1] else side.contiguous() for side in sides]
     least = min(lengths.tolist())
     ragged = least < total
     widths = (sides[0].shape[-1], states)[-len(sides) :]

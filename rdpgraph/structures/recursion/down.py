@@ -14,9 +14,9 @@ from rdpgraph._core import tuning
 from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.recursion import derivatives, machine
-from rdpgraph.structures.recursion.inputs import inputs_of
+from rdpgraph.structures.recursion.inputs import inputs_of, known_program
 from rdpgraph.structures.recursion.layouts import whole
-from rdpgraph.structures.recursion.program import Program, lowered, with_tensors
+from rdpgraph.structures.recursion.program import Program, with_tensors
 from rdpgraph.structures.recursion.step import Reader, soft
 from rdpgraph.structures.recursion.steps import Leaf, Pairs
 from rdpgraph.structures.recursion.tape import Tape
@@ -115,8 +115,8 @@ def _by_torch(tape: Tape) -> Callable[..., Tensor]:
 def rebuilt(tape: Tape, inputs: Sequence[Tensor]) -> Tape:
     """A tape with other potentials and tensors of the slots of its program."""
     (unary, *given), tape = inputs, whole(tape)
-    sites, states = math.prod(tape.site_shape), tape.unary.shape[-1]
-    program = tape.sources.once(machine.PROGRAM, lambda: lowered(tape.steps, sites, states))
+    program = known_program(tape)
+    assert program is not None
     scores = unary.reshape(tape.unary.shape)
     other = Tape(scores, tape.site_dims, ranks=tape.ranks, dtype=tape.dtype)
     other.steps.extend(with_tensors(tape.steps, program.slots, given))
@@ -171,7 +171,37 @@ def exhausting(tape: Tape, wanted: Tensor) -> Tensor:
 _ROUNDING = 1e-12  # of an expected number of sites, for each site
 
 
-def summed_alone(tape: Tape, wanted: Tensor, parts: int) -> Tensor | None:
+def scored_alone(
+    unary: Tensor, states: Tensor, wanted: Tensor, laid_out: Callable[[Tensor], Tape], *,
+    split: bool,
+) -> Tensor | None:  # fmt: skip
+    """The scores of configurations by the machine on all states; None where that takes longer.
+
+    Args:
+        unary: (*batch, *sites, K).
+        states: (*lead, *batch, *sites), -1 for unused sites.
+        wanted: (*lead, *batch) the number of sites used.
+        laid_out: the tape for other potentials.
+        split: whether there is a lead, to be split where states are many.
+    """
+    every = torch.arange(unary.shape[-1], device=states.device)
+    size, parts = states.numel() * len(every), [(states, wanted)]
+    many = tuning.CACHE_BLOCK * len(states) // size if split and size else 1
+    if not many or (size > tuning.CACHE_BLOCK and not split):
+        return None
+    if size > tuning.CACHE_BLOCK:
+        parts = list(zip(states.split(many), wanted.split(many), strict=True))
+    scores = list[Tensor]()
+    for part, sites in parts:
+        tape = laid_out(torch.where(part.unsqueeze(-1) == every, unary, -math.inf))
+        score = _summed_alone(tape, sites, len(parts))
+        if score is None:
+            return None
+        scores.append(score)
+    return torch.cat(scores) if len(scores) > 1 else scores[0]
+
+
+def _summed_alone(tape: Tape, wanted: Tensor, parts: int) -> Tensor | None:
     """`exhausting` by the machine, on all states, of which those of no configuration have -inf.
 
     None where it does not run the tape, where that takes longer with all ``parts`` of as many

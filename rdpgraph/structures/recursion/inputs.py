@@ -13,12 +13,12 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.links import Table
-from rdpgraph.structures.recursion.program import Program, Slot
+from rdpgraph.structures.recursion.program import NotLoweredError, Program, Slot, lowered
 from rdpgraph.structures.recursion.steps import Leaf
 from rdpgraph.structures.recursion.tape import Tape
 
-GIVEN = ("given",)
-"""Key of the tensors of a tape's slots, where its steps do not have them."""
+PROGRAM, GIVEN = ("program",), ("given",)
+"""Keys of a tape's program, and of the tensors of its slots where its steps do not have them."""
 
 _LAZY_BYTES = 2**22  # of zeros that are mapped
 TABLE, DIRECT = 9, -2
@@ -64,6 +64,41 @@ def inputs_of(tape: Tape, program: Program) -> Inputs:
     unary, shape = tape.unary, (tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1])
     unary = unary if unary.shape == shape else unary.reshape(shape)
     return Inputs(unary.to(tape.dtype).contiguous(), given)
+
+
+def known_program(tape: Tape) -> Program | None:
+    """The program of a tape that has a goal, if there is one of all steps."""
+
+    def made() -> Program | None:
+        try:
+            return lowered(tape.steps, math.prod(tape.site_shape), tape.unary.shape[-1])
+        except NotLoweredError:
+            return None
+
+    return tape.sources.once(PROGRAM, made)
+
+
+def chain_of(tape: Tape) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The unary, transition and lengths of a tape that is laid out as a chain; None for others.
+
+    (B, T, K), (K, K) or (1 or B, 1 or T - 1, K, K), and (B,).
+    """
+    program = known_program(tape)
+    if program is None or program.ends is None:
+        return None
+    inputs = inputs_of(tape, program)
+    tables, lengths = (
+        inputs.given[next(iter(program.rows)) - 1],
+        torch.tensor(program.ends, device="cpu"),
+    )
+    for part in inputs.given:
+        if not part.is_floating_point():  # none where an item has no end
+            lengths = torch.cat([lengths, lengths.new_zeros(1)])[part.cpu().flatten()]
+    items = len(inputs.unary)
+    if 1 < len(tables) < items:
+        tables = tables.repeat(items // len(tables), 1, 1, 1)
+    tables = tables[0, 0] if tables.shape[:2] == (1, 1) else tables
+    return inputs.unary, tables, lengths.expand(items).to(tape.device)
 
 
 def table_in_rows(program: Program, tables: "array[int]") -> "array[int] | None":

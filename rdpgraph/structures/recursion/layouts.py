@@ -14,7 +14,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion import machine
-from rdpgraph.structures.recursion.inputs import GIVEN, tensor_of
+from rdpgraph.structures.recursion.inputs import GIVEN, PROGRAM, tensor_of
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.names import UnknownError, captured
 from rdpgraph.structures.recursion.program import Program, Slot, numbers
@@ -56,7 +56,7 @@ class Filled(Tape):
     model: Any = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        self.sources.known.update({machine.PROGRAM: self.program, GIVEN: self.given})
+        self.sources.known.update({PROGRAM: self.program, GIVEN: self.given})
 
     @cached_property
     def whole(self) -> Tape:

@@ -15,16 +15,14 @@ from rdpgraph.structures.recursion.inputs import (
     TABLE,
     Inputs,
     inputs_of,
+    known_program,
     places_of,
     table_in_rows,
     tables_of,
     zeros,
 )
-from rdpgraph.structures.recursion.program import NotLoweredError, Program, lowered
+from rdpgraph.structures.recursion.program import Program
 from rdpgraph.structures.recursion.tape import Tape
-
-PROGRAM = ("program",)
-"""Key of a tape's program."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,17 +311,7 @@ class Run:
 
 def program_of(tape: Tape) -> Program | None:
     """The program of a tape that has a goal, if the machine is there and has all steps."""
-    if not serves(tape):
-        return None
-
-    def made() -> Program | None:
-        try:
-            sites = math.prod(tape.site_shape)
-            return lowered(tape.steps, sites, tape.unary.shape[-1])
-        except NotLoweredError:
-            return None
-
-    return tape.sources.once(PROGRAM, made)
+    return known_program(tape) if serves(tape) else None
 
 
 def serves(tape: Tape) -> bool:

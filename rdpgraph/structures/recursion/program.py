@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.structures.recursion.links import Table
-from rdpgraph.structures.recursion.series import mark_series
+from rdpgraph.structures.recursion.series import chain_ends, mark_series
 from rdpgraph.structures.recursion.step import Step
 from rdpgraph.structures.recursion.steps import (
     Concatenated,
@@ -73,6 +73,7 @@ class Program:
     leaves: dict[int, int]  # for each leaf's slot the number of its step
     unstored: frozenset[int]  # steps whose values are not stored
     work: float  # multiply-adds of one item
+    ends: Sequence[int] | None = None  # how many sites an item may have, if they are a chain
 
     @cached_property
     def ranges(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -294,6 +295,7 @@ def lowered(steps: Sequence[Step], sites: int, states: int) -> Program:
         made.leaves,
         kept.nowhere,
         sum(step.work for step in steps),
+        chain_ends(steps, sites),
     )
 
 

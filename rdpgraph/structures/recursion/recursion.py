@@ -3,12 +3,12 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
 from rdpgraph._core.cache import current_property
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
@@ -16,6 +16,7 @@ from rdpgraph.interface.structure import Structure, is_tracked
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle
 from rdpgraph.model.restriction import gathered
+from rdpgraph.structures.chain import paths
 from rdpgraph.structures.draws import checked_best, checked_count, perturbed
 from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.descend import Drawn, best, configurations, descend
@@ -24,9 +25,10 @@ from rdpgraph.structures.recursion.down import (
     log_sum,
     max_marginals,
     mean_values,
-    summed_alone,
+    scored_alone,
     usable,
 )
+from rdpgraph.structures.recursion.inputs import chain_of
 from rdpgraph.structures.recursion.layouts import is_slow, laid_out, whole
 from rdpgraph.structures.recursion.moments import cross_entropy, entropy
 from rdpgraph.structures.recursion.tape import Tape
@@ -173,32 +175,14 @@ class Recursion(Structure):
             )
         used = states >= 0
         wanted = used.flatten(states.ndim - self._dims).sum(-1)
-        score = self._score_alone(states, wanted, split=lead > 0)
-        if score is not None:
-            return score.to(self.unary)
+        if machine.serves(self._blank(self.unary, ranks=True, double=True)):
+            laid = partial(self._laid_out, double=True)
+            score = scored_alone(self.unary, states, wanted, laid, split=lead > 0)
+            if score is not None:
+                return score.to(self.unary)
         weights = torch.where(used, 0.0, -math.inf).to(self.unary).unsqueeze(-1)
         only = self.restrict(states.clamp(min=0).unsqueeze(-1), weights)
         return exhausting(only.to_tape(double=True), wanted).to(self.unary)
-
-    def _score_alone(self, states: Tensor, wanted: Tensor, *, split: bool) -> Tensor | None:
-        """`score` by the machine on all states; None where that takes longer."""
-        every = torch.arange(self.unary.shape[-1], device=states.device)
-        size, parts = states.numel() * len(every), [(states, wanted)]
-        many = tuning.CACHE_BLOCK * len(states) // size if split and size else 1
-        if not many or (size > tuning.CACHE_BLOCK and not split):
-            return None
-        if size > tuning.CACHE_BLOCK:
-            parts = list(zip(states.split(many), wanted.split(many), strict=True))
-        scores = list[Tensor]()
-        for part, sites in parts:
-            unary = torch.where(part.unsqueeze(-1) == every, self.unary, -math.inf)
-            blank = self._blank(unary, ranks=True, double=True)
-            served = machine.serves(blank)
-            score = summed_alone(laid_out(blank, self), sites, len(parts)) if served else None
-            if score is None:
-                return None
-            scores.append(score)
-        return torch.cat(scores) if len(scores) > 1 else scores[0]
 
     def entropy(self) -> Tensor:
         """(*batch,) nats, of derivations; 0 where nothing is possible. Differentiable.
@@ -307,15 +291,22 @@ class Recursion(Structure):
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None
     ) -> Tensor:
-        """(count, *batch, *sites, states) relaxed draws, differentiable: a stochastic softmax.
+        """(count, *batch, *sites, states) relaxed draws, differentiable.
 
-        Marginals at a temperature of the model with Gumbel noise on every state. As the temperature
-        falls to 0 they become the best configuration of the noisy model, which is not an exact draw
-        (Paulus et al. 2020, arXiv:2006.08063). Ranks are written out.
+        Of a chain on all states, in which each site is linked to the one before it and to nothing
+        else, they are those of `Chain.rsample`, whose argmaxes are exact draws. Others are a
+        stochastic softmax: marginals at a temperature of the model with Gumbel noise on every
+        state. As the temperature falls to 0 they become the best configuration of the noisy model,
+        which is not an exact draw (Paulus et al. 2020, arXiv:2006.08063). Ranks are written out.
 
         Raises:
             ModelError: a temperature that is not above 0.
         """
+        chain = chain_of(self._laid_out(ranks=False))
+        if chain is not None:
+            count = checked_count(count, self.unary.shape)
+            drawn = paths.relaxed(*chain, count, temperature, generator).to(self.unary)
+            return drawn.reshape(count, *self.unary.shape)
         noisy = perturbed(self.unary, count, temperature, generator)
 
         def log_partition(unary: Tensor) -> Tensor:

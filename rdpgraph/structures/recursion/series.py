@@ -1,8 +1,71 @@
-"""Series of links, which the compiled machine runs item after item."""
+"""Chains of all sites; series of links, which the compiled machine runs item after item."""
 
 from collections.abc import Iterable, Sequence
 
 from rdpgraph._core import tuning
+from rdpgraph.structures.recursion.links import Table
+from rdpgraph.structures.recursion.step import Step
+from rdpgraph.structures.recursion.steps import Leaf, Linked, Total
+from rdpgraph.structures.recursion.values import Value
+
+
+def chain_ends(steps: Sequence[Step], sites: int) -> Sequence[int] | None:
+    """How many sites an item may have, if a tape's steps are those of a chain; else None.
+
+    Each row, of the states of a site, is the first site, or the product of the next one and the
+    link from the row before, by one table or by the tables of one tensor in turn. The last step is
+    the sum of a row, or for each item one of several sums and constants, which the result lists.
+    """
+    rows, ends, tables = dict[int, int](), dict[int, int](), list[Table]()
+    link = -1
+    for number, step in enumerate(steps):
+        if isinstance(step, Leaf) and step.logs is not None:
+            ends[number] = 0
+        if not isinstance(step, Linked):
+            continue
+        if step.x.number not in rows and len(rows) == len(tables):
+            if not _is_row(steps, step.x, len(rows), link):
+                return None
+            rows[step.x.number] = len(rows) + 1
+        count = rows.get(step.x.number)
+        if step.link is None and count:
+            ends[number] = count
+        elif isinstance(step.link, Table) and count == len(tables) + 1:
+            tables.append(step.link)
+            link = number
+        else:
+            return None
+    last, read = steps[-1], [len(steps) - 1]
+    if isinstance(last, Total):
+        view = last.reads[0]
+        read = [value.number for value in view.pool]
+        if len(last.reads) > 1 or not view.varies or view.size > len(read):
+            return None
+    if not ends.keys() >= set(read) or not 0 < len(tables) == sites - 1 == len(rows) - 1:
+        return None
+    source = tables[0].source
+    many = source.shape[1]
+    alike = all(one.source is source and one.number == at % many for at, one in enumerate(tables))
+    alike = alike and many in (1, len(tables)) and source.shape[-2] == source.shape[-1]
+    return [ends[number] for number in read] if alike else None
+
+
+def _is_row(steps: Sequence[Step], x: Value, site: int, link: int) -> bool:
+    """Return whether a value is the potentials of a site, times a link to it, but to the first."""
+    step, sites = steps[x.number], x.labels.sites
+    if sites is None or sites.tolist() != [site]:
+        return False
+    if not site or not isinstance(step, Total):
+        return not site and isinstance(step, Leaf)
+    others, factors = list[tuple[int, ...]](), step.reads
+    for view in factors:
+        leaves = [one for n in view.numbers if isinstance(one := steps[n], Leaf)]
+        if len(leaves) < len(view.pool) or any(leaf.logs is not None for leaf in leaves):
+            others.append(view.numbers)
+        missing = view.index is not None and bool((view.index == view.size).any())
+        if view.ways > 1 or view.varies or missing:
+            return False
+    return len(step.ways) == 1 and len(factors) == 2 and others == [(link,)]
 
 
 def mark_series(

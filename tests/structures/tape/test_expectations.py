@@ -8,12 +8,13 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from tests.structures.tape.models import PAIRS, Spans, Tags, draw
+from tests.structures.tape.models import PAIRS, Segments, Spans, Tags, draw
 from tests.structures.tape.test_machine import (
     MODELS,
     Items,
     Joints,
     Steered,
+    Steps,
     each,
     leaves,
     models,
@@ -59,14 +60,60 @@ def test_relaxed_draws_hold_in_single_precision(name, spread, temperature):
     assert_close(found.double(), expected, rtol=0, atol=1e-4)
 
 
-def test_relaxed_draws_are_marginals_of_the_noisy_model():
+@dataclass(frozen=True, eq=False)
+class Backwards(Tags):
+    """A chain from its last site to the first."""
+
+    def recursion(self, tape):
+        state, *others = (tape.sites[t] for t in reversed(range(*tape.site_shape)))
+        for site in others:
+            state = tape.total((tape.link(state, self.transition, to=site), site))
+        return tape.sum(state)
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Tags):
+    """Sites that are linked to the last one each."""
+
+    def recursion(self, tape):
+        *others, last = (tape.sites[t] for t in range(*tape.site_shape))
+        links = [tape.link(site, self.transition, to=last) for site in others]
+        return tape.sum(tape.total((last, *links)))
+
+
+@pytest.mark.parametrize("kind", [Segments, Backwards, Joined])
+def test_relaxed_draws_are_marginals_of_the_noisy_model(kind):
     """All values over the temperature; the noise is what is left where scores are level."""
-    model, temperature = Tags(draw(2, 3, 2), draw(2, 2, seed=1)), 0.7
+    shape = (2, 3, 2) if kind is not Segments else (2, 3, 2, 2)
+    model, temperature = kind(draw(*shape), draw(2, 2, seed=1)), 0.7
     generator = torch.Generator().manual_seed(1)
-    numbers = torch.rand(3, 2, 3, 2, generator=generator, dtype=torch.float64)
+    numbers = torch.rand(3, *shape, generator=generator, dtype=torch.float64)
     noisy = model.unary - (-numbers.log()).log()
-    scaled = Tags(noisy / temperature, model.transition / temperature)
+    scaled = kind(noisy / temperature, model.transition / temperature)
     assert_close(relaxed(model, temperature), scaled.marginals())
+
+
+LENGTHS = {"lengths": torch.tensor([[3, 2, 0, 3], [1, 3, 3, 2]])}
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 0.7])
+@pytest.mark.parametrize(
+    ("kind", "shape", "options"),
+    [(Tags, (2, 2), LENGTHS), (Items, (2, 4, 2, 2), LENGTHS), (Steps, (2, 4, 2, 2, 2), {})],
+)
+def test_relaxed_draws_of_chains_are_those_of_the_library(kind, shape, options, temperature):
+    """Their argmaxes are exact draws; with gradients, and gradients of these."""
+    unary, tables = draw(2, 4, 3, 2), draw(*shape, seed=1).requires_grad_()
+    unary[..., 0, 0] = -INF
+    unary.requires_grad_()
+    each = tables.unsqueeze(2).expand(2, 4, 2, 2, 2) if kind is Items else tables
+    found = []
+    for model in (kind(unary, tables, **options), rg.Chain(unary, each, **options)):
+        drawn = relaxed(model, temperature)
+        slopes = torch.autograd.grad(drawn.square().sum(), (unary, tables), create_graph=True)
+        bends = sum(part.square().sum() for part in slopes)
+        found.append((drawn, *slopes, *torch.autograd.grad(bends, (unary, tables))))
+    assert_close(*found)
 
 
 @dataclass(frozen=True, eq=False)
