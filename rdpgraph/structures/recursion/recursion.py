@@ -3,13 +3,14 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import current_property
+from rdpgraph._core.portable import tensors_in
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure, is_tracked
@@ -60,8 +61,8 @@ class Recursion(Structure):
     any batch dims, on all states of the sites or on a few. It may override any of them, such as
     `log_partition` by a kernel.
 
-    log Z, modes and draws are in the dtype of the potentials, at least float32; other answers in
-    float64.
+    The potentials take the widest dtype of all tensors in the fields. log Z, modes and draws are
+    computed in it, at least in float32; other answers in float64.
 
     Attributes:
         unary: (*batch, *sites, states) log-potentials (nats) of the sites' states.
@@ -76,6 +77,10 @@ class Recursion(Structure):
         """Check the potentials; a `__post_init__` of a subclass calls this one."""
         settle(self, "unary")
         checked_log_values(f"{self.name}'s unary", self.unary)
+        dtypes = (part.dtype for part in tensors_in(self) if part.is_floating_point())
+        dtype = reduce(torch.promote_types, dtypes)
+        if dtype != self.unary.dtype:
+            object.__setattr__(self, "unary", self.unary.to(dtype))
         if self.unary.ndim <= self._dims or not self.unary.shape[-1]:
             raise ModelError(
                 f"{self.name} needs unary (*batch, *sites, states), {self._dims} dims of sites and "

@@ -112,6 +112,20 @@ def test_relaxed_samples_are_those_of_the_library(name):
     close(one, other)
 
 
+@pytest.mark.parametrize("name", ["chain, table", "segments, table", "chain, low rank"])
+def test_potentials_take_the_widest_type(name):
+    """As in `Chain`; answers of a narrow unary would lose the digits of the other tensors."""
+    ours, _ = PAIRS[name]
+    narrow = ours.with_unary(ours.unary.float().requires_grad_())
+    wide = ours.with_unary(narrow.unary.detach().double())
+    assert narrow.log_partition().dtype == narrow.marginals().dtype == torch.float64
+    assert torch.equal(narrow.log_partition(), wide.log_partition())
+    assert torch.equal(narrow.k_best(2).scores, wide.k_best(2).scores)
+    generators = (torch.Generator().manual_seed(0) for _ in range(2))
+    one, other = (each.sample(5, next(generators)) for each in (narrow, wide))
+    assert torch.equal(one, other)
+
+
 def test_large_tables_and_long_sequences():
     unary, transition = 20 * draw(2, 150, 40), 20 * draw(40, 40, seed=1)
     ours, theirs = Tags(unary, transition), rg.Chain(unary, transition)
