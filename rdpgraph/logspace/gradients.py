@@ -39,7 +39,8 @@ def _ordinary(value: Any) -> Any:
         parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         return replace(value, **{name: _ordinary(part) for name, part in parts.items()})
     if isinstance(value, tuple | list):
-        return type(value)(_ordinary(part) for part in value)
+        parts = [_ordinary(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 

@@ -283,6 +283,22 @@ def test_inference_mode(name):
             found.rsample(temperature=0.5, generator=seeded())
 
 
+@pytest.mark.parametrize("states", [1, 3])
+@pytest.mark.parametrize("kind", ["table", "low rank", "banded"])
+def test_losses_of_chains_in_inference_mode(kind, states):
+    sides = normal(states, 2, seed=1), normal(states, 2, seed=2)
+    link = {"table": sides[0] @ sides[1].T, "low rank": rg.LowRank(*sides)}.get(kind)
+    link = rg.Banded(normal(states, 1, seed=1), [0]) if link is None else link
+
+    def asked():
+        one, other = (rg.Chain(normal(2, 4, states, seed=seed), link) for seed in (3, 4))
+        return one.entropy(), one.entropy_over(one.unary), one.kl_divergence(other)
+
+    expected = asked()
+    with torch.inference_mode():
+        torch.testing.assert_close(asked(), expected)
+
+
 def test_types_are_promoted_in_every_answer():
     chain = rg.Chain(torch.zeros(4, 6), torch.zeros(6, 6, dtype=torch.float64))
     estimated = rg.infer(chain, estimator=rg.Randomized.default(keep=4))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
-from rdpgraph.logspace.gradients import ONCE, expectations, mean_scores, once
+from rdpgraph.logspace.gradients import ONCE, by_autograd, expectations, mean_scores, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
 from rdpgraph.structures.chain import logs, recursion, tapes
 from rdpgraph.structures.chain.factors import inside, masked, peak, steps_of
@@ -29,7 +29,7 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
     gradient, is added. Ranks cost O(T N^2) products too, and O(N^2 r) for the values, in blocks.
     """
     if alike(parts, parts):
-        return _by_scores(parts, parts, log_base)
+        return _by_scores(parts, None, log_base)
     if log_base is None and isinstance(parts.transition, Tensor):
         table = ChainTensors(parts.unary, parts.transition, parts.lengths)
         values = tapes.losses(table, table, divergence=False)
@@ -74,11 +74,16 @@ def alike(parts: ChainTensors | RankTensors, other: ChainTensors | RankTensors) 
     return one is not None and two is not None and one.additive and one.comparable(two)
 
 
+@by_autograd
 def _by_scores(
-    parts: ChainTensors | RankTensors, other: ChainTensors | RankTensors,
+    parts: ChainTensors | RankTensors, compared: ChainTensors | RankTensors | None,
     log_base: Tensor | None = None, *, divergence: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`cross_entropy` of chains whose scores are sums of parameters, by their means; in float64."""
+    """`cross_entropy` of chains whose scores are sums of parameters, by their means; in float64.
+
+    None to compare with: the entropy.
+    """
+    other = parts if compared is None else compared
     link, theirs = parts.transition, other.transition
     if not parts.unary.shape[1]:
         return parts.unary.sum((1, 2))
@@ -96,7 +101,7 @@ def _by_scores(
     leaves, scores = zip(*pairs, strict=True)
     gaps = [finite(two) - finite(one) if divergence else finite(two) for one, two in pairs]
     total, means = mean_scores(log_z, leaves, gaps)
-    if other is parts:
+    if compared is None:
         return once(torch.where(total > -math.inf, total - means, 0.0).to(parts.unary), ONCE)
     log_ratio = log_z(*scores) - total if divergence else log_z(*scores)
     values = torch.where(total > -math.inf, log_ratio - means, 0.0)
