@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rdpgraph._core import tuning
 from rdpgraph.errors import EvidenceError, ModelError
@@ -88,9 +89,10 @@ class CosetDecoder:
             EvidenceError: syndromes of another length.
         """
         given = checked_syndrome(syndromes, self.model.checks.num_checks)
-        rows, back = given.reshape(-1, given.shape[-1]).unique(dim=0, return_inverse=True)
-        parts = [self._log_cosets(part) for part in rows.split(tuning.PIECE)]
-        logs = torch.cat(parts)[back].reshape(*given.shape[:-1], -1)
+        padded = functional.pad(given[None].flatten(0, -2), (0, 1))  # torch needs a column
+        rows, back = padded.unique(dim=0, return_inverse=True)
+        parts = [self._log_cosets(part) for part in rows[:, :-1].split(tuning.PIECE)]
+        logs = torch.cat(parts)[back].unflatten(0, (1, *given.shape[:-1])).squeeze(0)
         return _decided(logs, self.model.checks.num_observables)
 
     def _log_cosets(self, rows: Tensor) -> Tensor:
@@ -182,14 +184,14 @@ class WindowDecoder:
                         f"WindowDecoder got pieces of batches {tuple(lead)} and "
                         f"{tuple(piece.shape[:-1])}."
                     )
-                syndrome[:, places] = piece.reshape(len(syndrome), -1)
+                syndrome[:, places] = piece[None].flatten(0, -2)
             assert syndrome is not None
             logs = kept_cosets(
                 parities, unary, syndrome, self.keep, 1, -1, self.event_cost,
                 part=slice(begin, end), carried=carried,
             )[0]  # fmt: skip
             begin = end
-            yield _decided(logs.reshape(*lead, -1), parities.num_observables)
+            yield _decided(logs.reshape(*lead, logs.shape[-1]), parities.num_observables)
 
 
 def _decided(logs: Tensor, observables: int) -> Decoded:

@@ -127,7 +127,7 @@ class MessagesDecoder:
         """
         parities = self.checks
         given = checked_syndrome(syndrome, parities.num_checks, erased=False)
-        rows, total = given.reshape(-1, parities.num_checks).contiguous(), len(self.log_odds)
+        rows, total = given[None].flatten(0, -2).contiguous(), len(self.log_odds)
         odds = torch.empty(len(rows), total, dtype=torch.float64, device="cpu")
         errors = torch.empty_like(odds, dtype=torch.long)
         iterations, violated = torch.zeros(2, len(rows), dtype=torch.long, device="cpu")
@@ -199,7 +199,7 @@ def learn_damping(
         )
     require_generator(generator)
     given = checked_syndrome(syndromes, decoder.checks.num_checks, erased=False)
-    given = given.reshape(-1, decoder.checks.num_checks)
+    given = given[None].flatten(0, -2)
     wide, bits = _padded(decoder.checks.rows)
     values = decoder.damping.clamp(0.05, 0.95).logit().requires_grad_()
     optimiser = torch.optim.Adam([values], lr=rate)
