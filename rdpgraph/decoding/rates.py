@@ -15,7 +15,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.decoding.cosets import CosetDecoder
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.plan import clock
 from rdpgraph.structures.parity import sweeps
@@ -31,7 +31,8 @@ class LearnedRates:
     Attributes:
         rates: (groups,) the probability that an odd number of a group's errors happens; for tied
             errors that of each.
-        standard_errors: (groups,) by the empirical information; +inf where it is zero.
+        standard_errors: (groups,) by the empirical information; +inf where that does not tell a
+            rate, as where shots are few.
         groups: the errors of each. Errors that flip the same checks cannot be told apart and form
             one group, unless they are tied.
         log_likelihood: (shots,) mean log P(s), nats.
@@ -88,6 +89,7 @@ def learn_rates(
             f"learn_rates needs steps >= 1, and ties of {total} errors or none; got {steps!r:.40} "
             f"and {None if tied is None else len(tied)}."
         )
+    tied = tied.tolist() if isinstance(tied, Tensor) else tied  # elements of tensors are not equal
     parities = model.checks
     groups: dict[Any, list[int]] = {}
     for at, (checks, _) in enumerate(parities.columns):
@@ -106,7 +108,9 @@ def learn_rates(
         CosetDecoder(model, keep)  # refuses what cannot be
     start = torch.zeros(len(groups), dtype=torch.float64).index_add_(0, label, odds)
     values = (start / label.bincount(minlength=len(groups))).requires_grad_()
-    given = checked_syndrome(syndromes, parities.num_checks).reshape(-1, parities.num_checks)
+    given = checked_syndrome(syndromes, parities.num_checks)[None].flatten(0, -2)
+    if not given.numel():
+        raise EvidenceError(f"learn_rates needs shots with checks; got {tuple(given.shape)}.")
     rows, counts = given.unique(dim=0, return_counts=True)
     parts = (each.split(tuning.PIECE // 2) for each in (rows, counts))
     pieces = list(zip(*parts, strict=True))
@@ -149,8 +153,10 @@ def learn_rates(
         (score,) = torch.autograd.grad(logs(each, part).sum(), each)
         information += (score * count.unsqueeze(1)).T @ score
     rates = values.detach().sigmoid()
-    seen = information.diagonal() > 0
-    covariance = torch.full_like(rates, torch.inf)
-    covariance[seen] = torch.linalg.pinv(information[seen][:, seen], hermitian=True).diagonal()
-    errors = covariance.clamp(min=0).sqrt() * rates * (1 - rates)
+    scale = information.diagonal().sqrt().clamp(min=1e-9)
+    told, directions = torch.linalg.eigh(information / scale.outer(scale))
+    sure = told > 1e-9
+    covariance = (directions[:, sure].square() / told[sure]).sum(1) / scale.square()
+    covariance[directions[:, ~sure].square().sum(1) > 1e-9] = torch.inf
+    errors = covariance.sqrt() * rates * (1 - rates)
     return LearnedRates(rates, errors, tuple(map(tuple, groups.values())), likelihood)

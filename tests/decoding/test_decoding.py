@@ -1,6 +1,7 @@
 """Decoders by enumeration, beside their peers where they are installed, and learned rates."""
 
 import itertools
+import math
 import pickle
 
 import numpy as np
@@ -31,6 +32,21 @@ def test_decisions_are_the_most_probable_and_repeats_are_decoded_alike():
     torch.testing.assert_close(few.confidence, decoded.confidence[0])
     errors = decoding.CosetDecoder(model).decode(every)
     assert torch.equal(errors, model.condition(every).mode())
+
+
+def test_no_shots_and_shots_without_checks():
+    none, unchecked = torch.zeros(0, 2, dtype=torch.long), torch.zeros(3, 0, dtype=torch.long)
+    model = rg.ParityModel.from_rates([[1, 1, 0], [0, 1, 1]], [0.1] * 3, observables=[[1, 0, 0]])
+    for keep in (None, 4):
+        decoded = decoding.CosetDecoder(model, keep).decode_observables(none)
+        assert decoded.observables.shape == (0, 1)
+    (_, last) = decoding.WindowDecoder(model, [0, 1]).decode([none[:, :1], none[:, :1]])
+    assert last.confidence.shape == (0,)
+    free = rg.ParityModel.from_rates(unchecked.T[:, :3], [0.1] * 3, observables=[[1, 0, 0]])
+    decoded = decoding.CosetDecoder(free).decode_observables(unchecked)
+    torch.testing.assert_close(decoded.confidence, torch.full((3,), 0.9))
+    silent = decoding.MessagesDecoder(unchecked.T[:, :3], -1.0).decode(unchecked)
+    assert silent.tolist() == [[0] * 3] * 3
 
 
 def test_an_impossible_shot_is_no_exception():
@@ -274,6 +290,25 @@ def test_rates_are_learned_and_what_cannot_be_told_apart_is_one():
     assert tied.log_likelihood >= start.condition(given).log_partition().mean() - 1e-9
 
 
+def test_ties_are_a_list_or_a_tensor():
+    given, ties = syndromes_of(ring(), 100), [0, 1, 1, 2, 0]
+    asked = [decoding.learn_rates(ring(), given, tied=tied) for tied in (ties, torch.tensor(ties))]
+        decoding.learn_rates(ring(), given, tied=tied) for tied in (ties, torch.tensor(ties))
+    ]
+    assert learned[1].groups == learned[0].groups == ((0, 4), (1, 2), (3,))
+
+
+def test_rates_that_shots_do_not_tell_have_infinite_errors():
+    one = decoding.learn_rates(ring(), [[1, 0, 0, 0]])
+    assert bool(one.standard_errors.isinf().all())
+    # The second check is never seen, nor is what flips it alone.
+    model = rg.ParityModel.from_rates([[1, 0], [0, 1]], [0.1, 0.2])
+    half = decoding.learn_rates(model, [[0, -1], [1, -1], [0, -1], [0, -1]])
+    rate, error = half.rates[0], half.standard_errors
+    torch.testing.assert_close(error[0], (rate * (1 - rate) / 4).sqrt(), rtol=1e-4, atol=0)
+    assert error[1] == math.inf
+
+
 def test_rates_are_learned_on_kept_states():
     start = rg.ParityModel.from_rates(RING, torch.full((5,), 0.15, dtype=torch.float64))
     given = syndromes_of(ring(), 2000)
@@ -337,6 +372,7 @@ BAD = {
         rg.ParityModel.from_rates(RING, [0.0] * 5), [[0, 0, 0, 0]]
     ),
     "progress that is not called": lambda: decoding.learn_rates(ring(), [[0, 0, 0, 0]], progress=3),
+    "no shots": lambda: decoding.learn_rates(ring(), torch.zeros(0, 4, dtype=torch.long)),
     "ties of other errors": lambda: decoding.learn_rates(ring(), [[0, 0, 0, 0]], tied=[1]),
     "windows of other checks": lambda: decoding.WindowDecoder(ring(), [0, 1]),
     "windows below zero": lambda: decoding.WindowDecoder(ring(), [0, 1, -1, 0]),
