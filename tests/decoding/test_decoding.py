@@ -293,9 +293,7 @@ def test_rates_are_learned_and_what_cannot_be_told_apart_is_one():
 def test_ties_are_a_list_or_a_tensor():
     given, ties = syndromes_of(ring(), 100), [0, 1, 1, 2, 0]
     asked = [decoding.learn_rates(ring(), given, tied=tied) for tied in (ties, torch.tensor(ties))]
-        decoding.learn_rates(ring(), given, tied=tied) for tied in (ties, torch.tensor(ties))
-    ]
-    assert learned[1].groups == learned[0].groups == ((0, 4), (1, 2), (3,))
+    assert asked[1].groups == asked[0].groups == ((0, 4), (1, 2), (3,))
 
 
 def test_rates_that_shots_do_not_tell_have_infinite_errors():
