@@ -22,8 +22,8 @@ from rdpgraph.model.potentials.table import (
 )
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.recursion.inputs import tensor_of
-from rdpgraph.structures.recursion.layouts import PREPARED, emptied
-from rdpgraph.structures.recursion.program import Program, Slot, lowered
+from rdpgraph.structures.recursion.layouts import PREPARED, emptied, uncollected
+from rdpgraph.structures.recursion.program import Program, lowered
 from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.repeats import continued
 from rdpgraph.structures.recursion.tape import Tape
@@ -32,6 +32,8 @@ from rdpgraph.structures.recursion.values import Value, View
 Move = tuple[int, int]
 MATCH, DELETION, INSERTION = (1, 1), (1, 0), (0, 1)  # moves along both sequences
 STAY, NEXT, SKIP = (1, 0), (1, 1), (1, 2)  # moves along frames and labels
+_KEPT_CELLS = 2**15
+"""Cells of a grid whose program is kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,38 +309,43 @@ class Alignment(Recursion):
 
 
 def _prepared(tape: Tape, model: Alignment) -> tuple[Program, Sequence[Tensor]] | None:
-    """The program of rows or columns without a transition, continued from that of few."""
-    moves = tuple(model.moves)
-    along = [axis for axis in (0, 1) if all(move[axis] for move in moves)]
-    if model.local or model.transition is not None or not along:
+    """The program without a transition; of many lines continued from that of few."""
+    moves, shape = tuple(model.moves), tape.site_shape
+    if model.local or model.transition is not None:
         return None
-    axis, few = along[0], max(move[along[0]] for move in moves) + 2
-    lines, places = tape.site_shape[axis], tape.site_shape[1 - axis]
-    if lines <= few:
-        return None
-    first, second, constants = _few_lines(moves, few, places, axis)
-    sizes = zip((model.first_lengths, model.second_lengths), tape.site_shape, strict=True)
+    sizes = zip((model.first_lengths, model.second_lengths), shape, strict=True)
     ends = [tape.lengths(given, size - 1) for given, size in sizes]
-    goal = ends[axis] * places + ends[1 - axis]
-    given = [*[part.to(tape.dtype) for part in constants], goal.reshape(-1, 1, 1)]
-    return continued(first, second, lines - few), given
+    along = [axis for axis in (0, 1) if all(move[axis] for move in moves)]
+    axis = along[0] if along else int(shape[1] > shape[0])
+    places, reach = shape[1 - axis], (move[axis] if along else sum(move) for move in moves)
+    after = 0 if along else places - 1  # the shorter diagonals at either end
+    few = max(reach) + 2 + after
+    if not along and places * min(few + 1, shape[axis]) > _KEPT_CELLS:
+        return None
+    if shape[axis] > few:
+        some = [(lines, places) if axis == 0 else (places, lines) for lines in (few, few + 1)]
+        (first, _), (second, constants) = (_laid_out(moves, each) for each in some)
+        cells = after * places // 2
+        program = continued(first, second, shape[axis] - few, after, cells)
+    else:
+        program, constants = _laid_out(moves, shape)
+    if along:
+        goal = ends[axis] * places + ends[1 - axis]
+    else:
+        number = torch.cat(list(_grid(shape, moves, tape.device).cells)).argsort().reshape(shape)
+        goal = number[tuple(ends)]
+    return program, [*[part.to(tape.dtype) for part in constants], goal.reshape(-1, 1, 1)]
 
 
 PREPARED[Alignment] = _prepared
 
 
-@remembered(64, where=lambda moves, few, places, axis: places <= 2**10)  # noqa: ARG005
-def _few_lines(
-    moves: tuple[Move, ...], few: int, places: int, axis: int
-) -> tuple[Program, Program, list[Tensor]]:
-    """The programs of a few lines and of one more, and the constants among their tensors."""
-    programs, slots = list[Program](), list[Slot]()
-    for lines in (few, few + 1):
-        shape = (lines, places) if axis == 0 else (places, lines)
-        unary = torch.zeros(*shape, len(moves), dtype=torch.float64, device="cpu")
-        tape = Tape(unary, 2, dtype=unary.dtype)
+@remembered(64, where=lambda moves, shape: math.prod(shape) <= _KEPT_CELLS)  # noqa: ARG005
+def _laid_out(moves: tuple[Move, ...], shape: tuple[int, ...]) -> tuple[Program, list[Tensor]]:
+    """The program of a grid, and the constants among its tensors, which are all but the last."""
+    unary = torch.zeros(*shape, len(moves), dtype=torch.float64, device="cpu")
+    tape = Tape(unary, 2, dtype=unary.dtype)
+    with uncollected():
         tape.finish(Alignment(unary, moves).recursion(tape))
-        program = lowered(tape.steps, lines * places, len(moves))
-        slots = program.slots
-        programs.append(emptied(program))
-    return programs[0], programs[1], [tensor_of(slot, torch.float64) for slot in slots[:-1]]
+        program = lowered(tape.steps, math.prod(shape), len(moves))
+    return emptied(program), [tensor_of(slot, torch.float64) for slot in program.slots[:-1]]

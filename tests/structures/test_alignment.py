@@ -231,9 +231,11 @@ def test_what_does_not_fit_is_refused():
         ((1, 0), (2, 1), (1, 1), (1, 1)),
         ((0, 1), (3, 2)),
         ((1, 3), (2, 0)),
+        ((1, 1), (1, 0), (0, 1)),
+        ((0, 2), (1, 2), (1, 0)),
     ],
 )
-def test_rows_and_columns_as_by_torch(moves, shape, by_torch):
+def test_rows_columns_and_diagonals_as_by_torch(moves, shape, by_torch):
     """Programs of many lines are continued from those of few."""
     unary = draw(3, *shape, len(moves)).requires_grad_()
     generator = torch.Generator().manual_seed(2)

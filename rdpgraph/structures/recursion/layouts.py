@@ -110,7 +110,7 @@ def laid_out(tape: Tape, model: Any) -> Tape:
     if known >= tuning.LAYOUT_TRIES:
         tape.finish(model.recursion(tape))
         return tape
-    with _uncollected():
+    with uncollected():
         layout, given = _traced(tape, model, tensors, known)
     if layout is None or layout.size > tuning.KEPT_LAYOUTS:
         _keep(key, tuning.LAYOUT_TRIES)
@@ -120,7 +120,7 @@ def laid_out(tape: Tape, model: Any) -> Tape:
 
 
 @contextmanager
-def _uncollected() -> Generator[None]:
+def uncollected() -> Generator[None]:
     """Pause garbage collection, which would look at many objects that soon go by themselves."""
     enabled = gc.isenabled()
     gc.disable()

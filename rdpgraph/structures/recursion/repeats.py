@@ -14,22 +14,40 @@ _KEPT = 2**20
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def _is_kept(few: Program, next_one: Program, more: int) -> bool:
+def _is_kept(few: Program, next_one: Program, more: int, after: int = 0, places: int = 0) -> bool:
+    del after, places
     return more * (len(next_one.index) - len(few.index)) <= _KEPT
 
 
 @remembered(16, where=_is_kept)
-def continued(few: Program, next_one: Program, more: int) -> Program:
+def continued(
+    few: Program, next_one: Program, more: int, after: int = 0, places: int = 0
+) -> Program:
     """The program of more lines, given that of a few and that of one more.
 
-    Each line has as many steps as the one before; the last two of the few read the same places of
-    lines at the same distances, and so do all that follow. No step has a table, and the last one,
-    not of a line, is a view of the places of the last steps of all lines, in turn.
+    Each line has as many steps as the one before, the potentials of sites first. The two lines
+    before the new ones read the same places of lines at the same distances, and so do the new ones.
+    No step has a table, and the last one, not of a line, is a view of the places of the last steps
+    of all lines, in turn.
+
+    Args:
+        few: the program of a few lines.
+        next_one: that of one more.
+        more: the number of new lines.
+        after: how many of the lines come after these.
+        places: how many places of the last steps of lines these are.
     """
-    values = _grown(few.values.numpy(), next_one.values.numpy(), more, 1)
-    steps = _grown(few.steps.numpy(), next_one.steps.numpy(), more, 1)
-    index = [_grown(*pair, more) for pair in zip(_parts(few), _parts(next_one), strict=True)]
-    unstored = _grown(_marked(few), _marked(next_one), more, 1)
+    end = after * (len(next_one.steps) - len(few.steps)) + 1
+    values = _grown(few.values.numpy(), next_one.values.numpy(), more, end)
+    steps = _grown(few.steps.numpy(), next_one.steps.numpy(), more, end)
+    before, read, rest = zip(_parts(few), _parts(next_one), strict=True)
+    start = int(few.steps[-end, 2]) if after else len(before[0])
+    index = [
+        _grown(*before, more, len(before[0]) - start),
+        _grown(*read, more, 2 * places),
+        _grown(*rest, more),
+    ]
+    unstored = _grown(_marked(few), _marked(next_one), more, end)
     return replace(
         few,
         values=torch.from_numpy(values),
@@ -54,7 +72,7 @@ def _marked(program: Program) -> Array:
 
 
 def _grown(few: Array, next_one: Array, more: int, end: int = 0) -> Array:
-    """Rows of numbers with those of more lines before the last ones."""
+    """Rows of numbers with those of more lines before the last ``end``."""
     head, count = len(few) - end, len(next_one) - len(few)
     tail = head + more * count
     made = np.empty((tail + end, *few.shape[1:]), few.dtype)
