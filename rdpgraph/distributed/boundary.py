@@ -132,6 +132,8 @@ def joining(
         for rank, numbers in sorted(shared.items()):
             active = network.active[numbers]
             active = active[active >= 0]  # variables fixed here are fixed in all parts
+            if not len(active):
+                continue
             home, local = edges.home[active], edges.local[active]
             places[rank] = tuple(
                 local[home == number].to(device) for number in range(len(edges.classes))

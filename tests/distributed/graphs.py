@@ -120,6 +120,12 @@ def graphs_of_many_kinds_equal_one_process(mesh: DeviceMesh, folder: Path) -> No
         model = graph.condition(evidence) if evidence else graph
         scheduler = rg.Loopy(sweeps=9, gradient=FromBeliefs())
         agrees(mesh, model, tables, scheduler, assignment, gradients=False)
+    # A part may share variables, all of them observed, and have none left.
+    x = rg.VariableArray("x", (4,), 2)
+    links = rg.FactorBlock((x[:-1], x[1:]), rg.Table(torch.randn(3, 2, 2, generator=seeded(6))))
+    seen = rg.FactorGraph([links]).condition({x[2]: 1, x[3]: 0})
+    last = torch.tensor([0, 0, mesh.size() - 1, mesh.size() - 1])
+    agrees(mesh, seen, [], rg.Loopy(sweeps=5), last, 1e-5, gradients=False)
     impossible = graph.condition({"c": 2})
     many = partition(impossible, mesh).infer()
     assert bool((many.log_partition == -math.inf).all())
