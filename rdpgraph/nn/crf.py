@@ -347,7 +347,7 @@ class UnrolledCRF(nn.Module):
 def _chain(
     emissions: Tensor, start: Tensor, transitions: Tensor, end: Tensor, mask: Tensor | None
 ) -> Chain:
-    lengths = None if mask is None else lengths_of(mask)
+    lengths = None if mask is None or bool(mask.all()) else lengths_of(mask)
     return Chain.crf(emissions, transitions, start=start, end=end, lengths=lengths)
 
 

@@ -134,7 +134,7 @@ def checked_rows(what: str, log_probabilities: Tensor | LowRank | PairOperator) 
 
 def require_path(states: Tensor, lengths: Tensor, what: str, batch: Sequence[int]) -> None:
     """Require a possible sequence for every item; states (draws, B, T) of others are -1."""
-    if states.shape[-1] and lowest(states[..., 0]) >= 0:
+    if states.shape[-1] and lowest(states.select(-1, 0)) >= 0:
         return
     lost = (states[..., :1] < 0).any(-1).any(0) & (lengths > 0)
     require_possible(f"A chain has no {what}", ~lost.reshape(tuple(batch)))
@@ -226,18 +226,18 @@ def with_ends(
 ) -> Tensor:
     """Unary potentials with values over states added at the first and the last step."""
     *batch, total, states = unary.shape
-    count = math.prod(batch)
-    if not total or not count:
+    if not unary.numel():
         return unary
-    flat, items = unary.reshape(count, total, states), torch.arange(count, device=unary.device)
-    first = torch.zeros_like(items)
-    last = first + (total - 1) if lengths is None else (lengths.reshape(-1) - 1).clamp_(min=0)
-    for values, steps in ((start, first), (end, last)):
-        if values is not None:
-            dtype = torch.promote_types(flat.dtype, values.dtype)
-            rows = values.to(dtype).expand(*batch, states).reshape(count, states)
-            flat = flat.to(dtype).index_put((items, steps), rows, accumulate=True)
-    return flat.reshape(unary.shape)
+    given = [values for values in (start, end) if values is not None]
+    rows = torch.stack(torch.broadcast_tensors(*given), -2)
+    dtype = torch.promote_types(unary.dtype, rows.dtype)
+    rows = rows.to(dtype).expand(*batch, -1, states)
+    ends = [place for place, values in ((0, start), (total - 1, end)) if values is not None]
+    places, unary = torch.tensor(ends, device=unary.device), unary.to(dtype)
+    if lengths is None:
+        return unary.index_add(-2, places, rows)
+    places = torch.minimum(places, (lengths.unsqueeze(-1) - 1).clamp_(min=0))
+    return unary.scatter_add(-2, places.unsqueeze(-1).expand(rows.shape), rows)
 
 
 def _emitted(

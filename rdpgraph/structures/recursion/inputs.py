@@ -139,7 +139,9 @@ def zeros(like: Tensor, count: int | None = None, *, dense: bool = False) -> Ten
     """
     size = (like.numel() if count is None else count) * like.element_size()
     if size < _LAZY_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
-        return like.new_zeros(like.shape) if count is None else like.new_empty(count)
+        if count is not None:
+            return like.new_empty(count)
+        return torch.zeros_like(like, memory_format=torch.contiguous_format)
     room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if dense:
         with suppress(AttributeError, OSError):  # there are none
