@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints
 from torch.distributions.kl import register_kl
 
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
@@ -36,6 +37,7 @@ class StateSequences(constraints.Constraint):
     is_discrete = True
     event_dim = 1
 
+    @typed(states="[1, inf)")
     def __init__(self, states: int, lengths: Tensor | None = None) -> None:
         self.states = states
         self.lengths = lengths

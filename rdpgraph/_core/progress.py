@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from rdpgraph._core.arguments import typed
 from rdpgraph.errors import ModelError
 
 
@@ -42,6 +43,7 @@ def goes_on(progress: Callable[[Any], object] | None, step: object) -> bool:
 
 
 @contextmanager
+@typed()
 def show_progress(
     doing: str = "working", seconds: float | None = None
 ) -> Generator[Callable[[object], None]]:

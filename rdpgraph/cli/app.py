@@ -63,7 +63,8 @@ def _in_short() -> Generator[None]:
         yield
     except Exception as error:
         if isinstance(message := getattr(error, "message", None), str):
-            error.message = in_a_line(message)  # pyright: ignore[reportAttributeAccessIssue]
+            message = in_a_line(message.removeprefix("Value error, "))  # that of pydantic
+            error.message = message  # pyright: ignore[reportAttributeAccessIssue]
         raise
 
 

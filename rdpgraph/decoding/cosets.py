@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potentials.table import as_states
 from rdpgraph.structures.parity.kept import EVENT_COST, kept_cosets, no_states
@@ -64,7 +65,8 @@ class CosetDecoder:
     event_cost: float = EVENT_COST
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, ParityModel) or self.model.unary.ndim != 2:
+        require_fields(self, keep="[1, inf)", event_cost="(0, 1]")
+        if self.model.unary.ndim != 2:
             raise ModelError(
                 f"CosetDecoder needs a ParityModel without batch dims; got {self.model!r:.80}."
             )

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.table import as_values
-from rdpgraph.structures.draws import require_generator
 from rdpgraph.structures.parity.parities import Parities
 from rdpgraph.structures.parity.sweeps import checked_syndrome
 from rdpgraph.structures.recursion import library
@@ -79,11 +78,7 @@ class MessagesDecoder:
                 f"MessagesDecoder of {parities} needs finite log-odds ({total},), or one number; "
                 f"got shape {tuple(odds.shape)}."
             )
-        if not is_whole(self.iterations, 1) or not is_real(self.scale) or not self.scale > 0:
-            raise ModelError(
-                "MessagesDecoder needs a whole number of iterations >= 1 and a scale above 0; got "
-                f"{self.iterations!r:.40} and {self.scale!r:.40}."
-            )
+        require_fields(self, iterations="[1, inf)", scale="(0, inf]")
         count = sum(map(len, parities.rows))
         damping = as_values("MessagesDecoder's damping", self.damping).double().cpu()
         if tuple(damping.shape) not in ((), (count,)) or not bool((damping.abs() < 1).all()):
@@ -162,6 +157,7 @@ _SHARPNESS = 2.0
 """Sharpness of the soft minimum over iterations, for each nat of violation."""
 
 
+@typed(steps="[1, inf)", batch="[1, inf)", rate="(0, inf)")
 def learn_damping(
     decoder: MessagesDecoder, syndromes: Any, *, steps: int = 100, batch: int = 60,
     rate: float = 0.05, generator: torch.Generator | None = None,
@@ -192,12 +188,6 @@ def learn_damping(
     """
     if decoder.product or decoder.serial:
         raise ModelError("learn_damping needs a min-sum decoder in parallel order.")
-    if not is_whole(steps, 1) or not is_whole(batch, 1) or not is_real(rate) or not rate > 0:
-        raise ModelError(
-            "learn_damping needs steps and a batch >= 1 and a rate above 0; got "
-            f"{steps!r:.40}, {batch!r:.40} and {rate!r:.40}."
-        )
-    require_generator(generator)
     given = checked_syndrome(syndromes, decoder.checks.num_checks, erased=False)
     given = given[None].flatten(0, -2)
     wide, bits = _padded(decoder.checks.rows)

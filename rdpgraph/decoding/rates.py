@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.decoding.cosets import CosetDecoder
 from rdpgraph.errors import EvidenceError, ModelError
@@ -44,6 +44,7 @@ class LearnedRates:
     log_likelihood: float
 
 
+@typed(steps="[1, inf)", keep="[1, inf)")
 def learn_rates(
     model: ParityModel,
     syndromes: Any,
@@ -84,11 +85,8 @@ def learn_rates(
         raise ModelError(
             "learn_rates needs a ParityModel without batch dims, of rates above 0 and below 1."
         )
-    if not is_whole(steps, 1) or (tied is not None and len(tied) != total):
-        raise ModelError(
-            f"learn_rates needs steps >= 1, and ties of {total} errors or none; got {steps!r:.40} "
-            f"and {None if tied is None else len(tied)}."
-        )
+    if tied is not None and len(tied) != total:
+        raise ModelError(f"learn_rates needs ties of {total} errors or none; got {len(tied)}.")
     tied = tied.tolist() if isinstance(tied, Tensor) else tied  # elements of tensors are not equal
     parities = model.checks
     groups: dict[Any, list[int]] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph.distributed.collectives import Peers, fingerprint_of
 from rdpgraph.distributed.graphs import GraphPart, members_among
 from rdpgraph.engines.reduction.network import may_have_zeros
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@typed(ranks="[1, inf)")
 def by_metis(graph: FactorGraph, ranks: int) -> Tensor:
     """An assignment (V,) for `partition`: equally many variables on each rank, few links cut.
 
@@ -47,11 +48,6 @@ def by_metis(graph: FactorGraph, ranks: int) -> Tensor:
             "by_metis needs pymetis: pip install 'rdpgraph[distributed]'; without it, partition "
             "cuts in blocks, or by an assignment of yours."
         ) from None
-    if not isinstance(graph, FactorGraph) or not is_whole(ranks, 1):
-        raise ModelError(
-            f"by_metis needs a FactorGraph and ranks >= 1; got {type(graph).__name__} and "
-            f"{ranks!r:.80}."
-        )
     count = graph.num_variables
     codes = [
         block.scopes[:, one] * count + block.scopes[:, other]
@@ -168,9 +164,10 @@ class Cluster:
     memory: float = 80e9
 
     def __post_init__(self) -> None:
-        rates = (self.rate, self.memory_rate, self.link, self.memory)
-        if not is_whole(self.ranks, 1) or not all(is_real(rate) and rate > 0 for rate in rates):
-            raise ModelError(f"A Cluster needs ranks >= 1 and rates above 0; got {self}.")
+        above = "(0, inf]"
+        require_fields(
+            self, ranks="[1, inf)", rate=above, memory_rate=above, link=above, memory=above
+        )
 
     def graph(
         self, cells: int, messages: int, *, edges: int, shared: int, element: int = 4

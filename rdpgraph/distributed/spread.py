@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import effort
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.distributed.collectives import Peers, fingerprint_of, part_of
 from rdpgraph.engines.exact.engine import SlicedSolution, chosen
@@ -246,8 +247,7 @@ class SpreadChains(Estimator):
     mesh: "DeviceMesh"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pruning, RandomizedPruning):
-            raise ModelError(f"SpreadChains takes RandomizedPruning; got {self.pruning!r:.80}.")
+        require_fields(self)
         whole = self.pruning.resume is None and self.pruning.progress is None
         if not whole or self.pruning.seconds < math.inf:
             raise ModelError(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.engines.solution import OF_LOG_PARTITION, Question, Solution, Value
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.estimate.estimator import Estimator, Lift, Model, Problem, Setting
@@ -174,10 +174,7 @@ class LowRankFactors(Estimator):
     replicates: int = 1
 
     def __post_init__(self) -> None:
-        if self.features is not None and not is_whole(self.features, 1):
-            raise ModelError(f"LowRankFactors needs features >= 1; got {self.features!r:.80}.")
-        if not is_whole(self.replicates, 1):
-            raise ModelError(f"LowRankFactors needs replicates >= 1; got {self.replicates!r:.80}.")
+        require_fields(self, features="[1, inf)", replicates="[1, inf)")
 
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
@@ -196,6 +193,7 @@ class LowRankFactors(Estimator):
             return Problem(model, lift)
         return Problem(model, partial(averaged, lift, self.replicates))
 
+    @typed(samples="[1, inf)")
     def predicted_error(
         self,
         model: Model,
@@ -236,6 +234,7 @@ class LowRankFactors(Estimator):
             generator=generator,
         )  # fmt: skip
 
+    @typed()
     def signed(self, model: Model, *, generator: torch.Generator | None = None) -> SignedEstimate:
         """Z of a chain or a forest by cosines and sines in place of positive features.
 
@@ -389,8 +388,7 @@ class LowRankPilot(Proposal):
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        if not is_real(self.share) or not 0.0 < self.share < 1.0:
-            raise ModelError(f"LowRankPilot needs a share between 0 and 1; got {self.share!r:.80}.")
+        require_fields(self, features="[1, inf)", share="(0, 1)")
 
     def scores_of(self, setting: Setting) -> Scores:
         """Mixture of the low-rank marginals and the base."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats
 from rdpgraph.errors import ModelError
@@ -69,18 +69,8 @@ class Mixture(Proposal):
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.proposals, Iterable) or not isinstance(self.weights, Iterable):
-            raise ModelError(
-                "Mixture needs lists of proposals and of their weights; got "
-                f"{self.proposals!r:.80} and {self.weights!r:.80}."
-            )
-        object.__setattr__(self, "proposals", tuple(self.proposals))
-        object.__setattr__(self, "weights", tuple(self.weights))
-        for part in self.proposals:
-            if not isinstance(part, Proposal):
-                raise ModelError(f"Mixture needs proposals, such as Local(); got {part!r:.80}.")
-        positive = all(is_real(weight) and 0 < weight < math.inf for weight in self.weights)
-        if not self.proposals or len(self.proposals) != len(self.weights) or not positive:
+        require_fields(self, weights="(0, inf)")
+        if not self.proposals or len(self.proposals) != len(self.weights):
             raise ModelError(
                 "Mixture needs a positive weight for each of one or more proposals; got "
                 f"{len(self.proposals)} proposals and weights {self.weights}."
@@ -111,11 +101,6 @@ def normalised(log_scores: Tensor, share: float = 0.0) -> Tensor:
     """Log-probabilities (..., states) plus ``share``; -inf throughout where nothing is possible."""
     total = log_scores.logsumexp(-1, keepdim=True)
     return log_scores - torch.where(total > -math.inf, total - share, 0.0)
-
-
-def _require_count(owner: str, name: str, count: object) -> None:
-    if not is_whole(count, 1):
-        raise ModelError(f"{owner} needs {name} as a number of states >= 1; got {count!r:.80}.")
 
 
 @dataclass(frozen=True)
@@ -150,7 +135,7 @@ class Global(Proposal):
     landmarks: int = 16
 
     def __post_init__(self) -> None:
-        _require_count("Global", "landmarks", self.landmarks)
+        require_fields(self, landmarks="[1, inf)")
 
     def log_scores(self, sites: Sites) -> Tensor:
         """Log of the norm, or of the mean factor value if there are no embeddings."""
@@ -175,7 +160,7 @@ class SoftmaxGlobal(Proposal):
     landmarks: int = 16
 
     def __post_init__(self) -> None:
-        _require_count("SoftmaxGlobal", "landmarks", self.landmarks)
+        require_fields(self, landmarks="[1, inf)")
 
     def log_scores(self, sites: Sites) -> Tensor:
         """Norm of the embedding, or the log of the mean factor value if there are no embeddings."""
@@ -208,7 +193,7 @@ class Landmark(Proposal):
     count: int = 8
 
     def __post_init__(self) -> None:
-        _require_count("Landmark", "count", self.count)
+        require_fields(self, count="[1, inf)")
 
     def log_scores(self, sites: Sites) -> Tensor:
         return sites.unary + sites.mean_values(self.count)
@@ -306,14 +291,7 @@ class Pilot(Proposal):
     most: int = 64
 
     def __post_init__(self) -> None:
-        numbers = is_real(self.share) and is_whole(self.most, 2)
-        if not numbers or not 0.0 < self.share < 1.0:
-            raise ModelError(
-                "Pilot needs a share between 0 and 1 and most states >= 2; got "
-                f"{self.share!r:.80} and {self.most!r:.80}."
-            )
-        if not isinstance(self.base, Proposal):
-            raise ModelError(f"Pilot needs a proposal as its base; got {self.base!r:.80}.")
+        require_fields(self, share="(0, 1)", most="[2, inf)")
 
     def scores_of(self, setting: Setting) -> Scores:
         """Mixture of the pilot's masses and the base."""

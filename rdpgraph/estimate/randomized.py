@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Model, Problem, Setting, sites_of
 from rdpgraph.estimate.proposals import Pilot, Proposal, Scores, Uniform, broad, mixed
@@ -50,17 +50,7 @@ class Randomized(Estimator):
     defensive: float = 0.1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.proposal, Proposal) or not isinstance(self.selection, Selection):
-            raise ModelError(
-                "Randomized needs a Proposal, as Local(), and a Selection, as TopTail(8, 8); got "
-                f"{self.proposal!r} and {self.selection!r}."
-            )
-        numbers = is_whole(self.replicates, 1) and is_real(self.defensive)
-        if not numbers or not 0.0 <= self.defensive < 1.0:
-            raise ModelError(
-                "Randomized needs replicates >= 1 and a defensive share in [0, 1); got "
-                f"{self.replicates!r:.80} and {self.defensive!r:.80}."
-            )
+        require_fields(self, replicates="[1, inf)", defensive="[0, 1)")
 
     @staticmethod
     def default(*, keep: Size, replicates: int = 1) -> "Randomized":
@@ -190,6 +180,7 @@ class ControlledEstimate(Signed):
         return torch.where(known, super().standard_error, math.inf)
 
 
+@typed(coefficient="(-inf, inf)")
 def controlled(
     model: Model,
     surrogate: Model,
@@ -218,8 +209,6 @@ def controlled(
     Raises:
         ModelError: a surrogate of other variables, states or batch, or another estimator.
     """
-    if not isinstance(estimator, Randomized):
-        raise ModelError(f"controlled needs a Randomized estimator; got {estimator!r:.80}.")
     problem = estimator.prepare(model, solve=solve, generator=generator)
     restriction = problem.lift
     assert isinstance(restriction, Restriction)

@@ -1,14 +1,15 @@
 """Loopy belief propagation on a few states of each variable, redrawn from the beliefs so far."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.engines.loopy.interpolation import InterpolatedMessages, started
 from rdpgraph.engines.loopy.network_equations import Bethe
 from rdpgraph.engines.loopy.solution import LoopySolution
@@ -78,20 +79,9 @@ class Redrawn(Estimator):
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        listed = isinstance(self.at, Iterable) and all(is_whole(sweep) for sweep in self.at)
-        if not listed:
-            raise ModelError(f"Redrawn needs `at` as numbers of sweeps, (5, 10); got {self.at!r}.")
-        if not isinstance(self.estimator, Randomized):
-            raise ModelError(f"Redrawn needs a Randomized estimator; got {self.estimator!r:.80}.")
-        object.__setattr__(self, "at", tuple(self.at))
-        steps = [after - before for before, after in zip((0, *self.at), self.at, strict=False)]
-        if not all(step >= 1 for step in steps) or not (
-            is_real(self.share) and 0.0 < self.share <= 1.0
-        ):
-            raise ModelError(
-                "Redrawn needs increasing numbers of sweeps >= 1 and a share in (0, 1]; got "
-                f"{self.at} and {self.share!r:.80}."
-            )
+        require_fields(self, at="[1, inf)", share="(0, 1]")
+        if any(after <= before for before, after in pairwise(self.at)):
+            raise ModelError(f"Redrawn needs increasing numbers of sweeps; got {self.at}.")
 
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None

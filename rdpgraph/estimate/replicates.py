@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.cache import differentiable_property
 from rdpgraph._core.numbers import ROUNDING, student
 from rdpgraph.engines.solution import Solution, Status
@@ -122,6 +123,7 @@ class Replicates:
         gap = torch.where(low == -math.inf, torch.maximum(gap, log_z - most), gap)
         return torch.where(self._error < math.inf, gap, 0.0)
 
+    @typed(confidence="(0, 1)")
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         """(*batch,) and (*batch,): ends by Student's t; infinite where the error is.
 

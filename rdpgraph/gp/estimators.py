@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.inducing import noise
 from rdpgraph.gp.likelihoods import Labelling, Likelihood
@@ -168,7 +168,8 @@ class Reparameterised(GradientEstimator):
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if not is_whole(self.samples, 2) or self.samples % 2:
+        require_fields(self, samples="[2, inf)")
+        if self.samples % 2:
             raise ModelError(
                 f"Reparameterised needs an even number of samples; got {self.samples!r}."
             )
@@ -205,8 +206,8 @@ class ScoreFunction(GradientEstimator):
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        numbers = is_whole(self.samples, 1) and is_real(self.control) and 0 <= self.control < 1
-        if not numbers or self.samples - round(self.samples * self.control) < 1:
+        require_fields(self, samples="[1, inf)", control="[0, 1)")
+        if self.samples - round(self.samples * self.control) < 1:
             raise ModelError(
                 f"ScoreFunction needs samples and a part of them below 1 for the control variate; "
                 f"got samples={self.samples!r}, control={self.control!r}."

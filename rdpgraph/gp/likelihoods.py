@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph.errors import UnsupportedError
+from rdpgraph._core.arguments import typed
+from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.gp import chains
 from rdpgraph.infer import infer
 from rdpgraph.logspace.gradients import by_autograd
@@ -202,6 +203,7 @@ class GraphLikelihood(Likelihood):
             ``rdpgraph.Loopy()`` for message passing.
     """
 
+    @typed()
     def __init__(self, scheduler: Scheduler | None = None) -> None:
         self.scheduler = scheduler
 
@@ -246,6 +248,8 @@ class GraphLikelihood(Likelihood):
     ) -> Tensor:
         """(S, B, ...) the answers by `of` for each batch and its solution."""
         batches = _batches(labels)
+        if not batches:
+            raise ModelError("GraphLikelihood needs at least one sequence; got none.")
         parts = [
             of(batch, infer(batch.graph(unary, pairwise), scheduler=self.scheduler))
             for batch in batches

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.errors import ModelError
@@ -163,12 +164,8 @@ class Training:
     progress: Callable[[Progress], object] | None = None
 
     def __post_init__(self) -> None:
-        fits = is_whole(self.steps, 1) and is_whole(self.kernel_every)
-        if not fits or not (self.sequences is None or is_whole(self.sequences, 1)):
-            raise ModelError(
-                "Training needs steps and sequences of 1 or more, and kernel_every of 0 or more; "
-                f"got {self.steps!r}, {self.sequences!r}, {self.kernel_every!r}."
-            )
+        whole = "[1, inf)"
+        require_fields(self, steps=whole, sequences=whole, kernel_every="[0, inf)")
 
     def run(
         self, objective: Objective, groups: list[Group], generator: torch.Generator | None

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rdpgraph._core.arguments import typed
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.bif import format_bif, parse_bif
 from rdpgraph.io.dimacs import format_dimacs, parse_dimacs
@@ -144,6 +145,7 @@ FORMATS.add(FileFormat(".cfn", parse_cfn, format_cfn))
 FORMATS.add(FileFormat(".cnf", parse_dimacs, format_dimacs, ("p",)))
 
 
+@typed(limit="[0, inf)", wait="[0, inf]")
 def read(
     path: PathLike, *, dtype: torch.dtype = torch.float64, limit: int = LIMIT, wait: float = WAIT
 ) -> FactorGraph:

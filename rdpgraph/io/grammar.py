@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.io.grammar_lines import rules_of
@@ -43,6 +44,9 @@ class Grammar:
     word_rules: Tensor
     log_word_weights: Tensor
     memory_bytes: float = MEMORY
+
+    def __post_init__(self) -> None:
+        require_fields(self, memory_bytes="[0, inf]")
 
     @cached_property
     def log_rules(self) -> Tensor:
@@ -156,6 +160,7 @@ class _Columns:
         self.weights.frombytes(weights.tobytes())
 
 
+@typed(limit="[0, inf)", wait="[0, inf]", memory_bytes="[0, inf]")
 def read_grammar(
     path: PathLike,
     *,
@@ -180,6 +185,7 @@ def read_grammar(
     return parse_grammar(data, source=str(path), dtype=dtype, memory_bytes=memory_bytes)
 
 
+@typed(memory_bytes="[0, inf]")
 def parse_grammar(
     text: str | Bytes,
     *,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.emissions import (
     LOGS,
@@ -149,11 +149,7 @@ class Mixture(Emission):
 
     def __post_init__(self) -> None:
         settle(self, "log_weights")
-        if not is_whole(self.components, 1) or not isinstance(self.emission, Emission):
-            raise ModelError(
-                "Mixture needs components, at least 1, of an emission such as Gaussian(); got "
-                f"{self.components!r:.40} of {self.emission!r:.40}."
-            )
+        require_fields(self, components="[1, inf)", prior="[0, inf)")
 
     @property
     def given(self) -> bool:

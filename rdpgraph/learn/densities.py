@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, biject_to, transform_to
 
-from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.learn.emissions import Emission, check_mass
 from rdpgraph.learn.parameters import Parameter
@@ -219,8 +219,7 @@ class Durations(Parameter):
     longest: int
 
     def __post_init__(self) -> None:
-        if not is_whole(self.longest, 1):
-            raise ModelError(f"Durations need the longest, at least 1; got {self.longest!r:.80}.")
+        require_fields(self, longest="[1, inf)")
 
     @property
     def size(self) -> int:

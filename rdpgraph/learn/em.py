@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import ROUNDING, is_real, is_whole
+from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
@@ -123,8 +124,12 @@ class EM:
     progress: Callable[[Step], None] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        given: Any = self.parameters
-        if not isinstance(given, Mapping) or not given:
+        require_fields(
+            self, tolerance="[0, inf]", limit="[0, inf)", batch_size="[1, inf)",
+            starts="[1, inf)", stepwise="(0.5, 1]",
+        )  # fmt: skip
+        given: Mapping[str, Any] = self.parameters
+        if not given:
             raise ModelError(f"EM needs parameters by name, at least one; got {given!r:.80}.")
         for name, parameter in given.items():
             if not isinstance(parameter, Parameter):
@@ -132,14 +137,6 @@ class EM:
                     f"Parameter {name!r} of EM is Probabilities or another Parameter; got "
                     f"{type(parameter).__name__}."
                 )
-        if not is_real(self.tolerance) or not self.tolerance >= 0:
-            raise ModelError(f"EM needs a tolerance of at least 0 nats; got {self.tolerance!r}.")
-        for name, least in (("limit", 0), ("starts", 1), ("batch_size", 1)):
-            value = getattr(self, name)
-            if not is_whole(value, least) and (value is not None or name != "batch_size"):
-                raise ModelError(f"EM needs {name} of at least {least}; got {value!r:.80}.")
-        if self.stepwise is not None and not 0.5 < self.stepwise <= 1:
-            raise ModelError(f"stepwise is an exponent in (0.5, 1]; got {self.stepwise!r:.80}.")
 
     @torch.inference_mode(mode=False)
     def fit(

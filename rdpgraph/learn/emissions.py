@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.learn.parameters import Parameter, Probabilities
 from rdpgraph.learn.sequences import PaddedBatch, as_rows, clusters
@@ -196,9 +196,8 @@ class Categorical(Emission):
     prior: Tensor | float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not is_whole(self.symbols, 1):
-            raise ModelError(f"Categorical needs a number of symbols; got {self.symbols!r:.80}.")
         settle(self, "log_values")
+        require_fields(self, symbols="[1, inf)")
         table = self.log_values
         if table is not None and (table.ndim != 2 or table.shape[1] != self.symbols):
             raise ModelError(
@@ -266,11 +265,7 @@ class Poisson(LinearEmission):
 
     def __post_init__(self) -> None:
         settle(self, "rates")
-        if not self.shape >= 1 or not self.rate >= 0:
-            raise ModelError(
-                f"Poisson needs a prior of shape at least 1 and rate at least 0; got {self.shape} "
-                f"and {self.rate}."
-            )
+        require_fields(self, shape="[1, inf)", rate="[0, inf)")
 
     def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         check_whole(self, observed, math.inf)
@@ -317,8 +312,7 @@ class Bernoulli(LinearEmission):
 
     def __post_init__(self) -> None:
         settle(self, "chances")
-        if not is_real(self.prior) or not self.prior >= 0:
-            raise ModelError(f"Bernoulli needs a prior of at least 0; got {self.prior!r:.80}.")
+        require_fields(self, prior="[0, inf)")
 
     def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         check_whole(self, observed, 1.0)

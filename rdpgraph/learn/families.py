@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.io.tables import all_variables
 from rdpgraph.learn.parameters import NoisyMax, Probabilities
@@ -35,6 +36,9 @@ class BDeu:
     """
 
     size: float = 10.0
+
+    def __post_init__(self) -> None:
+        require_fields(self, size="[0, inf)")
 
 
 def edges_of(structure: Any) -> tuple[list[str], list[tuple[str, str]]]:

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints, transform_to
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.emissions import POSITIVE, Emission, Map, check_mass, settle, table_of
@@ -64,14 +65,7 @@ class Gaussian(Emission):
 
     def __post_init__(self) -> None:
         settle(self, "means", "covariances", "mean_prior", "covariance_prior")
-        if self.covariance not in get_args(Kind):
-            raise ModelError(
-                f"Gaussian needs a covariance of {', '.join(get_args(Kind))}; got "
-                f"{self.covariance!r:.80}."
-            )
-        for name in ("mean_weight", "covariance_weight"):
-            if not getattr(self, name) >= 0:
-                raise ModelError(f"Gaussian needs {name} of at least 0; got {getattr(self, name)}.")
+        require_fields(self, mean_weight="[0, inf)", covariance_weight="[0, inf)")
 
     @property
     def maps(self) -> tuple[Map, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 from torch.optim import LBFGS, Optimizer
 
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ModelError
@@ -23,6 +24,7 @@ _LBFGS = partial(LBFGS, max_iter=10, line_search_fn="strong_wolfe", tolerance_ch
 
 
 @torch.inference_mode(mode=False)
+@typed()
 def fit_by_gradient(
     em: EM,
     data: Any,
@@ -94,6 +96,7 @@ def fit_by_gradient(
 
 
 @torch.inference_mode(mode=False)
+@typed()
 def standard_errors(
     em: EM, fit: Fit, data: Any, weights: Any = None, *, scores: bool = False
 ) -> dict[str, tuple[Tensor, ...]]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
@@ -84,15 +85,9 @@ class HiddenStates(Arguments, ABC):
             ModelError: an argument that does not fit, or a state that has lost all mass or whose
                 covariance is singular: the message has its number, and the prior to set.
         """
-        for name in ("states", "starts"):
-            if not is_whole(getattr(self, name), 1):
-                raise ModelError(f"{type(self).__name__} needs {name}, at least 1; got "
-                                 f"{getattr(self, name)!r:.80}.")  # fmt: skip
-        if not isinstance(self.emission, Emission):
-            raise ModelError(
-                f"{type(self).__name__} needs an emission, such as learn.Gaussian(); got "
-                f"{type(self.emission).__name__}."
-            )
+        require_fields(
+            self, states="[1, inf)", starts="[1, inf)", limit="[0, inf)", tolerance="[0, inf]"
+        )
         sequences = sequences_of(X, lengths)
         observed = torch.cat(sequences)
         if not len(observed):
@@ -205,6 +200,8 @@ class HiddenStates(Arguments, ABC):
     def bic(self, X: Any, lengths: Any = None) -> float:
         """Bayes' criterion, k log(steps) - 2 log-likelihood; smaller is better."""
         steps = sum(len(each) for each in sequences_of(X, lengths))
+        if not steps:
+            raise EvidenceError("bic needs the steps that were fitted; X has none.")
         return self._size * math.log(steps) - 2 * self.score(X, lengths)
 
     @property
@@ -312,6 +309,7 @@ def transition_of(values: Values) -> Tensor | LowRank:
     return LowRank(values["into"], values["out"].mT) if "into" in values else values["transition"]
 
 
+@typed(folds="[2, inf)")
 def held_out(
     model: HiddenStates, X: Any, lengths: Any = None, *, states: Sequence[int], folds: int = 3,
     generator: torch.Generator | None = None,
@@ -332,7 +330,7 @@ def held_out(
         EvidenceError: fewer sequences than folds.
     """
     sequences = sequences_of(X, lengths)
-    if not is_whole(folds, 2) or len(sequences) < folds:
+    if len(sequences) < folds:
         raise EvidenceError(
             f"held_out needs at least 2 folds and a sequence for each; got {folds!r:.80} folds "
             f"and {len(sequences)} sequences. Give lengths."

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.densities import Durations
@@ -152,14 +153,13 @@ class HSMM(HiddenStates):
         return SemiMarkov(segments, transition, lengths=lengths)
 
 
+@typed(states="[0, inf)", skip="[0, inf)")
 def left_to_right(states: int, skip: int = 1) -> Tensor:
     """(states, states) uniform log-probabilities of staying, or going up to so many states on.
 
     Raises:
         ModelError: a number of states or steps that is none.
     """
-    if not is_whole(states) or not is_whole(skip):
-        raise ModelError(f"left_to_right needs two numbers >= 0; got {states!r} and {skip!r}.")
     place = torch.arange(states)
     ahead = place - place.unsqueeze(1)
     allowed = ((ahead >= 0) & (ahead <= skip)).to(torch.float64)

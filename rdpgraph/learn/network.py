@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.portable import Arguments
-from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.infer import infer
 from rdpgraph.io.tables import all_variables
 from rdpgraph.learn.em import EM, Fit, Step
@@ -277,6 +277,8 @@ class BayesianNetwork(Arguments):
     def bic(self, data: Any) -> float:
         """The criterion of Schwarz: less is better."""
         values = self.log_likelihood(data)
+        if not len(values):
+            raise EvidenceError("bic needs the rows that were fitted; the data has none.")
         return self.free_parameters_ * math.log(len(values)) - 2 * float(values.sum())
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Any:

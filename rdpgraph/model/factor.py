@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from torch import Tensor
+
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.potential import Potential, checked_shape
@@ -132,12 +134,9 @@ class FactorBlock:
 
 def listed(name: str, given: Any) -> tuple[Any, ...]:
     """A tuple of what a list of variables or factors holds."""
-    try:
-        return tuple(given)
-    except TypeError:
-        if isinstance(given, Iterable):
-            raise
-        raise ModelError(f"{name} are a list or a tuple; got {type(given).__name__}.") from None
+    if not isinstance(given, Iterable) or isinstance(given, Tensor):
+        raise ModelError(f"{name} are a list or a tuple; got {type(given).__name__}.")
+    return tuple(given)
 
 
 def _checked_variable(variable: object) -> Variable:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import typed
 from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError, printable
 from rdpgraph.interface.structure import Structure
 from rdpgraph.io.graphs import to_networkx
@@ -79,6 +80,7 @@ def box_of(variable: Variable, posterior: Posterior | None) -> Box:
     return Box(title, tuple(lines))
 
 
+@typed()
 def draw(
     model: FactorGraph | Posterior | Structure | StructuredPosterior | Plan,
     target: str | Path,
@@ -111,11 +113,7 @@ def draw(
     if isinstance(model, Structure):
         return _draw_structure(model, checked_suffix(target), configuration)
     posterior = model if isinstance(model, Posterior) else None
-    graph = posterior.graph if posterior is not None else model
-    if not isinstance(graph, FactorGraph):
-        raise ModelError(
-            f"draw needs a graph, a structure, a posterior or a plan; got {graph!r:.80}."
-        )
+    graph = model.graph if isinstance(model, Posterior) else model
     if configuration is not None:
         raise ModelError("draw takes configurations of structures; a graph's are not drawn.")
     return _draw_graph(graph, checked_suffix(target), posterior)
@@ -310,6 +308,8 @@ def blank(width: float = 6.4, height: float = 4.8, *, needs: str = "matplotlib")
 
 def _draw_structure(structure: Structure, target: Path, configuration: Any) -> None:
     """Draw the sites of a structure; those that a configuration uses are boxes with arrows."""
+    if configuration is not None:
+        structure.score(configuration)  # refuses what is none
     graph = to_networkx(structure, configuration=configuration)
     places = {node: data["place"] for node, data in graph.nodes(data=True)}
     xs, ys = zip(*places.values(), strict=True) if places else ((0.0,), (0.0,))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.recognised import StructureSolution
 from rdpgraph.engines.solution import Solution
@@ -46,6 +47,7 @@ class RelaxedStates:
             )
 
     @staticmethod
+    @typed()
     def of(states: Tensor, like: Tensor) -> "RelaxedStates":
         """Certain states (*lead) of weight one, in the type of ``like``; -1 has no weight."""
         present = states.unsqueeze(-1) >= 0

@@ -9,6 +9,7 @@ import torch
 
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
 from rdpgraph._core import effort
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import tensors_in
 from rdpgraph._core.progress import Progress
@@ -52,8 +53,6 @@ from rdpgraph.schedulers.scheduler import (
     Scheduler,
     budget_of,
     reduced,
-    require_budget,
-    require_function,
     within,
 )
 from rdpgraph.schedulers.search import compiled_moves
@@ -107,8 +106,7 @@ class Auto(Scheduler):
     )
 
     def __post_init__(self) -> None:
-        require_budget("Auto", self.memory, self.seconds)
-        require_function("Auto", self.progress)
+        require_fields(self, memory="(0, inf]", seconds="(0, inf]")
 
     @property
     def _exact_seconds(self) -> float:

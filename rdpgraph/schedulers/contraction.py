@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import effort, tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import Kept, cached_property, differentiable_property, recording
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.exact.circuit import CircuitSolution
@@ -37,7 +38,6 @@ from rdpgraph.schedulers.scheduler import (
     Scheduler,
     budget_of,
     reduced,
-    require_budget,
     topology_of,
     within,
 )
@@ -63,7 +63,7 @@ class Contraction(Scheduler):
     optimize: Optimize | None = None
 
     def __post_init__(self) -> None:
-        require_budget("Contraction", self.memory, self.seconds)
+        require_fields(self, memory="(0, inf]", seconds="(0, inf]")
         require_optimize(self.optimize)
 
     def plan(self, graph: FactorGraph) -> Planned:

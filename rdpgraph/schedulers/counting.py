@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 import torch
 
 from rdpgraph._core import effort
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.engines.counting.circuit import circuit_of, format_nnf
 from rdpgraph.engines.counting.counter import has_counter, require_counter
 from rdpgraph.engines.counting.solution import CountedSolution
 from rdpgraph.engines.recognised import graph_held
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.dimacs import clauses_of
 from rdpgraph.io.files import FORMATS, FileFormat
 from rdpgraph.model.block import Block
@@ -28,7 +29,6 @@ from rdpgraph.schedulers.scheduler import (
     asked_plan,
     budget_of,
     reduced,
-    require_budget,
 )
 from rdpgraph.structures.recursion.library import available, function
 
@@ -75,9 +75,7 @@ class Counting(Scheduler):
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        require_budget("Counting", self.memory, self.seconds)
-        if self.seconds == math.inf:
-            raise ModelError("Counting needs finite seconds; got inf.")
+        require_fields(self, memory="(0, inf]", seconds="(0, inf)")
 
     def plan(self, graph: FactorGraph) -> Planned:
         """Plan a count, which begins when an answer is asked for."""

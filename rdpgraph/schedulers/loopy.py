@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import effort, tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import cached_property, recording
-from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.loopy.interpolation import started_from
 from rdpgraph.engines.loopy.join_graph import JoinedSolution
@@ -38,9 +38,6 @@ from rdpgraph.schedulers.scheduler import (
     Planned,
     Scheduler,
     budget_of,
-    require_budget,
-    require_function,
-    require_kind,
     topology_of,
 )
 from rdpgraph.structures.recursion import library
@@ -86,21 +83,10 @@ class Loopy(Scheduler):
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        numbers = is_whole(self.sweeps, 1) and is_real(self.tolerance) and is_real(self.temperature)
-        if not numbers or not self.tolerance >= 0 or not 0 <= self.temperature < math.inf:
-            raise ModelError(
-                "Loopy needs sweeps >= 1, tolerance >= 0 and a finite temperature >= 0; got "
-                f"{self.sweeps!r:.80}, {self.tolerance!r:.80} and {self.temperature!r:.80}."
-            )
-        require_budget("Loopy", self.memory, None)
-        require_kind("Loopy", "schedule", self.schedule, Schedule, "Flooding()")
-        require_kind("Loopy", "counting", self.counting, CountingNumbers, "Bethe()")
-        require_kind("Loopy", "gradient", self.gradient, Gradient, "Implicit()")
-        require_kind("Loopy", "start", self.start, Posterior, "infer(graph, scheduler=Loopy())")
-        if not (self.seconds is None or (is_real(self.seconds) and self.seconds >= 0)):
-            raise ModelError(f"Loopy needs seconds as a number >= 0; got {self.seconds!r:.80}.")
-        require_function("Loopy", self.progress)
-        self._limits()
+        require_fields(
+            self, sweeps="[1, inf)", damping="[0, 1)", tolerance="[0, inf]",
+            temperature="[0, inf)", seconds="[0, inf]", memory="(0, inf]",
+        )  # fmt: skip
         if self.start is not None and not isinstance(self.start.solution, LoopySolution):
             raise ModelError(
                 f"Loopy(start=...) needs a posterior that Loopy gave; this one is by "
@@ -256,17 +242,10 @@ class JoinGraph(Scheduler):
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
 
     def __post_init__(self) -> None:
-        require_budget("JoinGraph", self.memory, self.seconds)
-        require_kind("JoinGraph", "schedule", self.schedule, Schedule, "Flooding()")
-        require_kind("JoinGraph", "gradient", self.gradient, Implicit, "Implicit()")
-        require_function("JoinGraph", self.progress)
-        number = 0.0 if isinstance(self.damping, Damping) else self.damping
-        numbers = is_whole(self.sweeps, 1) and is_real(self.tolerance) and is_real(number)
-        if not numbers or not self.tolerance >= 0 or not 0 <= number < 1:
-            raise ModelError(
-                "JoinGraph needs sweeps >= 1, tolerance >= 0 and 0 <= damping < 1; got "
-                f"{self.sweeps!r:.80}, {self.tolerance!r:.80} and {self.damping!r:.80}."
-            )
+        require_fields(
+            self, sweeps="[1, inf)", damping="[0, 1)", tolerance="[0, inf]",
+            seconds="(0, inf]", memory="(0, inf]",
+        )  # fmt: skip
 
     def plan(self, graph: FactorGraph) -> Planned:
         """Plan evidence, hard zeros, clusters, then messages.

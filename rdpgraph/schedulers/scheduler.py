@@ -2,17 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import torch
 
 from rdpgraph._core import effort, tuning
-from rdpgraph._core.numbers import is_real
 from rdpgraph.engines.exact.circuit import circuit_of
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.probing import refuted_states
 from rdpgraph.engines.solution import Solution
-from rdpgraph.errors import ModelError
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
@@ -35,27 +33,6 @@ class Scheduler(ABC):
     def circuit(self, graph: FactorGraph) -> Circuit | None:
         """Circuit of a graph so small that its plan can wait until it is asked for, or None."""
         return None
-
-
-def require_budget(name: str, memory: object, seconds: object) -> None:
-    """Raise `ModelError` unless a scheduler's limits are numbers above zero, or None."""
-    for limit, unit, value in (("memory", "bytes", memory), ("seconds", "seconds", seconds)):
-        if value is not None and not (is_real(value) and cast(float, value) > 0):
-            raise ModelError(
-                f"{name} needs {limit} as a number of {unit} above zero; got {value!r:.80}."
-            )
-
-
-def require_kind(name: str, field: str, value: object, kind: type, example: str) -> None:
-    """Raise `ModelError` unless a scheduler's choice is an object of its kind, or None."""
-    if value is not None and not isinstance(value, kind):
-        raise ModelError(f"{name} needs {field} as an object such as {example}; got {value!r:.80}.")
-
-
-def require_function(name: str, progress: object) -> None:
-    """Raise `ModelError` unless a scheduler's progress is a function, or None."""
-    if not (progress is None or callable(progress)):
-        raise ModelError(f"{name} needs progress as a function; got {progress!r:.80}.")
 
 
 def within(memory: float | None, seconds: float, graph: FactorGraph) -> Circuit | None:

@@ -1,6 +1,5 @@
 """Schedulers of modes by search, and of bounds on log Z and unbiased estimates of Z."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import effort
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.progress import Progress
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.minibuckets.bounds import pass_cells, pass_seconds
@@ -22,7 +21,7 @@ from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.engines.search.solution import Limits, SearchSolution
 from rdpgraph.engines.search.starts import best_of, likeliest
 from rdpgraph.engines.solution import Solution
-from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
+from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.proposals import Proposal, log_likely
 from rdpgraph.model.graph import FactorGraph
@@ -35,9 +34,6 @@ from rdpgraph.schedulers.scheduler import (
     asked_plan,
     budget_of,
     reduced,
-    require_budget,
-    require_function,
-    require_kind,
     seed_of,
 )
 from rdpgraph.structures.recursion.library import available, function
@@ -86,13 +82,7 @@ class Search(Scheduler):
     )
 
     def __post_init__(self) -> None:
-        require_budget("Search", self.memory, self.seconds)
-        require_function("Search", self.progress)
-        if not (self.seconds < math.inf and is_real(self.patience) and self.patience > 0):
-            raise ModelError(
-                f"Search needs seconds > 0 and patience > 0; got {self.seconds!r}, "
-                f"{self.patience!r:.80}."
-            )
+        require_fields(self, memory="(0, inf]", seconds="(0, inf)", patience="(0, inf]")
 
     def plan(self, graph: FactorGraph) -> Planned:
         network = reduced(graph, self.seconds)
@@ -184,14 +174,7 @@ class MiniBuckets(Scheduler):
     progress: Callable[[Progress], None] | None = field(default=None, metadata={"elsewhere": None})
 
     def __post_init__(self) -> None:
-        require_budget("MiniBuckets", self.memory, self.seconds)
-        require_function("MiniBuckets", self.progress)
-        require_kind("MiniBuckets", "proposal", self.proposal, Proposal, "Landmark()")
-        if self.seconds == math.inf or not (self.draws is None or is_whole(self.draws, 1)):
-            raise ModelError(
-                f"MiniBuckets needs finite seconds and draws >= 1; got {self.seconds!r}, "
-                f"{self.draws!r:.80}."
-            )
+        require_fields(self, memory="(0, inf]", seconds="(0, inf)", draws="[1, inf)")
 
     def plan(self, graph: FactorGraph) -> Planned:
         """Plan passes and draws, which are made when an answer is asked for."""

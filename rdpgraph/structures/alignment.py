@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import remembered
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.potential import Potential
@@ -92,6 +93,8 @@ def checked_alignment(
             "Alignment needs unary (*batch, S + 1, T + 1, N), and a move of each of the N states; "
             f"got {shape} and {len(moves)} moves."
         )
+    if isinstance(transition, Tensor):
+        checked_log_values("Alignment's transition", transition)
     if any(min(move) < 0 or max(move) < 1 for move in moves):
         raise ModelError(f"Alignment needs moves that take something; got {tuple(moves)}.")
     if transition is not None and tuple(transition.shape[-2:]) != (shape[-1],) * 2:
@@ -226,6 +229,7 @@ class Alignment(Recursion):
 
     def __post_init__(self) -> None:
         settle(self, "unary", "transition", whole=("first_lengths", "second_lengths"))
+        require_fields(self)
         checked_alignment(self.unary, self.moves, self.transition)
         first, second = self.unary.shape[-3:-1]
         settle_lengths(self, first_lengths=first - 1, second_lengths=second - 1)

@@ -9,6 +9,7 @@ from torch import Tensor
 from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.structure import Structure
+from rdpgraph.model.potentials.potential import WHOLE
 from rdpgraph.model.potentials.table import checked_log_values
 from rdpgraph.structures.recursion.rules import Rules
 
@@ -26,11 +27,6 @@ def checked_unary(unary: Tensor) -> None:
 
 def checked_rules(rules: Rules, unary: Tensor, preterminals: int) -> None:
     """Check rules against the states of the unary potentials."""
-    if not isinstance(rules, Rules):
-        raise ModelError(
-            "Hypertree needs rules: DenseRules, SparseRules, LowRankRules, FactorisedRules, "
-            f"BilinearRules or NoRules; got {type(rules).__name__}."
-        )
     states, batch = unary.shape[-1], tuple(unary.shape[:-3])
     if not 0 <= preterminals < states:
         raise ModelError(f"Hypertree of {states} states got {preterminals} preterminals.")
@@ -93,8 +89,8 @@ def settle_lengths(owner: Structure, **most: int) -> None:
         lengths: Tensor | None = getattr(owner, field)
         if lengths is None:
             continue
-        whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
-        if not (whole or not lengths.numel()) or tuple(lengths.shape) != batch:
+        whole = lengths.dtype in WHOLE or not lengths.numel()
+        if not whole or tuple(lengths.shape) != batch:
             raise ModelError(
                 f"{name} of batch shape {batch} needs integer lengths of that shape; got "
                 f"{lengths.dtype} of shape {tuple(lengths.shape)}."

@@ -144,8 +144,8 @@ def straight_through(relaxed: Tensor) -> Tensor:
         tensor([[0., 1., 0.],
                 [0., 0., 0.]])
     """
-    if not isinstance(relaxed, Tensor):
-        raise ModelError(f"straight_through needs a tensor (..., N); got {relaxed!r:.80}.")
+    if not isinstance(relaxed, Tensor) or not relaxed.is_floating_point():
+        raise ModelError(f"straight_through needs a floating tensor (..., N); got {relaxed!r:.80}.")
     return _Hard.apply(relaxed)  # pyright: ignore[reportReturnType]
 
 

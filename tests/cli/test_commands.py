@@ -381,7 +381,10 @@ def write(path, text):
             ["infer", ASIA, "--set", "lung=yes", "--set", "either=no"],
             "evidence has probability zero",
         ),
-        (["infer", ASIA, "--method", "loopy", "--sweeps", "0"], "sweeps >= 1"),
+        (
+            ["infer", ASIA, "--method", "loopy", "--sweeps", "0"],
+            "sweeps as a whole number of at least 1",
+        ),
         (["infer", ASIA, "--evidence", "nothing.evid"], "nothing.evid: No such file"),
         (["infer", ASIA, "--output", "no/such/folder/x", "--format", "uai"], "No such file"),
         (["draw", ASIA, "-o", "picture.exe"], "picture's name ends in"),

@@ -191,7 +191,9 @@ def test_progress_is_told_of_sweeps_and_moves():
     moves = [one for one in seen if isinstance(one, Move)]
     assert [one.number for one in moves] == list(range(1, len(moves) + 1))
     assert moves[-1].score == pytest.approx(float(graph.score({**mode})))
-    with pytest.raises(rg.errors.ModelError, match="Auto needs progress as a function; got 3"):
+    with pytest.raises(
+        rg.errors.ModelError, match="Auto needs progress as a function or None; got 3"
+    ):
         rg.Auto(progress=3)  # pyright: ignore[reportArgumentType]
 
 

@@ -305,5 +305,7 @@ def test_averages_refuse_what_they_cannot_say():
     for ask in (many.mode, many.entropy, many.max_marginals):
         with pytest.raises(rg.errors.UnsupportedError, match="replicates=1"):
             ask()
-    with pytest.raises(rg.errors.ModelError, match="replicates >= 1; got 0"):
+    with pytest.raises(
+        rg.errors.ModelError, match="replicates as a whole number of at least 1; got 0"
+    ):
         rg.LowRankFactors(8, replicates=0)

@@ -112,7 +112,7 @@ def test_the_default_keeps_what_it_is_told(keep):
         (lambda: Randomized(Local(), Top(1), replicates=0), "replicates"),
         (lambda: Randomized(Local(), Top(1), defensive=1.0), "defensive"),
         (lambda: Mixture((), ()), "Mixture"),
-        (lambda: Mixture((Local(),), (0.0,)), "positive"),
+        (lambda: Mixture((Local(),), (0.0,)), "number above 0"),
         (lambda: Mixture((Local(),), (1.0, 2.0)), "1 proposals"),
         (lambda: Landmark(0), "Landmark"),
         (lambda: Pilot(share=1.0), "Pilot"),

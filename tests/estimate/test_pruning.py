@@ -263,7 +263,7 @@ def test_there_is_no_z():
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
-        (lambda: rg.RandomizedPruning(0), "sweeps >= 1"),
+        (lambda: rg.RandomizedPruning(0), "sweeps as a whole number of at least 1"),
         (lambda: Alternating(share=1.5), "share"),
         (lambda: pruned(chain(), 3, likely=Given(torch.zeros(5, 3).bool())), "likely"),
         (lambda: pruned(chain(), 3, likely=Given(torch.ones(4, 3).bool())), r"\(5, 3\)"),

@@ -194,7 +194,9 @@ def test_covariances_without_a_factor_are_one_line():
 
 def test_a_control_variate_of_all_samples_is_refused():
     for samples, control in ((1, 0.9), (10, 0.96), (10, 1.0), (0, 0.1)):
-        with pytest.raises(ModelError, match="below 1 for the control variate"):
+        with pytest.raises(
+            ModelError, match=r"below 1 for the control|number of at least 1|number in"
+        ):
             ScoreFunction(samples, control=control)
     assert ScoreFunction(10, control=0.9).samples == 10
 

@@ -272,7 +272,7 @@ def test_bad_input_is_one_line(fitted):
         (lambda: fitted.score(rows, labels[:2]), "4 sequences have labels for 2"),
         (lambda: tagger(components=1.5).fit(rows, labels), "above 0, a whole number"),
         (lambda: fitted.predict(rows[:1], edges=[]), "edges for 0"),
-        (lambda: Training(steps=0), "steps and sequences"),
+        (lambda: Training(steps=0), "steps as a whole number of at least 1"),
     ]
     for make, message in cases:
         with pytest.raises(ModelError, match=message) as caught:

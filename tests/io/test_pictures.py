@@ -67,7 +67,9 @@ def test_what_is_not_drawn_is_refused(tmp_path):
     chain = STRUCTURES["chain"]()
     with pytest.raises(rg.errors.FileFormatError, match=r"ends in \.png"):
         rg.draw(chain, tmp_path / "chain.txt")
-    with pytest.raises(rg.errors.ModelError, match="draw needs a graph, a structure, a post"):
+    with pytest.raises(
+        rg.errors.ModelError, match="draw needs model as a FactorGraph, a Posterior, a"
+    ):
         rg.draw(3, tmp_path / "chain.png")
     with pytest.raises(rg.errors.UnsupportedError, match="not readable"):
         rg.draw(rg.Chain(torch.zeros(5000, 2), torch.zeros(2, 2)), tmp_path / "chain.png")

@@ -424,14 +424,14 @@ def test_parameters_of_a_density_are_checked_whatever_the_setting_of_torch() -> 
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: learn.Gaussian("round"), "spherical, diagonal, full, tied; got 'round'"),
-        (lambda: learn.Gaussian(mean_weight=-1.0), "mean_weight of at least 0"),
-        (lambda: learn.Categorical(0), "number of symbols"),
+        (lambda: learn.Gaussian("round"), "'full' or 'tied'.*; got 'round'"),
+        (lambda: learn.Gaussian(mean_weight=-1.0), "mean_weight as a finite number of at least 0"),
+        (lambda: learn.Categorical(0), "symbols as a whole number of at least 1"),
         (lambda: learn.Categorical(3, torch.zeros(2, 2)), r"\(states, 3\)"),
-        (lambda: learn.Poisson(shape=0.5), "shape at least 1"),
-        (lambda: learn.Bernoulli(prior=-1.0), "prior of at least 0"),
-        (lambda: learn.Mixture(0, learn.Gaussian()), "components, at least 1"),
-        (lambda: learn.Mixture(2, "Gaussian"), "an emission such as Gaussian"),
+        (lambda: learn.Poisson(shape=0.5), "shape as a finite number of at least 1"),
+        (lambda: learn.Bernoulli(prior=-1.0), "prior as a finite number of at least 0"),
+        (lambda: learn.Mixture(0, learn.Gaussian()), "components as a whole number of at least 1"),
+        (lambda: learn.Mixture(2, "Gaussian"), "emission as an Emission"),
         (lambda: learn.Product([(learn.Gaussian(), [1])]), "each column from 0"),
         (lambda: learn.Density(Normal, {"loc": 0.0}), "do not fit its family"),
         (
@@ -439,7 +439,10 @@ def test_parameters_of_a_density_are_checked_whatever_the_setting_of_torch() -> 
             "fixes 'df', which is none of",
         ),
         (lambda: learn.Density(Normal, {"loc": 0.0, "scale": -1.0}), "do not fit its family"),
-        (lambda: learn.Durations(learn.Density(Poisson, {"rate": 1.0}), 0), "the longest"),
+        (
+            lambda: learn.Durations(learn.Density(Poisson, {"rate": 1.0}), 0),
+            "longest as a whole number of at least 1",
+        ),
         (lambda: learn.Gaussian().log_prob(torch.zeros(2, 2)), "no tables yet"),
     ],
 )

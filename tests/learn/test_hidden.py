@@ -477,8 +477,8 @@ LOW = rg.LowRank(torch.zeros(3, 1), torch.full((3, 1), 1 / 3).log())  # of three
     ("ask", "kind", "match"),
     [
         (lambda m, x: m.predict(x), ModelError, "not fitted"),
-        (lambda m, x: m.set_params(states=0).fit(x), ModelError, "states, at least 1; got 0"),
-        (lambda m, x: m.set_params(emission="normal").fit(x), ModelError, "needs an emission"),
+        (lambda m, x: m.set_params(states=0).fit(x), ModelError, "states as .* least 1; got 0"),
+        (lambda m, x: m.set_params(emission="normal").fit(x), ModelError, "as an Emission"),
         (lambda m, x: m.set_params(start=[0.0]).fit(x), ModelError, r"start .*\(2,\); got \(1,\)"),
         (lambda m, x: m.set_params(transition=rows(3, 3)).fit(x), ModelError, r"got \(3, 3\)"),
         (lambda m, x: m.set_params(rank=0).fit(x), ModelError, "rank, at least 1"),

@@ -322,7 +322,7 @@ def test_manners_of_scikit_learn():
         ({"noisy": ("snow",)}, {}, "name 'snow', which is no variable"),
         ({"noisy": ("wet",), "fixed": {"wet": [0.5, 0.5]}}, {}, r"shape \(3, 2\)"),
         ({"prior": -1.0}, {}, "at least 0 pseudo-counts"),
-        ({"batch_size": 0}, {}, "batch_size of at least 1"),
+        ({"batch_size": 0}, {}, "batch_size as a whole number of at least 1"),
     ],
 )
 def test_bad_input_is_told_in_one_line(options, change, message):

@@ -279,7 +279,7 @@ def test_hundreds_of_slots_in_the_exact_engine():
         (lambda t, a: Automaton(t, a[:1], 2), r"needs log_accept of shape \(..., 2\); got \(1,\)"),
         (lambda t, a: Automaton(t + 1, a, 2), "states 0 to 1; got one to 2"),
         (lambda t, a: Automaton(t - 1, a, 2), "states 0 to 1; got one to -1"),
-        (lambda t, a: Automaton(t, a, 0), "arity of at least 1; got 0"),
+        (lambda t, a: Automaton(t, a, 0), "arity as a whole number of at least 1; got 0"),
         (lambda t, a: Automaton(t, a.long(), 2), "floating"),
         (lambda t, a: Automaton(t, a, 2).messages([a]), "each of its 2 slots; got 1"),
         (lambda t, a: Automaton(t, a, 2).messages([a, a[:1]]), r"got sizes \[2, 1\]"),

@@ -62,17 +62,23 @@ def test_the_type_of_the_log_values():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Or(0), "Or needs an arity of at least 1; got 0"),
-        (lambda: And(-1), "And needs an arity of at least 1; got -1"),
-        (lambda: Xor(2.0), "Xor needs an arity of at least 1; got 2.0"),
-        (lambda: AtMostOne(0), "AtMostOne needs an arity"),
-        (lambda: ExactlyOne(True), "ExactlyOne needs an arity"),
+        (lambda: Or(0), "Or needs arity as a whole number of at least 1; got 0"),
+        (lambda: And(-1), "And needs arity as a whole number of at least 1; got -1"),
+        (lambda: Xor(2.0), "Xor needs arity as a whole number of at least 1; got 2.0"),
+        (lambda: AtMostOne(0), "AtMostOne needs arity"),
+        (lambda: ExactlyOne(True), "ExactlyOne needs arity"),
         (lambda: Xor(3, parity=2), r"Xor needs parity 1 \(odd\) or 0 \(even\); got 2"),
         (lambda: Cardinality(3, at_least=2, at_most=1), "at_least <= at_most=1; got at_least=2"),
         (lambda: Cardinality(3, at_least=4), "at_least <= the arity 3; got at_least=4"),
         (lambda: Cardinality(3, at_least=4, at_most=5), "at_least <= the arity 3"),
-        (lambda: Cardinality(3, at_least=-1), "needs at_least >= 0; got -1"),
-        (lambda: Cardinality(3, at_most=-2), "needs at_most >= 0; got -2"),
+        (
+            lambda: Cardinality(3, at_least=-1),
+            "needs at_least as a whole number of at least 0; got -1",
+        ),
+        (
+            lambda: Cardinality(3, at_most=-2),
+            "needs at_most as a whole number of at least 0 or None; got -2",
+        ),
     ],
 )
 def test_what_cannot_hold_says_why(make, message):

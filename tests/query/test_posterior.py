@@ -68,7 +68,7 @@ def test_second_answers_do_not_run_again():
 def test_arguments_are_checked():
     with pytest.raises(rg.errors.ModelError, match=r"FactorGraph or a Structure.*rg\.read"):
         rg.infer("model.uai")
-    with pytest.raises(rg.errors.ModelError, match="memory as a number of bytes above zero"):
+    with pytest.raises(rg.errors.ModelError, match="memory as a number above 0"):
         rg.infer(grid()[3], scheduler=rg.Contraction(memory=-1))
     with pytest.raises(rg.errors.EvidenceError, match="count of draws"):
         rg.infer(grid()[3]).sample(-1)

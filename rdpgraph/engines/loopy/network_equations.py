@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.engines.loopy.edges import Edges, edges_of
 from rdpgraph.engines.loopy.equations import Equations
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel, TableKernel
 from rdpgraph.engines.reduction.network import Group, Network
-from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.automaton import Automaton
 
 
@@ -63,10 +62,7 @@ class Fractional(CountingNumbers):
     number: float
 
     def __post_init__(self) -> None:
-        if not is_real(self.number) or not 0 < self.number < math.inf:
-            raise ModelError(
-                f"Fractional needs a counting number above 0, and finite; got {self.number!r:.80}."
-            )
+        require_fields(self, number="(0, inf)")
 
     def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
         """The number, for every factor."""
@@ -96,11 +92,7 @@ class TreeReweighted(CountingNumbers):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not is_whole(self.trees, 1) or not is_whole(self.seed, -(2**63)):
-            raise ModelError(
-                "TreeReweighted needs trees >= 1 and a whole seed; got "
-                f"{self.trees!r:.80} and {self.seed!r:.80}."
-            )
+        require_fields(self, trees="[1, inf)")
 
     def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
         """Per kernel (F,) the probabilities that a random spanning tree holds each factor."""

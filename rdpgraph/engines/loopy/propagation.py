@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.log_odds import Flood
 from rdpgraph.engines.loopy.schedules import Damping, RandomSubsets, Schedule, sets_of
 from rdpgraph.engines.loopy.sweepers import residual_of_all, sweeper_for
-from rdpgraph.errors import ModelError
 from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.plan import clock
 
@@ -243,12 +242,7 @@ class Implicit(Gradient):
     tolerance: float = 1e-6
 
     def __post_init__(self) -> None:
-        numbers = is_whole(self.iterations, 1) and is_real(self.tolerance)
-        if not numbers or not self.tolerance >= 0:
-            raise ModelError(
-                "Implicit needs iterations >= 1 and a tolerance >= 0; got "
-                f"{self.iterations!r:.80} and {self.tolerance!r:.80}."
-            )
+        require_fields(self, iterations="[1, inf)", tolerance="[0, inf]")
 
     def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:
         """Sweeps without gradients, then one with."""

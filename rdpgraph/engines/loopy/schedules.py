@@ -9,10 +9,11 @@ from typing import ClassVar, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_real
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import finite, safe_log
+from rdpgraph.model.potentials.table import settle
 from rdpgraph.plan import clock
 from rdpgraph.plan.tree import component_labels
 
@@ -78,6 +79,9 @@ class Sequential(Schedule):
     order: Tensor | None = None
     covers_all = True
 
+    def __post_init__(self) -> None:
+        settle(self, "order")
+
     def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
         """The messages into each set of variables in turn."""
         steps = edges.remembered(self, self._steps)
@@ -116,11 +120,11 @@ class Residual(Schedule):
     looks_at_residuals = True
 
     def __post_init__(self) -> None:
-        _checked_share("Residual", self.share)
+        require_fields(self, share="(0, 1]")
 
     def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
         """Blocks of the largest residuals."""
-        count = max(1, round(self.share * edges.count))
+        count = max(1, round(float(self.share) * edges.count))
         for _ in range(0, edges.count, count):
             yield residuals().topk(count, sorted=False).indices
 
@@ -139,20 +143,13 @@ class RandomSubsets(Schedule):
     covers_all = True
 
     def __post_init__(self) -> None:
-        _checked_share("RandomSubsets", self.share)
+        require_fields(self, share="(0, 1]")
 
     def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
         """A random permutation in pieces."""
-        size = max(1, round(self.share * edges.count))
+        size = max(1, round(float(self.share) * edges.count))
         yield from torch.split(
             torch.randperm(edges.count, generator=self.generator, device="cpu"), size
-        )
-
-
-def _checked_share(name: str, share: float) -> None:
-    if not is_real(share) or not 0 < share <= 1:
-        raise ModelError(
-            f"{name} needs a share of the messages above 0 and at most 1; got {share!r:.80}."
         )
 
 
@@ -274,10 +271,7 @@ class _Mean(Damping):
     share: float
 
     def __post_init__(self) -> None:
-        if not is_real(self.share) or not 0 <= self.share < 1:
-            raise ModelError(
-                f"Damping keeps a share of the old message, 0 <= share < 1; got {self.share!r:.80}."
-            )
+        require_fields(self, share="[0, 1)")
 
 
 @dataclass(frozen=True)

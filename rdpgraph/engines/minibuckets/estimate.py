@@ -123,7 +123,7 @@ class _Work:
         count = effort.MOST_MEMBERS * RUNS if sampling.draws is None else sampling.draws
         states = len(tables.sizes) + tuning.MEMBER_EXTENDED * max(tables.sizes, default=1)
         member = tuning.MEMBER_VARIABLE * states
-        self.limit = max(min(count // RUNS, int(sampling.memory / member), effort.MOST_MEMBERS), 1)
+        self.limit = max(int(min(count // RUNS, sampling.memory / member, effort.MOST_MEMBERS)), 1)
 
     def estimate(self) -> Estimate:
         best = self._passed()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import ModelError
@@ -20,6 +20,7 @@ from rdpgraph.estimate.pruning.solution import PrunedSolution, Run, sweeps_of
 from rdpgraph.interface.masks import Masks
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.table import converted
 from rdpgraph.plan.clock import stopped
 
 
@@ -74,6 +75,9 @@ class Given(Likely):
 
     mask: Tensor
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mask", converted("Given's mask", self.mask, "booleans"))
+
     def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
         """Return the mask, expanded to all questions.
 
@@ -81,12 +85,11 @@ class Given(Likely):
             ModelError: another type or shape.
         """
         shape = (*masks.batch_shape, *masks.questions)
-        mask = torch.as_tensor(self.mask)
-        if mask.dtype == torch.bool and broadcasts(mask.shape, shape):
-            return mask.expand(shape)
+        if self.mask.dtype == torch.bool and broadcasts(self.mask.shape, shape):
+            return self.mask.expand(shape)
         raise ModelError(
-            f"Given needs likely questions as bool {shape}; got {mask.dtype} of shape "
-            f"{tuple(mask.shape)}."
+            f"Given needs likely questions as bool {shape}; got {self.mask.dtype} of shape "
+            f"{tuple(self.mask.shape)}."
         )
 
 
@@ -104,6 +107,9 @@ class LikelyBy(Likely):
 
     model: Structure | FactorGraph
     above: float = 0.2
+
+    def __post_init__(self) -> None:
+        require_fields(self, above="[0, 1]")
 
     def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
         """Choose questions by the cheaper model's posterior.
@@ -163,18 +169,10 @@ class RandomizedPruning(Estimator):
     resume: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        whole = is_whole(self.sweeps, 1) and is_whole(self.chains, 1)
-        warm = self.warm_up is None or is_whole(self.warm_up)
-        if not (whole and warm and is_real(self.seconds) and self.seconds > 0):
-            raise ModelError(
-                "RandomizedPruning needs sweeps >= 1, chains >= 1, warm_up >= 0 and seconds > 0; "
-                f"got {self.sweeps!r}, {self.chains!r}, {self.warm_up!r} and {self.seconds!r}."
-            )
-        for name, kind in (("selected", Selected), ("likely", Likely)):
-            if not isinstance(given := getattr(self, name), kind):
-                raise ModelError(
-                    f"RandomizedPruning needs {name} as a {kind.__name__}; got {given!r:.80}."
-                )
+        positive = "[1, inf)"
+        require_fields(
+            self, sweeps=positive, chains=positive, warm_up="[0, inf)", seconds="(0, inf]"
+        )
 
     @property
     def warming(self) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import effort, tuning
-from rdpgraph._core.numbers import is_real
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.interface.masks import Draw, Expected, Masks
 from rdpgraph.structures.draws import uniform
@@ -57,8 +57,7 @@ class Alternating(Selected):
     share: float = 2 / 3
 
     def __post_init__(self) -> None:
-        if not is_real(self.share) or not 0.0 <= self.share <= 1.0:
-            raise ModelError(f"Alternating needs a share in 0..1; got {self.share!r:.80}.")
+        require_fields(self, share="[0, 1]")
 
     def first(self, likely: Tensor, generator: torch.Generator | None) -> Tensor:
         """Select a random subset of the likely questions."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
@@ -76,7 +76,7 @@ class Automaton(Stored):
                 f"Automaton of {count} states needs transitions to states 0 to {count - 1}; got "
                 f"one to {low if low < 0 else high}."
             )
-        checked_arity("Automaton", self.arity)
+        require_fields(self, arity="[1, inf)")
         object.__setattr__(self, "transitions", given.to(self.log_accept.device).long())
 
     @property
@@ -179,13 +179,6 @@ class Automaton(Stored):
         return tuple(outgoing)
 
 
-def checked_arity(name: str, arity: int) -> int:
-    """Check a number of slots, at least one."""
-    if not is_whole(arity, 1):
-        raise ModelError(f"{name} needs an arity of at least 1; got {arity!r:.80}.")
-    return arity
-
-
 def _states_first(values: Tensor, dims: int) -> Tensor:
     """(*lead, states) as (states, *lead), the lead padded in front to ``dims`` dims."""
     lead = tuple(values.shape[:-1])
@@ -193,6 +186,7 @@ def _states_first(values: Tensor, dims: int) -> Tensor:
     return padded.movedim(-1, 0)
 
 
+@typed(arity="[1, inf)")
 def Or(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
     """Constraint: at least one slot is true (log-value 0, else -inf); two automaton states.
 
@@ -204,10 +198,10 @@ def Or(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
         >>> Or(2).table(2).exp().tolist()
         [[0.0, 1.0], [1.0, 1.0]]
     """
-    checked_arity("Or", arity)
     return _constraint([[0, 1], [1, 1]], [False, True], arity, dtype)
 
 
+@typed(arity="[1, inf)")
 def And(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
     """Constraint: all slots are true (log-value 0, else -inf); two automaton states.
 
@@ -219,10 +213,10 @@ def And(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
         >>> And(2).table(2).exp().tolist()
         [[0.0, 0.0], [0.0, 1.0]]
     """
-    checked_arity("And", arity)
     return _constraint([[1, 0], [1, 1]], [True, False], arity, dtype)
 
 
+@typed(arity="[1, inf)")
 def Xor(arity: int, *, parity: int = 1, dtype: torch.dtype | None = None) -> Automaton:
     """Constraint: an odd (parity 1) or even (parity 0) number of true slots; two automaton states.
 
@@ -238,12 +232,12 @@ def Xor(arity: int, *, parity: int = 1, dtype: torch.dtype | None = None) -> Aut
         >>> Xor(2, parity=1).table(2).exp().tolist()
         [[0.0, 1.0], [1.0, 0.0]]
     """
-    checked_arity("Xor", arity)
     if parity not in (0, 1):
         raise ModelError(f"Xor needs parity 1 (odd) or 0 (even); got {parity!r}.")
     return _constraint([[0, 1], [1, 0]], [parity == 0, parity == 1], arity, dtype)
 
 
+@typed(arity="[1, inf)")
 def AtMostOne(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
     """Constraint: no two slots are true (log-value 0, else -inf); three automaton states.
 
@@ -258,6 +252,7 @@ def AtMostOne(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
     return _counted("AtMostOne", arity, 0, 1, dtype)
 
 
+@typed(arity="[1, inf)")
 def ExactlyOne(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
     """Constraint: exactly one slot is true (log-value 0, else -inf); three automaton states.
 
@@ -272,6 +267,7 @@ def ExactlyOne(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
     return _counted("ExactlyOne", arity, 1, 1, dtype)
 
 
+@typed(arity="[1, inf)", at_least="[0, inf)", at_most="[0, inf)")
 def Cardinality(
     arity: int, *, at_least: int = 0, at_most: int | None = None, dtype: torch.dtype | None = None
 ) -> Automaton:
@@ -299,10 +295,6 @@ def Cardinality(
 def _counted(
     name: str, arity: int, at_least: int, at_most: int | None, dtype: torch.dtype | None
 ) -> Automaton:
-    checked_arity(name, arity)
-    for bound, value in (("at_least", at_least), ("at_most", at_most)):
-        if value is not None and not is_whole(value):
-            raise ModelError(f"{name} needs {bound} >= 0; got {value!r:.80}.")
     highest = arity if at_most is None else min(at_most, arity)
     if at_least > highest:
         limit = f"the arity {arity}" if highest == arity else f"at_most={at_most}"

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.table import as_values
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,7 @@ class RandomFeatures:
     directions: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not is_whole(self.dimension, 1) or not is_whole(self.features, 1):
-            raise ModelError(
-                "RandomFeatures needs a dimension and a number of features >= 1; got "
-                f"{self.dimension!r:.80} and {self.features!r:.80}."
-            )
-        if not isinstance(self.generator, torch.Generator | None):
-            raise ModelError(f"RandomFeatures needs a torch.Generator; got {self.generator!r:.80}.")
+        require_fields(self, dimension="[1, inf)", features="[1, inf)", maps="[0, inf)")
         shape = (*self.maps, self.features, self.dimension)
         drawn = self._orthogonal() if self.orthogonal else self._normal(shape)
         dtype = self.dtype or torch.get_default_dtype()
@@ -113,11 +108,7 @@ class RandomFeatures:
         Raises:
             ModelError: embeddings of another dimension.
         """
-        if embeddings.shape[-1] != self.dimension:
-            raise ModelError(
-                f"RandomFeatures of dimension {self.dimension} got embeddings "
-                f"{tuple(embeddings.shape)}."
-            )
+        embeddings = self._checked(embeddings)
         directions = self.directions.to(embeddings)
         half = embeddings.square().sum(-1, keepdim=True) / 2 + math.log(self.features) / 2
         return embeddings @ directions.mT - half
@@ -138,6 +129,7 @@ class RandomFeatures:
             UserWarning: for the pairs that weigh most, |x + y| is so large that the squared error
                 is above the squared value.
         """
+        left, right = self._checked(left), self._checked(right)
         if left.numel() and right.numel():
             self._warn(left, right, centred=centred)
         before, after = torch.zeros_like(left[..., :1]), torch.zeros_like(right[..., :1])
@@ -156,8 +148,9 @@ class RandomFeatures:
             right: (M, dimension).
             centred: as for `low_rank`.
         """
+        left, right = self._checked(left), self._checked(right)
         for name, side in (("left", left), ("right", right)):
-            if side.ndim != 2 or side.shape[1] != self.dimension or not len(side):
+            if side.ndim != 2 or not len(side):
                 raise ModelError(
                     f"RandomFeatures of dimension {self.dimension} need {name} embeddings (N, "
                     f"{self.dimension}), N >= 1; got {tuple(side.shape)}."
@@ -166,6 +159,15 @@ class RandomFeatures:
                 raise ModelError(f"RandomFeatures need finite {name} embeddings.")
         left, right = (_some(side.detach().double(), tuning.ERROR_STATES) for side in (left, right))
         return self._predicted(left, right, centred=centred)
+
+    def _checked(self, embeddings: Tensor) -> Tensor:
+        values = as_values("RandomFeatures' embeddings", embeddings)
+        if values.ndim < 2 or values.shape[-1] != self.dimension:
+            raise ModelError(
+                f"RandomFeatures of dimension {self.dimension} needs embeddings (*lead, n, "
+                f"{self.dimension}); got {tuple(values.shape)}."
+            )
+        return values
 
     def _predicted(self, left: Tensor, right: Tensor, *, centred: bool) -> FeatureError:
         plain = left @ right.mT

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import differentiable_property
-from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, soft_sum
@@ -130,14 +130,14 @@ class Banded(PairOperator):
     def __post_init__(self) -> None:
         settle(self, "log_values")
         checked_log_values("Banded's log_values", self.log_values)
-        shape, offsets = tuple(self.log_values.shape), tuple(self.offsets)
+        require_fields(self)
+        shape, offsets = tuple(self.log_values.shape), self.offsets
         fits = len(shape) == 2 and 0 < shape[1] == len(offsets) == len({*offsets})
-        if not fits or not all(is_whole(abs(o)) and abs(o) < shape[0] for o in offsets):
+        if not fits or not all(abs(offset) < shape[0] for offset in offsets):
             raise ModelError(
                 "Banded needs log_values (N, D) and D different offsets between -N and N; got "
                 f"{shape} and {offsets}."
             )
-        object.__setattr__(self, "offsets", offsets)
         rest = self.rest
         if rest is not None and (rest.shape != self.shape or rest.dtype != self.dtype):
             raise ModelError(

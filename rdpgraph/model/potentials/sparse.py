@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import current_property
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.model.potentials.potential import Decomposition, Part, Stored, select_lead
+from rdpgraph.model.potentials.potential import WHOLE, Decomposition, Part, Stored, select_lead
 from rdpgraph.model.potentials.table import checked_log_values, settle
 from rdpgraph.model.variable import MOST
 
@@ -53,13 +54,9 @@ class Sparse(Stored):
     def __post_init__(self) -> None:
         settle(self, "log_values", whole=("configurations",))
         checked_log_values("Sparse", self.log_values)
-        if not isinstance(self.sizes, Iterable):
-            raise ModelError(
-                f"Sparse needs a size for each slot, as (3, 2); got {self.sizes!r:.80}."
-            )
-        object.__setattr__(self, "sizes", tuple(self.sizes))
+        require_fields(self, sizes=f"[1, {MOST}]")
         listed = self.configurations
-        if listed.ndim != 2 or listed.shape[1] != len(self.sizes) or listed.is_floating_point():
+        if listed.ndim != 2 or listed.shape[1] != len(self.sizes) or listed.dtype not in WHOLE:
             raise ModelError(
                 f"Sparse over {len(self.sizes)} slots needs integer configurations of shape "
                 f"(C, {len(self.sizes)}); got {tuple(listed.shape)} of {listed.dtype}."
@@ -68,10 +65,6 @@ class Sparse(Stored):
             raise ModelError(
                 f"Sparse with {len(listed)} configurations needs log-values of shape "
                 f"(..., {len(listed)}); got {tuple(self.log_values.shape)}."
-            )
-        if any(not isinstance(size, int) or not 0 < size <= MOST for size in self.sizes):
-            raise ModelError(
-                f"Sparse needs sizes from 1 to {MOST:,} states; got {self.sizes!r:.80}."
             )
         limits = torch.tensor(self.sizes, device=listed.device, dtype=listed.dtype)
         if len(listed) and not bool(((listed >= 0) & (listed < limits)).all()):

@@ -28,7 +28,7 @@ def as_values(name: str, given: Any) -> Tensor:
 
     Lists and arrays are copied; numbers that are not floating take torch's default type.
     """
-    values = given if isinstance(given, Tensor) else _converted(name, given, "floating values")
+    values = given if isinstance(given, Tensor) else converted(name, given, "floating values")
     if not isinstance(given, Tensor) and values.dtype in (*WHOLE, torch.bool):
         values = values.to(torch.get_default_dtype())
     if values.dtype not in FLOATING:
@@ -59,7 +59,9 @@ def settle(owner: Any, *fields: str, whole: tuple[str, ...] = ()) -> None:
     """Convert array-like fields of a frozen dataclass to tensors, of integers for ``whole``."""
     for field in (*fields, *whole):
         given = getattr(owner, field)
-        if given is None or isinstance(given, Tensor | Potential):
+        if isinstance(given, Tensor | Potential):
+            continue
+        if given is None and hasattr(type(owner), field):  # the default
             continue
         name = f"{type(owner).__name__}'s {field}"
         made = as_whole(name, given) if field in whole else as_values(name, given)
@@ -68,7 +70,7 @@ def settle(owner: Any, *fields: str, whole: tuple[str, ...] = ()) -> None:
 
 def as_whole(name: str, given: Any) -> Tensor:
     """An integer tensor, itself if it is one already, from what `as_values` takes."""
-    values = given if isinstance(given, Tensor) else _converted(name, given, "integers")
+    values = given if isinstance(given, Tensor) else converted(name, given, "integers")
     if not isinstance(given, Tensor) and not values.numel():
         values = values.long()
     if values.dtype not in WHOLE:
@@ -100,7 +102,8 @@ def array_of(value: Any) -> Any:
     return array.astype(array.dtype.newbyteorder("="))
 
 
-def _converted(name: str, given: Any, wanted: str) -> Tensor:
+def converted(name: str, given: Any, wanted: str) -> Tensor:
+    """A tensor of what a list or an array holds; a tensor as it is."""
     try:
         return _tensor(given)
     except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import cached_property, remembered
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.masks import Masks
@@ -270,6 +271,7 @@ class Bitext(Recursion):
 
     def __post_init__(self) -> None:
         settle(self, "unary", "root", whole=("source_lengths", "target_lengths"))
+        require_fields(self)
         checked_log_values("Bitext", self.unary)
         shape = tuple(self.unary.shape)
         if len(shape) < 5 or shape[-5] != shape[-4] or shape[-3] != shape[-2] or 0 in shape[-5:]:
@@ -283,8 +285,12 @@ class Bitext(Recursion):
                 f"Bitext of {shape[-1]} states needs rules of (N, N) states, and 1 to N of them "
                 f"for leaves; got {shapes} and {self.leaves}."
             )
-        if self.allowed is not None and tuple(self.allowed.shape) != shape[-5:-1]:
-            raise ModelError(f"Bitext needs allowed {shape[-5:-1]}; got {self.allowed.shape}.")
+        for name, given, wanted in (
+            ("allowed", self.allowed, shape[-5:-1]),
+            ("root", self.root, shape[-1:]),
+        ):
+            if given is not None and tuple(given.shape[-len(wanted) :]) != wanted:
+                raise ModelError(f"Bitext needs {name} {wanted}; got {tuple(given.shape)}.")
         settle_lengths(self, source_lengths=shape[-4] - 1, target_lengths=shape[-2] - 1)
 
     @classmethod

@@ -37,7 +37,7 @@ from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.masks import ChainMasks
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
 from rdpgraph.structures.chain.steps import ChainTensors, Parts, RankTensors
-from rdpgraph.structures.draws import checked_best, checked_count
+from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,6 +275,7 @@ class Chain(Structure):
         return KBest(states.reshape(shape), scores.reshape(shape[:-1]))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        require_generator(generator)
         drawn = paths.draw(*self._given(), checked_count(count, self.states_shape), generator)
         require_path(drawn[:1], self._flat_lengths(), "samples", self.batch_shape)
         return drawn.reshape([count, *self.unary.shape[:-1]])

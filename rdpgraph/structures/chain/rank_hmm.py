@@ -2,19 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.types import ArrayLike
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.structure import summary
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.model.potentials.table import checked_log_values, settle
+from rdpgraph.model.potentials.table import as_whole, checked_log_values, settle
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.constructors import (
     checked_lengths,
@@ -144,11 +145,7 @@ class LowRankHMM:
     def __post_init__(self) -> None:
         settle(self, "start", "emission")
         checked_log_values("LowRankHMM's start", self.start)
-        if not isinstance(cast(object, self.transition), LowRank):
-            raise ModelError(
-                "LowRankHMM needs a LowRank transition, as LowRank.normalised(left, right); got "
-                f"{type(self.transition).__name__}."
-            )
+        require_fields(self)
         if isinstance(self.emission, Tensor):
             checked_log_values("LowRankHMM's emission", self.emission)
         shapes = (tuple(self.start.shape), self.transition.shape, tuple(self.emission.shape))
@@ -176,6 +173,9 @@ class LowRankHMM:
             EvidenceError: a symbol out of range.
             ModelError: lengths that do not fit.
         """
+        observations = as_whole("LowRankHMM's observations", observations)
+        if not observations.ndim:
+            raise EvidenceError("LowRankHMM needs observations of shape (*batch, T); got a number.")
         # Both at once, so that the symbols' matrices are made once.
         both = torch.stack([observations, torch.full_like(observations, -1)])
         if lengths is not None:

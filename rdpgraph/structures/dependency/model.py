@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
@@ -70,6 +71,7 @@ class Dependencies(Structure):
     def __post_init__(self) -> None:
         name = type(self).__name__
         settle(self, "unary", whole=("lengths",))
+        require_fields(self)
         checked_log_values(f"{name}'s unary", self.unary)
         shape = tuple(self.unary.shape)
         if len(shape) < 2 or shape[-1] != shape[-2] + 1:

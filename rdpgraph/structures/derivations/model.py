@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import current_property
-from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
@@ -97,8 +97,7 @@ class Derivations(Recursion):
                 "Derivations needs unary (*batch, E), heads (E,) and tails (E, arity); got "
                 f"{tuple(self.unary.shape)}, {tuple(self.heads.shape)}, {tuple(self.tails.shape)}."
             )
-        if not is_whole(self.nodes, 1):
-            raise ModelError(f"Derivations needs a number of nodes >= 1; got {self.nodes!r:.80}.")
+        require_fields(self, nodes="[1, inf)")
         if not bool(((self.heads >= 0) & (self.heads < self.nodes)).all()):
             raise ModelError(
                 f"Derivations of {self.nodes} nodes needs heads 0 to {self.nodes - 1}."

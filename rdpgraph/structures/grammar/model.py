@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.masks import Masks
@@ -108,6 +109,7 @@ class Hypertree(HypertreeFields):
         return cls(unary, rules, root=root, preterminals=terms.shape[-1], lengths=lengths)
 
     @classmethod
+    @typed()
     def parses(cls, grammar: Grammar, sentences: Sequence[Sequence[str]]) -> Self:
         """Parses of sentences by a grammar read from a text, one item for each sentence.
 

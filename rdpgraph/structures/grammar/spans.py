@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import remembered
 from rdpgraph.errors import ModelError
 from rdpgraph.io.grammar import Grammar
@@ -116,6 +117,7 @@ class HypertreeFields(Recursion):
 
     def __post_init__(self) -> None:
         settle(self, "unary", "root", whole=("lengths",))
+        require_fields(self)
         checked_unary(self.unary)
         checked_rules(self.rules, self.unary, self.preterminals)
         checked_root(self.root, self.unary, self.preterminals)
@@ -238,8 +240,6 @@ def pcfg_unary(root: Tensor, rules: Rules, terms: Tensor) -> Tensor:
 
 def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
     """(S, T, T, N) span potentials of the words of sentences, and lengths (S,)."""
-    if not isinstance(cast(object, grammar), Grammar):
-        raise ModelError(f"Hypertree.parses needs a Grammar; got {type(grammar).__name__}.")
     if not sentences:
         raise ModelError("Hypertree.parses needs at least one sentence.")
     total, size = max(map(len, sentences)), len(grammar.symbols)

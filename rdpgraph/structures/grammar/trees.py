@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError
 
 Span = tuple[int, int, int]
@@ -32,6 +33,7 @@ class Trees:
     states: Tensor
 
     def __post_init__(self) -> None:
+        require_fields(self)
         shape = tuple(self.states.shape)
         if self.states.dtype != torch.int64 or len(shape) < 2 or shape[-1] != shape[-2]:
             raise EvidenceError(

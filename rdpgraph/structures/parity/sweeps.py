@@ -13,6 +13,7 @@ from rdpgraph._core import tuning
 from rdpgraph.errors import BudgetError, EvidenceError
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import safe_log, soft_sum
+from rdpgraph.model.potentials.potential import WHOLE
 from rdpgraph.model.potentials.table import as_states
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.draws import uniform
@@ -42,7 +43,7 @@ def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
     if getattr(given, "dtype", None) in (torch.bool, "bool"):
         given = torch.as_tensor(given).to(torch.int8)
     syndrome = as_states("A syndrome", given)
-    if syndrome.is_floating_point() or not syndrome.ndim or syndrome.shape[-1] != checks:
+    if syndrome.dtype not in WHOLE or not syndrome.ndim or syndrome.shape[-1] != checks:
         raise EvidenceError(
             f"ParityModel of {checks} checks needs integer syndromes (*batch, {checks}); got "
             f"{syndrome.dtype} of shape {tuple(syndrome.shape)}."

@@ -282,6 +282,10 @@ def _settle_sides(rules: FactorisedRules | BilinearRules, what: str, last: str) 
     name, shape = type(rules).__name__, list(rules.left.shape)
     for part in rules.parts:
         checked_log_values(name, part)
+    if rules.left.dtype != rules.right.dtype:
+        raise ModelError(
+            f"{name} needs sides of one dtype; got {rules.left.dtype} and {rules.right.dtype}."
+        )
     fits = len(shape) >= 3 and shape == list(rules.right.shape) and shape[-1]
     if not fits or not 0 < shape[-3] <= shape[-2]:
         raise ModelError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import current_property
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
@@ -60,6 +61,7 @@ class SparseRules(Rules):
 
     def __post_init__(self) -> None:
         settle(self, "log_weights", whole=("triples",))
+        require_fields(self)
         checked_log_values("SparseRules", self.log_weights)
         triples = as_whole("SparseRules' triples", self.triples).long()
         object.__setattr__(self, "triples", triples.to(self.log_weights.device))

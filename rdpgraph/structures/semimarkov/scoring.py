@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError
 from rdpgraph.logspace.gradients import differentiable_once
-from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.potential import WHOLE, Potential
 from rdpgraph.structures.chain.paths import between
 
 
@@ -35,7 +36,8 @@ class Segmentation:
     starts: Tensor
 
     def __post_init__(self) -> None:
-        integral = not (self.labels.is_floating_point() or self.labels.dtype == torch.bool)
+        require_fields(self)
+        integral = self.labels.dtype in WHOLE
         if not integral or self.starts.dtype != torch.bool or self.labels.ndim < 1:
             raise EvidenceError(
                 "Segmentation needs labels (*lead, T) of integers and starts of booleans; got "

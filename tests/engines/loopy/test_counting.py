@@ -326,5 +326,5 @@ def test_log_z_falls_as_the_counting_number_grows():
 
 def test_what_counting_numbers_refuse():
     for number in (0.0, -1.0, math.nan):
-        with pytest.raises(rg.errors.ModelError, match="counting number above 0"):
+        with pytest.raises(rg.errors.ModelError, match="number above 0"):
             rg.loopy.Fractional(number)

@@ -116,18 +116,16 @@ def test_what_loopy_refuses():
     _, graph = random_grid(0, 3, 3)
     for make in (rg.loopy.Residual, rg.loopy.RandomSubsets):
         for share in (0.0, -0.1, 1.1):
-            with pytest.raises(
-                rg.errors.ModelError, match="share of the messages above 0 and at most 1"
-            ):
+            with pytest.raises(rg.errors.ModelError, match=r"share as a number in \(0, 1\]"):
                 make(share)
     for damping in (1.0, -0.1, rg.loopy.LogDamping):
         with pytest.raises((rg.errors.ModelError, TypeError)):
             rg.Loopy(damping=damping)
     for make in (rg.loopy.LogDamping, rg.loopy.ProbabilityDamping):
-        with pytest.raises(rg.errors.ModelError, match="0 <= share < 1"):
+        with pytest.raises(rg.errors.ModelError, match=r"share as a number in \[0, 1\)"):
             make(1.0)
     for options in ({"sweeps": 0}, {"tolerance": -1.0}, {"temperature": -1.0}):
-        with pytest.raises(rg.errors.ModelError, match="sweeps >= 1, tolerance >= 0"):
+        with pytest.raises(rg.errors.ModelError, match=r"number of at least [01]"):
             rg.Loopy(**options)
     with pytest.raises(rg.errors.ModelError, match="needs a posterior that Loopy gave"):
         rg.Loopy(start=rg.infer(graph))

@@ -485,5 +485,5 @@ def test_other_questions_are_refused():
         posterior.mode()
     with pytest.raises(UnsupportedError, match="not independent draws"):
         posterior.sample(1)
-    with pytest.raises(ModelError, match="draws >= 1"):
+    with pytest.raises(ModelError, match="draws as a whole number of at least 1"):
         rg.MiniBuckets(draws=0)

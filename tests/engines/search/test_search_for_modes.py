@@ -494,7 +494,7 @@ def test_other_questions_and_numbers_out_of_range_are_refused():
     posterior = rg.infer(random_graph(0), scheduler=rg.Search(seconds=1.0))
     with pytest.raises(UnsupportedError, match="modes and marginal modes only"):
         posterior.marginals()
-    with pytest.raises(rg.errors.ModelError, match="number of seconds above zero"):
+    with pytest.raises(rg.errors.ModelError, match="seconds as a finite number above 0"):
         rg.Search(seconds=0.0)
 
 
