@@ -93,6 +93,8 @@ def graph_held(graph: FactorGraph, which: Tensor | None = None) -> FactorGraph:
         return graph
     seen = (graph.observed != MISSING).reshape(-1, graph.num_variables).any(0)
     which = seen if which is None else which & seen
+    if graph.batch_shape and not bool(seen.any()):
+        which[:1] = True  # a factor of zeros keeps the batch dims
     blocks, sizes, count = list(graph.blocks), graph.domain.sizes, graph.num_factors
     for size in torch.unique(sizes[which]).tolist():
         numbers = (which & (sizes == size)).nonzero()

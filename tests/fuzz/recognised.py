@@ -33,7 +33,9 @@ def case(rng: np.random.Generator) -> int:
     graph = shuffled(graph, rng)
     if rng.random() < 0.5:
         some = [v for v in graph.variables if rng.random() < 0.3]
-        seen = {v: torch.tensor(rng.integers(v.size, size=graph.batch_shape)) for v in some}
+        lead = graph.batch_shape or ((2,) if rng.random() < 0.3 else ())
+        gaps = rng.random(lead) < rng.choice([0.0, 0.5, 1.0])
+        seen = {v: torch.tensor(np.where(gaps, -1, rng.integers(v.size, size=lead))) for v in some}
         graph = graph.condition(seen) if seen else graph
     truth, name = brute_force(graph), f"{type(structure).__name__} as a graph"
     posterior = rg.infer(graph)

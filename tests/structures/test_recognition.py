@@ -239,6 +239,7 @@ def test_trees_with_rows_of_evidence_and_factors_of_one_head(kind, monkeypatch):
     graph = rg.FactorGraph([rg.Factor(heads, tree), extra, extra])
     answered(graph, kind, monkeypatch)
     answered(graph.condition({heads[0]: torch.tensor([-1, 2]), heads[2]: 2}), kind, monkeypatch)
+    answered(graph.condition({heads[0]: torch.tensor([-1, -1])}), kind, monkeypatch)
 
 
 def hypertree(case):
