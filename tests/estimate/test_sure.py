@@ -41,6 +41,19 @@ def test_chains_that_stay_where_they_begin_are_told():
     assert "chains=8" in alone.status.remedy
 
 
+def test_answers_that_have_not_moved_have_no_error_where_chains_disagree():
+    leave = 50.0 * (torch.eye(9, dtype=torch.float64) - 1)
+    stuck = pruned(
+        rg.Chain(draw(3, 9), leave), 20, chains=4, selected=rg.pruning.Alternating(share=1.0)
+    )
+    answers = sweeps_of(stuck)
+    missed = answers.answers < 1e-6
+    assert bool(missed.any())
+    assert bool((answers.standard_error[missed] == math.inf).all())
+    low, high = answers.answer_interval(0.9)
+    assert bool(((low == -math.inf) & (high == math.inf))[missed].all())
+
+
 def stays(steps=6, states=10):
     """A chain that stays in the state that it begins in: Z is the number of states."""
     stay = torch.full((states, states), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
@@ -182,6 +195,16 @@ def test_replicates_that_do_not_differ_show_no_error(monkeypatch):
     assert float(posterior.standard_error) == posterior.status.standard_error == math.inf
     assert not posterior.status.converged
     assert "do not differ" in posterior.status.remedy
+
+
+@pytest.mark.parametrize("model", [stays(), stays().factor_graph()])
+@pytest.mark.parametrize("estimator", [rg.Randomized.default(keep=3), rg.RandomizedPruning(3)])
+def test_what_is_printed_of_an_estimate_names_the_estimator(model, estimator):
+    posterior = rg.infer(model, estimator=estimator, generator=seeded())
+    made = f"of the model that {type(estimator).__name__} made: "
+    assert made in repr(posterior)
+    assert made in str(rg.explain(model, estimator=estimator, generator=seeded()))
+    assert made not in repr(rg.infer(model))
 
 
 def ring(states=4):

@@ -13,7 +13,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import student
 
 _APART = 2.0  # variances of the mean by chains over that by batches
-_ALIKE = 1e-4  # values of sweeps that differ by less are one: of a probability, or relative
+ALIKE = 1e-4  # values of sweeps that differ by less are one: of a probability, or relative
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ class Averages:
         values = torch.stack(self.kept[-2 * half :]).unflatten(0, (2, half))
         # (D, 2 * chains * half), each half of a chain by itself.
         flat = values.permute(3, 0, 2, 1).flatten(1)
-        size = _ALIKE * flat.abs().amax(1, keepdim=True).clamp(min=1.0)
+        size = ALIKE * flat.abs().amax(1, keepdim=True).clamp(min=1.0)
         flat = (flat / size).round()
         folded = (flat - flat.median(1, keepdim=True).values).abs()
         return torch.maximum(*(_r_hat(part, half) for part in (flat, folded)))

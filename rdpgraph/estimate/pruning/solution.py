@@ -14,7 +14,7 @@ from rdpgraph._core import effort
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.solution import OF_LOG_PARTITION, Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.estimate.pruning.averages import Averages, Visited
+from rdpgraph.estimate.pruning.averages import ALIKE, Averages, Visited
 from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep
 from rdpgraph.interface.masks import Draw
 from rdpgraph.plan import clock
@@ -184,8 +184,7 @@ class PrunedSolution(Delegate):
 
         Converged: four chains and more agree on all averages, by R-hat.
         """
-        many, chains = self.effective_sample_size, self.run.sampler.chains
-        worst = float(self.averages.r_hat.max()) if self.averages.r_hat.numel() else 1.0
+        many, chains, worst = self.effective_sample_size, self.run.sampler.chains, self._worst
         remedy = "more sweeps: RandomizedPruning(..., resume=posterior)"
         if chains < _LEAST_CHAINS:
             remedy = (
@@ -213,6 +212,11 @@ class PrunedSolution(Delegate):
         return self.run.averages
 
     @property
+    def _worst(self) -> float:
+        """The largest R-hat of all averages."""
+        return float(self.averages.r_hat.max()) if self.averages.r_hat.numel() else 1.0
+
+    @property
     def answers(self) -> Tensor:
         """(*batch, *questions) probability of a yes to each question.
 
@@ -226,7 +230,7 @@ class PrunedSolution(Delegate):
         """(*batch, *questions) of the answers, by means of batches; +inf with one batch.
 
         By means of chains where these differ by more. For an answer that few draws are expected to
-        give, at least the error of draws.
+        give, at least the error of draws. +inf for one that has not moved where chains disagree.
         """
         return torch.maximum(self._answers(self.averages.standard_error), self._of_draws)
 
@@ -246,7 +250,11 @@ class PrunedSolution(Delegate):
         many = torch.minimum(worth.flatten(len(batch)).amin(-1), self.effective_sample_size)
         many = many.reshape(*batch, *(1,) * (answers.ndim - len(batch)))
         error = (variance / many + many.square().reciprocal()).sqrt()
-        return torch.where(varies & (many * variance < _RARE), error, 0.0)
+        error = torch.where(varies & (many * variance < _RARE), error, 0.0)
+        if self.run.sampler.chains == 1 or self._worst <= _AGREED:
+            return error
+        stays = self._answers(self.averages.variance) <= ALIKE**2
+        return torch.where(stays, math.inf, error)
 
     @property
     def r_hat(self) -> Tensor:
