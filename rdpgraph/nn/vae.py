@@ -151,7 +151,8 @@ class ImportanceEstimate(NamedTuple):
 
     Attributes:
         log_likelihood: nats; p(y) is unbiased, and its logarithm too low on average.
-        standard_error: of the log-likelihood, as of `Replicates`; +inf of fewer than four samples.
+        standard_error: of the log-likelihood, as of `Replicates`; +inf of fewer than four samples,
+            or of one that is drawn again and again. What q hardly ever draws does not show.
         effective_sample_size: the number of equal samples with the same variance.
         kl: the divergence of q from the decoder's prediction of the states, nats.
     """
@@ -343,6 +344,8 @@ class StructuredVAE(nn.Module):
         # Replicates are independent; samples within one are not.
         each = Replicates(words + told - log_q).log_partition
         estimates = Replicates(each if len(each) > 1 else (words + told - log_q).squeeze(1))
+        alone = (states == states[:1, :1]).all(-1).all(0).all(0) & (len(self.embeddings) > 1)
+        error = torch.where(alone, math.inf, estimates.standard_error)
         if lengths.numel() and bool(kl.sum() < _COLLAPSED * lengths.sum()):
             warnings.warn(
                 f"The states have collapsed: q differs by {float(kl.sum() / lengths.sum()):.2g} "
@@ -351,7 +354,7 @@ class StructuredVAE(nn.Module):
                 stacklevel=2,
             )
         return ImportanceEstimate(
-            estimates.log_partition, estimates.standard_error, estimates.effective_sample_size, kl
+            estimates.log_partition, error, estimates.effective_sample_size, kl
         )
 
     def extra_repr(self) -> str:

@@ -117,6 +117,14 @@ def test_importance_sampling_from_the_posterior_itself_is_exact():
     assert_close(found.effective_sample_size, torch.full_like(evidence, 5.0))
 
 
+def test_samples_that_are_all_one_show_no_error():
+    vae = tiny()
+    with torch.no_grad():
+        vae.embeddings.mul_(1000.0)
+    found = vae.importance_log_likelihood(TOKENS, LENGTHS, samples=20, generator=seeded())
+    assert bool((found.standard_error == math.inf).all())
+
+
 PROPOSALS = {
     "all states": None,
     "draws": rg.Randomized(
