@@ -1,5 +1,7 @@
 """The functions infer() and explain(), which connect schedulers, estimators and posteriors."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import overload
 
@@ -100,6 +102,7 @@ def infer(
             solution = run()
         if problem.lift is not None:
             solution = problem.lift(solution)
+            planned = partial(_of_another, planned, type(estimator).__name__)
         elif problem.model is not model:
             raise ModelError(
                 f"{type(estimator).__name__}.prepare gave another model and no lift: give "
@@ -134,12 +137,20 @@ def explain(
     """
     _require_choices("explain", estimator, scheduler, generator)
     solve = partial(infer, scheduler=scheduler, generator=generator)
-    model = (estimator or Exact()).prepare(model, solve=solve, generator=generator).model
-    if isinstance(model, Structure):
-        return plan_of(model)
-    graph = _checked(model)
-    with recording(lambda: tensors_in(graph.blocks)):
-        return prepared(scheduler or Auto(), graph, keep=True)[0]
+    problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
+    if isinstance(problem.model, Structure):
+        plan = plan_of(problem.model)
+    else:
+        graph = _checked(problem.model)
+        with recording(lambda: tensors_in(graph.blocks)):
+            plan = prepared(scheduler or Auto(), graph, keep=True)[0]
+    return plan if problem.lift is None else _of_another(plan, type(estimator).__name__)
+
+
+def _of_another(planned: Plan | Callable[[], Plan], estimator: str) -> Plan:
+    """The plan of the model that an estimator made, which is not that of the model declared."""
+    plan = planned if isinstance(planned, Plan) else planned()
+    return replace(plan, why=f"of the model that {estimator} made: {plan.why}")
 
 
 def _checked(model: object) -> FactorGraph:
