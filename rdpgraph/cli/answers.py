@@ -217,7 +217,7 @@ def print_table(answer: Answer, console: Console) -> None:
                 console.print(f"no configuration is better by more than {gap:.4g} nats")
         if answer.optimal and not answer.optimal[row]:
             console.print("the best configuration that was found; there may be better ones")
-    console.print(f"{_worth(answer)}, by {status.method or plan.route} (width {plan.width:.1f})")
+    console.print(f"{worth(answer)}, by {status.method or plan.route} (width {plan.width:.1f})")
     if status.remedy:
         console.print(status.remedy)
 
@@ -249,20 +249,20 @@ def _error_bars(answer: Answer) -> list[tuple[float, float, int]]:
     return [(error, size, count) for error, size in zip(errors, sizes, strict=True)]
 
 
-def _worth(answer: Answer) -> str:
+def worth(answer: Answer) -> str:
     """The quality of the answer: exact, or the kind of approximation."""
     status = answer.posterior.status
-    worth = "exact" if status.exact else "approximate"
+    kind = "exact" if status.exact else "approximate"
     if isinstance(answer.posterior.solution, RestrictedSolution) and not status.exact:
-        worth = "estimated on a few states of each variable"
+        kind = "estimated on a few states of each variable"
         if answer.task is Task.MAP:
-            worth += ": the best assignment of these, which need not be the best of all"
+            kind += ": the best assignment of these, which need not be the best of all"
     if status.bound:
-        worth += f", log Z {'an' if status.bound == 'upper' else 'a'} {status.bound} bound"
+        kind += f", log Z {'an' if status.bound == 'upper' else 'a'} {status.bound} bound"
     if status.iterations is None:
-        return worth if status.converged else f"{worth}, NOT converged"
+        return kind if status.converged else f"{kind}, NOT converged"
     how = "converged in" if status.converged else "NOT converged after"
-    return f"{worth}, {how} {status.iterations} sweeps"
+    return f"{kind}, {how} {status.iterations} sweeps"
 
 
 def _table(answer: Answer, row: int, console: Console) -> Table:

@@ -144,7 +144,7 @@ def infer_command(
             f"--format uai writes all variables for {task}; with --query use table or json"
         )
     from rdpgraph._core.progress import show_progress
-    from rdpgraph.cli.answers import answer, as_text, plain, print_table
+    from rdpgraph.cli.answers import answer, as_text, plain, print_table, worth
     from rdpgraph.cli.loading import checked_target, load, queried, require_room_for_answers
     from rdpgraph.cli.solving import (
         about,
@@ -198,6 +198,8 @@ def infer_command(
             elif not posterior.status.converged:
                 ended = 3 if strict else 0
                 warn(f"{model}: not converged. {posterior.status.remedy}")
+            elif style is Format.UAI and not posterior.status.exact:
+                warn(f"{model}: {worth(answered)}, which the format does not say")
             if len(models) == 1 and place()[0]:
                 break  # only the first process writes
             if style is not Format.TABLE:

@@ -90,7 +90,8 @@ def draw(
 
     A Bayesian network has a box for each variable and an arrow from each parent, from top to
     bottom; any other graph a box for each variable and a square for each factor. A posterior adds
-    its marginals, as bars where there are at most 40 variables; variables with evidence are shaded.
+    its marginals, as bars where there are at most 40 variables, and says above them if they are not
+    exact; variables with evidence are shaded.
     The picture of a structure shows its sites: those that a configuration uses are boxes with their
     states, joined by arrows. That of a plan by contraction shows the shapes of factors, from top to
     bottom, each joined to that of the product that it enters, with the variables summed that no
@@ -143,7 +144,10 @@ def _draw_graph(graph: FactorGraph, target: Path, posterior: Posterior | None) -
         seen = (graph.observed != MISSING).reshape(-1, count).any(0).tolist()
     for number, box in enumerate(boxes):
         _draw_box(axes, box, places[number], sizes[number], seen=seen[number])
-    _save(picture, axes, target)
+    note = ""
+    if shown is not None and not shown.status.exact:
+        note = "approximate" if shown.status.converged else "approximate, NOT converged"
+    _save(picture, axes, target, note)
 
 
 def _draw_plan(plan: Plan, target: Path) -> None:
@@ -165,11 +169,14 @@ def _draw_plan(plan: Plan, target: Path) -> None:
     _save(picture, axes, target)
 
 
-def _save(picture: Any, axes: Any, target: Path) -> None:
+def _save(picture: Any, axes: Any, target: Path, note: str = "") -> None:
     axes.set_aspect("equal")
     axes.set_axis_off()
     axes.autoscale_view()
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    if note:
+        axes.text(left, high + 0.3, note, fontsize=_NAMES, color=_INK, va="top")
+        high, right = high + 0.3, max(right, left + len(note) * _NAMES * _WIDE)
     picture.set_size_inches(right - left + 0.2, high - low + 0.2)
     axes.set_xlim(left - 0.1, right + 0.1)
     axes.set_ylim(low - 0.1, high + 0.1)

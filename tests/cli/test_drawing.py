@@ -134,3 +134,16 @@ def test_arrows_and_squares(tmp_path: Path, suffix):
         picture = tmp_path / f"{name}{suffix}"
         draw(rg.infer(graph), picture)
         assert picture.stat().st_size > 1000
+
+
+def test_pictures_of_approximations_say_so(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    x = [rg.Variable(name, 2) for name in "abc"]
+    pairs = [rg.Factor([x[i], x[i - 1]], rg.Table([[2.0, 0.0], [0.0, 1.0]])) for i in range(3)]
+    graph, picture = rg.FactorGraph(pairs), tmp_path / "ring.svg"
+    said = []
+    for scheduler in (rg.Loopy(sweeps=1), rg.Loopy(), rg.Auto()):
+        draw(rg.infer(graph, scheduler), picture)
+        said.append("<!-- approximate" in picture.read_text())
+        said.append("NOT converged" in picture.read_text())
+    assert said == [True, True, True, False, False, False]
