@@ -1,28 +1,36 @@
-"""Measure how often errors, intervals and statuses of estimates of log Z hold exact answers.
+"""Measure how often errors, intervals and statuses of estimates hold exact answers.
 
 python -m tests.fuzz.calibration [--models 300] [--seed 0] [--large] [--only Randomized]
 
 Each row is of the answers of one estimate that say, or do not say, that they have converged: how
 many there are, in which part of them log Z is within two and six standard errors and in the 95%
 interval of `Replicates`, and in which part the error is +inf. With --large no model is solved whole
-as a check of its estimate, as if all were too large for that.
+as a check of its estimate, as if all were too large for that. `RandomizedPruning` is asked for
+probabilities, `ParityModel.kept` for log P(s, l), and a small `StructuredVAE` for log p(y), each of
+random models of its own; the last two have no status, and are rows of "yes" where there are sixteen
+draws and an error.
 """
 
 import argparse
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import rdpgraph as rg
 from rdpgraph._core import tuning
+from rdpgraph._core.numbers import student
+from rdpgraph.answers import RelaxedStates
 from rdpgraph.errors import RdpgraphError
 from rdpgraph.estimate import replicates
+from rdpgraph.nn import LSTMDecoder, StructuredVAE
 from rdpgraph.plan import clock
+from rdpgraph.pruning import Alternating, sweeps_of
 
 Model = rg.FactorGraph | rg.Chain
 Rng = np.random.Generator
@@ -115,14 +123,116 @@ ESTIMATES: dict[str, Ask] = {
 }
 
 
-def outcome(posterior: rg.Posterior, exact: float) -> tuple[float, bool, bool]:
-    """Standard errors between the answer and log Z; whether the interval and the bounds hold it."""
+def judged(found: float, exact: float, error: float, low: float, high: float) -> tuple[float, bool]:
+    """Standard errors between the answer and the exact one; whether the interval holds this."""
     slack = SLACK * (1.0 + abs(exact))
-    low, high = posterior.replicates.interval(0.95)
-    held = float(low) - slack <= exact <= float(high) + slack
-    off, error = abs(float(posterior.log_partition) - exact), float(posterior.standard_error)
+    off = abs(found - exact)
     far = 0.0 if off <= slack else off / error if error > 0.0 else math.inf
-    return far if error < math.inf else math.nan, held, posterior.status.exact and off > slack
+    return far if error < math.inf else math.nan, low - slack <= exact <= high + slack
+
+
+def outcome(posterior: rg.Posterior, exact: float) -> tuple[float, bool]:
+    """Standard errors between the answer and log Z; whether the interval holds it."""
+    low, high = posterior.replicates.interval(0.95)
+    answer, error = posterior.log_partition, posterior.standard_error
+    return judged(float(answer), exact, float(error), float(low), float(high))
+
+
+Row = tuple[bool, float, bool]  # converged, standard errors, whether the interval holds
+
+
+def by_student(count: int, found: Tensor, exact: Tensor, error: Tensor) -> Iterator[Row]:
+    """Rows of estimates by a number of draws, whose error gives the interval."""
+    width = student(0.975, count - 1)
+    for value, wanted, wrong in zip(*(part.flatten().tolist() for part in (found, exact, error)),
+                                    strict=True):  # fmt: skip
+        if wanted > -math.inf:
+            half = width * wrong if wrong > 0.0 else 0.0
+            ends = (value - half, value + half) if half < math.inf else (-math.inf, math.inf)
+            far, held = judged(value, wanted, wrong, *ends)
+            yield count >= 16 and far == far, far, held
+
+
+def pruning(rng: Rng, generator: torch.Generator) -> Iterator[Row]:
+    """Probabilities by masked sweeps of a chain, or of one that hardly ever changes its state."""
+    steps, states = int(rng.integers(3, 9)), int(rng.integers(2, 6))
+    unary, scale = torch.from_numpy(rng.normal(size=(steps, states))), rng.choice([0.5, 1.0, 2.0])
+    pairs = rg.Table(torch.from_numpy(scale * rng.normal(size=(states, states))))
+    if rng.random() < 0.5:
+        pairs = rg.Table(4.0 * scale * (torch.eye(states, dtype=torch.float64) - 1.0))
+    chain = rg.Chain(scale * unary, pairs)
+    share, chains = float(rng.choice([1 / 3, 2 / 3, 1.0])), int(rng.choice([4, 8]))
+    estimator = rg.RandomizedPruning(
+        int(rng.choice([20, 60, 200])), chains=chains, selected=Alternating(share)
+    )
+    posterior = rg.infer(chain, estimator=estimator, generator=generator)
+    sweeps = sweeps_of(posterior)
+    parts = (chain.marginals(), sweeps.answers, sweeps.standard_error,
+             *sweeps.answer_interval(0.95))  # fmt: skip
+    for exact, found, error, low, high in zip(*(p.flatten().tolist() for p in parts), strict=True):
+        yield posterior.status.converged, *judged(found, exact, error, low, high)
+
+
+def cosets(count: int) -> Callable[[Rng, torch.Generator], Iterator[Row]]:
+    """Replicates of a few kept states of random codes, for log P(s, l)."""
+
+    def ask(rng: Rng, generator: torch.Generator) -> Iterator[Row]:
+        checks = int(rng.integers(4, 12))
+        errors = int(rng.integers(checks, 3 * checks))
+        flips = (rng.random((checks, errors)) < 2.5 / checks).astype(int)
+        rates = 10.0 ** rng.uniform(*rng.choice([(-4.0, -0.4), (-2.0, -0.5)]), errors)
+        observed = (rng.random((1, errors)) < 0.4).astype(int)
+        model = rg.ParityModel.from_rates(flips, rates, observables=observed)
+        given = model.condition(flips @ (rng.random(errors) < rates) % 2)
+        keep = int(rng.choice([1, 2, 4, 8, 16, 32]))
+        found = given.kept(keep, replicates=count, generator=generator)
+        assert found.standard_error is not None
+        return by_student(count, found.log_cosets, given.log_cosets(), found.standard_error)
+
+    return ask
+
+
+class Encoder(torch.nn.Embedding):
+    """An encoder that reads one token at a time."""
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Embed the tokens."""
+        return super().forward(tokens)
+
+
+def importance(count: int) -> Callable[[Rng, torch.Generator], Iterator[Row]]:
+    """Samples for log p(y) of sentences that a VAE was trained on a little."""
+
+    def ask(rng: Rng, generator: torch.Generator) -> Iterator[Row]:
+        torch.manual_seed(int(rng.integers(2**31)))
+        states, steps = int(rng.integers(2, 5)), int(rng.integers(2, 5))
+        decoder = LSTMDecoder(states=states, vocabulary=5, hidden=8, dimension=4)
+        vae = StructuredVAE(Encoder(5, 4), decoder, states=states, dimension=4).double()
+        data = torch.randint(5, (20, steps))
+        optimizer = torch.optim.Adam(vae.parameters(), lr=0.03)
+        for _ in range(int(rng.choice([10, 40]))):
+            optimizer.zero_grad()
+            (-vae(data).elbo.mean()).backward()
+            optimizer.step()
+        vae.eval()
+        paths = torch.cartesian_prod(*[torch.arange(states)] * steps)
+        with torch.no_grad():
+            draw = RelaxedStates.of(paths, vae.embeddings)
+            some = [rows.expand(len(paths), -1) for rows in data[:4]]
+            lengths = torch.full((len(paths),), steps)
+            joints = [decoder(tokens, lengths, draw) for tokens in some]
+            exact = torch.stack([(joint.words + joint.states).logsumexp(0) for joint in joints])
+        found = vae.importance_log_likelihood(data[:4], samples=count, generator=generator)
+        return by_student(count, found.log_likelihood, exact, found.standard_error)
+
+    return ask
+
+
+OTHERS: dict[str, Callable[[Rng, torch.Generator], Iterator[Row]]] = {
+    "Pruning": pruning,
+    **{f"ParityModel.kept, {count} replicates": cosets(count) for count in (2, 4, 16, 64)},
+    **{f"StructuredVAE, {count} samples": importance(count) for count in (4, 16, 64)},
+}
 
 
 def main() -> None:
@@ -148,17 +258,21 @@ def main() -> None:
                 continue
             try:
                 posterior = ask(drawn, rng, torch.Generator().manual_seed(seed))
-                far, held, false = outcome(posterior, exact)
+                far, held = outcome(posterior, exact)
             except RdpgraphError:  # out of the budget
                 continue
-            wrong += false
+            wrong += posterior.status.exact and far > 0
             if not posterior.status.exact:
                 found[name, posterior.status.converged].append((far, held))
+        for name, rows in OTHERS.items():
+            if name.startswith(asked.only):
+                for sure, far, held in rows(rng, torch.Generator().manual_seed(seed)):
+                    found[name, sure].append((far, held))
     print(f"{wrong} answers called exact are not; in percent:")
     print("| estimate | converged | answers | 2 errors | 6 errors | interval | error not known |")
     print("|---|---|---|---|---|---|---|")
     for (name, sure), rows in sorted(
-        found.items(), key=lambda row: list(ESTIMATES).index(row[0][0])
+        found.items(), key=lambda row: [*ESTIMATES, *OTHERS].index(row[0][0])
     ):
         far, held = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
         known = far[~np.isnan(far)]
