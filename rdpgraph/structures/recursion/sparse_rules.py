@@ -118,15 +118,6 @@ class SparseRules(Rules):
         children = self.shape[1]
         return (parents * children + left) * children + right
 
-    @current_property("triples")
-    def by_parent(self) -> tuple[Tensor, Tensor]:
-        """(N, F) the rows of each parent's rules, and whether each exists."""
-        rows = self._sorted[1]
-        counts = torch.bincount(self.triples[:, 0], minlength=self.parents)
-        place = torch.arange(int(counts.amax()), device=rows.device)
-        first = (counts.cumsum(0) - counts).unsqueeze(1)
-        return rows[(first + place).clamp(max=len(rows) - 1)], place < counts.unsqueeze(1)
-
     def listed(self, width: int) -> Listed:
         """Weights, the labels of both parts, and sums over rules to parents among some labels.
 
