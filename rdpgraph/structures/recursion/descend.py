@@ -78,9 +78,8 @@ def _values(
     require_generator(generator)
     done = machine.values_of(tape, best=best, whole=False)
     reader = up(whole(tape), float(not best)) if done is None else done
-    possible = reader.goal > -math.inf
-    if not bool(possible.all()):
-        possible = possible.expand(tape.batch).reshape(tape.lead)
+    if not float(reader.goal.sum()) > -math.inf:  # or NaN
+        possible = (reader.goal > -math.inf).expand(tape.batch).reshape(tape.lead)
         require_possible(f"{name} has no samples and no mode", possible)
     return reader
 

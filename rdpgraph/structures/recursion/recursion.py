@@ -29,7 +29,7 @@ from rdpgraph.structures.recursion.down import (
     scored_alone,
     usable,
 )
-from rdpgraph.structures.recursion.inputs import chain_of
+from rdpgraph.structures.recursion.inputs import chain_of, known_program
 from rdpgraph.structures.recursion.layouts import is_slow, laid_out, whole
 from rdpgraph.structures.recursion.moments import cross_entropy, entropy
 from rdpgraph.structures.recursion.tape import Tape
@@ -254,7 +254,7 @@ class Recursion(Structure):
         if blank.dtype != torch.float32 or not machine.serves(blank):
             return None
         tape = laid_out(blank, self)
-        return None if machine.program_of(tape) is None else tape
+        return None if known_program(tape) is None else tape
 
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
