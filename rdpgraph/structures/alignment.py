@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import remembered
+from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import (
@@ -140,10 +141,10 @@ def ctc_unary(
         )
     )
     checked_log_values("Alignment.ctc", log_probs)
-    if log_probs.ndim != 3 or not 0 <= blank < log_probs.shape[2]:
+    if log_probs.ndim != 3 or not is_whole(blank, 0) or blank >= log_probs.shape[2]:
         raise ModelError(
             "Alignment.ctc needs log_probs (T, batch, classes) and a blank among the classes; got "
-            f"{tuple(log_probs.shape)} and {blank}."
+            f"{tuple(log_probs.shape)} and {blank!r:.40}."
         )
     frames, batch, classes = log_probs.shape
     device = log_probs.device
@@ -151,7 +152,13 @@ def ctc_unary(
     if spans.shape != (batch,) or sizes.shape != (batch,):
         raise ModelError(f"Alignment.ctc of {batch} items needs a length of each, twice.")
     targets = targets.to(device, torch.long)
-    if targets.ndim == 1:
+    flat = targets.ndim == 1 and bool((sizes >= 0).all()) and int(sizes.sum()) == len(targets)
+    if not flat and (targets.ndim != 2 or len(targets) != batch):
+        raise ModelError(
+            f"Alignment.ctc of {batch} items needs targets ({batch}, labels), or (labels,) of all "
+            f"in turn, as many as their lengths say; got {tuple(targets.shape)}."
+        )
+    if flat:
         parts = list(torch.split(targets, sizes.tolist()))
         targets = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
     most = targets.shape[1]

@@ -221,6 +221,9 @@ def test_what_does_not_fit_is_refused():
         rg.Alignment.ctc(logits, targets, frames + 1, sizes)
     with pytest.raises(rg.errors.ModelError, match="targets 0 to 4"):
         rg.Alignment.ctc(logits, targets + 1, frames, sizes)
+    for wrong in (targets[:1], targets[0], targets.flatten()[: int(sizes.sum()) - 1]):
+        with pytest.raises(rg.errors.ModelError, match="in turn"):
+            rg.Alignment.ctc(logits, wrong, frames, sizes)
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9), (7, 20), (20, 1)])
