@@ -166,7 +166,9 @@ class MarkovField(nn.Module):
 
         Raises:
             UnsupportedError: more lags than one.
+            ModelError: a length below 0.
         """
+        _require_length(longest)
         one, ahead, step, last = self._ranks()
         logs, onward = [torch.zeros_like(one), one], LogMatrix.of(step.mT)
         for _ in range(longest - 1):
@@ -210,14 +212,21 @@ class MarkovField(nn.Module):
             length: in words.
             generator: the randomness.
             sweeps: over all places, of more lags than one; from independent words.
+
+        Raises:
+            ModelError: a length below 0.
         """
+        _require_length(length)
         with torch.no_grad():
             pairs = self.pairs()
             if self.lags == 1:
                 chain = Chain(self.bias.expand(length, -1), pairs[0])
                 return chain.sample(count, generator)
             chances = self.bias.softmax(0).expand(count, -1)
-            words = torch.multinomial(chances, length, replacement=True, generator=generator)
+            words = torch.multinomial(
+                chances, max(length, 1), replacement=True, generator=generator
+            )
+            words = words[:, :length]
             for place in list(range(length)) * sweeps:
                 logs = self.bias.expand(count, -1)
                 for lag, low in enumerate(pairs, 1):
@@ -285,3 +294,8 @@ class MarkovField(nn.Module):
 
     def extra_repr(self) -> str:
         return f"vocabulary={len(self.bias)}, lags={self.lags}"
+
+
+def _require_length(length: object) -> None:
+    if not is_whole(length, 0):
+        raise ModelError(f"MarkovField needs a whole length >= 0; got {length!r:.40}.")

@@ -192,3 +192,7 @@ def test_what_is_wrong_is_named():
         field().score(torch.tensor([[3]]))
     with pytest.raises(UnsupportedError, match="with one lag"):
         field(2).log_partitions(3)
+    for ask in (lambda: field().log_partitions(-1), lambda: field(2).sample(2, -1)):
+        with pytest.raises(ModelError, match="length >= 0; got -1"):
+            ask()
+    assert field(2).sample(2, 0).shape == (2, 0)
