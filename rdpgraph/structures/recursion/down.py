@@ -177,12 +177,8 @@ def scored_alone(
 ) -> Tensor | None:  # fmt: skip
     """The scores of configurations by the machine on all states; None where that takes longer.
 
-    Args:
-        unary: (*batch, *sites, K).
-        states: (*lead, *batch, *sites), -1 for unused sites.
-        wanted: (*lead, *batch) the number of sites used.
-        laid_out: the tape for other potentials.
-        split: whether there is a lead, to be split where states are many.
+    Of states (*lead, *batch, *sites) that use the ``wanted`` number of sites, (*lead, *batch); the
+    lead, if there is one, is ``split`` where they are many.
     """
     every = torch.arange(unary.shape[-1], device=states.device)
     size, parts = states.numel() * len(every), [(states, wanted)]

@@ -87,10 +87,8 @@ def chain_of(tape: Tape) -> tuple[Tensor, Tensor, Tensor] | None:
     if program is None or program.ends is None:
         return None
     inputs = inputs_of(tape, program)
-    tables, lengths = (
-        inputs.given[next(iter(program.rows)) - 1],
-        torch.tensor(program.ends, device="cpu"),
-    )
+    tables = inputs.given[next(iter(program.rows)) - 1]
+    lengths = torch.tensor(program.ends, device="cpu")
     for part in inputs.given:
         if not part.is_floating_point():  # none where an item has no end
             lengths = torch.cat([lengths, lengths.new_zeros(1)])[part.cpu().flatten()]

@@ -35,19 +35,18 @@ def chain_ends(steps: Sequence[Step], sites: int) -> Sequence[int] | None:
             link = number
         else:
             return None
-    last, read = steps[-1], [len(steps) - 1]
+    if not 0 < len(tables) == sites - 1 == len(rows) - 1:
+        return None
+    source = tables[0].source
+    many, last, read = source.shape[1], steps[-1], [len(steps) - 1]
     if isinstance(last, Total):
         view = last.reads[0]
         read = [value.number for value in view.pool]
         if len(last.reads) > 1 or not view.varies or view.size > len(read):
             return None
-    if not ends.keys() >= set(read) or not 0 < len(tables) == sites - 1 == len(rows) - 1:
-        return None
-    source = tables[0].source
-    many = source.shape[1]
     alike = all(one.source is source and one.number == at % many for at, one in enumerate(tables))
     alike = alike and many in (1, len(tables)) and source.shape[-2] == source.shape[-1]
-    return [ends[number] for number in read] if alike else None
+    return [ends[number] for number in read] if alike and ends.keys() >= set(read) else None
 
 
 def _is_row(steps: Sequence[Step], x: Value, site: int, link: int) -> bool:
