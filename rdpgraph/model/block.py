@@ -104,21 +104,17 @@ class Block:
 
     def select(self, rows: Tensor | None = None) -> Potential:
         """The potential of some factors (all, if None): (*batch, F or 1, sizes)."""
-        if self.shared:
-            places = None
-        elif rows is None:
-            places = self.rows
-        else:
-            places = rows if self.rows is None else self.rows[rows]
-        return self.potential.select(self.shape, places, self.arity)
+        places = self.rows if rows is None else rows
+        if rows is not None and self.rows is not None:
+            places = self.rows[rows]
+        return self.potential.select(self.shape, None if self.shared else places, self.arity)
 
     def table(self, row: int | None = None) -> Tensor:
         """The log-values of a factor, (*batch, *sizes), or of all, as `select` gives them."""
-        if math.prod(self.sizes) > tuning.MOST_TABULATED:
+        if (entries := math.prod(self.sizes)) > tuning.MOST_TABULATED:
             raise UnsupportedError(
-                f"A {type(self.potential).__name__} over {self.arity} variables would be "
-                f"written out to {math.prod(self.sizes):,} entries; at most "
-                f"{tuning.MOST_TABULATED:,} are."
+                f"A {type(self.potential).__name__} over {self.arity} variables would be written "
+                f"out to {entries:,} entries; at most {tuning.MOST_TABULATED:,} are."
             )
         rows = None if row is None else torch.tensor([row], device="cpu")
         table = self.select(rows).table(self.arity)
