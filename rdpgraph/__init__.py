@@ -27,6 +27,8 @@ class _Package(ModuleType):
             public = importlib.import_module("rdpgraph._public")
             names: tuple[str, ...] = (*getattr(public, "__all__", ()), "__all__")
             vars(self).update((each, vars(public)[each]) for each in names if each in vars(public))
+            if name in names and name not in vars(self):  # a module that binds itself here
+                importlib.import_module(f"{__name__}.{name}")
         if name not in vars(self):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return vars(self)[name]

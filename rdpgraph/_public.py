@@ -3,14 +3,13 @@
 At the top are those of ordinary tasks; the rest is in the modules that come first.
 """
 
+from typing import TYPE_CHECKING
+
 from rdpgraph import answers as answers
-from rdpgraph import decoding as decoding
 from rdpgraph import distributions as distributions
 from rdpgraph import errors as errors
 from rdpgraph import extend as extend
-from rdpgraph import learn as learn
 from rdpgraph import loopy as loopy
-from rdpgraph import nn as nn
 from rdpgraph import pruning as pruning
 from rdpgraph import randomized as randomized
 from rdpgraph import trees as trees
@@ -64,6 +63,11 @@ from rdpgraph.structures.draws import straight_through
 from rdpgraph.structures.grammar.model import Hypertree
 from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
+
+if TYPE_CHECKING:  # each is loaded when it is asked for
+    from rdpgraph import decoding as decoding
+    from rdpgraph import learn as learn
+    from rdpgraph import nn as nn
 
 __all__ = [
     "Alignment",
