@@ -114,7 +114,7 @@ LITTLE_WORK, LITTLE_SWEEP = 3e6, 2**14
 """Multiply-adds that take no longer than the overhead of an answer, and places and ways visited
 that take no longer than that of a masked sweep, some milliseconds."""
 
-CHECKED = 8.0
+CHECKED = 16.0
 """Operations by which an estimate is checked at most, over those that made it: with one in place of
 eight four times as many that are called converged are more than six errors off."""
 
