@@ -20,7 +20,14 @@ from rdpgraph.model.conditional import is_conditional, refuse_cycle
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.evidence import MISSING, states_given
 from rdpgraph.model.factor import Factor
-from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
+from rdpgraph.model.frames import (
+    codes_of,
+    columns_of,
+    is_frame,
+    is_gap,
+    is_series,
+    require_one_index,
+)
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table, as_values
 from rdpgraph.model.variable import States, Variable
@@ -135,6 +142,7 @@ def columns(data: Any) -> dict[Any, Any]:
     if is_frame(data):
         return columns_of(data)
     if isinstance(data, Mapping) and data:
+        require_one_index(data.values())
         return dict(data)
     raise EvidenceError(
         "Data is a DataFrame of pandas, or a mapping from variables to columns; got "

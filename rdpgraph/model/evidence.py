@@ -13,7 +13,14 @@ from rdpgraph._core import tuning
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import EvidenceError, no_raw_memory_error
 from rdpgraph.model.domain import Domain, Entry, Named
-from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
+from rdpgraph.model.frames import (
+    codes_of,
+    columns_of,
+    is_frame,
+    is_gap,
+    is_series,
+    require_one_index,
+)
 from rdpgraph.model.potentials.table import array_of, as_states, is_array
 from rdpgraph.model.variable import States, is_named, state_index
 
@@ -44,6 +51,8 @@ def states_given(given: Any, domain: Domain, *, ignore_unknown: bool = False) ->
             "Evidence is a mapping from variables to states, a list of them, or a DataFrame or "
             f"Series of pandas; got {type(given).__name__}."
         )
+    if rows is None:
+        require_one_index(given.values())
     if ignore_unknown:
         given = {item: value for item, value in given.items() if domain.holds(item)}
     states = _read(given, domain)

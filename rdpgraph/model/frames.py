@@ -22,9 +22,13 @@ class Labels:
     columns: tuple[Any, ...]
 
     @staticmethod
-    def of(evidence: Any) -> "Labels | None":
-        """The labels of a DataFrame; None for anything else."""
-        return Labels(evidence.index, tuple(evidence.columns)) if is_frame(evidence) else None
+    def of(evidence: Any, earlier: "Labels | None" = None) -> "Labels | None":
+        """The labels of a DataFrame, whose rows are those of the earlier ones; else these."""
+        if not is_frame(evidence):
+            return earlier
+        if earlier is not None:
+            _require_equal([earlier.index, evidence.index])
+        return Labels(evidence.index, tuple(evidence.columns))
 
 
 def is_frame(value: object) -> bool:
@@ -45,6 +49,21 @@ def columns_of(frame: Any) -> dict[Any, Any]:
         twice = names[names.duplicated()][0]
         raise EvidenceError(f"The {_kind(frame)} has {kind} named {twice!r}.")
     return dict(frame.items())
+
+
+def require_one_index(columns: Iterable[object]) -> None:
+    """Refuse Series whose rows have other names, or another order of them."""
+    _require_equal([column.index for column in columns if _kind(column) == "Series"])  # pyright: ignore
+
+
+def _require_equal(indexes: list[Any]) -> None:
+    for other in indexes[1:]:
+        if len(other) == len(indexes[0]) and not other.equals(indexes[0]):
+            raise EvidenceError(
+                "Rows of evidence have the same index throughout, as they are taken in order; got "
+                f"{list(indexes[0][:3])!r:.60} and {list(other[:3])!r:.60}: join the columns in "
+                "one DataFrame, or give them as arrays."
+            )
 
 
 def codes_of(column: Any) -> tuple[Any, list[Any]]:

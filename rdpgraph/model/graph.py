@@ -224,13 +224,13 @@ class FactorGraph(Opaque):
             ignore_unknown: leave out keys and columns that are no variables of the graph.
 
         Raises:
-            EvidenceError: a state that the variable lacks, a value with two readings, a shape that
-                does not fit, or a different state of a variable that is observed already.
+            EvidenceError: a state that the variable lacks, a value with two readings, a shape or
+                an index that does not fit, or another state of a variable that is observed already.
             ModelError: an unknown variable.
         """
         states = states_given(evidence, self.domain, ignore_unknown=ignore_unknown)
         states = with_earlier(self.observed, states, self.domain)
-        labels = Labels.of(evidence) or self.labels
+        labels = Labels.of(evidence, self.labels)
         return FactorGraph.from_blocks(self.domain, self.blocks, states, labels)
 
     def retract(self, *variables: Named) -> "FactorGraph":

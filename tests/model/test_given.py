@@ -104,6 +104,19 @@ def test_evidence_that_cannot_be_meant(given):
     assert "\n" not in str(error.value)
 
 
+def test_rows_of_another_order_are_refused():
+    """Rows are taken in order, so that the names of the rows must agree."""
+    first, second = pd.Series([0, 1], index=[5, 3]), pd.Series([0, 1], index=[3, 5])
+    rows = graph().condition(pd.DataFrame({"wet": first}))
+    for ask in (
+        lambda: graph().condition({"wet": first, LAMPS[0, 0]: second}),
+        lambda: rows.condition(pd.DataFrame({"lamp[0, 0]": second})),
+        lambda: rg.learn.BayesianNetwork([("a", "b")]).fit({"a": first, "b": second}),
+    ):
+        with pytest.raises(rg.errors.EvidenceError, match="the same index"):
+            ask()
+
+
 def test_many_single_variables_are_as_one_array():
     states = torch.randint(-1, 2, (2, 3), generator=torch.Generator().manual_seed(0))
     at = [(i, j) for i in range(2) for j in range(3)]
