@@ -22,7 +22,7 @@ _MOST_SCORED = tuning.MOST_ENUMERATED // 4  # configurations of a structure
 ROUNDING = 1e-6
 """Tolerance of weights."""
 
-_SIGMAS = 6.0
+SIGMAS = 6.0
 """Tolerance of means in standard errors; a correct one fails once in 10^9."""
 
 NUMBERS: dict[str, Callable[[Any], Any]] = {
@@ -78,7 +78,7 @@ def close(got: Tensor, expected: Tensor, what: str) -> None:
 def agree_on_average(ratios: Tensor, what: str) -> None:
     """Assert that the mean of draws (n, ...) is one, by their standard error."""
     error = ratios.std(0) / math.sqrt(len(ratios))
-    off = (ratios.mean(0) - 1).abs() > _SIGMAS * error + ROUNDING
+    off = (ratios.mean(0) - 1).abs() > SIGMAS * error + ROUNDING
     means = [round(mean, 3) for mean in ratios.mean(0).reshape(-1).tolist()]
     agree(not bool(off.any()), f"{what}; the means of {len(ratios):,} draws are {means}")
 

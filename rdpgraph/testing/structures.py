@@ -17,7 +17,15 @@ from rdpgraph.interface.structure import Structure
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.structures.recursion.rules import Rules
-from rdpgraph.testing.enumeration import QUESTIONS, Enumeration, agree, close, seeded, truth_of
+from rdpgraph.testing.enumeration import (
+    QUESTIONS,
+    SIGMAS,
+    Enumeration,
+    agree,
+    close,
+    seeded,
+    truth_of,
+)
 from rdpgraph.testing.estimators import check_on_few
 
 _CERTAIN = 1e-12
@@ -27,11 +35,11 @@ _CERTAIN = 1e-12
 def check_structure(structure: Structure) -> None:
     """Check a structure against brute force: on its `factor_graph`, or by its `score` if none.
 
-    log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples, log-
-    probabilities, the k best, cross-entropy and KL if any, both derivatives of log Z in `unary`,
-    hard zeros in it, every batch item alone, its `sites` with all states in another order,
-    every answer of `Randomized` on a few of them, its masks if any, and, if its class recognises
-    the graph, the structure recognised.
+    log Z, marginals, max-marginals, entropy, the mode, samples' support and means, relaxed
+    samples, log-probabilities, the k best, cross-entropy and KL if any, both derivatives of log Z
+    in `unary`, hard zeros in it, every batch item alone, its `sites` with all states in another
+    order, every answer of `Randomized` on a few of them, its masks if any, and, if its class
+    recognises the graph, the structure recognised.
 
     Args:
         structure: small enough to enumerate, every item possible; float64.
@@ -132,6 +140,10 @@ def _check_answers(posterior: StructuredPosterior, truth: Enumeration) -> None:
     if fixed:
         agree(bool(((drawn < 0) == (mode < 0)).all()), "samples have the sites that the mode has")
     agree(bool((truth.score(drawn) > -math.inf).all()), "samples are possible")
+    many = structure.site_states(posterior.sample(_DRAWS, generator=seeded()))
+    off = (structure.uses(many).double().mean(0) - marginals.double()).abs()
+    spread = SIGMAS * (truth.most.unsqueeze(-1) * marginals.double() / _DRAWS).sqrt()
+    agree(bool((off <= spread + _RARE / _DRAWS).all()), "means of samples are the marginals")
 
 
 def _check_relaxed(posterior: StructuredPosterior, truth: Enumeration) -> None:
@@ -179,6 +191,9 @@ def _cut(value: Any, item: int, dims: int) -> Any:
         return value[item if len(value) > 1 else 0]
     return value
 
+
+_DRAWS, _RARE = 1000, 10
+"""Number of draws for their means, and the most of a state that is next to impossible."""
 
 _BEST = 5
 """Number of best configurations to check."""

@@ -154,9 +154,14 @@ def the_second_twice(self, k):
     return KBest(best.states[[0, 1, 1, *range(3, k)]], best.scores)
 
 
+def the_best_always(self, count, generator=None):
+    return self.mode().expand(count, *self.states_shape)
+
+
 @pytest.mark.parametrize(
     ("name", "wrong", "what"),
     [
+        ("sample", the_best_always, "means of samples"),
         ("k_best", not_the_second, "the scores of k_best"),
         ("k_best", the_second_twice, "the scores of the configurations of k_best"),
         ("log_prob", lambda self, states: rg.Chain.score(self, states), "log_prob"),
