@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rdpgraph._core.arguments import require_fields
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator
@@ -50,11 +49,8 @@ class SAGA(Optimizer):
         ModelError: no items, or a rate that is not positive.
     """
 
+    @typed(items="[1, inf)", lr="(0, inf)")
     def __init__(self, params: Iterable[Any], *, items: int, lr: float) -> None:
-        if not is_whole(items, 1) or not is_real(lr) or not lr > 0:
-            raise ModelError(
-                f"SAGA needs items and a rate above 0; got items={items!r}, lr={lr!r}."
-            )
         super().__init__(params, {"lr": lr})
         self.items = items
 

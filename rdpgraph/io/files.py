@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rdpgraph._core.arguments import typed
+from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.bif import format_bif, parse_bif
 from rdpgraph.io.dimacs import format_dimacs, parse_dimacs
@@ -54,6 +54,7 @@ class FileFormat:
     first_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        require_fields(self)
         plain = self.suffix == self.suffix.lower() and not self.suffix.endswith(".gz")
         if len(self.suffix) < 2 or not self.suffix.startswith(".") or not plain:
             raise ModelError(

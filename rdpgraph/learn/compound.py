@@ -42,6 +42,7 @@ class Product(Emission):
     parts: Sequence[tuple[Emission, Sequence[int]]]
 
     def __post_init__(self) -> None:
+        require_fields(self)
         columns = [column for _, cols in self.parts for column in cols]
         if sorted(columns) != list(range(len(columns))) or not columns:
             raise ModelError(f"Product needs each column from 0 on in one part; got {columns}.")

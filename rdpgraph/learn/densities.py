@@ -45,6 +45,7 @@ class Density(Emission):
     states: int = 0
 
     def __post_init__(self) -> None:
+        require_fields(self, states="[0, inf)")
         tables = {
             name: torch.as_tensor(given, dtype=torch.float64)
             for name, given in self.parameters.items()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.solution import Status
@@ -139,6 +139,7 @@ class EM:
                 )
 
     @torch.inference_mode(mode=False)
+    @typed()
     def fit(
         self,
         data: Any,

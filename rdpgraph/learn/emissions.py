@@ -13,6 +13,7 @@ from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.learn.parameters import Parameter, Probabilities
 from rdpgraph.learn.sequences import PaddedBatch, as_rows, clusters
+from rdpgraph.model.potentials.table import converted
 
 Map = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 LOGS: Map = (lambda free: free.log_softmax(-1), torch.Tensor.detach)
@@ -358,7 +359,8 @@ def settle(emission: Emission, *names: str) -> None:
     for name in names:
         given = getattr(emission, name)
         if given is not None:
-            object.__setattr__(emission, name, torch.as_tensor(given, dtype=torch.float64))
+            made = converted(f"{type(emission).__name__}'s {name}", given, "numbers").double()
+            object.__setattr__(emission, name, made)
 
 
 def check_columns(emission: Emission, observed: Tensor, count: int) -> None:

@@ -68,6 +68,7 @@ class HiddenStates(Arguments, ABC):
         return 1
 
     @torch.inference_mode(mode=False)
+    @typed()
     def fit(self, X: Any, lengths: Any = None, *, generator: torch.Generator | None = None) -> Self:
         """Fit by expectation maximisation: the best of some starts.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.infer import infer
@@ -111,6 +112,7 @@ class BayesianNetwork(Arguments):
             ImpossibleEvidenceError: a row that no configuration explains; the message names it.
         """
         del y
+        require_fields(self, tolerance="[0, inf]", limit="[0, inf)", starts="[1, inf)")
         families = Families.read(self.structure, self.states or {}, columns(data), self.noisy)
         named = {*self.fixed, *(self.prior if isinstance(self.prior, Mapping) else ())}
         if unknown := (named | families.noisy) - set(families.scopes):

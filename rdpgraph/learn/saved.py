@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import FileFormatError, UnsupportedError
 from rdpgraph.io.tables import all_variables, factor_tables
@@ -25,6 +26,7 @@ _CONFIG, _TENSORS = "config.json", "model.safetensors"
 _ROOMS = "rdpgraph.learn", "rdpgraph", "torch.distributions"
 
 
+@typed()
 def save(model: Any, folder: PathLike) -> None:
     """Write an estimator, or a `Fit`, to ``config.json`` and ``model.safetensors`` in a folder.
 
@@ -42,6 +44,7 @@ def save(model: Any, folder: PathLike) -> None:
     write_bytes_atomically(Path(folder, _CONFIG), config.encode())
 
 
+@typed()
 def load(folder: PathLike, *, classes: Iterable[type] = ()) -> Any:
     """Read an estimator, or a `Fit`, which `EM.fit` goes on from: ``start=load(folder)``.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.types import broadcast_shapes, broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import soft_scatter
@@ -32,6 +33,7 @@ class Support:
     log_weights: Tensor
 
     def __post_init__(self) -> None:
+        require_fields(self)
         if self.states.shape != self.log_weights.shape or self.states.ndim < 1:
             raise ModelError(
                 "A Support needs states and log-weights of one shape (..., kept); got "

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.compiler import operator
 from rdpgraph._core.numbers import is_whole, lowest
 from rdpgraph.errors import ModelError
@@ -44,6 +45,7 @@ class Constraints:
                 )
 
 
+@typed()
 def bio_constraints(labels: Sequence[str]) -> Constraints:
     """The constraints of the scheme BIO: I-x only after B-x or I-x.
 
@@ -69,6 +71,7 @@ def bio_constraints(labels: Sequence[str]) -> Constraints:
     return Constraints(~inside, ~inside | torch.tensor(same), torch.ones_like(inside))
 
 
+@typed()
 def bioes_constraints(labels: Sequence[str]) -> Constraints:
     """The constraints of the scheme BIOES: segments are S-x alone, or B-x, any I-x, and E-x.
 

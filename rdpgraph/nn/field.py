@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.gradients import by_autograd
@@ -60,6 +61,7 @@ class MarkovField(nn.Module):
     field language models"; Wainwright, Jaakkola and Willsky 2005 for the bound.
     """
 
+    @typed(vocabulary="[1, inf)", rank="[1, inf)", lags="[1, inf)", dimension="[1, inf)")
     def __init__(
         self,
         *,
@@ -72,13 +74,6 @@ class MarkovField(nn.Module):
         counts: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        sizes = vocabulary, rank, lags, dimension
-        if not all(is_whole(size, 1) for size in sizes):
-            raise ModelError(
-                "MarkovField needs vocabulary, rank, lags and dimension >= 1; got "
-                f"{', '.join(f'{size!r:.20}' for size in sizes)}."
-            )
-        prior = None if prior is None else torch.as_tensor(prior)
         if prior is not None and (
             lags > 1 or prior.ndim != 1 or abs(float(prior.exp().sum()) - 1) > 1e-4
         ):

@@ -1,14 +1,14 @@
 """A hidden Markov model of text as a module."""
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import typed
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
@@ -85,6 +85,13 @@ class HMM(Pretrained):
     links: Any
     clusters: Any
 
+    @typed(
+        states="[1, inf)",
+        vocabulary="[1, inf)",
+        rank="[1, inf)",
+        dimension="[1, inf)",
+        dropout="[0, 1)",
+    )
     def __init__(
         self,
         *,
@@ -98,20 +105,6 @@ class HMM(Pretrained):
         counts: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        sizes = (states, vocabulary, dimension, rank)
-        fits = is_real(dropout) and is_whole(states, 1) and is_whole(vocabulary, 1)
-        fits = fits and all(size is None or is_whole(size, 1) for size in sizes[2:])
-        if not fits or not 0.0 <= dropout < 1.0:
-            raise ModelError(
-                "HMM needs states, vocabulary, dimension and rank >= 1 and a dropout in [0, 1); "
-                f"got {states!r:.20}, {vocabulary!r:.20}, {dimension!r:.20}, {rank!r:.20} and "
-                f"{dropout!r:.20}."
-            )
-        if transition is not None and not isinstance(cast(object, transition), PairOperator):
-            raise ModelError(
-                "HMM needs a transition as a Banded or a Monarch, which is learned; got "
-                f"{transition!r:.40}. HMM.from_probabilities takes one that is known."
-            )
         if transition and (rank or dropout or transition.shape != (states, states)):
             raise ModelError(
                 f"HMM with a {type(transition).__name__} transition needs it over its {states} "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator
@@ -70,14 +71,10 @@ class LSTMDecoder(nn.Module):
         ModelError: sizes below 1.
     """
 
+    @typed(states="[1, inf)", vocabulary="[1, inf)", hidden="[1, inf)", dimension="[1, inf)")
     def __init__(
         self, *, states: int, vocabulary: int, hidden: int = 256, dimension: int = 128
     ) -> None:
-        if not all(is_whole(size, 1) for size in (states, vocabulary, hidden, dimension)):
-            raise ModelError(
-                "LSTMDecoder needs states, vocabulary, hidden and dimension >= 1; got "
-                f"{states!r:.20}, {vocabulary!r:.20}, {hidden!r:.20} and {dimension!r:.20}."
-            )
         super().__init__()
         self.words = nn.Embedding(vocabulary, dimension)
         self.states = nn.Embedding(states, dimension)
@@ -206,6 +203,7 @@ class StructuredVAE(nn.Module):
         torch.Size([3])
     """
 
+    @typed(states="[1, inf)", dimension="[1, inf)")
     def __init__(
         self,
         encoder: nn.Module,
@@ -215,16 +213,6 @@ class StructuredVAE(nn.Module):
         dimension: int,
         estimator: Estimator | None = None,
     ) -> None:
-        if not is_whole(states, 1) or not is_whole(dimension, 1):
-            raise ModelError(
-                f"StructuredVAE needs states and dimension >= 1; got {states!r:.20} and "
-                f"{dimension!r:.20}."
-            )
-        if estimator is not None and not isinstance(estimator, Estimator):
-            raise ModelError(
-                "StructuredVAE needs an estimator as Randomized.default(keep=0.1), or None; got "
-                f"{estimator!r:.80}."
-            )
         super().__init__()
         self.encoder = encoder
         self.decoder: Decoder = decoder

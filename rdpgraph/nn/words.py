@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.arguments import typed
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potentials.features import RandomFeatures
 from rdpgraph.model.potentials.lowrank import LowRank
@@ -193,6 +193,7 @@ def checked_clusters(clusters: Tensor, vocabulary: int, states: int) -> tuple[Te
     return clusters.long(), count
 
 
+@typed(vocabulary="[1, inf)", clusters="[1, inf)", rounds="[1, inf)")
 def exchange_clusters(
     sentences: Sequence[Tensor], vocabulary: int, clusters: int, *, rounds: int = 10
 ) -> Tensor:
@@ -211,10 +212,8 @@ def exchange_clusters(
     Raises:
         ModelError: clusters outside 1 to V, or tokens outside the vocabulary.
     """
-    if not is_whole(clusters, 1) or not is_whole(vocabulary, 1) or clusters > vocabulary:
-        raise ModelError(
-            f"exchange_clusters needs 1 to {vocabulary} clusters; got {clusters!r:.20}."
-        )
+    if clusters > vocabulary:
+        raise ModelError(f"exchange_clusters needs 1 to {vocabulary} clusters; got {clusters}.")
     text = [np.asarray(sentence).reshape(-1) for sentence in sentences]
     every = np.concatenate([np.zeros(0, int), *text]).astype(int)
     if len(every) and not 0 <= every.min() <= every.max() < vocabulary:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.structure import Structure
@@ -158,6 +159,7 @@ def _entropy(p: Tensor) -> Tensor:
     return -(p * torch.where(p > 0, p, 1.0).log()).sum(0)
 
 
+@typed()
 def brute_force(graph: FactorGraph) -> BruteForce:
     """Enumerate a graph with at most a million configurations.
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.types import broadcasts
 from rdpgraph.estimate.estimator import Setting
 from rdpgraph.estimate.proposals import Proposal, Scores
@@ -134,6 +135,7 @@ _MOST_UNIFORMS = 2  # that are enumerated on a grid
 _DRAWS = 1 << 16  # of those with more
 
 
+@typed(states="[1, inf)")
 def check_selection(selection: Selection, *, states: int = 6) -> None:
     """Check a selection: valid states, and weights that are one on average.
 
@@ -191,6 +193,7 @@ def check_selection(selection: Selection, *, states: int = 6) -> None:
         _check_means(name, selection, row)
 
 
+@typed()
 def check_proposal(proposal: Proposal) -> None:
     """Check a proposal on small models of each kind: scores that keep Z unbiased.
 

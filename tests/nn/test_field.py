@@ -180,7 +180,7 @@ def test_marginals_are_those_in_inference_mode(lags):
 
 
 def test_what_is_wrong_is_named():
-    with pytest.raises(ModelError, match="lags and dimension >= 1"):
+    with pytest.raises(ModelError, match="lags as a whole number of at least 1"):
         MarkovField(vocabulary=3, rank=2, lags=0)
     with pytest.raises(ModelError, match="counts"):
         MarkovField(vocabulary=3, rank=2, counts=torch.ones(4))

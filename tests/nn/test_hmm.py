@@ -275,7 +275,7 @@ def test_an_operator_may_be_the_transition(tmp_path, kind, dimension):
 def test_a_transition_that_does_not_fit_is_refused():
     with pytest.raises(rg.errors.ModelError, match=r"over its 5 states.* got \(6, 6\), None"):
         HMM(states=5, vocabulary=2, transition=operators()["blocks"])
-    with pytest.raises(rg.errors.ModelError, match="Banded or a Monarch"):
+    with pytest.raises(rg.errors.ModelError, match="PairOperator"):
         HMM(states=2, vocabulary=2, transition=torch.zeros(2, 2))  # pyright: ignore
     with pytest.raises(rg.errors.ModelError, match="no rank and no dropout"):
         HMM(states=6, vocabulary=2, transition=operators()["band"], dropout=0.5)

@@ -127,7 +127,11 @@ def test_tokens_that_follow_alike_share_a_cluster():
 
 @pytest.mark.parametrize(
     ("text", "clusters", "said"),
-    [([0, 1], 0, "1 to 3 clusters"), ([0, 1], 4, "1 to 3 clusters"), ([0, 3], 2, "outside")],
+    [
+        ([0, 1], 0, "clusters as a whole number of at least 1"),
+        ([0, 1], 4, "1 to 3 clusters"),
+        ([0, 3], 2, "outside"),
+    ],
 )
 def test_clusterings_that_cannot_be_are_refused(text, clusters, said):
     with pytest.raises(ModelError, match=said):

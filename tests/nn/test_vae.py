@@ -294,7 +294,7 @@ class Wide(torch.nn.Module):
 
 REFUSED = {
     "no states": (lambda: tiny(states=0), "StructuredVAE needs states|LSTMDecoder needs states"),
-    "no estimator": (lambda: tiny("exact"), "needs an estimator"),
+    "no estimator": (lambda: tiny("exact"), "needs estimator as an Estimator"),
     "real tokens": (lambda: tiny()(TOKENS.double()), "integer tokens"),
     "flat tokens": (lambda: tiny()(TOKENS[0]), "integer tokens"),
     "long lengths": (lambda: tiny()(TOKENS, LENGTHS + 1), "lengths 0 to 3"),

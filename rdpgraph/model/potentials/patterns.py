@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
@@ -163,6 +164,7 @@ class Pattern:
         return cls(vocabulary, trie, [1] * len(trie), accepted)._smallest()
 
     @classmethod
+    @typed(vocabulary="[1, inf)")
     def containing(cls, phrases: Iterable[Sequence[int]], vocabulary: int) -> "Pattern":
         """The sequences in which at least one of some phrases occurs; its ``~`` has none.
 

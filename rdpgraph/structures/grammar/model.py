@@ -137,6 +137,7 @@ class Hypertree(HypertreeFields):
         """
         return cls(taken("Hypertree's scores", scores).unsqueeze(-1), lengths=lengths)
 
+    @typed()
     def masked(self, allowed: Tensor) -> Self:
         """A copy with some spans forbidden as constituents.
 

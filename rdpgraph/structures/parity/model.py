@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.arguments import typed
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
@@ -218,6 +218,7 @@ class ParityModel(Structure):
         chances = self.coset_probabilities()
         return -(chances * torch.where(chances > 0, chances, 1.0).log()).sum(-1)
 
+    @typed(states="[1, inf)", replicates="[0, inf)", event_cost="(0, 1]")
     def kept(
         self, states: int, *, replicates: int = 0, generator: torch.Generator | None = None,
         event_cost: float = EVENT_COST,
@@ -242,13 +243,6 @@ class ParityModel(Structure):
             BudgetError: more than 512 checks and observables are open.
             UnsupportedError: there is no compiled library.
         """
-        whole = is_whole(states, 1) and is_whole(replicates)
-        if not whole or not is_real(event_cost) or not 0 < event_cost <= 1:
-            raise ModelError(
-                "ParityModel.kept needs whole states >= 1 and replicates >= 0 and an event_cost in "
-                f"0..1; got {states!r:.40}, {replicates!r:.40} and {event_cost!r:.40}."
-            )
-        require_generator(generator)
         unary, syndrome = self._parts()
         seed = int(torch.randint(2**62, (), generator=generator)) if replicates else -1
 
@@ -315,7 +309,7 @@ class ParityModel(Structure):
     def syndrome_of(self, errors: Tensor) -> tuple[Tensor, Tensor]:
         """(*lead, checks) and (*lead, observables) that errors (*lead, errors) flip, int64."""
         checks, seen = self.checks.matrices
-        given = errors.double()
+        given = as_states("The errors", errors).double()
         return tuple((given @ part.to(given.device).T).long() % 2 for part in (checks, seen))  # pyright: ignore
 
     def score(self, states: Tensor) -> Tensor:
