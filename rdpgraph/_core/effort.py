@@ -99,6 +99,9 @@ LOOPY_MAXIMA, LOOPY_DECODING, LOOPY_REPAIR = 0.6, 0.5, 0.5
 """Parts for the messages behind a mode; of the rest, for ties; of the rest, to make it possible."""
 REPAIR_SECONDS = 2.0
 """Seconds to repair the modes of all items, where there is no limit."""
+UNDAMPED_SWEEPS, MODE_SWEEPS = 10, 200
+"""Sweeps after which messages of logical factors are damped, unless told otherwise, and for which
+the states of a possible mode must last; and those for a mode, if a fifth of all are not more."""
 ASCENTS, DECODING_SWEEPS, SETTLING_SWEEPS = 10, 0.8, 0.6
 """Most passes of coordinate ascent; parts of the sweeps that decoding takes in all, and in which
 oscillating messages may settle, damped."""

@@ -60,13 +60,13 @@ def scheduler_of(
     iterative = method in (Method.LOOPY, Method.JOIN)
     if not iterative and (damping is not None or sweeps is not None):
         raise typer.BadParameter("--damping and --sweeps need --method loopy or --method join")
-    damping, sweeps = 0.0 if damping is None else damping, 1000 if sweeps is None else sweeps
+    sweeps = 1000 if sweeps is None else sweeps
     messages: Any = {"damping": damping, "sweeps": sweeps, "progress": report}
     if method is Method.LOOPY:
         budget: Any = {"memory": memory_bytes, "seconds": time_seconds}
         return Loopy(schedule=Sequential(), **budget, **messages)
     if method is Method.JOIN:
-        return JoinGraph(memory_bytes, time_seconds, **messages)
+        return JoinGraph(memory_bytes, time_seconds, **messages | {"damping": damping or 0.0})
     if method is Method.AUTO:
         return Auto(memory_bytes, time_seconds, report)
     return Contraction(memory_bytes, time_seconds)

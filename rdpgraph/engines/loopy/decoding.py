@@ -11,12 +11,9 @@ from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.orders import Order, orders, peeled
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
-from rdpgraph.engines.loopy.schedules import Flooding, LogDamping, Sequential
+from rdpgraph.engines.loopy.schedules import DAMPED, Flooding, Sequential
 from rdpgraph.engines.loopy.traceback import ascended, better, costs, scores, traced
 from rdpgraph.plan import clock
-
-_DAMPED = LogDamping(0.5)
-"""Damping of messages that have not converged, which ends oscillations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +56,12 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
         return Decoded(states, converged, cut)
     known = scores(equations, states)
     return Decoded(states, _agreed(equations, messages, states, known, converged), cut)
+
+
+def read(equations: Equations, messages: Messages) -> tuple[Tensor, Tensor]:
+    """(B, V) first best state of every variable, and (B,) whether together they are possible."""
+    states = _states(equations, equations.beliefs(messages))
+    return states, scores(equations, states)[:, 0] == 0
 
 
 class _Search:
@@ -182,7 +185,7 @@ def _damped(limits: Limits, sweeps: int, end: float) -> Limits:
     schedule = limits.schedule
     if not isinstance(schedule, Flooding | Sequential):
         schedule = Sequential()
-    damping = limits.damping if limits.damping.share >= _DAMPED.share else _DAMPED
+    damping = limits.damping if limits.damping.share >= DAMPED.share else DAMPED
     return replace(
         limits, schedule=schedule, damping=damping, progress=None, sweeps=sweeps,
         seconds=None if end == math.inf else end - clock.now(),

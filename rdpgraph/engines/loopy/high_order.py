@@ -15,8 +15,14 @@ from rdpgraph.engines.loopy.kernels import FactorKernel, Ports
 from rdpgraph.engines.reduction.network import HighOrderBlock, Network
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.plan import clock
+
+
+def is_logical(graph: FactorGraph) -> bool:
+    """True if some factor is an automaton, such as a logical one."""
+    return any(isinstance(block.potential, Automaton) for block in graph.blocks)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.log_odds import Flood
-from rdpgraph.engines.loopy.schedules import Damping, RandomSubsets, Schedule, sets_of
+from rdpgraph.engines.loopy.schedules import DAMPED, Damping, RandomSubsets, Schedule, sets_of
 from rdpgraph.engines.loopy.sweepers import residual_of_all, sweeper_for
 from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.plan import clock
@@ -54,6 +55,9 @@ class Limits:
     # called after every sweep
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
     flood: Flood | None = None  # compiled sweeps of parity checks
+    settling: bool = False  # what has not converged after a few sweeps goes on with `DAMPED`
+    # gives (B, V) best states of messages, and (B,) whether possible: those that last are the end
+    read: Callable[[Equations, Messages], tuple[Tensor, Tensor]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +130,15 @@ def _swept(equations: Equations, messages: Messages, limits: Limits) -> Outcome:
     if not batch or not (equations.edges.count or boundary):
         return Outcome(messages, ~converged, torch.zeros(batch, device="cpu"), (), sweeps)
     schedule, edges, seconds = limits.schedule, equations.edges, limits.seconds
+    damping, read, states = limits.damping, limits.read, torch.zeros(batch, 0, device="cpu")
     thorough = schedule.covers_all or schedule.looks_at_residuals
     items = places = torch.arange(batch, device="cpu")  # swept; places of those not converged
     ended, trace, spent, updates = list[tuple[Tensor, Messages]](), list[float](), 0.0, 0
     deadline = math.inf if seconds is None else begin + seconds
-    sweeper = sweeper_for(equations, schedule, limits.damping, limits.flood)
+    sweeper = sweeper_for(equations, schedule, damping, limits.flood)
     for number in range(limits.sweeps):
+        if limits.settling and number == effort.UNDAMPED_SWEEPS:
+            damping = sweeper.damping = DAMPED
         residuals = sweeper.residuals if schedule.looks_at_residuals else None
         sets, least = sets_of(schedule, edges, residuals, number, deadline), sweeper.updates
         messages, change = sweeper.sweep(messages, sets)
@@ -149,16 +156,21 @@ def _swept(equations: Equations, messages: Messages, limits: Limits) -> Outcome:
         trace.append(float(residual.amax()))
         if schedule.covers_all and sweeper.updates < least + edges.count:
             break  # at the deadline: what was not updated need not have settled
+        converged[running[done]] = True
+        if read is not None and not (number + 1) % effort.UNDAMPED_SWEEPS:
+            before, (states, possible) = states, read(equations, sweeper.finish(messages))
+            if before.shape == states.shape:
+                done |= (possible & (before == states).all(1)).cpu()[places]
         if bool(done.any()):
             messages = sweeper.finish(messages)
-            converged[running[done]] = True
             ended.append((running[done], _rows(messages, places[done])))
             places = places[~done]
             if equations.divisible and 2 * len(places) <= len(items) and len(places):
                 equations, messages = equations.part(messages, places)
+                states = states[places.to(states.device)]
                 updates += sweeper.updates
                 items, places = items[places], torch.arange(len(places), device="cpu")
-                sweeper = sweeper_for(equations, schedule, limits.damping, limits.flood)
+                sweeper = sweeper_for(equations, schedule, damping, limits.flood)
         before, spent = spent, clock.now() - begin
         step = Sweep(number + 1, trace[-1], spent, updates + sweeper.updates)
         if not goes_on(limits.progress, step) or clock.stopped() or not len(places):

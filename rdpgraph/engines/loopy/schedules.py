@@ -283,6 +283,10 @@ class LogDamping(_Mean):
         return new if self.share == 0 else ((1 - self.share) * new).add_(old, alpha=self.share)
 
 
+DAMPED = LogDamping(0.5)
+"""Damping of messages that have not converged, which ends oscillations."""
+
+
 @dataclass(frozen=True)
 class ProbabilityDamping(_Mean):
     """An arithmetic mean: ``m = (1 - share) m_new + share m_old``, messages scaled to maximum 1."""

@@ -12,10 +12,10 @@ from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
-from rdpgraph.engines.loopy.decoding import Decoded, decode
+from rdpgraph.engines.loopy.decoding import Decoded, decode, read
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
-from rdpgraph.engines.loopy.high_order import HighOrderKernel
+from rdpgraph.engines.loopy.high_order import HighOrderKernel, is_logical
 from rdpgraph.engines.loopy.network_equations import (
     Bethe,
     CountingNumbers,
@@ -93,12 +93,18 @@ class LoopySolution(Approximation):
 
     def _limits_of(self, share: float) -> Limits:
         """Limits with a share of the seconds that are left; the tolerance of exact messages."""
-        limits = self.limits
+        limits = replace(self.limits, settling=self._settling)
         if self._sums_forest:
             limits = replace(limits, tolerance=min(limits.tolerance, self._exact_tolerance))
         if self.allowance is None:
             return limits
         return replace(limits, seconds=self.allowance.left(share))
+
+    @cached_property
+    def _settling(self) -> bool:
+        """True if messages of logical factors, on cycles, are damped from some sweep on."""
+        cycles = self.among is not None or not self.network_is_forest
+        return self.limits.settling and is_logical(self.network.graph) and cycles
 
     @property
     def _sums_forest(self) -> bool:
@@ -131,14 +137,17 @@ class LoopySolution(Approximation):
             )
         elif not converged:
             remedy = (
-                "the messages have not converged: allow more sweeps, damp them (damping=0.5), or "
-                "use another schedule, such as Residual()"
+                "the messages have not converged: allow more sweeps, damp them "
+                f"(damping={0.8 if self._settling else 0.5}), or use another schedule, such as "
+                "Residual()"
             )
         elif not exact:
             remedy = (
                 "approximate: JoinGraph() is better where its clusters fit, and Contraction() is "
                 "exact where its tables do"
             )
+        if self._settling and len(outcome.trace) > effort.UNDAMPED_SWEEPS:
+            remedy = f"damped by 0.5 from sweep {effort.UNDAMPED_SWEEPS + 1} on; {remedy}"
         decoded: Decoded | None = self.__dict__.get("decoded")
         if decoded is not None and decoded.cut:
             more = "the time ended the search for a mode before all ties were broken: allow more"
@@ -288,6 +297,16 @@ class LoopySolution(Approximation):
             return self
         return replace(self, temperature=0.0, start=None, share=effort.LOOPY_MAXIMA)
 
+    @cached_property
+    def _modal(self) -> "LoopySolution":
+        """Maxima for a mode; those of logical factors end when its states last and are possible."""
+        other = self.maximal
+        if not other._settling or other.__dict__.keys() & {"_plain", "_recorded"}:
+            return other
+        limits = other.limits
+        sweeps = min(limits.sweeps, max(effort.MODE_SWEEPS, limits.sweeps // 5))
+        return replace(other, limits=replace(limits, read=read, sweeps=sweeps))
+
     def max_marginals(self) -> Tensor:
         """(B, S) max-beliefs, raised to the approximate score of the mode."""
         other = self.maximal
@@ -306,7 +325,7 @@ class LoopySolution(Approximation):
     @cached_property
     def decoded(self) -> Decoded:
         """Configurations decoded from the max-beliefs."""
-        other, outcome = self.maximal, self.maximal.outcome
+        other, outcome = self._modal, self._modal.outcome
         with torch.no_grad(), _spent(self.allowance):
             return decode(other.equations, outcome, self._limits_of(effort.LOOPY_DECODING))
 
@@ -329,7 +348,7 @@ class LoopySolution(Approximation):
 
     def mode_exists(self) -> Tensor:
         """(B,) bool, by max-product, which modes need anyway; by sums only if that says no."""
-        known = self.maximal.log_partition().detach().isfinite()
+        known = self._modal.log_partition().detach().isfinite()
         known = known if bool(known.all()) else known | self.possible()
         repaired: Searched | None = self.__dict__.get("_repaired")
         return known if repaired is None else known.cpu() & repaired.exists

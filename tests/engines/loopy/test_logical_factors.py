@@ -1,5 +1,6 @@
 """Factors whose potential answers messages itself: no table is formed, the answers are the same."""
 
+import itertools
 import math
 
 import pytest
@@ -576,3 +577,67 @@ def test_items_of_a_batch_may_forbid_what_others_allow():
     assert found.status.converged
     torch.testing.assert_close(found.marginals()["x"], wanted.marginals()["x"])
     torch.testing.assert_close(found.log_partition, wanted.log_partition)
+
+
+def assignments(side, *, batch=(), seed=0, weights=None):
+    """Rows to columns, one each, with a weight for every pair."""
+    x = rg.VariableArray("x", (side, side), 2)
+    weights = randn(seed, *batch, side, side) if weights is None else weights
+    pairs = torch.stack([torch.zeros_like(weights), weights], -1)
+    one = rg.ExactlyOne(side, dtype=DOUBLE)
+    rows = rg.FactorBlock(tuple(x[:, i] for i in range(side)), one)
+    columns = rg.FactorBlock(tuple(x[i] for i in range(side)), one)
+    return rg.FactorGraph([rg.FactorBlock((x,), rg.Table(pairs)), rows, columns]), x, weights
+
+
+def test_messages_of_logical_factors_on_cycles_settle_by_themselves():
+    graph, x, _ = assignments(8)
+    plain = rg.infer(graph, scheduler=rg.Loopy(damping=0.0, sweeps=100))
+    settled = rg.infer(graph, scheduler=rg.Loopy(sweeps=100))
+    assert not plain.status.converged
+    assert settled.status.converged
+    assert "damped by 0.5 from sweep 11 on" in settled.status.remedy
+    same(settled.marginal(x)[..., 1].sum(0), torch.ones(8, dtype=DOUBLE), 1e-4)
+    same(settled.marginal(x)[..., 1].sum(1), torch.ones(8, dtype=DOUBLE), 1e-4)
+
+
+def test_without_logical_factors_or_cycles_messages_are_damped_only_if_asked():
+    x = rg.VariableArray("x", (5, 5), 3)
+    tables = [rg.Table(3 * randn(n, *shape, 3, 3)) for n, shape in enumerate(((4, 5), (5, 4)))]
+    grid = rg.FactorGraph([
+        rg.FactorBlock((x[1:], x[:-1]), tables[0]),
+        rg.FactorBlock((x[:, 1:], x[:, :-1]), tables[1]),
+    ])  # fmt: skip
+    for graph in (grid, tree(KINDS["or"]())[2]):
+        runs = [rg.infer(graph, scheduler=rg.Loopy(sweeps=40, damping=d)) for d in (None, 0.0)]
+        assert runs[0].status.trace == runs[1].status.trace
+        assert "damped by" not in runs[0].status.remedy
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_mode_of_an_assignment_is_the_best_permutation(seed):
+    graph, _, weights = assignments(6, seed=seed)
+    best = max(
+        float(weights[torch.arange(6), list(order)].sum())
+        for order in itertools.permutations(range(6))
+    )
+    for scheduler in (rg.Loopy(), rg.Loopy(temperature=0.0), rg.Loopy(sweeps=12)):
+        mode = rg.infer(graph, scheduler=scheduler).mode()
+        assert abs(float(graph.score(mode)) - best) < 1e-9
+
+
+def test_items_of_a_batch_settle_as_each_does_alone():
+    graph, x, weights = assignments(5, batch=(3,))
+    together = rg.infer(graph, scheduler=rg.Loopy(tolerance=1e-10))
+    for item in range(3):
+        single = assignments(5, weights=weights[item])[0]
+        alone = rg.infer(single, scheduler=rg.Loopy(tolerance=1e-10))
+        same(together.marginal(x)[item], alone.marginal(x), 1e-8)
+        assert torch.equal(together.mode()[x][item], alone.mode()[x])
+
+
+def test_auto_searches_on_from_the_mode_of_messages():
+    graph, _, _ = assignments(14)
+    best, messages = rg.infer(graph).mode(), rg.infer(graph, scheduler=rg.Loopy()).mode()
+    assert int(graph.violations(best)) == 0
+    assert float(graph.score(best)) >= float(graph.score(messages)) - 1e-9
