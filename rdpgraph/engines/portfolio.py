@@ -41,6 +41,8 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     plainly: Callable[[float | None], Solution] | None = field(default=None, repr=False)
     first: float = 0.0  # part of the time for these before others
     remedy: str = ""  # advice that gives better answers than all of them
+    # hard zeros of logical factors: plain messages are those for modes, and a search goes on there
+    logical: bool = False
 
     @property
     def _decoding(self) -> Callable[[float | None], Solution] | None:
@@ -112,6 +114,10 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     @cached_property
     def _messages(self) -> Solution:
         """Messages for modes."""
+        if self.logical and self.plainly is not None:
+            timed = self.allowance.counter is None
+            part = effort.MODE_START if timed else effort.DECODING / effort.MODES
+            return self._modal(part, self.plainly)
         soft = self.plainly is not None and self._decoding is None
         return self._modal(effort.SOFT_MODE_START if soft else effort.MODE_START)
 
@@ -120,9 +126,9 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         """Messages for max-marginals."""
         return self._messages if self._decoding is not None else self._modal(effort.MODE_START)
 
-    def _modal(self, part: float) -> Solution:
+    def _modal(self, part: float, by: Callable[[float], Solution] | None = None) -> Solution:
         with self.allowance.spending(), torch.no_grad():
-            solution = self.modal(part * self.allowance.left(effort.MODES))
+            solution = (by or self.modal)(part * self.allowance.left(effort.MODES))
             solution.mode()
         return solution
 
@@ -133,6 +139,9 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         if self.plainly is None:
             return every[0]
         network = self.seeker.network
+        if self.logical:
+            every.append(self._modal(effort.MODE_START).mode())
+            return best_of(network, every).states
         plain = None
         if self._decoding is not None:  # nothing else decodes parities as well: all of the time
             plain = self._plain if "tried" in self.__dict__ else self._started(1.0)
@@ -157,16 +166,21 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     @cached_property
     def _messages_decide(self) -> bool:
         """True if messages give the mode, or say that there is none."""
-        known = self._messages.mode_exists()
+        messages = self._messages
+        known = messages.mode_exists()
         nothing = known is not None and not bool(known.all())
-        return nothing or bool(self._messages.mode_is_consistent().all())
+        sure = messages.mode_is_optimal() if self.logical else messages.mode_is_consistent()
+        return nothing or bool(sure.all())
 
     @cached_property
     def _found(self) -> Searched:
         start = self._start
+        seconds = self.allowance.left(effort.MODES)
+        if self.logical and self.allowance.counter is not None:
+            seconds = effort.MODES * self.allowance.seconds
         with self.allowance.spending(), torch.no_grad():
-            best = self.seeker.sought(None, start, self.allowance.left(effort.MODES))
-            if self._decoding is not None and not bool(best.optimal.all()):
+            best = self.seeker.sought(None, start, seconds)
+            if self._decoding and not (self.logical or bool(best.optimal.all())):
                 timed = self.allowance.counter is None
                 more = effort.DECODING * self.allowance.seconds
                 other = self._decoding(self.allowance.left() if timed else more).mode()

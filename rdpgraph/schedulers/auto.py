@@ -16,6 +16,7 @@ from rdpgraph._core.progress import Progress
 from rdpgraph.engines.counting.solution import CountedFirst
 from rdpgraph.engines.exact.engine import ExactSolution
 from rdpgraph.engines.log_partition import BestKnown
+from rdpgraph.engines.loopy.high_order import is_logical
 from rdpgraph.engines.loopy.network_equations import Bethe, CountingNumbers, Fractional
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
@@ -86,7 +87,8 @@ class Auto(Scheduler):
     are counted in place of time: exact answers where all marginals take at most 2.4e9
     multiply-adds, about 5 s; else approximate ones in about 2 s, or in four times the time of loopy
     messages if that is longer. With hard zeros a mode is no worse than that of `Loopy()`, whose
-    time is added. The plan and `status.remedy` say how many seconds would give better answers.
+    time is added; with logical factors it is sought from there. The plan and `status.remedy` say
+    how many seconds would give better answers.
 
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
@@ -240,6 +242,7 @@ class _Approximate:
             return CountedFirst(count, others, Allowance(left), kept)
         network, hard = self.network, self.network.possible is not None
         allowance = replace(self.allowance, spent=self.allowance.spent + spent)
+        logical = hard and is_logical(network.graph)
         loopy = tuple(partial(self._attempt, each) for each in (_HARD if hard else _SOFT))
         joined = () if self.clusters is None else (self._clustered,)
         bounding = _joint(network) <= max(
@@ -252,7 +255,7 @@ class _Approximate:
         seeker = Seeker(network, limits, bounding)
         messages = FirstConverged(
             (*joined, *loopy), loopy[0], seeker, allowance, self._plainly,
-            self._plain_part(allowance), self.remedy,
+            self._plain_part(allowance), self.remedy, logical,
         )  # fmt: skip
         known = BestKnown(messages, self._drawn, self.forward, allowance)
         return known if _is_estimated(network) else messages
