@@ -94,6 +94,14 @@ class Tables:
         """Return whether a configuration with this score violates no factor."""
         return score >= -self.span - 0.5 * _SURE
 
+    def violated(self, states: Integers) -> list[int]:
+        """Variables of all factors that a configuration violates."""
+        members = list[Integers]()
+        for stack in self.stacks:
+            values = stack.at(np.arange(len(stack.scopes)), states)
+            members.append(stack.scopes[values < -self.span - 0.5 * _SURE].reshape(-1))
+        return np.unique(np.concatenate(members)).tolist() if members else []
+
     def score(self, states: Integers) -> float:
         """Score of a configuration of all variables, hard zeros included."""
         every = [np.arange(len(stack.scopes)) for stack in self.stacks]

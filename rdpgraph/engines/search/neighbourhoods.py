@@ -80,6 +80,7 @@ class Search:
         self.moves = Moves(tables, summed, kernel)
         self.together = components(tables.graph, summed)
         self.asked = [v for v in range(len(tables.sizes)) if v not in summed]
+        self.centres = self.asked  # of parts
         self.sequence: list[int] = []
         needed = 0.0
         if summed:
@@ -208,6 +209,8 @@ class Search:
                 break
             if any_possible and self.tables.is_possible(walk.best_value):
                 break
+            if not self.whole:  # parts lie where a hard zero is met, until none is
+                self.centres = self.tables.violated(walk.here) or self.asked
             order = self._next(deadline=end, widely=walk.stuck or bool(walk.away))
             if order is None:
                 if self.summed and clock.now() < end and self._grow():
@@ -298,7 +301,7 @@ class Search:
     def _near(self, most: int) -> list[int]:
         """Variables around one to maximise over, with all that are summed together."""
         adjacency = self.tables.graph.adjacency
-        seed = self.rng.choice(self.asked)
+        seed = self.rng.choice(self.centres)
         part, queue = {seed}, deque([seed])
         while queue and len(part) < most:
             for u in adjacency[queue.popleft()]:
