@@ -46,6 +46,14 @@ def cases(module: ModuleType) -> dict[str, Any]:
     return {"CASES": [module.Case(*form, states) for form in forms for states in (6, 8)]}
 
 
+def small(module: ModuleType) -> dict[str, Any]:
+    sizes = {
+        "deconvolution": (1, 5), "factorisation": (3, 2), "assignment": (3,), "sudoku": (2,),
+        "parity": (12,), "ising": (3,), "rbm": (3,),
+    }  # fmt: skip
+    return {"MODELS": {name: lambda r, n=name: getattr(module, n)(r, *sizes[n]) for name in sizes}}
+
+
 def settings(module: ModuleType) -> dict[str, Any]:
     small = {"states": 30, "steps": 4, "batch": 2, "dim": 4, "keep": 5}
     return {"SETTINGS": [replace(setting, **small) for setting in module.SETTINGS]}
@@ -103,6 +111,7 @@ RUNS = {
             "FRAMES": (4, 6), "TARGETS": (1, 2), "STEPS": (2, 3), "WORDS": (2, 3), "SHORT": (2, 3),
         },
     ),
+    "logical": Tiny("", shrunk=small),
     "loopy": Tiny(
         "",
         {
