@@ -10,7 +10,7 @@ from rdpgraph.structures.recursion.values import Value
 
 
 def chain_ends(steps: Sequence[Step], sites: int) -> Sequence[int] | None:
-    """How many sites an item may have, if a tape's steps are those of a chain; else None.
+    """Numbers of sites an item may have, if a tape's steps are those of a chain; else None.
 
     Each row, of the states of a site, is the first site, or the product of the next one and the
     link from the row before, by one table or by the tables of one tensor in turn. The last step is
