@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "tables.h"
+#include "gradients.h"
 
 namespace {
 
@@ -12,6 +12,7 @@ template <typename Real> struct Link {
   const int64_t* step;
   bool rules;
   int64_t out, inner, splits = 1, firsts, seconds, depth, places;
+  int64_t items = 1, copies = 1;  // of tables, and the items that share one
   const int32_t *left, *right;
   const int32_t* product = nullptr;  // the factors of a row that is not stored
   int64_t factors = 0;
@@ -21,6 +22,7 @@ template <typename Real> struct Link {
     out = step[1];
     inner = step[2];
     places = m.places(out);
+    if (step[0] == kLinked || step[0] == kRules) items = m.table(step[3])[1], copies = m.batch / items;
     if (rules) {
       left = m.index + step[4];
       right = m.index + step[5];
@@ -54,6 +56,14 @@ template <typename Real> struct Link {
     for (int64_t f = 0; f < factors; ++f) {
       const int32_t* part = product + f * kPart;
       visit(m.entry(part, 0, item, spot), part[4]);
+    }
+  }
+
+  // Loads the rows of the next link of a chain, or (-1) of the one before: of its sites and of the value it links.
+  INLINE void load_beside(int64_t item, int64_t place, Arena<Real> all, int64_t next) const {
+    for (int64_t f = 0; f < factors && depth > width<Real>(); ++f) {
+      const int64_t at = m.entry(product + f * kPart, 0, item, source(place));
+      if (at >= 0) load_ahead(all + (at + next * (at < all.size ? 1 : m.batch) * depth), depth);
     }
   }
 
@@ -162,10 +172,9 @@ template <typename Real> struct Link {
   // Visits blocks of rows of some items that are linked by one table: its item, the first row, and how
   // many. Rows are numbered by the table's item, its replicate, and the place.
   template <typename Visit> void each_block(int64_t first, int64_t last, Visit visit) const {
-    const int64_t items = m.table(step[3])[1];
     for (int64_t which = 0; which < items; ++which) {
       const auto row = [&](int64_t item) {
-        return (which * (m.batch / items) + (item - which + items - 1) / items) * places;
+        return (which * copies + (items > 1 ? (item - which + items - 1) / items : item)) * places;
       };
       const int64_t end = row(last);
       for (int64_t q = row(first); q < end; q += kBlock) visit(which, q, std::min(kBlock, end - q));
@@ -181,13 +190,14 @@ template <typename Real> struct Link {
     return all + m.batch * step[9] + row_at(which, q) * m.table(step[3])[5];
   }
   int64_t row_at(int64_t which, int64_t q) const {
-    return q + m.batch / m.table(step[3])[1] * (which * (step[12] - places) + step[11]);
+    return q + copies * (which * (step[12] - places) + step[11]);
   }
 
   // Visits the rows of a block.
   template <typename Visit> INLINE void each_row(int64_t first, int64_t some, Visit visit) const {
-    const int64_t items = m.table(step[3])[1], copies = m.batch / items, number = first / places;
-    int64_t item = number % copies * items + number / copies, place = first % places;
+    int64_t item = first, place = 0;
+    if (places > 1) place = item % places, item /= places;
+    if (items > 1) item = item % copies * items + item / copies;
     for (int64_t r = 0; r < some; ++r) {
       visit(r, item, place);
       if (++place == places) place = 0, item += items;
@@ -309,10 +319,11 @@ NOINLINE void link_up(const Machine<Real>& m, const int64_t* step, int64_t first
     link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
       Real* row = rows + r * depth;
       tops[r] = m.best ? link.levelled(item, place, row, room) : link.scaled(item, place, row, room);
+      link.load_beside(item, place, m.arena, 1);
     });
     Real* after = m.afters ? link.after(m.afters, which, q) : nullptr;
     Real* products = after && stride == columns ? after : room.sums.data();
-    by_panels(rows, some, depth, t.ahead, columns, products, m.best, m.threads);
+    by_panels(rows, some, depth, t.ahead, columns, products, m.best, m.threads, step[11] & 1);
     link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
       Real* out = m.arena + m.at(link.out, item, place);
       const Real* sums = products + r * stride;
@@ -372,32 +383,6 @@ NOINLINE void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t
   });
 }
 
-// Adds the products of some rows before and after a table to its own (depth, columns).
-template <typename Real>
-NOINLINE void add_products(const Real* before, const Real* after, int64_t some, int64_t depth,
-                           int64_t columns, Real* to, Room<Real>& room) {
-  constexpr int64_t wide = width<Real>();
-  const int64_t many = panels_of(columns, wide);
-  room.terms.assign(many * some * wide, Real(0));
-  for (int64_t r = 0; r < some; ++r)
-    for (int64_t j = 0; j < columns; ++j)
-      room.terms[(j / wide * some + r) * wide + j % wide] = after[r * columns + j];
-  Real turned[kRows * kBlock], sums[kRows * wide];
-  for (int64_t i = 0; i < depth; i += kRows) {
-    const int64_t count = std::min(kRows, depth - i);
-    for (int64_t r = 0; r < some; ++r)
-      for (int64_t k = 0; k < count; ++k) turned[k * some + r] = before[r * depth + i + k];
-    for (int64_t p = 0; p < many; ++p) {
-      multiply(count, turned, some, room.terms.data() + p * some * wide, some, sums);
-      const int64_t first = p * wide, width = std::min(wide, columns - first);
-      for (int64_t k = 0; k < count; ++k) {
-        Real* row = to + (i + k) * columns + first;
-        for (int64_t j = 0; j < width; ++j) row[j] += sums[k * wide + j];
-      }
-    }
-  }
-}
-
 // The gradient of links, and the rows whose products are the table's gradient; of pairs these products,
 // beside the extras of all tables, where they are wanted.
 template <typename Real>
@@ -443,9 +428,16 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
       }
       // Sums below the limit are passed on above, or are of nothing.
       for (int64_t j = 0; j < columns; ++j) h[j] = sum[j] < low ? 0 : grad[j] / sum[j];
-      if (m.noted[3]) link.scaled(item, place, before + r * depth, room);
+      link.load_beside(item, place, grads, -1);
+      if (!m.noted[3]) return;
+      link.scaled(item, place, before + r * depth, room);
+      link.load_beside(item, place, m.arena, -1);
     });
-    by_panels(after, some, columns, t.back, depth, room.sums.data(), false, m.threads);
+    if (link.product) {
+      load_ahead(sums - some * columns, some * columns);
+      if (!m.noted[3]) load_ahead(before - some * depth, some * depth);
+    }
+    by_panels(after, some, columns, t.back, depth, room.sums.data(), false, m.threads, step[11] & 1);
     link.each_row(q, some, [&](int64_t r, int64_t item, int64_t place) {
       const Real* back = room.sums.data() + r * wide;
       if (!link.rules) {
@@ -480,8 +472,12 @@ NOINLINE void link_down(const Machine<Real>& m, const int64_t* step, int64_t fir
       }
     });
     if (!products) return;
+    const int64_t hop = panels_of(columns, width<Real>()) * width<Real>();
+    room.terms.assign(padded<Real>(depth, columns), Real(0));
+    add_packed(room.rows.data(), after, some, depth, columns, room.terms.data(), 1, room);
 #pragma omp critical(rdpgraph_products)
-    add_products(room.rows.data(), after, some, depth, columns, products + own, room);
+    for (int64_t i = 0; i < depth; ++i)
+      for (int64_t j = 0; j < columns; ++j) products[own + i * columns + j] += room.terms[i * hop + j];
   });
 }
 

@@ -65,31 +65,40 @@ template <typename Step> void by_rows(int64_t rows, Step step) {
   }
 }
 
-// Rows (`stride` apart) times one panel of some depth; (rows, width) into `result`, whose rows are
-// `hop` apart. Sums of products, or maxima of sums.
-template <typename Real, int rows, bool best>
+// Rows (`stride` apart, their numbers `next` apart) times one panel of some depth; (rows, width) into `result`,
+// whose rows are `hop` apart; added to it if `next` is not 1. Sums of products, or maxima of sums.
+template <typename Real, int rows, bool best, int64_t next = 1>
 __attribute__((noinline)) void multiply(const Real* left, int64_t stride,
                                         const Real* __restrict panel, int64_t depth,
                                         Real* __restrict result, int64_t hop) {
-  Lane<Real> sums[rows][2];
-  for (int row = 0; row < rows; ++row) sums[row][0] = sums[row][1] = all(best ? kNever<Real> : Real(0));
-  for (int64_t k = 0; k < depth; ++k) {
+  constexpr int sets = rows < 4 ? 4 / rows : 1;  // sums of few rows, which do not wait for one another
+  Lane<Real> sums[sets * rows][2];
+  const auto join = [](Lane<Real>& sum, Lane<Real> one) {
+    if constexpr (best) sum = one > sum ? one : sum;
+    else sum += one;
+  };
+  const auto add = [&](int set, int64_t k) {
     Lane<Real> low, high;
     std::memcpy(&low, panel + k * width<Real>(), sizeof(low));
     std::memcpy(&high, panel + k * width<Real>() + lanes<Real>(), sizeof(high));
 #pragma GCC unroll 8
     for (int row = 0; row < rows; ++row) {
-      const Real value = left[row * stride + k];
-      if constexpr (best) {
-        const Lane<Real> one = low + value, two = high + value;
-        sums[row][0] = one > sums[row][0] ? one : sums[row][0];
-        sums[row][1] = two > sums[row][1] ? two : sums[row][1];
-      } else {
-        sums[row][0] += value * low;
-        sums[row][1] += value * high;
-      }
+      const Real value = left[row * stride + k * next];
+      join(sums[set * rows + row][0], best ? low + value : low * value);
+      join(sums[set * rows + row][1], best ? high + value : high * value);
     }
+  };
+  for (auto& sum : sums) sum[0] = sum[1] = all(best ? kNever<Real> : Real(0));
+  if (next != 1)
+    for (int row = 0; row < rows; ++row) std::memcpy(sums[row], result + row * hop, sizeof(sums[row]));
+  int64_t k = 0;
+  for (; k + sets <= depth; k += sets) {
+#pragma GCC unroll 4
+    for (int set = 0; set < sets; ++set) add(set, k + set);
   }
+  for (; k < depth; ++k) add(0, k);
+  for (int row = rows; row < sets * rows; ++row)
+    for (int half = 0; half < 2; ++half) join(sums[row % rows][half], sums[row][half]);
   for (int row = 0; row < rows; ++row) std::memcpy(result + row * hop, sums[row], sizeof(sums[row]));
 }
 

@@ -261,12 +261,29 @@ template <typename Real> bool prepare(const Prepared<Real>& t, bool best, bool b
   return false;
 }
 
-// (rows, panels * width): rows (rows, depth) by all panels.
+// Loads numbers into the nearest cache, while products are computed.
+template <typename Real> INLINE void load_ahead(const Real* from, int64_t count) {
+  for (int64_t k = 0; k < count; k += 64 / sizeof(Real)) __builtin_prefetch(from + k);
+}
+
+// Calls a step for each panel; threads share those of a product of so many multiply-adds, if it is large.
+template <typename Step> void each_panel(int64_t panels, int64_t work, int threads, Step step) {
+  if (threads == 1 || work < kShared) {
+    for (int64_t p = 0; p < panels; ++p) step(p);
+    return;
+  }
+#pragma omp parallel for num_threads(threads)
+  for (int64_t p = 0; p < panels; ++p) step(p);
+}
+
+// (rows, panels * width): rows (rows, depth) by all panels. Products by one table are in turn from the first panel
+// and, if `last`, from the last: it is in the nearest cache.
 template <typename Real>
 void by_panels(const Real* left, int64_t rows, int64_t depth, const Real* panels, int64_t columns,
-               Real* result, bool best, int threads) {
+               Real* result, bool best, int threads, bool last = false) {
   const int64_t wide = width<Real>(), many = panels_of(columns, wide), stride = many * wide;
-  const auto panel = [&](int64_t p) {
+  each_panel(many, rows * depth * columns, threads, [&](int64_t number) {
+    const int64_t p = last ? many - 1 - number : number;
     for (int64_t r = 0; r < rows; r += kRows) {
       const int64_t some = std::min(kRows, rows - r);
       const Real *from = left + r * depth, *panel = panels + p * wide * depth;
@@ -274,13 +291,7 @@ void by_panels(const Real* left, int64_t rows, int64_t depth, const Real* panels
       if (best) multiply<Real, true>(some, from, depth, panel, depth, to, stride);
       else multiply(some, from, depth, panel, depth, to, stride);
     }
-  };
-  if (threads == 1 || rows * depth * columns < kShared) {
-    for (int64_t p = 0; p < many; ++p) panel(p);
-    return;
-  }
-#pragma omp parallel for num_threads(threads)
-  for (int64_t p = 0; p < many; ++p) panel(p);
+  });
 }
 
 }  // namespace
