@@ -21,6 +21,7 @@ PROGRAM, GIVEN = ("program",), ("given",)
 """Keys of a tape's program, and of the tensors of its slots where its steps do not have them."""
 
 _LAZY_BYTES = 2**22  # of zeros that are mapped
+_PAGE_BYTES = 2**21  # of a large page, which begins at a multiple of them
 TABLE, DIRECT = 9, -2
 """Numbers of a tensor, and the room of a table that is read where it lies."""
 
@@ -140,11 +141,16 @@ def zeros(like: Tensor, count: int | None = None, *, dense: bool = False) -> Ten
         if count is not None:
             return like.new_empty(count)
         return torch.zeros_like(like, memory_format=torch.contiguous_format)
-    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # The last one as well, if over a quarter of it is used.
+    whole = round(size / _PAGE_BYTES + 0.25) * _PAGE_BYTES if dense else 0
+    bound = max(size, whole) + _PAGE_BYTES
+    room = mmap.mmap(-1, bound, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -torch.frombuffer(room, dtype=torch.uint8).data_ptr() % _PAGE_BYTES
     if dense:
         with suppress(AttributeError, OSError):  # there are none
-            room.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(room, dtype=like.dtype).reshape(like.shape if count is None else count)
+            room.madvise(mmap.MADV_HUGEPAGE, start, whole)
+    part = torch.frombuffer(room, dtype=like.dtype, offset=start, count=size // like.element_size())
+    return part.reshape(like.shape if count is None else count)
 
 
 def places_of(parts: Sequence[Tensor | None]) -> "array[int]":

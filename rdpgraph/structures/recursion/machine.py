@@ -341,7 +341,7 @@ def run(
     batch, dtype = unary.shape[0], unary.dtype
     tables, size = tables_of(program, inputs, alike=alike)
     goal = unary.new_empty(batch)
-    values = unary.new_empty(batch * program.size - unary.numel())
+    values = zeros(unary, batch * program.size - unary.numel(), dense=True)
     room = zeros(unary, size, dense=True)
     levels = None
     if dtype == torch.float32 and not whole:
