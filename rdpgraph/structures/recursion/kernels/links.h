@@ -127,7 +127,7 @@ template <typename Real> struct Link {
       x = row_of(item, place, to, off, true);
       top = finite(largest(x, depth));
     }
-    if (m.is_far(top)) m.noted[0] = 1;
+    if (m.is_far(top)) m.note(0);
     return x;
   }
 

@@ -59,7 +59,7 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
   Room<Real> room;
   for (int64_t item = first; item < last; ++item)
     bad[item] |= unsound(m.sites(m.arena, item), m.size_of_sites());
-  for (int64_t n = 0; n < m.count && !m.noted[0]; ++n) {
+  for (int64_t n = 0; n < m.count && !m.has_lost(); ++n) {
     const int64_t* step = m.steps + kFields * n;
     if (const int64_t more = series_of(m, step, false)) {
       const Series<Real> series(m, step);
@@ -141,7 +141,7 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uin
   for (int64_t item = first; item < last; ++item)
     if (bad[item]) {
       m.arena[m.at(m.count - 1, item, 0)] = std::numeric_limits<Real>::quiet_NaN();
-      m.noted[1] = 1;
+      m.note(1);
     }
 }
 

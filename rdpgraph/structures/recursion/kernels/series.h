@@ -152,7 +152,7 @@ void series_up(const Series<Real>& series, int64_t first, int64_t last, Room<Rea
           const Real most = sums.top();
           for (int k = 0; k < K; ++k) x.of[k] = (given.of[k] - highs[n]) + (sums.of[k] - most);
           top = x.top();
-          if (m.is_far(top)) m.noted[0] = 1;
+          if (m.is_far(top)) m.note(0);
           for (int k = 0; k < K; ++k) x.of[k] = exp_of<Real>(x.of[k] - top);
           base = level + double(highs[n]) + double(most) + double(top);
           shift = 0, top = 1;

@@ -55,6 +55,10 @@ template <typename Real> struct Machine {
   bool best;
   int threads;                // of a product, where there are fewer items than threads
 
+  // Threads that note the same do so without order.
+  void note(int which) const { __atomic_store_n(noted + which, int64_t(1), __ATOMIC_RELAXED); }
+  bool has_lost() const { return __atomic_load_n(noted, __ATOMIC_RELAXED) != 0; }
+
   int64_t places(int64_t n) const { return values[kValue * n + 1]; }
   int64_t labels(int64_t n) const { return values[kValue * n + 2]; }
   int64_t at(int64_t n, int64_t item, int64_t place) const {
