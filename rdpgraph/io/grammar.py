@@ -13,7 +13,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.cache import cached_property
-from rdpgraph.errors import BudgetError, EvidenceError, ModelError
+from rdpgraph.errors import BudgetError, EvidenceError
 from rdpgraph.io.grammar_lines import rules_of
 from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, shown, utf8
 from rdpgraph.logspace.logmatrix import soft_scatter
@@ -187,7 +187,7 @@ def read_grammar(
 
 @typed(memory_bytes="[0, inf]")
 def parse_grammar(
-    text: str | Bytes,
+    text: str | Bytes | memoryview,
     *,
     source: str = "<text>",
     dtype: torch.dtype = torch.float64,
@@ -221,8 +221,6 @@ def parse_grammar(
         >>> grammar.symbols, grammar.words
         (('S', 'NP', 'VP'), ('dogs', 'cats', 'sleep'))
     """
-    if not isinstance(text, str | bytes | bytearray | memoryview):
-        raise ModelError(f"parse_grammar needs the text of a grammar; got {text!r:.80}.")
     data = utf8(bytes(text) if isinstance(text, memoryview) else text)
     del text
     names, words = Names(), Names()

@@ -134,7 +134,7 @@ class FactorBlock:
 
 def listed(name: str, given: Any) -> tuple[Any, ...]:
     """A tuple of what a list of variables or factors holds."""
-    if not isinstance(given, Iterable) or isinstance(given, Tensor):
+    if isinstance(given, Tensor) or not isinstance(given, Iterable | VariableArray):
         raise ModelError(f"{name} are a list or a tuple; got {type(given).__name__}.")
     return tuple(given)
 
