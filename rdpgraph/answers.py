@@ -18,7 +18,7 @@ from rdpgraph.structures.chain.model import KBest
 from rdpgraph.structures.dependency.model import KBestDependencies
 from rdpgraph.structures.derivations.model import KBestDerivations
 from rdpgraph.structures.grammar.trees import KBestTrees
-from rdpgraph.structures.recursion.recursion import KBestConfigurations
+from rdpgraph.structures.recursions import KBestConfigurations
 from rdpgraph.structures.semimarkov import KBestSegmentations
 
 __all__ = [

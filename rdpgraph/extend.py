@@ -19,9 +19,9 @@ from rdpgraph.model.restriction import Support
 from rdpgraph.plan.scheduler import contraction_path
 from rdpgraph.schedulers import Scheduler
 from rdpgraph.structures.potential import StructurePotential
-from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View
+from rdpgraph.structures.recursions import Recursion
 
 register = REGISTRY.add
 register_format = FORMATS.add

@@ -26,10 +26,10 @@ from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.recursion.inputs import tensor_of
 from rdpgraph.structures.recursion.layouts import PREPARED, emptied, uncollected
 from rdpgraph.structures.recursion.program import Program, lowered
-from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.repeats import continued
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View
+from rdpgraph.structures.recursions import Recursion
 
 Move = tuple[int, int]
 MATCH, DELETION, INSERTION = (1, 1), (1, 0), (0, 1)  # moves along both sequences

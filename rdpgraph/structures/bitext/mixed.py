@@ -22,9 +22,9 @@ from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.inside import LOWEST
 from rdpgraph.structures.compact.masked import LinkMasks, RuleMasked
 from rdpgraph.structures.grammar.trees import middle, parts_of
-from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
+from rdpgraph.structures.recursions import Recursion
 
 
 @dataclass(frozen=True, eq=False)

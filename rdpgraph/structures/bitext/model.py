@@ -19,10 +19,10 @@ from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.inside import LOWEST, Binary, Forest, joined_forest
 from rdpgraph.structures.compact.masked import ForestMasked, LinkMasks
 from rdpgraph.structures.grammar.trees import middle, parts_of
-from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
+from rdpgraph.structures.recursions import Recursion
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,9 +21,9 @@ from rdpgraph.structures.draws import Pick, checked_count, drawn, largest, pertu
 from rdpgraph.structures.grammar.spans import kept_layout
 from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.descend import best
-from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View
+from rdpgraph.structures.recursions import Recursion
 
 
 @dataclass(frozen=True, eq=False, init=False)

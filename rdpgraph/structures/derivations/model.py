@@ -17,9 +17,9 @@ from rdpgraph.model.potentials.table import as_states, checked_log_values, settl
 from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.derivations.hypergraph import Hypergraph, Row
 from rdpgraph.structures.recursion.descend import Drawn
-from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View
+from rdpgraph.structures.recursions import Recursion
 
 MOST_LISTED = 1 << 18  # derivations of a node
 

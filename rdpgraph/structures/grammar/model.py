@@ -33,9 +33,9 @@ from rdpgraph.structures.grammar.spans import (
 )
 from rdpgraph.structures.grammar.trees import KBestTrees, Trees, crossed
 from rdpgraph.structures.potential import recognised_factor, structure_graph
-from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
+from rdpgraph.structures.recursions import Recursion
 
 
 @dataclass(frozen=True, eq=False)

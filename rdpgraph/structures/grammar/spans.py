@@ -23,7 +23,6 @@ from rdpgraph.structures.checks import (
     settle_lengths,
 )
 from rdpgraph.structures.grammar.trees import parts_of
-from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.rules import (
     DenseRules,
     FactorisedRules,
@@ -35,6 +34,7 @@ from rdpgraph.structures.recursion.rules import (
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View, Way
+from rdpgraph.structures.recursions import Recursion
 
 
 class SeparateJoins:

@@ -31,7 +31,7 @@ from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.kept import EVENT_COST, WIDER, KeptCosets, kept_cosets
 from rdpgraph.structures.parity.parities import Parities, recognised
 from rdpgraph.structures.parity.sweeps import ParityCost, checked_syndrome, normalised
-from rdpgraph.structures.recursion.recursion import KBestConfigurations
+from rdpgraph.structures.recursions import KBestConfigurations
 
 
 @dataclass(frozen=True, eq=False)

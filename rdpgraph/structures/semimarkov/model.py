@@ -24,9 +24,9 @@ from rdpgraph.structures.chain.steps import flattened, table_of
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.draws import checked_count
 from rdpgraph.structures.recursion.descend import Drawn
-from rdpgraph.structures.recursion.recursion import Recursion
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
+from rdpgraph.structures.recursions import Recursion
 from rdpgraph.structures.semimarkov import proposals, scoring
 from rdpgraph.structures.semimarkov.proposals import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.scoring import KBestSegmentations, Segmentation

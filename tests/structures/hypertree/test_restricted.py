@@ -22,7 +22,7 @@ from rdpgraph.randomized import (
     TopTail,
     Uniform,
 )
-from rdpgraph.structures.recursion.recursion import KeptStates
+from rdpgraph.structures.recursions import KeptStates
 from tests.estimate.enumeration import Recorder, expectation
 from tests.structures.hypertree.enumeration import KINDS, normal, rules_of
 from tests.structures.hypertree.test_hypertree import CLOSE, hypertree
