@@ -134,7 +134,7 @@ class FactorBlock:
 
 def listed(name: str, given: Any) -> tuple[Any, ...]:
     """A tuple of what a list of variables or factors holds."""
-    several = hasattr(given, "__iter__") or isinstance(given, VariableArray)
+    several = hasattr(given, "__iter__") or hasattr(given, "__len__")  # as a `VariableArray` has
     if not several or isinstance(given, Tensor):
         raise ModelError(f"{name} are a list or a tuple; got {type(given).__name__}.")
     return tuple(given)
