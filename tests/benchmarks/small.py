@@ -11,7 +11,6 @@ and the ratio of pyAgrum's to ours; with ``--against`` also that of another chec
 
 import argparse
 import gzip
-import importlib
 import importlib.util
 import json
 import os
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable
 
 NAMES = ("asia", "alarm", "hailfinder")
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def ours(path: str) -> dict[str, Callable[[], object]]:
@@ -31,12 +30,9 @@ def ours(path: str) -> dict[str, Callable[[], object]]:
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.engines.exact import program
+    from rdpgraph.engines.exact import circuit, program
     from rdpgraph.plan import scheduler
 
-    # A checkout from before there were any has none.
-    found = importlib.util.find_spec("rdpgraph.engines.exact.circuit")
-    circuits = None if found is None else importlib.import_module("rdpgraph.engines.exact.circuit")
     torch.set_num_threads(1)
     graph = rg.read(path)
     by_contraction = rg.Contraction(memory=6e9)
@@ -49,8 +45,7 @@ def ours(path: str) -> dict[str, Callable[[], object]]:
         for cache in (scheduler._plans, scheduler._easy):
             cache._values.clear()
         program.compiled.cache_clear()
-        if circuits is not None:
-            circuits.shaped.cache_clear()
+        circuit.shaped.cache_clear()
         return rg.infer(graph, scheduler=by_contraction).marginals()
 
     def after() -> object:
@@ -114,11 +109,12 @@ def measured(path: str, repeats: int) -> dict[str, float]:
 
 
 def child(checkout: pathlib.Path, path: str, repeats: int) -> dict[str, float]:
-    """The same by a checkout, in a process of its own."""
+    """The same by a checkout and its benchmark, in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     before = environment.get("PYTHONPATH", "")
     environment["PYTHONPATH"] = f"{checkout}{os.pathsep}{before}"
-    arguments = [sys.executable, __file__, "--child", path, str(repeats)]
+    script = checkout / pathlib.Path(__file__).resolve().relative_to(ROOT)
+    arguments = [sys.executable, str(script), "--child", path, str(repeats)]
     if checkout != ROOT:
         arguments.append("--alone")
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
