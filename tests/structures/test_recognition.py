@@ -307,6 +307,15 @@ def test_other_factors_beside_a_tree_are_written_out_or_refused():
         rg.infer(rg.FactorGraph([tree, rg.Factor(many[:2], rg.Table(draw(13, 13)))]))
 
 
+def test_chains_without_a_possible_first_state_are_answered():
+    x = rg.VariableArray("x", (3,), 3)
+    step = torch.eye(3, dtype=D).log().roll(1, 0)
+    nothing = rg.Factor((x[0],), rg.Table(torch.full((3,), -math.inf, dtype=D)))
+    links = [rg.Factor((x[t], x[t + 1]), rg.Table(step)) for t in range(2)]
+    posterior = rg.infer(rg.FactorGraph([nothing, *links]))
+    assert posterior.log_partition.item() == -math.inf
+
+
 def test_what_is_declared_and_not_found_says_so():
     grid = rg.Bitext(torch.zeros(2, 2, 2, 2, 1))
     with pytest.raises(rg.errors.UnsupportedError, match="declared and not found"):

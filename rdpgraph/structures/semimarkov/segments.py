@@ -177,8 +177,8 @@ def _ages(onward: Tensor, starts: Tensor) -> Tensor | None:
         return None
     following = torch.where(onward.any(1), onward.long().argmax(1), -1)
     rows = [starts.nonzero().flatten()]
-    if 2 * len(rows[0]) > len(starts):
-        return None  # a chain is as fast
+    if not 0 < 2 * len(rows[0]) <= len(starts):
+        return None  # nothing is possible, or a chain is as fast
     while bool((rows[-1] >= 0).any()):
         rows.append(torch.where(rows[-1] >= 0, following[rows[-1]], -1))
     ages = torch.stack(rows[:-1])
