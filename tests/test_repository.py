@@ -29,18 +29,6 @@ def test_workflows_run_targets_of_the_makefile_on_the_pythons_that_are_promised(
     assert re.findall(r"3\.\d+", tested[1]) == promised
 
 
-def test_the_changelog_is_that_of_a_first_release() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text()
-    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [f"{PROJECT['version']} (unreleased)"]
-    assert len(text.splitlines()) < 200, "an old changelog was merged: put a line into a topic"
-    headings = re.findall(r"^### (.+)$", text, re.MULTILINE)
-    assert len(set(headings)) == len(headings) > 5
-    assert not {"Added", "Changed", "Removed", "Fixed"} & set(headings)  # since no earlier version
-    entries = re.split(r"\n- ", text)[1:]
-    assert len(set(entries)) == len(entries)
-    assert not re.findall(r"no longer|is now|earlier commit", text)
-
-
 def loaded(path: str):
     spec = importlib.util.spec_from_file_location("loaded", ROOT / path)
     module = importlib.util.module_from_spec(spec)

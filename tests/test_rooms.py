@@ -1,6 +1,7 @@
 """Imports point one way: each room imports only rooms to its left."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from functools import cache
@@ -122,12 +123,6 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert run.stdout.split() == []
 
 
-def test_a_file_holds_one_idea() -> None:
-    counts = {str(path): len(path.read_text().splitlines()) for path in FILES}
-    long = {name: count for name, count in counts.items() if count > 400}
-    assert not long, "split them by idea"
-
-
 ARITHMETIC = (ast.Tuple, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
 BUDGETS = {"seconds", "deadline", "memory", "memory_bytes"}
 
@@ -161,4 +156,21 @@ def test_numbers_of_an_algorithm_are_explained_and_share_no_budget(room: str) ->
                 inside = _names(node)
                 if inside & numbers and inside & BUDGETS:
                     faults.append(f"{path}:{node.lineno} sets a number against time or memory")
+    assert not faults, "\n".join(faults)
+
+
+def test_every_public_method_is_described_by_itself_or_its_interface() -> None:
+    faults = []
+    for path in FILES:
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        module = ".".join(parts).removesuffix(".__init__")
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.ClassDef) or node.name[0] == "_":
+                continue
+            described = getattr(importlib.import_module(module), node.name)
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name[0] != "_":
+                    things = (vars(base).get(part.name) for base in described.__mro__)
+                    if not any(getattr(thing, "__doc__", None) for thing in things):
+                        faults.append(f"{module}: {node.name}.{part.name}")
     assert not faults, "\n".join(faults)
