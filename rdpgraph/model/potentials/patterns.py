@@ -55,20 +55,24 @@ class Pattern:
         r"""The sequences of words that match a regular expression.
 
         It has words with spaces between them, ``.`` for any word, ``|``, parentheses, and after
-        each of these ``*``, ``+``, ``?`` or ``{2,5}``. After a backslash these signs are parts of
-        words.
+        each of these at most one of ``*``, ``+``, ``?``, ``{2}``, ``{2,}``, ``{,5}`` or ``{2,5}``.
+        A ``?`` after one of these, which makes it lazy, changes nothing. After a backslash all
+        signs are parts of words.
 
         Args:
             expression: such as ``"the (big | small)? .{2,4} dog"``.
             words: of the vocabulary, in its order; or how many, and words are written as numbers.
 
         Raises:
-            ModelError: a word that is not in the vocabulary, or no such expression.
+            ModelError: a word that is not in the vocabulary, or no such expression. The error
+                names the part that cannot be read, and its position.
         """
         spelled = map(str, range(words)) if isinstance(words, int) else words
         known = {word: number for number, word in enumerate(spelled)}
 
-        def meant(atom: str) -> Iterable[int]:
+        def meant(atom: str) -> Iterable[int] | None:
+            if atom == ".":
+                return None
             word = re.sub(r"\\(.)", r"\1", atom)
             if word not in known:
                 raise ModelError(
@@ -84,26 +88,28 @@ class Pattern:
         """The sequences of tokens whose text, joined, matches a regular expression of characters.
 
         They are all ways to cut the text into tokens; empty tokens are in none of them. The
-        expression has characters, classes and escapes as in Python's `re`, which it has to match in
-        full, and the operators of `parse`.
+        expression is one of Python's `re`, and the text matches where ``re.fullmatch`` says so:
+        characters, escapes, classes, groups, alternatives, repetition (greedy or lazy), comments,
+        and the flags ``a``, ``i``, ``s``, ``u`` and ``x``, for all or within ``(?i:...)``. A ``.``
+        is any character but a newline, unless ``(?s)`` is given.
+
+        What looks beyond the characters that it takes is refused: anchors, word boundaries,
+        lookahead and lookbehind, backreferences, conditional groups, possessive repetition and
+        atomic groups.
 
         Args:
             expression: such as ``"[A-Z][a-z]+( [a-z]+){3}"``.
             tokens: the text of each, spaces included, in the order of the vocabulary.
 
         Raises:
-            ModelError: no such expression.
+            ModelError: no such expression, or one that is not supported. The error names the part
+                that cannot be read, its position, and what to write in its place.
         """
         letters = sorted(set(expression).union(*tokens))
         numbers = {letter: number for number, letter in enumerate(letters)}
 
         def meant(atom: str) -> Iterable[int]:
-            try:
-                fits = re.compile(atom, re.DOTALL).fullmatch
-            except re.error as error:
-                raise ModelError(f"Pattern cannot read {atom!r:.80}: {error}.") from None
-            if fits(""):
-                raise ModelError(f"Pattern matches whole texts; leave out {atom!r:.80}.")
+            fits = re.compile(atom).fullmatch
             return [number for letter, number in numbers.items() if fits(letter)]
 
         by_letter = cls._of(by_letters(expression), len(letters), meant)
@@ -126,11 +132,13 @@ class Pattern:
         return cls(len(tokens), arcs, common.tolist(), accepted)._smallest()
 
     @classmethod
-    def _of(cls, tree: Tree, vocabulary: int, meant: Callable[[str], Iterable[int]]) -> "Pattern":
-        """An expression that was read."""
+    def _of(
+        cls, tree: Tree, vocabulary: int, meant: Callable[[str], Iterable[int] | None]
+    ) -> "Pattern":  # fmt: skip
+        """The pattern of an expression; ``meant`` gives the words of an atom, None for any."""
         parts = [cls._of(part, vocabulary, meant) for part in tree.parts]
         if tree.atom:
-            return cls._word(vocabulary, None if tree.atom == "." else meant(tree.atom))
+            return cls._word(vocabulary, meant(tree.atom))
         if tree.copies is not None:
             return parts[0].repeated(*tree.copies)
         if tree.either:
