@@ -257,9 +257,12 @@ class ConstrainedHMM:
 
         It is called as a ``LogitsProcessor`` of transformers is, with the words so far (B, n), the
         prompt included, and scores (B, V or more); the answer has the scores of words that make
-        the constraint impossible at -inf. Rows to which no word may be added, finished ones among
-        them, are left as they are. Sequences that go on from those of the last call, in any order,
-        as beams do, take one step.
+        the constraint impossible at -inf. A row that has all its words is left as it is; one whose
+        words so far break the constraint has -inf throughout. Sequences that go on from those of
+        the last call, in any order, as beams do, take one step.
+
+        The function raises `ImpossibleEvidenceError` where no words after the prompt of a row meet
+        the constraint.
 
         Args:
             prompt: how many of the words are the prompt, as for `begin`.
@@ -278,11 +281,13 @@ class ConstrainedHMM:
             else:
                 prefix = self._onward(self.begin(prompt=ids[:, :prompt]), ids[:, prompt:])
             known, last = {row: number for number, row in enumerate(rows)}, prefix
-            met = self.log_met(prefix)
+            met, over = self.log_met(prefix), prefix.left == 0
+            lost = ~over & (met == -math.inf).all(1)
+            if bool(lost.any()):  # by these words, or had they no chance from the beginning?
+                self._require(self.begin(prompt=ids[lost, :prompt]))
             beyond = met.new_full((len(rows), scores.shape[1] - self.words), -math.inf)
             met = torch.cat([met, beyond], 1).to(scores)
-            over = (met == -math.inf).all(1, keepdim=True)
-            return torch.where(over, scores, scores + met)
+            return torch.where(over.unsqueeze(1), scores, scores + met)
 
         return steered
 
@@ -294,9 +299,9 @@ class ConstrainedHMM:
         return prefix
 
     def _require(self, prefix: Prefix) -> Tensor:
-        """() log Z of a sequence that has not begun."""
-        total = soft_sum(self._joint(prefix), 1)[0]
-        if float(total) == -math.inf:
+        """() log Z of the first of some sequences that have not begun; raises if any is -inf."""
+        total = soft_sum(self._joint(prefix), 1)
+        if bool((total == -math.inf).any()):
             raise ImpossibleEvidenceError(
                 f"The automaton accepts no sequence of {self.automaton.arity} words that the "
                 "hidden Markov model allows: give another length, or look for words it lacks."

@@ -207,9 +207,7 @@ def test_a_processor_leads_a_language_model():
         if done < LENGTH:
             assert bool((led[:, WORDS:] == -math.inf).all())
             expected = scores[:, :WORDS] + model.log_met(prefix)
-            dead = (expected == -math.inf).all(1)
-            assert torch.allclose(led[~dead, :WORDS].exp(), expected[~dead].exp())
-            assert torch.equal(led[dead], scores[dead])
+            assert torch.allclose(led[:, :WORDS].exp(), expected.exp())
         else:
             assert torch.equal(led, scores)
         # Beams: rows go on from any of the last call.
@@ -219,6 +217,36 @@ def test_a_processor_leads_a_language_model():
     fresh = model.processor(2)
     again = ids[:, : 2 + LENGTH - 1]
     assert torch.allclose(fresh(again, scores).exp(), lead(again, scores).exp())
+
+
+def test_a_processor_says_where_nothing_meets_the_constraint():
+    never = rg.nn.Pattern.parse("0 0", WORDS).automaton(LENGTH)
+    scores = torch.zeros(2, WORDS, dtype=torch.float64)
+    for words in (0, 1, 3):  # from the beginning, and from words on that were written before
+        lead = rg.nn.ConstrainedHMM(*hmm("dense", "dense"), never).processor()
+        with pytest.raises(rg.errors.ImpossibleEvidenceError, match="no sequence of 4 words"):
+            lead(torch.zeros(2, words).long(), scores)
+    # Only the first of two prompts leaves a word to the hidden states that meets the constraint.
+    absorbing = torch.eye(2).double().log()
+    start, constraint = torch.tensor([0.5, 0.5]).log(), rg.nn.Pattern.parse("1", 2).automaton(1)
+    shows = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).double().log()
+    model = rg.nn.ConstrainedHMM(start.double(), absorbing, shows, constraint)
+    lead, two = model.processor(1), scores[:, :2]
+    assert lead(torch.tensor([[1], [1]]), two)[:, 0].tolist() == [-math.inf] * 2
+    with pytest.raises(rg.errors.ImpossibleEvidenceError):
+        lead(torch.tensor([[1], [0]]), two)
+
+
+def test_a_processor_masks_all_words_of_a_row_that_broke_the_constraint():
+    model = rg.nn.ConstrainedHMM(*hmm("dense", "dense"), automaton(weighted=False))
+    lead, scores = model.processor(), torch.zeros(2, WORDS, dtype=torch.float64)
+    broken = torch.tensor([[4, 4], [2, 4]])
+    lead(broken[:, :1], scores)
+    for led in (lead(broken, scores), model.processor()(broken, scores)):
+        assert bool((led[0] == -math.inf).all())
+        assert bool(led[1].isfinite().any())
+    whole = torch.cat([broken, broken], 1)
+    assert torch.equal(lead(whole, scores), scores)  # there are no more words to choose
 
 
 def test_transformers_take_a_processor():
