@@ -18,7 +18,7 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError, UnknownVariableError, no_raw_memory_error
 from rdpgraph.model.names import CompactVariables
-from rdpgraph.model.variable import States, Variable, VariableArray, same_states
+from rdpgraph.model.variable import States, Variable, VariableArray, names_of, same_states
 
 Entry: TypeAlias = Variable | VariableArray
 Named: TypeAlias = Variable | VariableArray | str
@@ -40,11 +40,10 @@ class Domain:
         for item in items:
             entry = _entry_of(item)
             known = entries.setdefault(entry.name, entry)
-            if known is not entry and not (
-                known.shape == entry.shape and same_states(known.states, entry.states)
-            ):
+            if not _are_same(known, entry):
                 raise ModelError(
-                    f"Two variables named {entry.name!r} differ: {_differing(known, entry)}."
+                    f"Two variables named {entry.name!r} differ: {_brief(known)}, and "
+                    f"{_brief(entry)}{_first_difference(known, entry)}."
                 )
         for name, entry in entries.items():
             # Only names of members split.
@@ -114,26 +113,48 @@ class Domain:
     def holds(self, item: object) -> bool:
         """Test if a variable, an array, or one of that name is in the domain."""
         try:
-            self.numbers(item)  # pyright: ignore[reportArgumentType]
+            return self.knows(item)
         except ModelError:
+            return False
+
+    def knows(self, item: object) -> bool:
+        """The result of `holds`, where a variable whose states are not the graph's is refused."""
+        if not isinstance(item, str | Variable | VariableArray):
+            return False
+        try:
+            self.numbers(item)
+        except UnknownVariableError:
             return False
         return True
 
     def place(self, item: Named) -> int:
-        """The place of the entry that holds a variable, an array, or what a name stands for."""
+        """The place of the entry that holds a variable, an array, or what a name stands for.
+
+        Every question about a variable comes here, or to `single` if it has one number: a variable
+        whose states are not those that the graph has by its name is refused.
+        """
         if not isinstance(item, str | Variable | VariableArray):
             several = "; joint takes a list of them" if isinstance(item, list | tuple) else ""
             raise ModelError(
                 f"A variable is given by its name or as a Variable{several}; got {item!r:.80}."
             )
         name = item if isinstance(item, str) else item.name
-        if name in self.by_name:
-            return self.by_name[name]
-        array = _split(name)[0] if isinstance(item, str) else _entry_of(item).name
-        place = self.by_name.get(array)
-        # Only arrays have members.
-        if place is None or isinstance(self.entries[place], Variable):
-            raise UnknownVariableError(self._unknown(name))
+        given = item.base if isinstance(item, VariableArray) else item
+        place = self.by_name.get(name)
+        if place is None:
+            # A member is found by the name of its array; only arrays have members.
+            given = item if isinstance(item, str) else _entry_of(item)
+            array = _split(name)[0] if isinstance(given, str) else given.name
+            place = self.by_name.get(array)
+            if place is None or isinstance(self.entries[place], Variable):
+                raise UnknownVariableError(self._unknown(name))
+        if not isinstance(given, str) and not _are_same(given, self.entries[place]):
+            entry = self.entries[place]
+            raise ModelError(
+                f"{given.name!r}, {_brief(given)}, is not what this graph has by that name, "
+                f"{_brief(entry)}{_first_difference(given, entry)}; use graph[{given.name!r}], or "
+                "the name alone."
+            )
         return place
 
     def single(self, item: Named) -> tuple[int, Entry] | None:
@@ -157,12 +178,12 @@ class Domain:
         elif item.home is not None:
             array, position = item.home
             place = self.by_name.get(array.name)
-            if place is None or not _are_alike(array, self.entries[place]):
+            if place is None or not _are_same(array, self.entries[place]):
                 return None
             return self.starts[place] + position, self.entries[place]
         else:
             place = self.by_name.get(item.name)
-            if place is not None and not _are_alike(item, self.entries[place]):
+            if place is not None and not _are_same(item, self.entries[place]):
                 return None
         if place is None or not isinstance(self.entries[place], Variable):
             return None
@@ -182,7 +203,7 @@ class Domain:
             if len(homes) == len(items) and len({id(array) for array, _ in homes}) == 1:
                 array = homes[0][0]
                 place = self.by_name.get(array.name)
-                if place is None or not _are_alike(array, self.entries[place]):
+                if place is None or not _are_same(array, self.entries[place]):
                     return [None] * len(items)
                 start = self.starts[place]
                 return [start + position for _, position in homes]
@@ -203,16 +224,13 @@ class Domain:
         if isinstance(item, str) and item == entry.name:
             item = entry
         if isinstance(item, VariableArray):
-            self._require_same(item.base, entry)
             return start + item.positions
-        if isinstance(item, Variable) and item.home is None:
-            self._require_same(item, entry)
         if isinstance(entry, Variable):
             return torch.tensor(start, device="cpu")
-        if isinstance(item, Variable) and item.home is not None:
-            self._require_same(item.home[0], entry)
         name = item if isinstance(item, str) else item.name
-        raise ModelError(f"{name!r} is outside array {entry.name!r} of shape {entry.shape}.")
+        raise UnknownVariableError(
+            f"{name!r} is outside array {entry.name!r} of shape {entry.shape}."
+        )
 
     def number(self, item: Named) -> int:
         """The number of a single variable, or the `ModelError` that it is none."""
@@ -247,13 +265,6 @@ class Domain:
         """The states that a variable, or each member of an array, has in this graph."""
         return self.entries[self.place(item)].states
 
-    def _require_same(self, given: Entry, entry: Entry) -> None:
-        if not _are_alike(given, entry):
-            raise ModelError(
-                f"{given.name!r}, {_brief(given)}, is not what this graph has by that name: "
-                f"{_brief(entry)}."
-            )
-
     def _unknown(self, name: str) -> str:
         names, count = list(islice(self.by_name, 20000)), len(self.entries)
         close = difflib.get_close_matches(name, names, n=3)
@@ -277,18 +288,23 @@ def _split(name: str) -> tuple[str, tuple[int, ...]]:
     return match["array"], tuple(int(part) for part in match["where"].split(","))
 
 
-def _differing(known: Entry, entry: Entry) -> str:
-    """The difference between two entries of one name."""
-    first, second = _brief(known), _brief(entry)
-    if first == second and isinstance(known.states, tuple) and isinstance(entry.states, tuple):
-        pairs = enumerate(zip(known.states, entry.states, strict=True))
-        place, (one, other) = next(p for p in pairs if repr(p[1][0]) != repr(p[1][1]))
-        return f"state {place} is {one!r} in one and {other!r} in the other"
-    return f"{first}, and {second}"
+def _first_difference(known: Entry, entry: Entry) -> str:
+    """The first state that differs, where `_brief` says the same of both entries; else nothing."""
+    if _brief(known) != _brief(entry):
+        return ""
+    pairs = zip(names_of(known.states), names_of(entry.states), strict=True)
+    place, (one, other) = next(p for p in enumerate(pairs) if repr(p[1][0]) != repr(p[1][1]))
+    return f": state {place} is {one!r} in the first and {other!r} in the second"
 
 
-def _are_alike(given: Entry, entry: Entry) -> bool:
-    return given is entry or (given.shape == entry.shape and given.size == entry.size)
+def _are_same(given: Entry, entry: Entry) -> bool:
+    """Test if two entries of one name agree in their shape and in their states, by order and type.
+
+    Whatever takes a variable or an array asks this of it: indices of states mean the same in both.
+    """
+    return given is entry or (
+        given.shape == entry.shape and same_states(given.states, entry.states)
+    )
 
 
 def _brief(entry: Entry) -> str:

@@ -54,7 +54,7 @@ def states_given(given: Any, domain: Domain, *, ignore_unknown: bool = False) ->
     if rows is None:
         require_one_index(given.values())
     if ignore_unknown:
-        given = {item: value for item, value in given.items() if domain.holds(item)}
+        given = {item: value for item, value in given.items() if domain.knows(item)}
     states = _read(given, domain)
     return states.expand(rows, -1) if rows is not None and not given else states
 

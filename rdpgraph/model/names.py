@@ -393,7 +393,8 @@ class CompactVariables(Listing[Variable]):
         return len(self.sizes)
 
     def __contains__(self, item: object) -> bool:
-        return isinstance(item, Variable) and self.names.find(item.name) >= 0
+        number = self.names.find(item.name) if isinstance(item, Variable) else -1
+        return number >= 0 and self.entry(number) == item
 
     def __add__(self, other: Iterable[Variable]) -> tuple[Variable, ...]:
         return (*self, *other)

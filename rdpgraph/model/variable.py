@@ -30,8 +30,8 @@ _FIRST_OF_NUMBERS = frozenset("+-.0123456789")
 class Variable:
     """A discrete random variable: a name, and its states.
 
-    Two variables of the same name are the same variable; a graph refuses two of one name that
-    disagree about their states.
+    Two variables of the same name and the same states are the same variable. A graph, and every
+    question about it, refuses one of the same name with other states or another order of them.
 
     Args:
         name: the identity of the variable.
@@ -52,7 +52,13 @@ class Variable:
         object.__setattr__(self, "states", _checked_states(self.name, self.states))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Variable) and self.name == other.name
+        if self is other:
+            return True
+        return (
+            isinstance(other, Variable)
+            and self.name == other.name
+            and same_states(self.states, other.states)
+        )
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -121,6 +127,8 @@ class VariableArray(Opaque):
         if not isinstance(other, VariableArray):
             return False
         if self.name != other.name or self.shape != other.shape:
+            return False
+        if not same_states(self.states, other.states):
             return False
         return torch.equal(self.positions, other.positions)
 
@@ -219,7 +227,9 @@ def is_named(states: States, number: int) -> bool:
 
 
 def same_states(first: States, second: States) -> bool:
-    """Test if states are equal in value and type: 0 is not False."""
+    """Test if states are equal in order, value and type: 0 is not False."""
+    if first is second:
+        return True
     if isinstance(first, int) or isinstance(second, int):
         return first == second
     return first == second and list(map(type, first)) == list(map(type, second))

@@ -110,8 +110,8 @@ class Answers(dict[Entry, Tensor]):
     def get(self, key: Any, default: Any = None) -> Any:
         """The answer for a variable, an array or a name; the default where there is none."""
         try:
-            return self[key]
-        except ModelError:
+            return self[key] if self.domain.knows(key) else default
+        except UnknownVariableError:  # of the graph, but not among these answers
             return default
 
     def __reduce__(self) -> Any:

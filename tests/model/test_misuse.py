@@ -173,6 +173,7 @@ def test_a_potential_whose_values_are_not_those_of_the_grid(values, scheduler):
     "other",
     [
         rg.Variable("a", 3),
+        rg.Variable("a", ("off", "on")),
         rg.VariableArray("a", (3,), 2),
         rg.VariableArray("lamp", (3,), 3),
         rg.VariableArray("lamp", (3,), 3)[1],
@@ -184,7 +185,7 @@ def test_what_is_another_by_a_known_name(other):
     for ask in (rg.infer(graph).marginal, lambda name: graph.condition({name: 0})):
         with pytest.raises(rg.errors.ModelError, match="not what this graph has by that name"):
             ask(other)
-    same = rg.Variable("a", ("off", "on"))  # what its states are called is left to the graph
+    same = rg.Variable("a", 2)  # another object, equal in its name and states
     torch.testing.assert_close(rg.infer(graph).marginal(same), rg.infer(graph).marginal("a"))
 
 
