@@ -228,6 +228,11 @@ class Families:
         for name in parents:
             if graph is not None and name in graph:
                 variables[name] = graph.domain.variable(graph.domain.number(name))
+                if name in states and Variable(name, states[name]) != variables[name]:
+                    raise ModelError(
+                        f"states= gives variable {name!r} {states[name]!r:.80}, and the graph "
+                        f"{variables[name].states!r:.80}; leave it out of states."
+                    )
             elif name in states:
                 variables[name] = Variable(name, states[name])
             elif name in columns:

@@ -177,7 +177,7 @@ class BayesianNetwork(Arguments):
                 gaps = (parts == MISSING).any(0)
                 names = [graph.domain.variable(int(n)).name for n in gaps.nonzero()]
         else:
-            names = [targets] if isinstance(targets, str) else list(targets)
+            names = [targets] if isinstance(targets, str | Variable) else list(targets)
         return [graph.domain.variable(graph.domain.number(name)) for name in names]
 
     def predict_proba(self, data: Any, targets: Any = None) -> Any:
@@ -185,8 +185,8 @@ class BayesianNetwork(Arguments):
 
         Args:
             data: as for `fit`; columns may lack, and entries be missing.
-            targets: a name, or several; None: the variables that have no column, or if all have
-                one, those with gaps. A target that a row has is certain there.
+            targets: a name or a `Variable`, or several; None: the variables that have no column, or
+                if all have one, those with gaps. A target that a row has is certain there.
 
         Returns:
             A column for each target and state, (target, state).

@@ -338,3 +338,21 @@ def test_bad_input_is_told_in_one_line(options, change, message):
 def test_what_is_not_fitted_answers_nothing():
     with pytest.raises(rg.errors.ModelError, match="not fitted"):
         BayesianNetwork(EDGES).predict(frame())
+
+
+def test_states_and_targets_are_those_of_the_graph():
+    table = frame()
+    network = BayesianNetwork(EDGES, prior=1.0).fit(table)
+    again = BayesianNetwork(network.graph_, states={"rain": list(NAMES)}).fit(table)
+    torch.testing.assert_close(again.graph_.cpt("wet"), shares(table, "wet", ["rain", "lawn"]))
+    for states in (NAMES[::-1], 2, (*NAMES, "maybe")):
+        with pytest.raises(rg.errors.ModelError, match="leave it out of states"):
+            BayesianNetwork(network.graph_, states={"rain": states}).fit(table)
+    rows = table.drop(columns="rain")
+    by_name = network.predict_proba(rows, "rain")
+    pandas.testing.assert_frame_equal(
+        network.predict_proba(rows, rg.Variable("rain", NAMES)), by_name
+    )
+    for wrong in (rg.Variable("rain", NAMES[::-1]), [rg.Variable("rain", 2)]):
+        with pytest.raises(rg.errors.ModelError, match="not what this graph has by that name"):
+            network.predict(rows, wrong)
