@@ -76,7 +76,7 @@ class GraphPart:
             seen = 0 if observed is None else fingerprint(observed[..., numbers])
             if observed is not None and bool((observed[..., numbers] == MISSING).all()):
                 seen = 0
-            local[rank] = (graph.domain.sizes[numbers].tolist(), seen)
+            local[rank] = (self._states(rank), seen)
         told = peers.told((graph.batch_shape, str(graph.dtype), local))
         for rank, (batch, dtype, theirs) in enumerate(told):
             if (batch, dtype) != told[0][:2]:
@@ -90,8 +90,18 @@ class GraphPart:
                 if told[other][2].get(rank) != mine:
                     raise ModelError(
                         f"Ranks {rank} and {other} must say the same of the variables they share, "
-                        "in one order: how many states each has, and its evidence."
+                        "in one order: the states of each, and its evidence."
                     )
+
+    def _states(self, rank: int) -> list[tuple[object, int]]:
+        """The states of the variables shared with a rank, each with the length of its run."""
+        runs: list[tuple[object, int]] = []
+        for item in self.shared[rank]:
+            states, count = self.graph.domain.states_of(item), math.prod(item.shape)
+            if runs and runs[-1][0] == states:
+                count += runs.pop()[1]
+            runs.append((states, count))
+        return runs
 
     @cached_property
     def peers(self) -> Peers:

@@ -228,11 +228,14 @@ def ranks_that_disagree_say_so(mesh: DeviceMesh, folder: Path) -> None:
     tables = rg.FactorGraph([rg.FactorBlock((x,), rg.Table(torch.full((2,), float(rank))))])
     seen = graph.condition({x[1]: rank % 2})
     last = {} if rank > 1 else {1 - rank: [x[1]]}  # ranks 0 and 1 share a variable
+    flag = rg.Variable("flag", ("no", "yes")[:: 1 if rank else -1])
+    flags = rg.FactorGraph([rg.Factor((flag,), rg.Table([0.0, 1.0]))])
     unlike = [
         lambda: partition(graph if rank else other, mesh),
         lambda: partition(tables, mesh),
         lambda: GraphPart(graph, mesh, {1 - rank: [x[rank : 2 * rank + 1]]} if rank < 2 else {}),
         lambda: GraphPart(seen, mesh, last),
+        lambda: GraphPart(flags, mesh, {1 - rank: [flag]} if rank < 2 else {}),
         lambda: partition(graph, mesh).infer(rg.Loopy(sweeps=3 + rank)),
     ]
     for make in unlike:
