@@ -472,3 +472,65 @@ def test_a_constant_beside_parities_counts():
     graph = rg.FactorGraph([parity, rg.Factor((), rg.Table.from_logs(constants))], (a, b, c))
     expected = math.log(4) + constants  # two values of a and b, two of c
     torch.testing.assert_close(rg.infer(graph).log_partition, expected)
+
+
+ENDS = [[0.0, 0.5, 1.0, 0.3, 0.0, 1.0], [0.2, 0.0, 0.0, 1.0, 0.9, 0.5]]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("rates", ENDS)
+def test_rates_of_zero_and_one_have_one_sided_derivatives(rates, again):
+    checks = torch.tensor([[1, 1, 0, 1, 0, 0], [0, 1, 1, 0, 1, 1]])
+    seen = torch.tensor([[1, 0, 1, 1, 0, 1]])
+    syndromes = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1], [-1, 1]])
+    leaf = torch.tensor(rates, dtype=torch.float64, requires_grad=True)
+    model = rg.ParityModel.from_rates(checks, leaf, observables=seen).condition(syndromes)
+    every = torch.cartesian_prod(*[torch.arange(2)] * 6)
+    # Products of probabilities are polynomials, which have derivatives at their ends.
+    mass = torch.where(every == 1, leaf, 1 - leaf).prod(1)
+    flipped = (every @ checks.T % 2).unsqueeze(1)
+    fits = ((flipped == syndromes) | (syndromes < 0)).all(2)
+    side = (every @ seen.T % 2 == torch.arange(2)).unsqueeze(1)
+    expected = torch.einsum("e,es,esl->sl", mass, fits.double(), side.double().expand(-1, 5, -1))
+    configurations = every[(mass > 0)][:1].expand(5, -1)
+    scores = torch.where(configurations[0] == 1, leaf, 1 - leaf).log().sum()
+
+    def slopes(value):
+        return torch.autograd.grad(value, leaf, create_graph=again, retain_graph=True)[0]
+
+    for item in range(5):
+        total = expected[item].sum()
+        if float(total.detach()) > 0:
+            torch.testing.assert_close(slopes(model.log_partition()[item]), slopes(total.log()))
+        for value in range(2):
+            found = slopes(model.log_cosets()[item, value])
+            possible = float(expected[item, value].detach()) > 0
+            known = slopes(expected[item, value].log()) if possible else torch.zeros_like(leaf)
+            torch.testing.assert_close(found, known)
+        if bool(fits[(mass > 0).nonzero()[0], item]):
+            difference = scores - total.log()
+            torch.testing.assert_close(
+                slopes(model.log_prob(configurations)[item]), slopes(difference)
+            )
+
+
+def test_answers_without_a_derivative_at_rates_of_zero_and_one_have_none():
+    leaf = torch.tensor([0.0, 0.5, 1.0, 0.3], dtype=torch.float64, requires_grad=True)
+    model = rg.ParityModel.from_rates([[1, 1, 0, 1], [0, 1, 1, 0]], leaf).condition([1, 1])
+    other = torch.tensor([0.0, 0.5, 1.0, 0.3], dtype=torch.float64)
+    for answer in (
+        model.entropy(), model.marginals().square().sum(),
+        rg.infer(model.factor_graph()).log_partition,
+    ):  # fmt: skip
+        (slopes,) = torch.autograd.grad(answer, leaf, retain_graph=True)
+        assert torch.allclose(slopes[other % 1 == 0], torch.zeros(2).double(), atol=1e-12)
+
+
+def test_kept_states_and_torch_pass_derivatives_at_rates_of_zero_and_one(by_torch):
+    leaf = torch.tensor([0.0, 0.5, 1.0, 0.3], dtype=torch.float64, requires_grad=True)
+    model = rg.ParityModel.from_rates([[1, 1, 0, 1], [0, 1, 1, 0]], leaf).condition([1, 1])
+    (few,) = torch.autograd.grad(model.kept(64).log_partition, leaf, retain_graph=True)
+    (known,) = torch.autograd.grad(model.log_partition(), leaf)
+    (plain,) = by_torch(lambda: torch.autograd.grad(model.log_partition(), leaf))
+    torch.testing.assert_close(few, known)
+    torch.testing.assert_close(plain, known)

@@ -192,7 +192,9 @@ class Table(Stored):
     def from_probabilities(cls, values: "Tensor | Sequence[Any]") -> "Table":
         """The table of non-negative values, normalised or not; zeros become -inf.
 
-        The gradient with respect to a value of exactly zero is zero.
+        The gradient with respect to a value of exactly zero is zero: a hard zero stays one. Where
+        1 - p and p are made of one number, its gradient at p = 0 or 1 is therefore that of the
+        other value alone; `ParityModel.from_rates` has the derivatives of both.
         """
         values = as_values("Table.from_probabilities", values)
         if not bool((values >= 0).all()):

@@ -58,6 +58,7 @@ class KeptCosets:
 def kept_cosets(
     parities: Parities, unary: Tensor, syndrome: Tensor, states: int, replicates: int, seed: int,
     cost: float = EVENT_COST, *, part: slice = slice(None), carried: Tensor | None = None,
+    zeros: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """(replicates, B, 2^observables) log-masses over kept states; compiled only.
 
@@ -65,6 +66,7 @@ def kept_cosets(
     each event still to be explained, when states are compared. A part of the steps goes on with the
     states carried from that before it, `no_states` at first, and returns its last; later checks
     are not known then. Gradients are those of the states kept; none where states are carried.
+    ``zeros`` as for `linear`.
     """
     slots = parities.slots
     if slots.masks.shape[1] > _MOST_WORDS:
@@ -74,7 +76,7 @@ def kept_cosets(
             "error, or decode parts of the code apart."
         )
     library.require("ParityModel.kept")
-    weights, missing = linear(unary, slots.merges)
+    weights, missing = linear(unary, slots.merges, zeros)
     if carried is None:  # there are no more
         states = min(states, 2 ** min(parities.open_checks + parities.num_observables, 40))
     steps = slots.steps[part]

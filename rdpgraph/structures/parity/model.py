@@ -76,6 +76,8 @@ class ParityModel(Structure):
     log_odds: InitVar[Any] = None
     observables: InitVar[Any] = field(kw_only=True, default=None)
     syndrome: Tensor | None = field(kw_only=True, default=None, metadata={"dims": 1})
+    # (*batch, errors, 2) weights that are 0, with the gradients that their logs in unary have lost.
+    _zeros: Tensor | None = field(kw_only=True, default=None, repr=False, metadata={"dims": 2})
 
     if TYPE_CHECKING:  # arguments become tensors
 
@@ -126,6 +128,8 @@ class ParityModel(Structure):
                 ) from None
             unary = unary.expand(*batch, total, 2)
         object.__setattr__(self, "unary", unary)
+        if self._zeros is not None:
+            object.__setattr__(self, "_zeros", self._zeros.expand(unary.shape))
 
     @classmethod
     def from_dem(cls, model: Any, *, dtype: torch.dtype = torch.float64) -> "ParityModel":
@@ -159,8 +163,9 @@ class ParityModel(Structure):
 
         Args:
             checks: as for the class.
-            rates: (*batch, errors) in 0..1; above one half is allowed. The gradient in a rate of
-                0 or 1 is zero.
+            rates: (*batch, errors) in 0..1; above one half is allowed. At rates of 0 and 1 the
+                gradients of `log_partition`, `log_cosets`, `score` and `log_prob` are the
+                derivatives into the interval; those of other answers are zero there.
             observables: as for the class.
             syndrome: as for the class.
 
@@ -175,7 +180,11 @@ class ParityModel(Structure):
             )
         absent = torch.where(given < 1, -given, -0.5).log1p().where(given < 1, -math.inf)
         unary = torch.stack([absent, safe_log(given)], -1)
-        return cls(checks, observables=observables, syndrome=syndrome, unary=unary)
+        model = cls(checks, observables=observables, syndrome=syndrome, unary=unary)
+        weights = torch.stack([1 - given, given], -1)
+        if not weights.requires_grad or bool((weights > 0).all()):
+            return model
+        return replace(model, _zeros=torch.where(weights > 0, 0.0, weights))
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -185,6 +194,9 @@ class ParityModel(Structure):
         """The same errors, given other syndromes (*batch, checks); -1: erased."""
         given = checked_syndrome(syndrome, self.checks.num_checks)
         return replace(self, syndrome=given)
+
+    def with_unary(self, unary: Tensor) -> Self:
+        return replace(self, unary=unary, _zeros=None)
 
     def cost(self) -> ParityCost:
         """The cost of exact answers: open checks, work and memory for a shot."""
@@ -244,11 +256,19 @@ class ParityModel(Structure):
             UnsupportedError: there is no compiled library.
         """
         unary, syndrome = self._parts()
+        zeros = self._zero_rows()
         seed = int(torch.randint(2**62, (), generator=generator)) if replicates else -1
 
         def masses(states: int, replicates: int, seed: int) -> Tensor:
             logs = kept_cosets(
-                self.checks, unary.cpu(), syndrome.cpu(), states, replicates, seed, event_cost
+                self.checks,
+                unary.cpu(),
+                syndrome.cpu(),
+                states,
+                replicates,
+                seed,
+                event_cost,
+                zeros=None if zeros is None else zeros.cpu(),
             ).to(self.unary)
             return logs.reshape(len(logs), *self.batch_shape, logs.shape[-1])
 
@@ -339,6 +359,9 @@ class ParityModel(Structure):
         """Errors as variables, and a factor for each check: the parity of its errors."""
         sites = VariableArray("site", (len(self.checks.columns),), 2)
         unary, syndrome = self.unary, self.syndrome
+        if self._zeros is not None:
+            # A table cannot hold the gradient of a weight of 0, nor that of the other weight alone.
+            unary = torch.where((unary > -math.inf).all(-1, keepdim=True), unary, unary.detach())
         factors: list[Factor | FactorBlock] = []
         turn = torch.tensor([[0, 1], [1, 0]])
         rows: list[list[int]] = self.checks.rows if syndrome is not None else []
@@ -367,7 +390,9 @@ class ParityModel(Structure):
         """The model on some states of each error, with weights, as estimators solve it."""
         check_support("ParityModel", self.unary, states, log_weights)
         few = Support(states, log_weights).over(2)
-        return replace(self, unary=self.unary + few.log_weights)
+        weights = few.log_weights
+        zeros = None if self._zeros is None else self._zeros * weights.exp()
+        return replace(self, unary=self.unary + weights, _zeros=zeros)
 
     def sites(self) -> Sites:
         """The errors; both states of each cost as much as one."""
@@ -388,7 +413,16 @@ class ParityModel(Structure):
             return unary, torch.full((count, checks), -1, dtype=torch.int8, device=unary.device)
         return unary, self.syndrome.expand(*self.batch_shape, checks).reshape(count, checks)
 
+    def _zero_rows(self) -> Tensor | None:
+        """(B, errors, 2) zeros with gradients, as `sweeps.linear` adds them; None without any."""
+        zeros = self._zeros
+        if zeros is None or not torch.is_grad_enabled():
+            return None
+        return zeros.reshape(-1, *zeros.shape[-2:])
+
     def _cosets(self, *, observables: bool) -> Tensor:
         unary, syndrome = self._parts()
-        logs = sweeps.log_cosets(self.checks, unary, syndrome, observables=observables)
+        logs = sweeps.log_cosets(
+            self.checks, unary, syndrome, observables=observables, zeros=self._zero_rows()
+        )
         return logs.to(self.unary.dtype).reshape(*self.batch_shape, logs.shape[-1])

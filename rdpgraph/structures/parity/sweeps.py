@@ -58,8 +58,14 @@ _RANGE = 600.0  # nats between two masses of one sweep in float64; beyond it log
 
 
 def serves(parities: Parities, unary: Tensor) -> bool:
-    """Return whether the library sweeps over errors with weights in this range."""
-    if unary.device.type != "cpu" or is_transformed() or not library.available(torch.float64):
+    """Return whether the library sweeps over errors with these weights."""
+    here = unary.device.type == "cpu" and library.available(torch.float64)
+    return here and _fits(parities, unary)
+
+
+def _fits(parities: Parities, unary: Tensor) -> bool:
+    """Return whether the masses of a sweep are known to be in the range of float64."""
+    if is_transformed():  # the values are not to be read
         return False
     odds = (unary[..., 1] - unary[..., 0]).detach()
     odds = odds[odds.isfinite()].abs()
@@ -77,12 +83,20 @@ def require_open(parities: Parities, program: Program, copies: float = 2.0) -> N
     require_room(64.0 * copies * 2.0**program.width, f"The sweep of {parities}")
 
 
-def linear(unary: Tensor, merges: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """(R, columns, 2) float64 weights of merged columns, and (R,) the log of their scale."""
+def linear(
+    unary: Tensor, merges: tuple[Tensor, ...], zeros: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(R, columns, 2) float64 weights of merged columns, and (R,) the log of their scale.
+
+    ``zeros`` are added to the weights: their values are 0, and they carry gradients that weights of
+    0 have lost in the logarithms.
+    """
     unary = unary.double()
     peak = unary.detach().amax(-1, keepdim=True)
     peak = torch.where(peak > -math.inf, peak, 0.0)
     weights = (unary - peak).exp()
+    if zeros is not None:
+        weights = weights + zeros * (-peak).exp()
     for left, right in merges:
         one = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
         a, b = weights[:, left], torch.cat([weights, one.expand(len(weights), 1, 2)], 1)[:, right]
@@ -91,21 +105,27 @@ def linear(unary: Tensor, merges: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     return weights, peak.sum((-1, -2))
 
 
-def log_cosets(parities: Parities, unary: Tensor, syndrome: Tensor, *, observables: bool) -> Tensor:
+def log_cosets(
+    parities: Parities, unary: Tensor, syndrome: Tensor, *, observables: bool,
+    zeros: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """(B, 2^observables) log-masses (nats) of syndromes with each value of the observables.
 
     Log-weights (B or 1, errors, 2) and int8 syndromes (B, checks), -1 where unknown; (B, 1) if
-    observables are not distinguished.
+    observables are not distinguished. ``zeros`` as for `linear`; out of its range they have no
+    gradient.
     """
-    if not serves(parities, unary):
-        program = parities.program(observables=observables, merged=False)
+    compiled = serves(parities, unary)
+    program = parities.program(observables=observables, merged=compiled)
+    if compiled:
+        require_open(parities, program, 2.0 + 4.0 * unary.requires_grad * len(program.steps) ** 0.5)
+    else:
         require_open(parities, program, len(syndrome) * float(len(program.steps)) / 8)
-        logs = by_logs(program, unary.double(), syndrome.to(unary.device))[0]
-        return _numbered(logs, program)
-    program = parities.program(observables=observables, merged=True)
-    require_open(parities, program, 2.0 + 4.0 * unary.requires_grad * len(program.steps) ** 0.5)
-    weights, missing = linear(unary, program.merges)
-    values: Any = _Sums.apply(weights, syndrome, program)
+        syndrome = syndrome.to(unary.device)
+    if not _fits(parities, unary):
+        return _numbered(by_logs(program, unary.double(), syndrome)[0], program)
+    weights, missing = linear(unary, program.merges if compiled else (), zeros)
+    values: Any = (_Sums.apply if compiled else by_masses)(weights, syndrome, program)
     return _numbered(values + missing.unsqueeze(-1), program)
 
 
@@ -143,7 +163,7 @@ class _Sums(torch.autograd.Function):
 
 def _again(program: Program, syndrome: Tensor) -> Callable[[Tensor], Tensor]:
     def function(weights: Tensor) -> Tensor:
-        return by_logs(program, safe_log(weights), syndrome)[0]
+        return by_masses(weights, syndrome, program)
 
     return function
 
@@ -163,6 +183,30 @@ def _call(
         *(part.data_ptr() for part in tensors), len(program.steps), stride, checks, columns, batch,
         *sizes, best, threads,
     )  # fmt: skip
+
+
+def by_masses(weights: Tensor, syndrome: Tensor, program: Program) -> Tensor:
+    """(B, final) log-masses as `by_logs` gives them, from weights (B or 1, columns, 2) by products.
+
+    Differentiable any number of times, also in weights of 0.
+    """
+    masses = weights.new_ones(len(syndrome), 1)
+    scale = weights.new_zeros(len(syndrome), 1)
+    for kind, bit, number in program.steps.tolist():
+        if kind == OPEN:
+            masses = torch.cat([masses, torch.zeros_like(masses)], 1)
+        elif kind == FLIP:
+            even, odd = weights[:, number].split(1, -1)
+            flipped = masses[:, torch.arange(masses.shape[1], device=masses.device) ^ bit]
+            masses = masses * even + flipped * odd
+        else:
+            halves = masses.unflatten(1, (-1, 2, 1 << bit))
+            seen = syndrome[:, number].reshape(-1, 1, 1)
+            masses = ((seen != 1) * halves[:, :, 0] + (seen != 0) * halves[:, :, 1]).flatten(1)
+            peak = masses.detach().amax(1, keepdim=True)
+            peak = torch.where(peak > 0, peak, 1.0)
+            masses, scale = masses / peak, scale + peak.log()
+    return safe_log(masses) + scale
 
 
 def by_logs(
