@@ -100,7 +100,8 @@ class BayesianNetwork(Arguments):
         """Fit all tables.
 
         Args:
-            data: a DataFrame, or a mapping from names to columns; None, NaN and -1 are missing.
+            data: a DataFrame, or a mapping from names to columns. None and NaN are missing, and so
+                is -1 where no state is called so: in a tensor silently, else with a warning.
             y: ignored; for pipelines.
             weights: of the rows; None: one each.
             generator: draws tables next to hidden variables, and further starts; None: seed 0.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.once import warn_once
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import EvidenceError, no_raw_memory_error
 from rdpgraph.model.domain import Domain, Entry, Named
@@ -38,12 +39,16 @@ def states_given(given: Any, domain: Domain, *, ignore_unknown: bool = False) ->
 
     Evidence is a mapping from variables to states or batches of them, a list of mappings, or a
     DataFrame (a batch of rows) or Series. Integer tensors hold indices; other values name states.
+
+    An entry of -1 is missing in tensors and arrays of indices. As the one state of a variable it
+    is refused, and in a column of pandas or among names of states it is missing, with a warning:
+    there it may have been meant as a state.
     """
     rows = None
     if is_frame(given):
         given, rows = columns_of(given), len(given)
     elif is_series(given) and hasattr(given, "items"):
-        given = columns_of(given)
+        given = _without_gaps(columns_of(given), domain)
     elif isinstance(given, Sequence) and not isinstance(given, str):
         given, rows = _columns(given, domain), len(given)
     if not isinstance(given, Mapping):
@@ -69,11 +74,42 @@ def _columns(rows: Sequence[Any], domain: Domain) -> dict[Any, list[Any]]:
                 f"{place}."
             )
         for item, value in row.items():
+            _refuse_lone_gap(item, value, domain, f" in row {place}")
             if item not in columns:
                 shape = domain.numbers(item).shape if domain.holds(item) else ()
                 columns[item] = [np.full(shape, None, object).tolist()] * len(rows)
             columns[item][place] = value
     return columns
+
+
+def _without_gaps(row: dict[Any, Any], domain: Domain) -> dict[Any, Any]:
+    """A row of pandas with None in the place of -1, which its column would warn of, too."""
+    lacking = [item for item, value in row.items() if _is_lone_gap(item, value, domain)]
+    for item in lacking:
+        _warn_of_gap(_name(item))
+    return row | dict.fromkeys(lacking)
+
+
+def _is_lone_gap(item: Any, value: Any, domain: Domain) -> bool:
+    """Test for a single number -1 for a variable that has no such state."""
+    if not isinstance(value, int | float | np.number) or value != MISSING:
+        return False
+    return domain.knows(item) and not is_named(domain.states_of(item), MISSING)
+
+
+def _refuse_lone_gap(item: Any, value: Any, domain: Domain, where: str = "") -> None:
+    if _is_lone_gap(item, value, domain):
+        raise EvidenceError(
+            f"-1 is no state of {_name(item)!r}{where}, and would observe nothing: leave the "
+            "variable out, or give None. Only entries of tensors and arrays are missing at -1."
+        )
+
+
+def _warn_of_gap(name: str) -> None:
+    warn_once(
+        f"-1 is no state of {name!r}, and is read as a missing value. Give None or NaN there; if "
+        "it is a state, declare the variable with -1 among the names of its states."
+    )
 
 
 def _read(given: Mapping[Any, Any], domain: Domain) -> Tensor:
@@ -88,6 +124,7 @@ def _read(given: Mapping[Any, Any], domain: Domain) -> Tensor:
         states.append(values)
     for item, value in rest:
         single = domain.single(item)
+        _refuse_lone_gap(item, value, domain)
         if single is not None and (value is None or type(value) in (int, str)):
             ones.append(single[0])
             their.append(_state(_name(item), value, single[1].states))
@@ -135,9 +172,10 @@ def _many(
         rest += [(items[place], values[place]) for place in np.flatnonzero(~direct).tolist()]
         pairs = pairs[:, direct]
     places, states = pairs
-    wrong = (states < MISSING) | (states >= domain.sizes.numpy()[places])
+    wrong = (states < 0) | (states >= domain.sizes.numpy()[places])
     if wrong.any():
         number, state = pairs[:, wrong.argmax()].tolist()
+        _refuse_lone_gap(domain.variable(number), state, domain)
         raise _beyond(domain.variable(number), domain.variable(number), state)
     return places, states, rest
 
@@ -213,6 +251,8 @@ def _state(name: str, value: Any, states: States) -> int:
         return MISSING
     # -1 is a gap unless a state is named so.
     if value == MISSING and not is_named(states, MISSING):
+        if isinstance(states, tuple):
+            _warn_of_gap(name)
         return MISSING
     return state_index(name, states, value)
 
@@ -241,6 +281,8 @@ def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
     """Convert states of any form to int64 on the CPU."""
     if is_series(value):
         codes, kinds = codes_of(value)
+        if isinstance(entry.states, int) and MISSING in kinds:
+            _warn_of_gap(name)
         known = _tensor(name, [*kinds, None], entry)
         return known[torch.from_numpy(array_of(codes)).long()]
     if not isinstance(value, Tensor):

@@ -215,12 +215,13 @@ class FactorGraph(Opaque):
 
         Args:
             evidence: from variables (or names) to states, or to batches of them: tensors, lists or
-                arrays, missing entries -1 (None or NaN in a list); for an array of variables
-                (*batch, *shape). A state is given by its name; by index where states have no
-                names. Tensors of whole numbers hold indices, whatever the names. A list of such
-                mappings is a batch of rows, as is a pandas DataFrame, whose index and columns come
-                back in the frames of answers; a Series is one row. Soft evidence is a unary factor:
-                `with_factors`.
+                arrays; for an array of variables (*batch, *shape). A state is given by its name; by
+                index where states have no names. Tensors of whole numbers hold indices, whatever
+                the names. A list of such mappings is a batch of rows, as is a pandas DataFrame,
+                whose index and columns come back in the frames of answers; a Series is one row.
+                Missing entries are None or NaN, and -1 in tensors and arrays of indices. A -1 that
+                no state is called is refused as the one state of a variable, and is missing, with a
+                warning, in pandas and among names. Soft evidence is a unary factor: `with_factors`.
             ignore_unknown: leave out keys and columns that are no variables of the graph.
 
         Raises:

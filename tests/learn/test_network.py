@@ -272,7 +272,8 @@ def test_numbers_and_categories_are_states():
         "i": [0, 1, -1, 1],
         "b": [True, False, True, True],
     })  # fmt: skip
-    network = BayesianNetwork([("n", "k"), ("i", "b")]).fit(table)
+    with pytest.warns(UserWarning, match="-1 is no state of 'i', and is read as a missing value"):
+        network = BayesianNetwork([("n", "k"), ("i", "b")]).fit(table)
     states = {name: network.graph_[name].states for name in table}
     assert states == {"n": (3, 5), "k": ("y", "x", "z"), "i": (0, 1), "b": (False, True)}
     assert network.graph_.cpt("k")[:, 2].tolist() == pytest.approx([0, 0], abs=1e-4)

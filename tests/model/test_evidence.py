@@ -1,6 +1,10 @@
 """States of many variables given one by one."""
 
+import re
+import warnings
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -31,7 +35,7 @@ def test_many_keys_at_once_are_those_keys_one_by_one(kind):
         }
     if kind == "other values":
         given = {
-            own: (state, torch.tensor(state), None, np.int64(state), -1)[place % 5]
+            own: (state, torch.tensor(state), None, np.int64(state), torch.tensor(-1))[place % 5]
             for place, (own, state) in enumerate(given.items())
         }
     one_by_one = graph
@@ -63,3 +67,70 @@ def test_what_one_of_many_keys_gets_wrong_is_said_as_alone(key, state, kind, mes
         return
     with pytest.raises(kind, match=message):
         graph.condition(named)
+
+
+A, B = rg.Variable("a", ("no", "yes")), rg.Variable("b", 2)
+RATING, SIGN = rg.Variable("rating", (0, 1, 2)), rg.Variable("sign", (-1, 0, 1))
+ROW = rg.VariableArray("row", (3,), 2)
+EVERY = rg.FactorGraph([], [A, B, RATING, SIGN, ROW])
+
+
+@pytest.mark.parametrize("value", [-1, -1.0, np.int64(-1), np.float32(-1)])
+@pytest.mark.parametrize("item", [A, "b", "rating", ROW, ROW[1]])
+def test_one_state_of_minus_one_is_refused(item, value):
+    name = item if isinstance(item, str) else item.name
+    for door in (EVERY.condition, EVERY.score):
+        with pytest.raises(rg.errors.EvidenceError, match=f"-1 is no state of '{re.escape(name)}'"):
+            door({item: value})
+    with pytest.raises(rg.errors.EvidenceError, match="in row 1"):
+        EVERY.condition([{item: None}, {item: value}])
+    # What the message says to do instead.
+    assert EVERY.condition({item: None}).observed.eq(-1).all()
+    assert EVERY.condition({}).observed.eq(-1).all()
+
+
+def test_one_of_many_states_that_is_minus_one_is_refused():
+    graph, given = many_keys()
+    with pytest.raises(rg.errors.EvidenceError, match=r"-1 is no state of 'v3'"):
+        graph.condition({**given, graph["v3"]: -1})
+
+
+def test_minus_one_is_missing_in_tensors_and_arrays_and_is_a_state_by_its_name(recwarn):
+    for many in (torch.tensor([0, -1]), np.array([0, -1]), [0, -1], torch.tensor([-1, -1])):
+        assert EVERY.condition({"b": many}).observed[1, 1] == -1
+    assert EVERY.condition({ROW: [0, -1, 1]}).observed[-3:].tolist() == [0, -1, 1]
+    assert EVERY.condition({"a": torch.tensor(-1)}).observed.eq(-1).all()
+    signs = pd.DataFrame({"sign": [-1, 0, 1]})
+    for given, index in (({"sign": -1}, [0]), (signs, [0, 1, 2]), ({"sign": [-1, 1]}, [0, 2])):
+        assert EVERY.condition(given).observed[..., 3].flatten().tolist() == index
+    assert not recwarn
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pd.DataFrame({"b": [0, -1]}),
+        pd.DataFrame({"b": [0.0, -1.0]}),
+        {"b": pd.Series([1, -1])},
+        {"rating": [0, -1]},
+        {"rating": np.array([0, -1])},
+        {"a": ["no", -1]},
+        pd.Series({"b": -1, "a": "no"}),
+    ],
+    ids=str,
+)
+def test_minus_one_in_a_column_or_among_names_is_missing_with_a_warning(given):
+    with pytest.warns(UserWarning, match="-1 is no state of '(a|b|rating)', and is read as"):
+        observed = EVERY.condition(given).observed
+    assert observed.reshape(-1, 7)[-1][[1, 2]].eq(-1).all()
+
+
+def test_the_warning_comes_once_for_a_variable():
+    graph = rg.FactorGraph([], [rg.Variable("one time", 2), rg.Variable("one more", 2)])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            graph.condition(pd.DataFrame({"one time": [0, -1], "one more": [-1, 0]}))
+    assert sorted(str(each.message)[:29] for each in said) == [
+        "-1 is no state of 'one more',", "-1 is no state of 'one time',"
+    ]  # fmt: skip

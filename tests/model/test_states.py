@@ -145,6 +145,7 @@ def test_what_could_be_either_is_refused_with_both_readings(states, value, readi
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore:-1 is no state of")
 @pytest.mark.parametrize(
     ("states", "value", "index"),
     [

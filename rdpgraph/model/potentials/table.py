@@ -1,7 +1,6 @@
 """Dense log-tables, and conversion of array-likes to tensors."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.once import warn_once
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError, ProbabilityWarning
 from rdpgraph.model.potentials.potential import (
@@ -140,8 +140,6 @@ def looked_up(values: Tensor, index: Sequence[Tensor]) -> Tensor:
     return values.view(-1).index_select(0, number.flatten()).reshape(number.shape)
 
 
-warnings.filterwarnings("once", category=ProbabilityWarning, append=True)
-
 _TOLERANCE = 1e-4  # of sums
 
 
@@ -174,7 +172,7 @@ class Table(Stored):
     def __post_init__(self) -> None:
         settle(self, "log_values")
         if 0 < checked_log_values("Table", self.log_values) <= 1 and _add_up(self.log_values):
-            warnings.warn(
+            warn_once(
                 "A Table takes log-values, and was given what look like probabilities: use "
                 "Table.from_probabilities(values), or Table.from_logs(values) if logs are meant.",
                 ProbabilityWarning,
