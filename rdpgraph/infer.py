@@ -1,9 +1,9 @@
 """The functions infer() and explain(), which connect schedulers, estimators and posteriors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import torch
 
@@ -22,12 +22,16 @@ from rdpgraph.schedulers import Auto, Loopy, Scheduler, solve_exactly
 from rdpgraph.schedulers.contraction import begun, prepared
 from rdpgraph.schedulers.scheduler import require_room_for_states
 
+if TYPE_CHECKING:
+    from rdpgraph.model.graph import Evidence
+
 
 @overload
 def infer(
     model: FactorGraph,
     scheduler: Scheduler | None = None,
     *,
+    evidence: "Evidence | None" = None,
     estimator: Estimator | None = None,
     generator: torch.Generator | None = None,
 ) -> Posterior: ...
@@ -48,6 +52,7 @@ def infer(
     model: Model,
     scheduler: Scheduler | None = None,
     *,
+    evidence: "Evidence | None" = None,
     estimator: Estimator | None = None,
     generator: torch.Generator | None = None,
 ) -> Posterior | StructuredPosterior: ...
@@ -58,6 +63,7 @@ def infer(
     model: Model,
     scheduler: Scheduler | None = None,
     *,
+    evidence: "Evidence | None" = None,
     estimator: Estimator | None = None,
     generator: torch.Generator | None = None,
 ) -> Posterior | StructuredPosterior:
@@ -66,6 +72,8 @@ def infer(
     Args:
         model: a `FactorGraph`, evidence included, or a `Structure`.
         scheduler: default `Auto()`; ``infer(graph, Loopy())``.
+        evidence: of a graph, as for `FactorGraph.condition`: ``infer(graph, evidence=seen)`` is
+            ``infer(graph.condition(seen))``.
         estimator: rewrites the model into a cheaper one; default `Exact()`, which does not.
         generator: the randomness of the estimator.
 
@@ -77,10 +85,13 @@ def infer(
 
     Raises:
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
-        ModelError: something else than a model, an estimator, a scheduler or a generator; or tables
-            that were changed in place after the graph took a copy of them.
+        EvidenceError: evidence that does not fit the graph.
+        ModelError: something else than a model, an estimator, a scheduler or a generator; evidence
+            on a structure; or tables that were changed in place after the graph took a copy of
+            them.
     """
     _require_choices("infer", estimator, scheduler, generator)
+    model = _conditioned("infer", model, evidence)
     scheduler = scheduler or Auto()
     empty = not isinstance(model, Structure) and 0 in _checked(model).batch_shape
     if empty and not isinstance(scheduler, Loopy):
@@ -118,6 +129,7 @@ def explain(
     model: Model,
     scheduler: Scheduler | None = None,
     *,
+    evidence: "Evidence | None" = None,
     estimator: Estimator | None = None,
     generator: torch.Generator | None = None,
 ) -> Plan:
@@ -129,13 +141,17 @@ def explain(
     Args:
         model: as for `infer`.
         scheduler: as for `infer`.
+        evidence: as for `infer`.
         estimator: the plan is that of the model it makes; one with a pilot runs it for that.
         generator: the randomness of the estimator.
 
     Raises:
-        ModelError: something else than a model, an estimator, a scheduler or a generator.
+        EvidenceError: evidence that does not fit the graph.
+        ModelError: something else than a model, an estimator, a scheduler or a generator; or
+            evidence on a structure.
     """
     _require_choices("explain", estimator, scheduler, generator)
+    model = _conditioned("explain", model, evidence)
     solve = partial(infer, scheduler=scheduler, generator=generator)
     problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
     if isinstance(problem.model, Structure):
@@ -145,6 +161,19 @@ def explain(
         with recording(lambda: tensors_in(graph.blocks)):
             plan = prepared(scheduler or Auto(), graph, keep=True)[0]
     return plan if problem.lift is None else _of_another(plan, type(estimator).__name__)
+
+
+def _conditioned(asked: str, model: Model, evidence: "Evidence | None") -> Model:
+    """The model, or the graph given some evidence."""
+    if evidence is None:
+        return model
+    if isinstance(model, Structure):
+        raise ModelError(
+            f"{asked} takes evidence= on a FactorGraph; a {type(model).__name__} has none: give "
+            "its unary log-potentials -inf in the states that were not seen, or ask "
+            f"{asked}(structure.factor_graph(), evidence=...)."
+        )
+    return _checked(model).condition(evidence)
 
 
 def _of_another(planned: Plan | Callable[[], Plan], estimator: str) -> Plan:
@@ -181,4 +210,5 @@ def _require_choices(asked: str, estimator: object, scheduler: object, generator
         if value is not None and not isinstance(value, kind):
             meant = [name for name, (_, other, _) in choices.items() if isinstance(value, other)]
             hint = f"; give it as {meant[0]}=" if meant else ""
+            hint = "; evidence is given as evidence=" if isinstance(value, Mapping) else hint
             raise ModelError(f"{asked} needs {wanted}; got {value!r:.80}{hint}.")

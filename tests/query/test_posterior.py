@@ -80,3 +80,36 @@ def test_choices_that_are_none_are_refused_by_name(ask, name):
     graph = rg.FactorGraph([rg.Factor((rg.Variable("x", 2),), rg.Table([0.0, 0.0]))])
     with pytest.raises(rg.errors.ModelError, match=f"{ask.__name__} needs an? {name} as.*'fast'"):
         ask(graph, **{name: "fast"})
+
+
+def test_evidence_of_infer_is_that_of_condition():
+    rain, wet = rg.Variable("rain", ("no", "yes")), rg.Variable("wet", ("no", "yes"))
+    graph = rg.FactorGraph.bayesian_network(
+        [(rain, (), [0.8, 0.2]), (wet, (rain,), [[0.9, 0.1], [0.2, 0.8]])]
+    )
+    for seen in ({"wet": "yes"}, {wet: ["yes", None]}, [{"rain": "no"}, {}], {}):
+        given = graph.condition(seen)
+        for options in ({}, {"scheduler": rg.Loopy()}, {"estimator": rg.Exact()}):
+            posterior, expected = (
+                rg.infer(graph, evidence=seen, **options),
+                rg.infer(given, **options),
+            )
+            assert torch.equal(posterior.log_partition, expected.log_partition)
+            assert torch.equal(posterior.marginal(rain), expected.marginal(rain))
+            assert rg.explain(graph, evidence=seen, **options) == rg.explain(given, **options)
+    # Evidence on a graph that has some is added to it.
+    both = rg.infer(graph.condition({"wet": "yes"}), evidence={"rain": "no"})
+    assert float(both.log_partition.exp()) == pytest.approx(0.8 * 0.1)
+    with pytest.raises(rg.errors.EvidenceError, match="no state 'snow'"):
+        rg.infer(graph, evidence={"rain": "snow"})
+    for ask in (rg.infer, rg.explain):
+        with pytest.raises(rg.errors.ModelError, match="evidence is given as evidence="):
+            ask(graph, {"wet": "yes"})
+
+
+@pytest.mark.parametrize("ask", [rg.infer, rg.explain])
+def test_evidence_on_a_structure_is_refused_and_its_graph_takes_it(ask):
+    chain = rg.Chain(torch.zeros(3, 2), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    with pytest.raises(rg.errors.ModelError, match=r"factor_graph\(\), evidence="):
+        ask(chain, evidence={"site[0]": 1})
+    ask(chain.factor_graph(), evidence={"site[0]": 1})
