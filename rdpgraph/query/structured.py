@@ -1,5 +1,6 @@
 """The posterior of a structure, in the shape of its sites, and relaxed draws."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +16,11 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.interface.structure import Structure, summary
-from rdpgraph.model.domain import Named
+from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.restriction import Support
 from rdpgraph.model.soundness import holds_numbers, refuse_unsound
-from rdpgraph.model.variable import VariableArray
-from rdpgraph.query.answers import Inferred, checked_draws
+from rdpgraph.model.variable import Variable, VariableArray
+from rdpgraph.query.answers import Inferred, StateValues, checked_draws
 from rdpgraph.structures.draws import straight_through
 
 
@@ -130,6 +131,39 @@ class StructuredPosterior(Inferred):
     def _flat(self) -> Tensor:
         return self._with_word(self._checked.variable_marginals())
 
+    @property
+    def _sites(self) -> Entry:
+        """The sites of a batch item as variables, named as those of `Structure.factor_graph`."""
+        *sites, states = self.structure.unary.shape[len(self.batch_shape) :]
+        return VariableArray("site", tuple(sites), states) if sites else Variable("site", states)
+
+    def marginal(self, site: Any) -> Tensor:
+        """Probabilities of the states of a site, (*batch, states); zeros where an item lacks it.
+
+        Args:
+            site: for a chain a step, as ``3``; else a tuple, as ``(0, 2)``. Slices give several,
+                (*batch, *shape, states).
+
+        Raises:
+            ModelError: the structure has no such site.
+        """
+        entry = self._sites
+        numbers = Domain.of([entry]).numbers(_site_of(entry, site))
+        rows = self.marginals().reshape([*self.batch_shape, math.prod(entry.shape), entry.size])
+        return rows[..., numbers, :]
+
+    def to_frame(self) -> Any:
+        """The marginals as a pandas DataFrame, like `StateValues.to_frame` of a graph.
+
+        A row for each site and state, such as ``("site[3]", 1)``. One column ``"value"``; for a
+        batch a column for each item.
+
+        Raises:
+            UnsupportedError: pandas is not installed.
+        """
+        sites = self._sites
+        return StateValues({sites: self.marginals()}, Domain.of([sites])).to_frame()
+
     def joint(self, sites: Iterable[int | tuple[int, ...]]) -> Tensor:
         """(*batch, *sizes) the joint probabilities of a few sites, given by their positions.
 
@@ -159,12 +193,7 @@ class StructuredPosterior(Inferred):
                 "infer(structure.factor_graph(), estimator=...).joint(...)."
             )
         (entry,) = self._direct.general.graph.variables
-        items: list[Named] = []
-        for site in asked:
-            try:
-                items.append(entry[site] if isinstance(entry, VariableArray) else entry)
-            except IndexError as error:
-                raise ModelError(f"There is no site {site!r}. {error}") from None
+        items: list[Named] = [_site_of(entry, site) for site in asked]
         return self._direct.general.joint(items)
 
     def entropy(self) -> Tensor:
@@ -244,3 +273,11 @@ class StructuredPosterior(Inferred):
         (support,) = self.solution.restriction.supports
         assert support is not None
         return support
+
+
+def _site_of(entry: Entry, site: Any) -> Entry:
+    """A site among the variables of a structure, or several for slices."""
+    try:
+        return entry[site] if isinstance(entry, VariableArray) else entry
+    except IndexError as error:
+        raise ModelError(f"There is no site {site!r:.80}. {error}") from None
