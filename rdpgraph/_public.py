@@ -66,8 +66,11 @@ from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 
 if TYPE_CHECKING:  # each is loaded when it is asked for
     from rdpgraph import decoding as decoding
+    from rdpgraph import distributed as distributed
+    from rdpgraph import gp as gp
     from rdpgraph import learn as learn
     from rdpgraph import nn as nn
+    from rdpgraph import testing as testing
 
 __all__ = [
     "Alignment",
@@ -120,6 +123,7 @@ __all__ = [
     "answers",
     "controlled",
     "decoding",
+    "distributed",
     "distributions",
     "draw",
     "errors",
@@ -128,6 +132,7 @@ __all__ = [
     "from_networkx",
     "from_pgmpy",
     "from_pyagrum",
+    "gp",
     "infer",
     "interruptible",
     "learn",
@@ -137,6 +142,7 @@ __all__ = [
     "randomized",
     "read",
     "straight_through",
+    "testing",
     "to_networkx",
     "to_pgmpy",
     "to_pyagrum",

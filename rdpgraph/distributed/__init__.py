@@ -1,8 +1,7 @@
 """Inference by several processes of torch.distributed, with the answers of one.
 
 For models whose tables exceed the memory of a machine. `group` makes a mesh of the processes that
-torchrun started, and `partition` divides the factors of a graph between them. `rdpgraph` does not
-import it by itself.
+torchrun started, and `partition` divides the factors of a graph between them.
 """
 
 from rdpgraph.distributed.collectives import alone, group, share

@@ -1,7 +1,6 @@
 """Structured Gaussian processes: Bayesian taggers by variational inference.
 
-The tagger is `StructuredGP`; the other names are its parts. `rdpgraph` does not import it by
-itself.
+The tagger is `StructuredGP`; the other names are its parts.
 """
 
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised, ScoreFunction
