@@ -187,7 +187,9 @@ class VariableArray(Opaque):
 def state_index(name: str, states: States, state: object) -> int:
     """The index of a state, given by its name, or by its index where states have no names.
 
-    A number is also the name that spells it, where both readings are one state: "1" at index 1.
+    A number is also the name that spells it, where both readings are one state: "1" at index 1. A
+    truth value is the name that spells it in any case, as "TRUE", and 0.5 is "0.5": pandas reads
+    such names from files as values.
     """
     state = _plain(state)
     if isinstance(state, float) and state.is_integer():
@@ -199,7 +201,14 @@ def state_index(name: str, states: States, state: object) -> int:
         if type(names[place]) is type(state):  # 1 == True, but 1 is not a truth value
             return place
     if isinstance(state, bool) and (names or size != 2):
+        spelled = [place for place, label in enumerate(names) if _spells(label, state)]
+        if len(spelled) == 1:
+            return spelled[0]
         raise _either(name, states, state, "a truth value")
+    if isinstance(state, float) and names:  # it has a fraction, so that it is no index
+        spelled = [place for place, label in enumerate(names) if _number(label) == state]
+        if len(spelled) == 1:
+            return spelled[0]
     number = _whole(state)
     if names or isinstance(state, str):
         known = f"{size} unnamed states" if isinstance(states, int) else _listed(names)
@@ -243,6 +252,11 @@ def _number(state: State) -> float | None:
         return float(state) if state[:1] in _FIRST_OF_NUMBERS else None
     except ValueError:
         return None
+
+
+def _spells(label: State, truth: bool) -> bool:  # noqa: FBT001
+    """Test if a name is the word for a truth value, in any case."""
+    return isinstance(label, str) and label.lower() == str(truth).lower()
 
 
 def _either(name: str, states: States, given: int, reading: str) -> EvidenceError:

@@ -1,5 +1,6 @@
 """States by name, number and truth value, in everything that takes them and gives them back."""
 
+import io
 import math
 
 import numpy as np
@@ -120,6 +121,8 @@ def test_answers_of_every_kind_are_evidence_again(model):
         ((False, True), 1, ("the state True", "index 1, that of True")),
         (("no", "yes"), 2, ("no state 2; it has 'no', 'yes'.",)),
         (("no", "yes"), 0.5, ("0.5",)),
+        (("0.5", "0.50"), 0.5, ("0.5",)),
+        (("true", "True"), True, ("truth value", "index 1, that of 'True'")),
     ],
 )
 def test_what_could_be_either_is_refused_with_both_readings(states, value, readings):
@@ -156,6 +159,11 @@ def test_what_could_be_either_is_refused_with_both_readings(states, value, readi
         ((1, 2, 3), -1, -1),
         (("no", "yes"), -1, -1),
         ((True, False), np.bool_(True), 0),
+        (("True", "False"), True, 0),
+        (("FALSE", "TRUE"), np.bool_(True), 1),
+        (("no", "maybe", "false"), False, 2),
+        (("0.5", "1.5"), 1.5, 1),
+        (("0.50", "1.5"), np.float32(0.5), 0),
     ],
 )
 def test_what_can_mean_one_state_alone_is_read(states, value, index):
@@ -163,6 +171,40 @@ def test_what_can_mean_one_state_alone_is_read(states, value, index):
     graph = rg.FactorGraph([rg.Factor((x,), rg.Table(torch.zeros(x.size)))])
     for many in ([value], np.array([value]), pd.Series([value]), [value, None]):
         assert graph.condition({"x": many}).observed[0].tolist() == [index]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["object", "category", "string", "bool", "boolean", "str", "bool[pyarrow]", "string[pyarrow]"],
+)
+@pytest.mark.parametrize("names", [("True", "False"), ("false", "true"), (True, False)], ids=str)
+def test_columns_of_truth_values_are_read_whatever_their_type(kind, names):
+    if kind.endswith("[pyarrow]"):
+        pytest.importorskip("pyarrow")
+    textual = kind.startswith("str")
+    if textual and names[0] is True:
+        pytest.skip("names that are truth values are no texts")
+    gap = [] if kind == "bool" else [None]
+    values = [*names] if textual else [str(name).lower() == "true" for name in names]
+    column = pd.Series([*values, *gap], dtype=kind)
+    x = rg.Variable("x", names)
+    graph = rg.FactorGraph.bayesian_network([(x, (), [0.5, 0.5])])
+    expected = [0, 1, *(-1 for _ in gap)]
+    assert graph.condition(pd.DataFrame({"x": column})).observed[:, 0].tolist() == expected
+    fitted = rg.learn.BayesianNetwork(graph).fit(pd.DataFrame({"x": column[[0, 0, 0, 1]]}))
+    assert fitted.graph_.cpt("x").tolist() == pytest.approx([0.75, 0.25])
+
+
+@pytest.mark.parametrize("names", [("True", "False"), ("true", "false"), ("0.5", "1.5")], ids=str)
+def test_what_pandas_makes_of_names_in_a_file_is_read(names):
+    x = rg.Variable("x", names)
+    graph = rg.FactorGraph([rg.Factor((x,), rg.Table(torch.zeros(2)))])
+    text = f"x,n\n{names[1]},0\n{names[0]},1\n,2\n{names[1]},3\n"
+    for options in ({}, {"dtype": "category"}, {"dtype_backend": "numpy_nullable"}, {"dtype": str}):
+        frame = pd.read_csv(io.StringIO(text), **options)[["x"]]
+        assert graph.condition(frame).observed[:, 0].tolist() == [1, 0, -1, 1]
+        assert graph.condition(frame[:2].copy()).observed[:, 0].tolist() == [1, 0]
+        assert graph.condition(frame.iloc[0]).observed.tolist() == [1]
 
 
 def test_tensors_hold_indices_whatever_the_names_are():
