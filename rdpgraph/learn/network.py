@@ -25,10 +25,8 @@ from rdpgraph.learn.families import (
     read_rows,
 )
 from rdpgraph.learn.gradient import standard_errors
-from rdpgraph.model.evidence import MISSING, states_given
-from rdpgraph.model.factor import Factor
+from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, names_of
 from rdpgraph.schedulers import Scheduler
 
@@ -301,20 +299,7 @@ class BayesianNetwork(Arguments):
             >>> rg.infer(network.do(wet=1)).marginal("rain")
             tensor([0.5000, 0.5000], dtype=torch.float64)
         """
-        graph = self._graph
-        states = states_given(settings, graph.domain)
-        if states.ndim > 1:
-            raise ModelError("do takes one state for each variable; ask for each of several.")
-        factors: list[Factor] = []
-        for place, (factor, state) in enumerate(zip(graph.factors(), states.tolist(), strict=True)):
-            variable = graph.domain.variable(place)
-            if state == MISSING:
-                factors.append(factor)
-            else:
-                table = torch.full((variable.size,), -math.inf, dtype=graph.dtype)
-                table[state] = 0.0
-                factors.append(Factor(variable, Table.from_logs(table)))
-        return FactorGraph(factors, graph.variables)
+        return self._graph.do(settings)
 
     def adjustment_set(self, cause: str, effect: str) -> set[str]:
         """A minimal set of variables to adjust for in the effect of one variable on another.

@@ -385,6 +385,43 @@ class FactorGraph(Opaque):
         """
         return self._network.log_values(self.domain.number(variable)).exp()
 
+    def do(self, settings: Mapping[Any, Any]) -> "FactorGraph":
+        """The Bayesian network after interventions: variables are set, whatever their parents are.
+
+        The table of such a variable is replaced by one without parents, which is 1 at its state;
+        evidence stays.
+
+        Args:
+            settings: one state for each variable, by index or name.
+
+        Raises:
+            UnsupportedError: the factors are no conditional tables, one for each variable.
+            ModelError: several states of a variable, or an unknown one.
+            EvidenceError: a variable has no such state.
+
+        Example:
+            >>> rain, wet = Variable("rain", ("no", "yes")), Variable("wet", ("no", "yes"))
+            >>> weather = FactorGraph.bayesian_network([
+            ...     (rain, (), [0.8, 0.2]), (wet, (rain,), [[0.9, 0.1], [0.2, 0.8]])
+            ... ])
+            >>> weather.do({"wet": "yes"}).cpt("wet")
+            tensor([0., 1.])
+        """
+        states, network = states_given(settings, self.domain), self._network
+        if states.ndim > 1:
+            raise ModelError("do takes one state for each variable; ask for each of several.")
+        factors: list[Factor] = []
+        for factor in self.factors():
+            variable = factor.variables[network.slot]
+            state = int(states[self.domain.number(variable)])
+            if state != MISSING:
+                row = torch.zeros(variable.size, dtype=self.dtype, device=self.device)
+                row[state] = 1.0
+                factor = Factor(variable, Table.from_probabilities(row))
+            factors.append(factor)
+        blocks = blocks_of(factors, self.domain)
+        return FactorGraph.from_blocks(self.domain, blocks, self.observed, self.labels)
+
     def to(self, *args: Any) -> "FactorGraph":
         """The graph with its tables on another device or of another floating type.
 

@@ -82,6 +82,37 @@ def test_conditional_tables_of_blocks_and_batches():
     torch.testing.assert_close(gradient, torch.tensor([[0.0, 0.0], [0.25, -0.25]]))
 
 
+def test_interventions_leave_out_the_tables_of_what_is_set():
+    """Pearl's truncated factorization, by enumeration."""
+    a, b, c = drawn(2), drawn(2, 3), drawn(2, 3, 2)
+    made = rg.FactorGraph.bayesian_network([(C, (A, B), c), (B, (A,), b), (A, (), a)])
+    whole = {"A": a[:, None, None].expand(2, 3, 2), "B": b[:, :, None].expand(2, 3, 2), "C": c}
+    done = made.do({"b": 1})
+    kept = whole["A"] * whole["C"] * torch.tensor([0.0, 1.0, 0.0])[:, None]
+    torch.testing.assert_close(rg.infer(done).joint(["a", "b", "c"]), kept.to(a))
+    assert done.parents("b") == ()
+    assert done.parents("c") == (A, B)
+    seen = rg.infer(made.do({B: 2, A: "no"}).condition({"c": 1}))
+    torch.testing.assert_close(seen.log_partition, c[0, 2, 1].log())
+    torch.testing.assert_close(
+        rg.infer(made.condition({"c": 1}).do({B: 2, A: "no"})).log_partition, c[0, 2, 1].log()
+    )
+    assert made.do({}).num_factors == 3
+    x = rg.VariableArray("x", (3,), 2)
+    step = drawn(2, 2)
+    chain = rg.FactorGraph([
+        rg.Factor((x[0],), rg.Table(drawn(2).log())),
+        rg.FactorBlock((x[:-1], x[1:]), rg.Table(step.log())),
+    ])  # fmt: skip
+    torch.testing.assert_close(rg.infer(chain.do({"x[1]": 1})).marginal("x[2]"), step[1])
+    with pytest.raises(rg.errors.ModelError, match="one state for each variable"):
+        made.do({"b": [0, 1]})
+    with pytest.raises(rg.errors.EvidenceError, match="'b' has"):
+        made.do({"b": 7})
+    with pytest.raises(rg.errors.UnsupportedError, match="Not a Bayesian network"):
+        made.with_factors(rg.Factor((A,), rg.Table([0.0, 1.0]))).do({"b": 1})
+
+
 def test_graphs_that_are_no_network_have_no_conditional_tables():
     _, made = network()
     half = rg.Table.from_probabilities(torch.full((2, 2), 0.5))
