@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from rdpgraph.cli.learning import fit_command, sample_command
 from rdpgraph.cli.options import (
     Device,
+    Do,
     EstimatorName,
     Evidence,
     Format,
@@ -34,6 +35,7 @@ from rdpgraph.cli.options import (
     ProposalName,
     Report,
     Settings,
+    Soft,
     Style,
     Task,
     Time,
@@ -87,6 +89,8 @@ def infer_command(
     ],
     evidence: Evidence = None,
     settings: Settings = None,
+    do: Do = None,
+    soft: Soft = None,
     task: Annotated[
         Task, typer.Option(help="log Z, marginals, MAP, or marginal MAP over --query.")
     ] = Task.MAR,
@@ -145,7 +149,13 @@ def infer_command(
         )
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import answer, as_text, plain, print_table, worth
-    from rdpgraph.cli.loading import checked_target, load, queried, require_room_for_answers
+    from rdpgraph.cli.loading import (
+        Given,
+        checked_target,
+        load,
+        queried,
+        require_room_for_answers,
+    )
     from rdpgraph.cli.solving import (
         about,
         answered_here,
@@ -164,7 +174,7 @@ def infer_command(
 
     # Imports count as time of the first model.
     started = min(monotonic() - begin, 0.5 * time_seconds)
-    ended = 0
+    ended, given = 0, Given(settings, do, soft)
     for model, target in answered_here(models, output, task, evidence):
         checked_target(target, model, evidence)
         with about(model, models), ending(time_seconds, spent=started):
@@ -176,7 +186,7 @@ def infer_command(
                 until = now() + time_seconds - started
                 with allowance.spending():
                     budget: Any = {"limit": limit, "wait": time_seconds, "memory": memory_bytes}
-                    graph = load(model, evidence, settings or (), device, **budget)
+                    graph = load(model, evidence, given, device, **budget)
                 tell("planning")
                 # Writing takes less than half as long as reading.
                 allowance.spent = 1.5 * allowance.spent + started
@@ -228,6 +238,8 @@ def explain_command(
     model: Model,
     evidence: Evidence = None,
     settings: Settings = None,
+    do: Do = None,
+    soft: Soft = None,
     memory_bytes: Memory = None,
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
@@ -237,17 +249,17 @@ def explain_command(
     """Print the plan for a model, without running it."""
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import as_json
-    from rdpgraph.cli.loading import load
+    from rdpgraph.cli.loading import Given, load
     from rdpgraph.cli.solving import ending
     from rdpgraph.infer import explain
     from rdpgraph.plan.clock import Allowance
     from rdpgraph.schedulers import Auto
 
     with show_progress("planning", time_seconds), ending(time_seconds):
-        allowance = Allowance(time_seconds)
+        allowance, given = Allowance(time_seconds), Given(settings, do, soft)
         with allowance.spending():
             budget: Any = {"limit": limit, "wait": time_seconds, "memory": memory_bytes}
-            graph = load(model, evidence, settings or (), **budget)
+            graph = load(model, evidence, given, **budget)
         plan = explain(graph, scheduler=Auto(memory_bytes, allowance.left()))
     typer.echo(str(plan) if style is ParseFormat.TEXT else as_json(plan.figures()))
 
@@ -284,6 +296,8 @@ def draw(
     output: Annotated[Path, typer.Option("--output", "-o", help="A .png, .svg or .pdf name.")],
     evidence: Evidence = None,
     settings: Settings = None,
+    do: Do = None,
+    soft: Soft = None,
     marginals: Annotated[  # noqa: FBT002
         bool, typer.Option("--marginals/--no-marginals", help="Bars where the model is small.")
     ] = True,
@@ -295,7 +309,7 @@ def draw(
     """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import print_report
-    from rdpgraph.cli.loading import checked_picture, load
+    from rdpgraph.cli.loading import Given, checked_picture, load
     from rdpgraph.cli.solving import ending, posterior_of
     from rdpgraph.io.text import WAIT
     from rdpgraph.query.drawing import draw as draw_model
@@ -303,7 +317,8 @@ def draw(
 
     checked_picture(output, model, evidence)
     with show_progress("drawing"), ending(time_seconds):
-        graph = load(model, evidence, settings or (), limit=limit, wait=min(WAIT, time_seconds))
+        given = Given(settings, do, soft)
+        graph = load(model, evidence, given, limit=limit, wait=min(WAIT, time_seconds))
         barred = marginals and graph.num_variables <= 40
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds)) if barred else None
         draw_model(posterior or graph, output)

@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from rdpgraph.cli.options import Json, Limit, Model, Output, ParseFormat, Settings, Style, Whole
+from rdpgraph.cli.options import (
+    Do,
+    Json,
+    Limit,
+    Model,
+    Output,
+    ParseFormat,
+    Settings,
+    Soft,
+    Style,
+    Whole,
+)
 
 
 def fit_command(
@@ -45,6 +56,7 @@ def fit_command(
     with show_progress("reading", time_seconds) as tell, ending(time_seconds):
         graph = load(model, limit=limit, wait=time_seconds)
         rows = read_rows(data, graph, int(limit or LIMIT), time_seconds)
+        count = len(next(iter(rows.values())))
         network = BayesianNetwork(
             graph, prior=prior, limit=steps, tolerance=tolerance, progress=tell
         )
@@ -54,13 +66,13 @@ def fit_command(
     fit = network.fit_
     if style is ParseFormat.JSON:
         body = {
-            "log_likelihood": fit.log_likelihood, "rows": len(rows), "steps": fit.steps,
+            "log_likelihood": fit.log_likelihood, "rows": count, "steps": fit.steps,
             "converged": fit.status.converged, "remedy": fit.status.remedy,
         }  # fmt: skip
         typer.echo(as_json(body))
     else:
         likelihood = f"log-likelihood {fit.log_likelihood:.4f} nats"
-        typer.echo(f"{likelihood}, {len(rows)} rows, {fit.steps} steps")
+        typer.echo(f"{likelihood}, {count} rows, {fit.steps} steps")
     if not fit.status.converged:
         warn(f"{output}: {fit.status.remedy}")
     raise typer.Exit(130 if stop.asked else 0)
@@ -71,6 +83,8 @@ def sample_command(
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=10**7, help="Rows.")] = 1,
     output: Output = None,
     settings: Settings = None,
+    do: Do = None,
+    soft: Soft = None,
     seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
@@ -78,20 +92,25 @@ def sample_command(
     _json: Json = None,
 ) -> None:
     """Draw rows from a model, given what is set, as comma-separated values or JSON."""
+    import torch
+
     from rdpgraph._core.progress import show_progress
-    from rdpgraph.cli.loading import checked_target, load
+    from rdpgraph.cli.loading import Given, checked_target, load
     from rdpgraph.cli.solving import ending, posterior_of, seeded
+    from rdpgraph.io.comma_separated import format_records, format_rows
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.schedulers import Auto
 
     checked_target(output, model)
     generator = seeded(seed)
     with show_progress("drawing", time_seconds), ending(time_seconds):
-        graph = load(model, settings=settings or (), limit=limit, wait=time_seconds)
+        given = Given(settings, do, soft)
+        graph = load(model, given=given, limit=limit, wait=time_seconds)
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds))
-        rows = posterior.sample(count, generator).to_frame()
-        as_text = style is ParseFormat.TEXT
-        text = rows.to_csv(index=False) if as_text else rows.to_json(orient="records") + "\n"
+        draws = posterior.sample(count, generator)
+        states = torch.cat([draw.reshape(count, -1) for draw in draws.values()], 1)
+        written = format_rows if style is ParseFormat.TEXT else format_records
+        text = written(states, graph.domain)
         if output is not None:
             write_text_atomically(output, text)
     if output is None:

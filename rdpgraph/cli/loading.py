@@ -3,107 +3,92 @@
 import errno
 import math
 import os
+import re
 import stat
-import warnings
-from collections.abc import Mapping, Sequence
-from io import BytesIO
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import typer
+from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph.cli.options import Device, Format, Task
 from rdpgraph.errors import EvidenceError, FileFormatError, ModelError, UnsupportedError
+from rdpgraph.io.comma_separated import parse_rows
 from rdpgraph.io.evidence import LIMIT as EVIDENCE_LIMIT
 from rdpgraph.io.evidence import Rows, read_evidence, read_query
 from rdpgraph.io.files import read
-from rdpgraph.io.tables import all_variables
 from rdpgraph.io.text import LIMIT, mode_of, read_bytes
+from rdpgraph.io.tokens import is_number
 from rdpgraph.model.domain import Named
+from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.variable import State, names_of
+from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.variable import State, names_of, state_index
 from rdpgraph.plan.plan import require_room
 from rdpgraph.query.drawing import checked_suffix
 
-_GAPS = "", "?", "*", "NA", "NaN", "nan", "null", "-1"
-"""Texts of missing values, unless a state has such a name."""
+
+@dataclass(frozen=True)
+class Given:
+    """What is given on the command line: evidence, interventions and soft evidence, as texts."""
+
+    settings: Sequence[str] | None = None
+    do: Sequence[str] | None = None
+    soft: Sequence[str] | None = None
 
 
 def load(
     model: Path,
     evidence: Path | None = None,
-    settings: Sequence[str] = (),
+    given: Given = Given(),
     device: Device = Device.CPU,
     *,
     limit: float | None,
     wait: float,
     memory: float | None = None,
 ) -> FactorGraph:
-    """The model of a file, evidence included.
+    """The model of a file, after interventions, evidence included.
 
     Bytes of text, seconds of silence and bytes of memory for rows of evidence are limited.
     """
     graph = read(model, limit=int(limit or LIMIT), wait=wait)
+    if given.do:
+        graph = _after(graph, given.do)
+    for setting in given.soft or ():
+        graph = graph.with_factors(_likelihood(graph, setting))
     if device is Device.CUDA:
         if not torch.cuda.is_available():
             raise EvidenceError("Device cuda is not available on this machine; use --device cpu.")
         graph = graph.to("cuda")
-    if evidence is not None and evidence.name.removesuffix(".gz").endswith(".csv"):
-        rows = read_rows(evidence, graph, int(limit or EVIDENCE_LIMIT), wait)
-        require_room_for_rows(rows, graph, memory)
-        graph = graph.condition(rows)
+    if evidence is not None and evidence.name.lower().removesuffix(".gz").endswith(".csv"):
+        columns = read_rows(evidence, graph, int(limit or EVIDENCE_LIMIT), wait)
+        require_room_for_rows(len(next(iter(columns.values()))), graph, memory)
+        graph = graph.condition(columns)
     elif evidence is not None:
         rows = read_evidence(evidence, limit=int(limit or EVIDENCE_LIMIT), wait=wait)
-        require_room_for_rows(rows, graph, memory)
-        given = rows.columns() if isinstance(rows, Rows) and len(rows) > 1 else rows[0]
-        graph = graph.condition(_by_place(graph, given))
-    for setting in settings:
-        name, equals, state = setting.rpartition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f"--set needs NAME=STATE; got {setting!r}")
-        graph = graph.condition({name: _state(graph, name, state)})
+        require_room_for_rows(len(rows), graph, memory)
+        observed = rows.columns() if isinstance(rows, Rows) and len(rows) > 1 else rows[0]
+        graph = graph.condition(_by_place(graph, observed))
+    for setting in given.settings or ():
+        name, text = _named(graph, "--set", setting, _is_state)
+        graph = graph.condition({name: _state(graph, name, text)})
     return graph
 
 
-def read_rows(path: Path, graph: FactorGraph, limit: int, wait: float) -> Any:
-    """Read a file of comma-separated values as a DataFrame of states."""
-    try:
-        import pandas
-    except ImportError:
-        raise UnsupportedError(
-            "Rows of comma-separated values need pandas, which is not installed: "
-            "pip install 'rdpgraph[pandas]'."
-        ) from None
-    names = {
-        v.name: {str(state): state for state in names_of(v.states)} for v in all_variables(graph)
-    }
-    text = BytesIO(read_bytes(path, limit=limit, wait=wait))
-    try:
-        first: Any = pandas.read_csv(text, nrows=0)
-        text.seek(0)
-        gaps = {name: [g for g in _GAPS if g not in names.get(name, ())] for name in first.columns}
-        with warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning):
-            # Otherwise the first column of rows with one field more would be their index.
-            rows: Any = pandas.read_csv(
-                text, dtype="category", keep_default_na=False, na_values=gaps, index_col=False
-            )
-    except pandas.errors.ParserWarning:
-        raise FileFormatError(f"{path}: a row has more fields than the first line.") from None
-    except ValueError as error:
-        raise FileFormatError(f"{path}: not a table of comma-separated values: {error}") from None
-    for name, known in names.items():
-        if name in rows:
-            states = [known.get(text, text) for text in rows[name].cat.categories]
-            rows[name] = rows[name].cat.rename_categories(states)
-    return rows
+def read_rows(path: Path, graph: FactorGraph, limit: int, wait: float) -> dict[str, Tensor]:
+    """Read a file of comma-separated values: the states of each column."""
+    data = read_bytes(path, limit=limit, wait=wait)
+    return parse_rows(data, graph.domain, source=str(path))
 
 
-def require_room_for_rows(rows: Sequence[Any], graph: FactorGraph, memory: float | None) -> None:
+def require_room_for_rows(count: int, graph: FactorGraph, memory: float | None) -> None:
     """Refuse evidence rows whose states exceed memory."""
-    what = f"{len(rows):,} rows of evidence on {graph.num_variables:,} variables"
-    require_room(tuning.ROW_STATE * len(rows) * graph.num_variables, what, memory)
+    what = f"{count:,} rows of evidence on {graph.num_variables:,} variables"
+    require_room(tuning.ROW_STATE * count * graph.num_variables, what, memory)
 
 
 def queried(graph: FactorGraph, names: Sequence[str]) -> list[str]:
@@ -158,6 +143,48 @@ def _by_place(
     return result
 
 
+def _after(graph: FactorGraph, interventions: Sequence[str]) -> FactorGraph:
+    """The graph after interventions NAME=STATE."""
+    settings: dict[str, State] = {}
+    for setting in interventions:
+        name, text = _named(graph, "--do", setting, _is_state)
+        state = _state(graph, name, text)
+        if settings.setdefault(name, state) != state:
+            raise EvidenceError(f"--do sets {name!r} to two states; give one of them.")
+    try:
+        return graph.do(settings)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"--do needs a Bayesian network. {error}") from None
+
+
+def _named(
+    graph: FactorGraph, option: str, setting: str, fits: Callable[[FactorGraph, str, str], bool]
+) -> tuple[str, str]:
+    """The variable that a setting NAME=TEXT names, and the text; names may hold equals signs."""
+    places = [place for place, mark in enumerate(setting) if mark == "="]
+    pairs = [(setting[:place], setting[place + 1 :]) for place in places if place]
+    if not pairs:
+        form = "NAME=STATE:WEIGHT,..." if option == "--soft" else "NAME=STATE"
+        raise typer.BadParameter(f"{option} needs {form}; got {setting!r}")
+    known = [(name, text) for name, text in pairs if graph.domain.holds(name)]
+    fitting = [(name, text) for name, text in known if fits(graph, name, text)]
+    if len(fitting) > 1:
+        readings = " or ".join(f"{text!r} of variable {name!r}" for name, text in fitting)
+        raise EvidenceError(
+            f"{option} {setting!r} can be read as {readings}; give evidence in a .csv file."
+        )
+    return (fitting or known or pairs)[0]
+
+
+def _is_state(graph: FactorGraph, name: str, text: str) -> bool:
+    """Test if a text is a state of a variable."""
+    try:
+        state_index(name, graph.domain.states_of(name), _state(graph, name, text))
+    except EvidenceError:
+        return False
+    return True
+
+
 def _state(graph: FactorGraph, name: str, text: str) -> State:
     """The state of a name, or of an index where states have no names, on the command line."""
     states = graph.domain.states_of(name)
@@ -165,6 +192,44 @@ def _state(graph: FactorGraph, name: str, text: str) -> State:
         return next((state for state in states if str(state) == text), text)
     # Longer numbers are refused as unknown names.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
+
+
+def _likelihood(graph: FactorGraph, setting: str) -> Factor:
+    """The factor of soft evidence NAME=STATE:WEIGHT,..., with a weight for each state."""
+    name, text = _named(
+        graph, "--soft", setting, lambda graph, name, text: bool(_weights(graph, name, text))
+    )
+    variable = graph.domain.variable(graph.domain.number(name))
+    states = list(map(str, names_of(variable.states)))
+    weights = _weights(graph, name, text)
+    if set(weights) != set(states) or not any(weights.values()):
+        form = ",".join(f"{state}:WEIGHT" for state in states[:4])
+        form += ",..." if len(states) > 4 else ""
+        raise EvidenceError(
+            f"--soft needs a weight >= 0 for each state of {name!r}, and one above 0, as {form}; "
+            f"got {text!r}."
+        )
+    values = [weights[state] for state in states]
+    table = torch.tensor(values, dtype=graph.dtype, device=graph.device)
+    return Factor(variable, Table.from_probabilities(table))
+
+
+def _weights(graph: FactorGraph, name: str, text: str) -> dict[str, float]:
+    """The weights STATE:WEIGHT,... by state; empty where the text has another form.
+
+    Names of states may hold colons and commas, so the names are asked, long ones first.
+    """
+    states = sorted(map(str, names_of(graph.domain.states_of(name))), key=len, reverse=True)
+    form = re.compile(rf"({'|'.join(map(re.escape, states))}):([^:,]+)(?:,|$)")
+    weights: dict[str, float] = {}
+    at = 0
+    while at < len(text):
+        match = form.match(text, at)
+        if match is None or match[1] in weights or not is_number(match[2]) or float(match[2]) < 0:
+            return {}
+        weights[match[1]] = float(match[2])
+        at = match.end()
+    return {} if text.endswith(",") else weights
 
 
 def checked_target(target: Path | None, *sources: Path | None) -> None:

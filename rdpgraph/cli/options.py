@@ -96,6 +96,18 @@ Evidence = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=STATE", help="Evidence; repeatable.")
 ]
+Do = Annotated[
+    list[str] | None,
+    typer.Option("--do", metavar="NAME=STATE", help="Interventions; repeatable."),
+]
+Soft = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--soft",
+        metavar="NAME=STATE:WEIGHT,...",
+        help="Soft evidence, a likelihood of each state; repeatable.",
+    ),
+]
 Memory = Annotated[
     float | None,
     typer.Option("--memory", parser=memory, metavar="4GB", help="Budget for the tables."),

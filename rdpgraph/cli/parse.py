@@ -87,7 +87,7 @@ def needed(grammar: Grammar, lengths: Sequence[int], *, task: ParseTask, draws: 
 
 
 def answers(
-    parses: Parsed, task: ParseTask, *, count: int, generator: torch.Generator | None
+    parses: Parsed, task: ParseTask, *, count: int, generator: torch.Generator
 ) -> list[dict[str, Any]]:
     """Answers for each sentence, as plain values; refuses sentences without a tree."""
     tree, names = parses.hypertree, parses.grammar.symbols
@@ -115,9 +115,6 @@ def answers(
             ]
         return rows
     if task is ParseTask.SAMPLE:
-        if generator is None:
-            generator = torch.Generator()
-            generator.seed()
         trees = Trees(tree.sample(count, generator))
     else:
         one = tree.viterbi() if task is ParseTask.VITERBI else tree.mbr()

@@ -111,10 +111,12 @@ def estimator_of(
     return replace(estimator, proposal=_PROPOSALS[proposal]())
 
 
-def seeded(seed: int | None) -> torch.Generator | None:
-    """A generator of a seed; None without one, for torch's global randomness."""
+def seeded(seed: int | None) -> torch.Generator:
+    """A generator of a seed; without one, of a seed that is new in each run."""
     if seed is None:
-        return None
+        generator = torch.Generator()
+        generator.seed()
+        return generator
     if not -(2**63) <= seed < 2**64:
         raise ModelError(f"--seed needs a whole number of 64 bits; got {seed}.")
     return torch.Generator().manual_seed(seed)

@@ -206,17 +206,17 @@ def read_text(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> str:
 
 def decoded(data: Bytes) -> str:
     """Decode bytes: UTF-8, or else Latin-1."""
-    return data.decode(_encoding_of(data))
+    return data.decode(detected_encoding(data))
 
 
 def utf8(text: str | Bytes) -> Bytes:
     """A text in UTF-8, without a copy where it is; halves of surrogate pairs are kept."""
     if isinstance(text, str):
         return text.encode(*CODEC)
-    return text if _encoding_of(text) == "utf-8" else decoded(text).encode()
+    return text if detected_encoding(text) == "utf-8" else decoded(text).encode()
 
 
-def _encoding_of(data: Bytes) -> str:
+def detected_encoding(data: Bytes) -> str:
     """The encoding of bytes, UTF-8 or else Latin-1, tested piece by piece."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:

@@ -37,6 +37,45 @@ def test_draws_are_those_of_the_library(run, data):
     }
 
 
+NAMES = (
+    "NA", "None", "nan", "True", "False", "1", "01", "1.0", " x ", "x", 'a "quoted" one', "a,b",
+    "a\nb", "a\r\nb", "a\rb", "é", "日本", "-1", "?", "", "#c",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "states",
+    [NAMES, ("True", "False"), ("true", "false"), ("1", "0"), ("1.0", "2.0"), ("NA", "no"), 3],
+    ids=ascii,
+)
+def test_draws_are_evidence_and_data_whatever_states_are_called(run, tmp_path, states):
+    a, b, c = (
+        rg.Variable("a", states),
+        rg.Variable('b "x", y', ("u", "v")),
+        rg.Variable("c", states),
+    )
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.rand(a.size, 2, generator=generator).double()
+    model = rg.FactorGraph.bayesian_network([
+        (a, (), torch.full((a.size,), 1 / a.size).double()),
+        (b, (a,), rows / rows.sum(1, keepdim=True)),
+        (c, (a,), torch.full((a.size, a.size), 1 / a.size).double()),
+    ])  # fmt: skip
+    source, table, fitted = (tmp_path / name for name in ("m.cfn", "rows.csv", "fitted.cfn"))
+    rg.write(model, source)
+    assert run("sample", source, "-n", 300, "-o", table, "--seed", 1) == (0, "", "")
+    read = rg.read(source)
+    draws = rg.infer(read).sample(300, torch.Generator().manual_seed(1))
+    code, out, err = run("infer", source, "--evidence", table, "--task", "PR", "--json")
+    assert (code, err) == (0, "")
+    expected = rg.infer(read.condition(dict(draws))).log_partition.tolist()
+    assert [row["log_partition"] for row in json.loads(out)["rows"]] == pytest.approx(expected)
+    assert run("fit", source, table, "-o", fitted, "--prior", 1)[0] == 0
+    counts = torch.bincount(draws["a"], minlength=a.size) + 1.0
+    found = rg.infer(rg.read(fitted)).marginal("a")
+    torch.testing.assert_close(found, (counts / counts.sum()).double(), atol=1e-6, rtol=0)
+
+
 def test_a_fit_is_that_of_the_library(run, data, tmp_path):
     rows = pandas.read_csv(data).drop(columns="tub")
     rows.loc[rows.index % 3 == 0, "bronc"] = None
