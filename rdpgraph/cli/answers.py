@@ -3,9 +3,8 @@
 import json
 import math
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.cli.options import Format, ParseFormat, Task
+from rdpgraph.engines.solution import Status
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, printable
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.io.evidence import format_map, format_mar, format_mmap, format_pr
@@ -30,6 +30,18 @@ from rdpgraph.query.posterior import Posterior
 CONFIDENCE = 0.95  # of the intervals printed
 _MOST_ROWS = 400  # printed to a terminal
 _BAR = 24  # characters of a probability of one
+
+OUT_OF_TIME = Status(
+    exact=False,
+    converged=False,
+    remedy="the time ended before log Z, and how good the answer is, were known: raise --time",
+)
+"""The status of an answer that is given before its status is known."""
+
+# Why a row has no answer.
+_IMPOSSIBLE = "The evidence has probability zero", "The model has probability zero"
+_NOTHING_KEPT = "Nothing is possible on the states kept; give a larger --keep or more --replicates"
+_NOT_FOUND = "No possible configuration was found: raise the time budget"
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,10 @@ class Answer:
         mode_bounds: upper bounds on all scores, nats; +inf where none is known.
         bounds: certain bounds on log Z, nats; empty where not asked for.
         interval: bounds on log Z that hold with probability `CONFIDENCE`.
+        lacking: for each row why it has no answer, or "" where it has one.
+        errors: for each row the standard error of log Z, the effective sample size and the number
+            of replicates; empty where there is one replicate.
+        status: that of the posterior, once it is known.
     """
 
     posterior: Posterior
@@ -56,10 +72,13 @@ class Answer:
     values: tuple[tuple[Any, ...], ...]
     scores: tuple[float, ...]
     numbers: tuple[int, ...]
-    optimal: tuple[bool, ...]
+    optimal: tuple[bool, ...] = ()
     mode_bounds: tuple[float, ...] = ()
     bounds: tuple[tuple[float, float], ...] = ()
     interval: tuple[tuple[float, float], ...] = ()
+    lacking: tuple[str, ...] = ()
+    errors: tuple[tuple[float, float, int], ...] = ()
+    status: Status = OUT_OF_TIME
 
 
 def answer(
@@ -69,73 +88,175 @@ def answer(
     *,
     sums: bool = True,
     until: float = math.inf,
+    again: Callable[[FactorGraph], Posterior] | None = None,
+    keep: Callable[[Answer], None] = lambda _: None,
 ) -> Answer:
     """The answer of a posterior to a task about the query variables (all, if none are given).
 
     ``sums`` asks for log Z as well; after ``until`` on `clock.now` it is left out, as are proofs
-    of a mode. Raises `ImpossibleEvidenceError` where the evidence has probability zero.
+    of a mode. Among several rows of evidence, those without an answer say why, and the others are
+    answered; ``again`` gives a posterior of these alone, where a mode needs it. ``keep`` is called
+    with the marginals or the configuration before log Z, proofs and the status are asked for.
+
+    Raises:
+        ImpossibleEvidenceError: a model without rows of evidence has probability zero, and the
+            question is not log Z.
+        BudgetError: no possible configuration of such a model was found.
     """
     graph = posterior.graph
     if graph.num_variables != len(graph.variables):
         raise ModelError("The command line answers models of single variables.")
     places = [graph.domain.place(name) for name in query] or list(range(len(graph.variables)))
     entries = [graph.variables[place] for place in places]
-    # Before log Z, whose approximation could use up the time.
-    with warnings.catch_warnings(action="ignore"):  # an error follows the warning
-        mode = _mode(posterior, task, entries)
+    mode, nothing = None, ""  # why no row has a configuration
+    with warnings.catch_warnings(action="ignore"):  # an error, or a word to the row, follows
+        try:
+            # Before log Z, whose approximation could use up the time.
+            mode = _mode(posterior, task, entries)
+        except ImpossibleEvidenceError:
+            nothing = why = _why_nothing(posterior)
+            exists = _mode_exists(posterior) if graph.batch_shape else torch.zeros(1).bool()
+            if bool(exists.all()):
+                raise
+            if bool(exists.any()):
+                chosen: list[bool] = exists.tolist()
+                part = (again or posterior.again)(_rows_of(graph, exists))
+                told = answer(
+                    part, task, query, sums=sums, until=until,
+                    keep=lambda known: keep(_among(known, chosen, why)),
+                )  # fmt: skip
+                return _among(told, chosen, why)
+            _require_answer([why], graph, task)
         marginals = posterior.marginals() if task is Task.MAR else None
-    said = mode is not None or (marginals is not None and _are_possible(marginals))
-    late = said and now() >= until
-    sums = sums and not late
-    if sums or not said:
-        log_z = _log_partitions(posterior)
-    else:
-        log_z = [math.nan] * math.prod(graph.batch_shape)
-    values: list[list[Any]] = [list[Any]() for _ in log_z]
-    if (asked := marginals if mode is None else mode) is not None:
-        values = _rows([asked[entry] for entry in entries], len(log_z), vectors=mode is None)
-    scores, optimal, ceilings = list[float](), list[bool](), list[float]()
-    if task is Task.MAP and mode is not None:
-        states = torch.stack(tuple(mode.values()), -1)
-        scores = graph.score_states(states).reshape(-1).expand(len(log_z)).tolist()
-        if -math.inf in scores:
-            raise BudgetError("No possible configuration was found: raise the time budget.")
-        if sums:
-            optimal = posterior.mode_is_optimal().reshape(-1).tolist()
-            ceilings = posterior.mode_bound().reshape(-1).tolist()
-        elif late:  # no time for a proof
-            optimal = [posterior.status.exact] * len(log_z)
-            ceilings = scores if posterior.status.exact else []
-    elif mode is not None and mode.optimal is not None:
-        assert mode.score is not None
-        assert mode.bound is not None
-        optimal = mode.optimal.reshape(-1).tolist()
-        scores = mode.score.reshape(-1).tolist()
-        ceilings = mode.bound.reshape(-1).tolist()
-    return Answer(
+    known = Answer(
         posterior=posterior,
         task=task,
         names=tuple(entry.name for entry in entries),
         states=tuple(e.states if isinstance(e.states, tuple) else None for e in entries),
-        log_partition=tuple(log_z),
-        values=tuple(tuple(row) for row in values),
-        scores=tuple(scores),
         numbers=tuple(places),
-        optimal=tuple(optimal),
-        mode_bounds=tuple(ceilings),
+        **_asked_for(graph, entries, mode, marginals, nothing),
+    )
+    if mode is not None or marginals is not None:
+        keep(known)
+
+    # Log Z says why there is nothing else to say.
+    said = mode is not None or (marginals is not None and not any(known.lacking))
+    late = said and now() >= until
+    sums = sums and not late
+    log_z, lacking = known.log_partition, known.lacking
+    if sums or not said:
+        log_z = tuple(posterior.log_partition.reshape(-1).tolist())
+        why, pairs = _why_nothing(posterior), zip(log_z, lacking, strict=True)
+        lacking = tuple(why if value == -math.inf else before for value, before in pairs)
+    _require_answer(lacking, graph, task)
+    optimal, ceilings = known.optimal, known.mode_bounds
+    if task is Task.MAP and mode is not None:
+        if sums:
+            optimal = tuple(posterior.mode_is_optimal().reshape(-1).tolist())
+            ceilings = tuple(posterior.mode_bound().reshape(-1).tolist())
+        elif late:  # no time for a proof
+            optimal = (posterior.status.exact,) * len(known.scores)
+            ceilings = known.scores if posterior.status.exact else ()
+    return replace(
+        known,
+        log_partition=log_z,
+        lacking=lacking,
+        optimal=optimal,
+        mode_bounds=ceilings,
         bounds=_bounds(posterior, 1.0) if sums else (),
         interval=_bounds(posterior, CONFIDENCE) if sums else (),
+        errors=_error_bars(posterior, log_z),
+        status=posterior.status,
     )
 
 
+def _asked_for(
+    graph: FactorGraph,
+    entries: Sequence[Entry],
+    mode: Assignment | None,
+    marginals: StateValues | None,
+    nothing: str,
+) -> dict[str, Any]:
+    """What the question asks for, as fields of an `Answer`, without log Z and proofs."""
+    count = math.prod(graph.batch_shape)
+    values, lacking, scores = [list[Any]()] * count, [nothing] * count, list[float]()
+    fields: dict[str, Any] = {"log_partition": (math.nan,) * count, "optimal": ()}
+    if marginals is not None:
+        values = _rows([marginals[entry] for entry in entries], count, vectors=True)
+        possible = torch.ones(graph.batch_shape, dtype=torch.bool, device="cpu")
+        for marginal in marginals.values():
+            possible &= marginal.detach().sum(-1).cpu() > 0
+        why = _IMPOSSIBLE[graph.observed is None]
+        lacking = ["" if one else why for one in possible.reshape(-1).tolist()]
+    elif mode is not None:
+        values = _rows([mode[entry] for entry in entries], count, vectors=False)
+        if mode.score is not None and mode.bound is not None and mode.optimal is not None:
+            scores = mode.score.reshape(-1).tolist()
+            fields["optimal"] = tuple(mode.optimal.reshape(-1).tolist())
+            fields["mode_bounds"] = tuple(mode.bound.reshape(-1).tolist())
+        else:
+            states = torch.stack(tuple(mode.values()), -1)
+            scores = graph.score_states(states).reshape(-1).expand(count).tolist()
+            lacking = ["" if score > -math.inf else _NOT_FOUND for score in scores]
+            fields["optimal"] = (False,) * count
+    return fields | {
+        "values": tuple(map(tuple, values)), "lacking": tuple(lacking), "scores": tuple(scores)
+    }  # fmt: skip
+
+
+def _why_nothing(posterior: Posterior) -> str:
+    """The reason why a row has no mass."""
+    if isinstance(posterior.solution, RestrictedSolution) and not posterior.status.exact:
+        return _NOTHING_KEPT
+    return _IMPOSSIBLE[posterior.graph.observed is None]
+
+
 def _mode(posterior: Posterior, task: Task, entries: Sequence[Entry]) -> Assignment | None:
-    """The configuration asked for; None for other tasks, and where none is possible."""
-    with suppress(ImpossibleEvidenceError):
-        if task is Task.MAP:
-            return posterior.mode()
-        if task is Task.MMAP:
-            return posterior.marginal_mode(entries)
-    return None
+    """The configuration asked for; None for other tasks."""
+    if task is Task.MAP:
+        return posterior.mode()
+    return posterior.marginal_mode(entries) if task is Task.MMAP else None
+
+
+def _mode_exists(posterior: Posterior) -> Tensor:
+    """(rows,) False where a row is known to have no possible configuration."""
+    exists = posterior.solution.mode_exists()
+    exists = posterior.solution.possible() if exists is None else exists
+    return exists.reshape(-1).cpu()
+
+
+def _rows_of(graph: FactorGraph, chosen: Tensor) -> FactorGraph:
+    """The graph with some of its rows of evidence."""
+    assert graph.observed is not None  # models in files have no other batches
+    observed = graph.observed.reshape(-1, graph.num_variables)[chosen]
+    return FactorGraph.from_blocks(graph.domain, graph.blocks, observed)
+
+
+def _among(answer: Answer, chosen: Sequence[bool], why: str) -> Answer:
+    """The answer for all rows of an answer for some; it says why the others have none."""
+    empty = {
+        "log_partition": -math.inf, "values": (), "scores": -math.inf, "optimal": True,
+        "mode_bounds": -math.inf, "bounds": (-math.inf, -math.inf),
+        "interval": (-math.inf, -math.inf), "errors": (0.0, 0.0, 0), "lacking": why,
+    }  # fmt: skip
+    widened: dict[str, Any] = {}
+    for name, filler in empty.items():
+        rows = iter(known := getattr(answer, name))
+        widened[name] = tuple(next(rows) if one else filler for one in chosen) if known else ()
+    return replace(answer, **widened)
+
+
+def _require_answer(lacking: Sequence[str], graph: FactorGraph, task: Task) -> None:
+    """Raise an error where a model without rows of evidence has no answer."""
+    if graph.batch_shape:
+        return
+    why = lacking[0]
+    if why in _IMPOSSIBLE and task is not Task.PR:
+        raise ImpossibleEvidenceError(f"{why}: nothing to infer.")
+    if why == _NOTHING_KEPT:
+        raise ImpossibleEvidenceError(f"{_NOTHING_KEPT}.")
+    if why == _NOT_FOUND:
+        raise BudgetError(f"{_NOT_FOUND}.")
 
 
 def _bounds(posterior: Posterior, confidence: float) -> tuple[tuple[float, float], ...]:
@@ -143,30 +264,12 @@ def _bounds(posterior: Posterior, confidence: float) -> tuple[tuple[float, float
     return tuple(zip(lower.reshape(-1).tolist(), upper.reshape(-1).tolist(), strict=True))
 
 
-def _are_possible(marginals: StateValues) -> bool:
-    """Test if marginals have mass, as they do where the evidence is possible."""
-    return all(bool((marginal.detach().sum(-1) > 0).all()) for marginal in marginals.values())
-
-
-def _log_partitions(posterior: Posterior) -> list[float]:
-    graph = posterior.graph
-    log_z = posterior.log_partition.reshape(-1).tolist()
-    if all(value > -math.inf for value in log_z):
-        return log_z
-    if isinstance(posterior.solution, RestrictedSolution) and not posterior.status.exact:
-        raise ImpossibleEvidenceError(
-            "Nothing is possible on the states kept; give a larger --keep or more --replicates."
-        )
-    which = "The evidence" if graph.observed is not None else "The model"
-    rows = [str(row) for row, value in enumerate(log_z) if value == -math.inf]
-    where = f" (row {', '.join(rows[:5])})" if len(log_z) > 1 else ""
-    raise ImpossibleEvidenceError(f"{which} has probability zero{where}: nothing to infer.")
-
-
 def as_text(answer: Answer, style: Format) -> str:
     """The answer in the ``uai`` or ``json`` format."""
     if style is Format.JSON:
         return _json(answer)
+    if answer.task is not Task.PR and (why := answer.lacking[0]):
+        raise ImpossibleEvidenceError(f"{why}: the uai format cannot say so; use json.")
     if answer.task is Task.PR:
         return format_pr(next(iter(answer.log_partition)) / math.log(10))
     if answer.task is Task.MAR:
@@ -183,13 +286,15 @@ def plain(**options: Any) -> Console:
 
 def print_table(answer: Answer, console: Console) -> None:
     """Print the answer for people."""
-    plan, status = answer.posterior.plan, answer.posterior.status
-    bars = _error_bars(answer)
+    plan, status = answer.posterior.plan, answer.status
     for row, log_z in enumerate(answer.log_partition):
         if len(answer.log_partition) > 1:
             console.print(f"evidence row {row}")
+        if why := answer.lacking[row]:
+            console.print(why)
         if math.isnan(log_z):
-            console.print("log Z is not known: the time budget was used for the question asked")
+            if not why:
+                console.print("log Z is not known: the time budget was used for the question asked")
         else:
             console.print(f"log Z = {_shown(log_z)} nats, log10 Z = {_shown(log_z / math.log(10))}")
         between = _between(answer.bounds, row)
@@ -200,12 +305,14 @@ def print_table(answer: Answer, console: Console) -> None:
         if likely is not None and likely != between:
             least, most = map(_shown, likely)
             console.print(f"with confidence {CONFIDENCE:.0%} between {least} and {most} nats")
-        if bars:
-            error, size, count = bars[row]
+        if answer.errors and not why:
+            error, size, count = answer.errors[row]
             told = f"{error:.2g} nats" if math.isfinite(error) else "NOT known"
             console.print(
                 f"standard error {told}, from {count} replicates; effective sample size {size:.1f}"
             )
+        if why:
+            continue
         if answer.task is not Task.PR:
             console.print(_table(answer, row, console))
         if answer.scores:
@@ -238,20 +345,21 @@ def _gap(answer: Answer, row: int) -> float | None:
     return gap if gap > ROUNDING * max(1.0, abs(answer.scores[row])) else None
 
 
-def _error_bars(answer: Answer) -> list[tuple[float, float, int]]:
+def _error_bars(
+    posterior: Posterior, log_z: Sequence[float]
+) -> tuple[tuple[float, float, int], ...]:
     """Standard error, effective size and number of replicates of each row, if there are several."""
-    posterior = answer.posterior
     # Where log Z was left out, asking for its replicates would begin it now.
-    if any(map(math.isnan, answer.log_partition)) or (count := posterior.replicates.count) < 2:
-        return []
+    if any(map(math.isnan, log_z)) or (count := posterior.replicates.count) < 2:
+        return ()
     errors = posterior.standard_error.reshape(-1).tolist()
     sizes = posterior.effective_sample_size.reshape(-1).tolist()
-    return [(error, size, count) for error, size in zip(errors, sizes, strict=True)]
+    return tuple((error, size, count) for error, size in zip(errors, sizes, strict=True))
 
 
 def worth(answer: Answer) -> str:
     """The quality of the answer: exact, or the kind of approximation."""
-    status = answer.posterior.status
+    status = answer.status
     kind = "exact" if status.exact else "approximate"
     if isinstance(answer.posterior.solution, RestrictedSolution) and not status.exact:
         kind = "estimated on a few states of each variable"
@@ -263,6 +371,15 @@ def worth(answer: Answer) -> str:
         return kind if status.converged else f"{kind}, NOT converged"
     how = "converged in" if status.converged else "NOT converged after"
     return f"{kind}, {how} {status.iterations} sweeps"
+
+
+def rows_lacking(answer: Answer) -> str:
+    """A line about rows of evidence without an answer; empty where there are none."""
+    rows = [row for row, why in enumerate(answer.lacking) if why]
+    if not rows or not answer.posterior.graph.batch_shape or answer.task is Task.PR:
+        return ""
+    named = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+    return f"{len(rows)} of {len(answer.lacking)} rows of evidence have no answer ({named})."
 
 
 def _table(answer: Answer, row: int, console: Console) -> Table:
@@ -289,7 +406,7 @@ def _table(answer: Answer, row: int, console: Console) -> Table:
 
 
 def _json(answer: Answer) -> str:
-    status = answer.posterior.status
+    status = answer.status
     body: dict[str, Any] = {
         "task": answer.task.value,
         "exact": status.exact,
@@ -300,11 +417,14 @@ def _json(answer: Answer) -> str:
         "remedy": status.remedy,
         "route": status.method or answer.posterior.plan.route,
     }
-    rows, bars = list[dict[str, Any]](), _error_bars(answer)
+    rows = list[dict[str, Any]]()
     for row, log_z in enumerate(answer.log_partition):
-        entry: dict[str, Any] = dict.fromkeys(("log_partition", "log10_partition"))
-        if not math.isnan(log_z):
-            entry = {"log_partition": log_z, "log10_partition": log_z / math.log(10)}
+        entry: dict[str, Any] = {
+            "log_partition": _finite(log_z), "log10_partition": _finite(log_z / math.log(10))
+        }  # fmt: skip
+        if why := answer.lacking[row]:
+            rows.append(entry | {"impossible": why in _IMPOSSIBLE, "message": f"{why}."})
+            continue
         pairs = zip(answer.names, answer.states, answer.values[row], strict=False)
         if answer.task is Task.MAR:
             entry["marginals"] = {
@@ -315,8 +435,8 @@ def _json(answer: Answer) -> str:
             entry["assignment"] = {
                 name: states[value] if states else value for name, states, value in pairs
             }
-        if bars:
-            error, size, count = bars[row]
+        if answer.errors:
+            error, size, count = answer.errors[row]
             told = {"effective_sample_size": size, "replicates": count}
             entry |= {"standard_error": _finite(error)} | told
         between = _between(answer.bounds, row)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from io import StringIO
 from math import inf
@@ -148,7 +149,14 @@ def infer_command(
             f"--format uai writes all variables for {task}; with --query use table or json"
         )
     from rdpgraph._core.progress import show_progress
-    from rdpgraph.cli.answers import answer, as_text, plain, print_table, worth
+    from rdpgraph.cli.answers import (
+        answer,
+        as_text,
+        plain,
+        print_table,
+        rows_lacking,
+        worth,
+    )
     from rdpgraph.cli.loading import (
         Given,
         checked_target,
@@ -202,14 +210,22 @@ def infer_command(
                         posterior = posterior_of(graph, scheduler, rewrite, generator)
                     tell("solving")
                     sums = style is not Format.UAI
-                    answered = answer(posterior, task, asked, sums=sums, until=until)
+                    answered = answer(
+                        posterior, task, asked, sums=sums, until=until,
+                        again=partial(
+                            posterior_of, scheduler=scheduler, estimator=rewrite,
+                            generator=generator,
+                        ),
+                    )  # fmt: skip
             if stop.asked:
                 ended = 130
-            elif not posterior.status.converged:
+            elif not answered.status.converged:
                 ended = 3 if strict else 0
-                warn(f"{model}: not converged. {posterior.status.remedy}")
-            elif style is Format.UAI and not posterior.status.exact:
+                warn(f"{model}: not converged. {answered.status.remedy}")
+            elif style is Format.UAI and not answered.status.exact:
                 warn(f"{model}: {worth(answered)}, which the format does not say")
+            if lacking := rows_lacking(answered):
+                warn(f"{model}: {lacking}")
             if len(models) == 1 and place()[0]:
                 break  # only the first process writes
             if style is not Format.TABLE:

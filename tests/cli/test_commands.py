@@ -74,6 +74,164 @@ def test_rows_of_comma_separated_values_are_evidence(run, tmp_path):
     assert "'smoke' has no state 'maybe'" in err
 
 
+IMPOSSIBLE = {"tub": "yes", "either": "no"}
+
+
+@pytest.mark.parametrize("task", ["PR", "MAR", "MAP", "MMAP"])
+@pytest.mark.parametrize("method", ["auto", "loopy"])
+def test_an_impossible_row_says_so_and_the_others_are_answered(run, tmp_path, task, method):
+    given = {"tub": "yes", "either": "yes"}, IMPOSSIBLE, {"tub": "no", "either": "no"}
+    (tmp_path / "rows.csv").write_text("tub,either\nyes,yes\nyes,no\nno,no\n")
+    asked = ("infer", ASIA, "--evidence", tmp_path / "rows.csv", "--task", task, "--method", method)
+    asked += ("--query", "lung", "--query", "xray") if task == "MMAP" else ()
+    code, out, err = run(*asked, "--format", "json")
+    assert code == 0
+    rows = json.loads(out)["rows"]
+    assert [row.get("impossible", False) for row in rows] == [False, True, False]
+    assert "marginals" not in rows[1]
+    assert "assignment" not in rows[1]
+    assert ("1 of 3 rows of evidence have no answer (1)" in err) == (task != "PR")
+    for row, evidence in (pair for pair in zip(rows, given, strict=True) if pair[0] is not rows[1]):
+        truth = posterior(**evidence)
+        assert row["log_partition"] == pytest.approx(float(truth.log_partition))
+        if task == "MAR":
+            for name, values in row["marginals"].items():
+                assert list(values.values()) == pytest.approx(truth.marginal(name).tolist())
+        elif task == "MAP":
+            assert row["log_score"] == pytest.approx(float(truth.graph.score(truth.mode())))
+            assert float(truth.graph.score(row["assignment"])) == pytest.approx(row["log_score"])
+        elif task == "MMAP":
+            assert row["assignment"] == truth.graph.state_names(
+                truth.marginal_mode(["lung", "xray"])
+            )
+    told = run(*asked)[1]
+    assert told.split("evidence row ")[2].startswith("1\nThe evidence has probability zero\n")
+    assert "nan" not in told
+
+
+@pytest.mark.parametrize("task", ["PR", "MAR", "MAP"])
+def test_a_batch_of_one_impossible_row_is_a_batch(run, tmp_path, task):
+    (tmp_path / "rows.csv").write_text("tub,either\nyes,no\n")
+    asked = ("infer", ASIA, "--evidence", tmp_path / "rows.csv", "--task", task)
+    code, out, _ = run(*asked, "--json")
+    assert (code, json.loads(out)["impossible"]) == (0, True)
+    if task != "PR":  # a format that cannot say so
+        code, out, err = run(*asked, "--format", "uai")
+        assert (code, out) == (1, "")
+        assert "probability zero" in err
+
+
+def test_log_z_of_what_is_impossible_is_an_answer(run, tmp_path):
+    settings = [f"--set={name}={state}" for name, state in IMPOSSIBLE.items()]
+    assert run("infer", ASIA, *settings, "--task", "PR", "--format", "uai") == (0, "PR\n-inf\n", "")
+    code, out, err = run("infer", ASIA, *settings, "--task", "PR")
+    assert (code, err) == (0, "")
+    assert out.startswith("The evidence has probability zero\nlog Z = -inf nats, log10 Z = -inf\n")
+    body = json.loads(run("infer", ASIA, *settings, "--task", "PR", "--json")[1])
+    assert (body["log_partition"], body["impossible"]) == (None, True)
+    for task in ("MAR", "MAP"):
+        code, out, err = run("infer", ASIA, *settings, "--task", task)
+        assert (code, out) == (1, "")
+        assert "probability zero" in err
+    unsatisfiable = tmp_path / "model.cnf"
+    unsatisfiable.write_text("p cnf 1 2\n1 0\n-1 0\n")
+    assert "The model has probability zero" in run("infer", unsatisfiable, "--task", "PR")[1]
+
+
+NAMES_WITH_EQUALS = """network x {
+}
+variable age { type discrete [ 2 ] { "<=30", ">30" }; }
+variable "b=c" { type discrete [ 2 ] { "x=1", "x:2,y" }; }
+variable b { type discrete [ 2 ] { "c=x=1", "other" }; }
+probability ( age ) { table 0.2, 0.8; }
+probability ( "b=c" | age ) { ("<=30") 0.1, 0.9; (">30") 0.5, 0.5; }
+probability ( b ) { table 0.5, 0.5; }
+"""
+
+
+@pytest.fixture
+def equals(tmp_path):
+    """A model whose names hold equals signs, colons and commas."""
+    (tmp_path / "equals.bif").write_text(NAMES_WITH_EQUALS)
+    return tmp_path / "equals.bif"
+
+
+def test_settings_are_split_where_the_names_say(run, equals):
+    graph = rg.read(equals)
+    for setting, evidence in (
+        ("age=<=30", {"age": "<=30"}), ("age=>30", {"age": ">30"}),
+        ("b=c=x:2,y", {"b=c": "x:2,y"}), ("b=other", {"b": "other"}),
+    ):  # fmt: skip
+        answer = json.loads(run("infer", equals, "--set", setting, "--task", "PR", "--json")[1])
+        truth = rg.infer(graph.condition(evidence)).log_partition
+        assert answer["log_partition"] == pytest.approx(float(truth))
+    for setting, code, said in (
+        ("b=c=x=1", 1, "can be read as 'c=x=1' of variable 'b' or 'x=1' of variable 'b=c'"),
+        ("age=<=31", 1, "Variable 'age' has no state '<=31'; it has '<=30', '>30'"),
+        ("agee=<=30", 1, "'agee' is not in this graph; did you mean 'age'"),
+        ("=30", 2, "--set needs NAME=STATE"), ("age", 2, "--set needs NAME=STATE"),
+    ):  # fmt: skip
+        found, _, err = run("infer", equals, "--set", setting)
+        assert found == code
+        assert said in " ".join(err.replace("│", " ").split())
+
+
+def test_interventions_and_soft_evidence_are_those_of_the_library(run, equals):
+    asia, model = rg.read(ASIA), rg.read(equals)
+    for path, options, truth in (
+        (ASIA, ("--do", "lung=yes"), asia.do({"lung": "yes"})),
+        (ASIA, ("--do", "lung=yes", "--set", "xray=no"),
+         asia.do({"lung": "yes"}).condition({"xray": "no"})),
+        (equals, ("--do", "b=c=x:2,y", "--do", "b=other"),
+         model.do({"b=c": "x:2,y", "b": "other"})),
+        (equals, ("--soft", "b=c=x=1:.7,x:2,y:.3"), model.with_factors(rg.Factor(
+            model["b=c"], rg.Table.from_probabilities([0.7, 0.3])))),
+        (equals, ("--soft", "b=c=x:2,y:0,x=1:4"), model.with_factors(rg.Factor(
+            model["b=c"], rg.Table.from_probabilities([4.0, 0.0])))),
+    ):  # fmt: skip
+        answer = json.loads(run("infer", path, *options, "--json")[1])
+        known = rg.infer(truth)
+        assert answer["log_partition"] == pytest.approx(float(known.log_partition), abs=1e-6)
+        for name, values in answer["marginals"].items():
+            assert list(values.values()) == pytest.approx(known.marginal(name).tolist(), abs=1e-6)
+    assert {
+        line.split(",")[2]
+        for line in run("sample", ASIA, "-n", 9, "--do", "smoke=yes")[1].split()[1:]
+    } == {"yes"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--soft", "smoke=yes:1"), "a weight >= 0 for each state of 'smoke', and one above 0, as "
+         "yes:WEIGHT,no:WEIGHT; got 'yes:1'"),
+        (("--soft", "smoke=yes:1,no:-1"), "a weight >= 0"),
+        (("--soft", "smoke=yes:0,no:0"), "and one above 0"),
+        (("--soft", "smoke=yes:1,no:1,"), "a weight >= 0"),
+        (("--soft", "smoke=yes:1,no:nan"), "a weight >= 0"),
+        (("--soft", "snow=yes:1,no:1"), "'snow' is not in this graph"),
+        (("--do", "smoke=maybe"), "'smoke' has no state 'maybe'"),
+        (("--do", "smoke=yes", "--do", "smoke=no"), "--do sets 'smoke' to two states"),
+    ],
+)  # fmt: skip
+def test_interventions_and_soft_evidence_that_do_not_fit(run, options, message):
+    code, _, err = run("infer", ASIA, *options)
+    assert code == 1
+    assert message in err
+
+
+def test_interventions_need_a_bayesian_network(run, grid):
+    code, _, err = run("infer", grid, "--do", "0=1")
+    assert code == 1
+    assert err.startswith("Error: --do needs a Bayesian network.")
+
+
+def test_draws_without_a_seed_differ(run):
+    asked = ("sample", ASIA, "-n", 60)
+    assert run(*asked)[1] != run(*asked)[1]
+    assert run(*asked, "--seed", 3)[1] == run(*asked, "--seed", 3)[1]
+
+
 def test_the_competition_format(run, tmp_path):
     target = tmp_path / "asia.MAR"
     assert run("infer", ASIA, "--format", "uai", "--output", target, "--set", "tub=yes")[0] == 0
@@ -664,7 +822,7 @@ def test_what_goes_wrong_with_one_of_several_models_begins_with_its_name(run, tm
     other = tmp_path / "other.uai"
     other.write_text("MARKOV\n1\n2\n1\n1 0\n2\n0 0\n")
     for arguments, words in (((), "probability zero"), (("--set", "tub=yes"), "'tub'")):
-        code, _, said = run("infer", ASIA, other, "--task", "PR", *arguments)
+        code, _, said = run("infer", ASIA, other, "--task", "MAR", *arguments)
         assert code == 1
         assert str(other) in said
         assert words in said
