@@ -3,7 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from types import MethodType
 from typing import Any, Self
@@ -33,6 +33,25 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def field_names(kind: type) -> tuple[str, ...]:
     """Names of the fields of a dataclass; of others none."""
     return tuple([field.name for field in fields(kind)]) if is_dataclass(kind) else ()
+
+
+def in_full_precision(value: Any) -> Any:
+    """The value with tensors of half precision, also in fields of dataclasses, as float32.
+
+    Scores are sums over many sites, and log-probabilities their differences: half precision would
+    round these to whole nats. Gradients have the type of the tensors that were given.
+    """
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in _HALF else value
+    wider: dict[str, Any] = {}
+    for name in field_names(type(value)):
+        part = getattr(value, name)
+        if (full := in_full_precision(part)) is not part:
+            wider[name] = full
+    return replace(value, **wider) if wider else value
+
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class Portable:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rdpgraph._core.compiler import Opaque
 from rdpgraph._core.notebook import panel, picture
 from rdpgraph._core.numbers import lowest
-from rdpgraph._core.portable import field_names
+from rdpgraph._core.portable import field_names, in_full_precision
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.masks import Masks
 from rdpgraph.interface.sites import Sites
@@ -42,6 +42,31 @@ def summary(value: Any) -> str:
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
 
 
+def _widened(settle: Callable[..., None] | None) -> Callable[..., None]:
+    """A `__post_init__` that takes tensors of half precision as float32.
+
+    Before its own one, ``settle``, which compares and computes fields; and after it those that it
+    made of arrays.
+    """
+
+    def widen(owner: Any, settled: Sequence[Any]) -> list[Any]:
+        made: list[Any] = []
+        for name, known in zip(field_names(type(owner)), settled, strict=True):
+            given = full = getattr(owner, name)
+            if given is not known and (full := in_full_precision(given)) is not given:
+                object.__setattr__(owner, name, full)
+            made.append(full)
+        return made
+
+    def called(self: Any, *initial: Any) -> None:
+        settled = widen(self, [None] * len(field_names(type(self))))
+        if settle is not None:
+            settle(self, *map(in_full_precision, initial))
+            widen(self, settled)
+
+    return called
+
+
 @dataclass(frozen=True, eq=False)
 class Structure(Opaque, ABC):
     """A model type with a special recursion.
@@ -60,6 +85,8 @@ class Structure(Opaque, ABC):
     `rdpgraph.testing.check_structure` compares an implementation with its `factor_graph`, or with
     its `score` of every configuration. It takes batch items apart: a further tensor field with
     batch dims says how many dims follow them, as in ``field(metadata={"dims": 2})``.
+
+    Fields of half precision become float32, and so do all answers: see `in_full_precision`.
     """
 
     unary: Tensor
@@ -75,6 +102,9 @@ class Structure(Opaque, ABC):
         # A dataclass keeps a __repr__ that the class defines; the generated one prints all tensors.
         if "__repr__" not in cls.__dict__:
             cls.__repr__ = cls.__repr__
+        made: Any = cls.__dict__.get("__post_init__")
+        if made is not None or not hasattr(cls, "__post_init__"):
+            setattr(cls, "__post_init__", _widened(made))  # noqa: B010
 
     def __repr__(self) -> str:
         return summary(self)

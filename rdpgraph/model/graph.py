@@ -194,9 +194,11 @@ class FactorGraph(Opaque):
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The widest floating type among the potentials."""
+        """The widest floating type among the potentials, at least float32: that of all answers."""
         types = {block.potential.dtype for block in self.blocks}
-        return reduce(torch.promote_types, types) if types else torch.get_default_dtype()
+        if not types:
+            return torch.get_default_dtype()
+        return reduce(torch.promote_types, types, torch.float32)
 
     @cached_property
     def device(self) -> torch.device:
@@ -329,7 +331,7 @@ class FactorGraph(Opaque):
         clash, values, lead = self._read(states)
         total = torch.where(clash.any(-1), -math.inf, 0.0).to(dtype=self.dtype)
         for each in values:
-            total = total + each.sum(-1)
+            total = total + each.sum(-1, dtype=self.dtype)
         return total.expand(lead)
 
     def _read(self, states: Tensor) -> tuple[Tensor, Iterator[Tensor], tuple[int, ...]]:

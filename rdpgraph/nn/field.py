@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from rdpgraph._core.arguments import typed
 from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.portable import in_full_precision
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products
@@ -106,7 +107,12 @@ class MarkovField(nn.Module):
     def pairs(self) -> list[LowRank]:
         """``K_l`` of each lag."""
         maps = (layer for layer in self.maps if isinstance(layer, FeatureMap))
-        return [layer.low_rank(self.before, self.after) for layer in maps]
+        return [in_full_precision(layer.low_rank(self.before, self.after)) for layer in maps]
+
+    @property
+    def _bias(self) -> Tensor:
+        """(V,) the bias in which sums are taken: scores of a long text lose digits in half."""
+        return in_full_precision(self.bias)
 
     def score(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(B,) log-potentials of sequences, nats: O(T L r) each.
@@ -120,7 +126,7 @@ class MarkovField(nn.Module):
         """
         tokens, lengths = checked_tokens("MarkovField", tokens, lengths, len(self.bias))
         place = torch.arange(tokens.shape[1], device=tokens.device)
-        total = torch.where(place < lengths.unsqueeze(1), self.bias[tokens], 0.0).sum(1)
+        total = torch.where(place < lengths.unsqueeze(1), self._bias[tokens], 0.0).sum(1)
         for lag, low in enumerate(self.pairs(), 1):
             first, second = tokens[:, :-lag], tokens[:, lag:]
             values = (low.log_left[first] + low.log_right[second]).logsumexp(-1)
@@ -181,7 +187,7 @@ class MarkovField(nn.Module):
         pairs, parts = self.pairs(), self.messages.new_zeros(())
         with torch.no_grad():
             self._converge(pairs)
-        logs = self.bias + self.coefficient * self.messages.sum(0)
+        logs = self._bias + self.coefficient * self.messages.sum(0)
         total = logs.logsumexp(0)
         for low, (ahead, back) in zip(pairs, self.messages.unflatten(0, (-1, 2)), strict=True):
             left = (low.log_left + (logs - total - back).unsqueeze(1)).logsumexp(0)
@@ -215,15 +221,15 @@ class MarkovField(nn.Module):
         with torch.no_grad():
             pairs = self.pairs()
             if self.lags == 1:
-                chain = Chain(self.bias.expand(length, -1), pairs[0])
+                chain = Chain(self._bias.expand(length, -1), pairs[0])
                 return chain.sample(count, generator)
-            chances = self.bias.softmax(0).expand(count, -1)
+            chances = self._bias.softmax(0).expand(count, -1)
             words = torch.multinomial(
                 chances, max(length, 1), replacement=True, generator=generator
             )
             words = words[:, :length]
             for place in list(range(length)) * sweeps:
-                logs = self.bias.expand(count, -1)
+                logs = self._bias.expand(count, -1)
                 for lag, low in enumerate(pairs, 1):
                     for other, near, far in (
                         (place - lag, low.log_left, low.log_right),
@@ -244,10 +250,10 @@ class MarkovField(nn.Module):
                 "use log_density()."
             )
         (low,) = self.pairs()
-        half = self.bias.unsqueeze(1) / 2
+        half = self._bias.unsqueeze(1) / 2
         left, right = low.log_left + half, low.log_right + half
         first, last = (left + half).logsumexp(0), (right + half).logsumexp(0)
-        return self.bias.logsumexp(0), first, log_products(right.mT, left.mT), last
+        return self._bias.logsumexp(0), first, log_products(right.mT, left.mT), last
 
     def _all_lengths(self) -> tuple[Tensor, Tensor]:
         """The growth of log Z_T for each word, and the log of the sum over T, discounted."""
@@ -267,13 +273,13 @@ class MarkovField(nn.Module):
         more = first @ torch.linalg.solve(every - on * step, last)
         by_word = on.log() - tops[1]
         total = torch.logaddexp(by_word + one, 2 * by_word + more.log() + tops[0] + tops[2])
-        return (size.log() + tops[1]).to(self.bias), total.to(self.bias)
+        return (size.log() + tops[1]).to(self._bias), total.to(self._bias)
 
     def _converge(self, pairs: list[LowRank]) -> None:
         """Messages at the fixed point, from those of last time: one sweep after another."""
         sides = [(LogMatrix.of(low.log_right), LogMatrix.of(low.log_left)) for low in pairs]
         for _ in range(_SWEEPS):
-            logs = self.bias + self.coefficient * self.messages.sum(0)
+            logs = self._bias + self.coefficient * self.messages.sum(0)
             news: list[Tensor] = []
             every = zip(pairs, sides, self.messages.unflatten(0, (-1, 2)), strict=True)
             for low, (right, left), (ahead, back) in every:

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import remembered
 from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.portable import in_full_precision
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import (
@@ -107,7 +108,7 @@ def checked_alignment(
 
 def pairwise_unary(match: Tensor, deletion: Tensor, insertion: Tensor) -> Tensor:
     """(*batch, S + 1, T + 1, 3) from scores of pairs and gaps, for `Alignment.pairwise`."""
-    match = as_values("Alignment.pairwise's match", match)
+    match = in_full_precision(as_values("Alignment.pairwise's match", match))
     if match.ndim < 2:
         raise ModelError(
             f"Alignment.pairwise needs match (*batch, S, T); got {tuple(match.shape)}."

@@ -1,5 +1,6 @@
 """Random fields of words: sums over sequences and lengths, messages of a long text, draws."""
 
+import copy
 import itertools
 import math
 
@@ -196,3 +197,17 @@ def test_what_is_wrong_is_named():
         with pytest.raises(ModelError, match="length >= 0; got -1"):
             ask()
     assert field(2).sample(2, 0).shape == (2, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("lags", [1, 2])
+def test_likelihoods_of_layers_of_half_precision_are_in_float32(lags, dtype):
+    generator = torch.Generator().manual_seed(0)
+    field = MarkovField(vocabulary=9, rank=2, lags=lags, generator=generator).to(dtype)
+    tokens = torch.randint(9, (3, 200), generator=generator)
+    found = field.log_likelihood(tokens)
+    assert found.dtype == torch.float32
+    # The features are computed in half precision, and the sums over 200 words are not.
+    known = copy.deepcopy(field).double().log_likelihood(tokens)
+    torch.testing.assert_close(found.double(), known, rtol=2e-3, atol=0)
+    assert bool((found % 0.25 != 0).all())

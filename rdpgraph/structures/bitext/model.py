@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import cached_property, remembered
+from rdpgraph._core.portable import in_full_precision
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.masks import Masks
 from rdpgraph.model.potentials.table import as_values, broadcast_values, checked_log_values, settle
@@ -132,7 +133,7 @@ def words_unary(
 
     The last three states are pairs and phrases, source words alone, and target words alone.
     """
-    pairs = as_values("Bitext.words' pairs", pairs)
+    pairs = in_full_precision(as_values("Bitext.words' pairs", pairs))
     if pairs.ndim < 2:
         raise ModelError(f"Bitext.words needs pairs (*batch, p, q); got {tuple(pairs.shape)}.")
     *batch, p, q = pairs.shape

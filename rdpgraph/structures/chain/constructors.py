@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.numbers import lowest
+from rdpgraph._core.portable import in_full_precision
 from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import log_products
@@ -185,12 +186,15 @@ def hmm_unary(
             f"Chain.hmm {'without' if observations is None else 'with'} observations needs "
             f"emission of shape {wanted}; got {tuple(emission.shape)}."
         )
+    # Rows that were rounded to half precision are checked as such, and summed in full.
+    if observations is not None:
+        checked_rows("Chain.hmm's emission", emission)
+    start, emission = in_full_precision(start), in_full_precision(emission)
     if observations is None:
         unary = emission if isinstance(emission, Tensor) else emission.table(2)
         if lengths is not None:
             unary = masked(unary, checked_lengths(lengths, unary))
     else:
-        checked_rows("Chain.hmm's emission", emission)
         unary = _emitted(emission, observations, lengths)
     return with_ends(unary, start, None, None)
 
@@ -203,7 +207,7 @@ def crf_unary(
 
     Emissions (*batch, T, N); scores of the first and last state, (N,) or (*batch, N).
     """
-    emissions = taken("Chain.crf's emissions", emissions)
+    emissions = in_full_precision(taken("Chain.crf's emissions", emissions))
     if emissions.dtype not in FLOATING:
         checked_unary(emissions)
     sizes = None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.portable import in_full_precision
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
@@ -121,7 +122,7 @@ class Dependencies(Structure):
         Raises:
             ModelError: shapes that do not fit, NaN or +inf.
         """
-        scores = taken(f"{cls.__name__}'s scores", scores)
+        scores = in_full_precision(taken(f"{cls.__name__}'s scores", scores))
         checked_log_values(f"{cls.__name__}'s scores", scores)
         if scores.ndim < 3 or not scores.shape[-1]:
             raise ModelError(

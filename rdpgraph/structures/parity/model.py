@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import typed
+from rdpgraph._core.portable import in_full_precision
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
@@ -172,7 +173,7 @@ class ParityModel(Structure):
         Raises:
             ModelError: a rate below 0 or above 1.
         """
-        given = as_values("ParityModel's rates", rates)
+        given = in_full_precision(as_values("ParityModel's rates", rates))
         wrong = given[~((given >= 0) & (given <= 1))]
         if wrong.numel():
             raise ModelError(

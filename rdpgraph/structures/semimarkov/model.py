@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._core.portable import in_full_precision
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.masks import Masks
@@ -108,8 +109,8 @@ class SemiMarkov(Recursion):
         Raises:
             ModelError: shapes or types that do not fit.
         """
-        unary = taken("SemiMarkov's unary", unary)
-        duration = taken("SemiMarkov's duration", duration)
+        unary = in_full_precision(taken("SemiMarkov's unary", unary))
+        duration = in_full_precision(taken("SemiMarkov's duration", duration))
         if unary.ndim < 2 or duration.ndim != 2 or duration.shape[1] != unary.shape[-1]:
             raise ModelError(
                 "SemiMarkov.from_unary needs unary (*batch, T, N) and duration (D, N); got "
