@@ -26,11 +26,12 @@ from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.features import RandomFeatures
 from rdpgraph.model.potentials.lowrank import Bilinear, LowRank
+from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.rewrites import with_joint
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import perturbed_graph
-from rdpgraph.structures.recursion.rules import BilinearRules, FactorisedRules
+from rdpgraph.structures.recursion.rules import BilinearRules, FactorisedRules, LowRankRules
 
 _READ_OFF = {*OF_LOG_PARTITION, "status", "possible"}
 """Questions that the model with further variables answers in place of the plain one."""
@@ -154,6 +155,8 @@ class LowRankFactors(Estimator):
 
     Args:
         features: how many random features for each `Bilinear` factor; needed where there is one.
+            Where there is none, this and the other arguments have no effect: `LowRank` factors are
+            rewritten exactly, and a model without them is solved as it is.
         orthogonal: as for `RandomFeatures`.
         shared: one map for all factors.
         replicates: how many independent draws of the features, solved together and averaged in Z;
@@ -362,6 +365,49 @@ def with_ranks(graph: FactorGraph) -> FactorGraph:
     return FactorGraph.from_blocks(domain, list(numbered(blocks)), observed)
 
 
+_CHEAP = 2.0**20
+"""Entries of tables that are summed exactly beside factors of low rank, whatever these cost."""
+
+
+def _require_ranks(setting: Setting, features: int | None) -> None:
+    """Refuse a model whose low-rank form would cost what exact inference does."""
+    model, remedy = setting.model, "use Pilot(), which needs no ranks"
+    if isinstance(model, Structure):
+        parts = [getattr(model, part.name) for part in fields(model)]
+        if not any(isinstance(part, _RANKED) for part in parts):
+            raise ModelError(
+                f"LowRankPilot solves a model of low rank, and this {type(model).__name__} has no "
+                f"LowRank or Bilinear potential or rules: {remedy}."
+            )
+        return
+    # States that are possible by evidence and hard zeros; observed variables are no sites.
+    sizes = torch.ones_like(model.domain.sizes)
+    for sites in setting.groups:
+        assert sites.numbers is not None
+        possible = (sites.unary > -math.inf).reshape(-1, *sites.unary.shape[-2:]).any(0)
+        sizes[sites.numbers.cpu()] = possible.sum(-1).to(sizes)
+    # The work of factors with ranks, and the entries of tables of the others.
+    ranked, whole = 0.0, dict[int, float]()
+    for number, block in enumerate(model.blocks):
+        potential, free = block.potential, sizes[block.scopes].double()
+        if isinstance(potential, LowRank | Bilinear):
+            rank = potential.rank if isinstance(potential, LowRank) else features or 1
+            ranked += rank * float(free.sum())
+        elif block.arity > 1 and block.select().decompose() is None:
+            whole[number] = float(free.prod(1).sum())
+    if not whole or (ranked and sum(whole.values()) <= max(ranked, _CHEAP)):
+        return
+    worst = model.blocks[max(whole, key=whole.__getitem__)]
+    names = [model.domain.variable(number).name for number in worst.scopes[0].tolist()]
+    raise ModelError(
+        f"LowRankPilot solves a model of low rank, and the factor over {names!r:.80} of shape "
+        f"{worst.sizes} has no ranks, as LowRank and Bilinear have: {remedy}."
+    )
+
+
+_RANKED = (LowRank, Bilinear, PairOperator, BilinearRules, FactorisedRules, LowRankRules)
+
+
 @dataclass(frozen=True)
 class LowRankPilot(Proposal):
     """Marginals of the model with random features instead of `Bilinear` potentials.
@@ -374,13 +420,16 @@ class LowRankPilot(Proposal):
     it may be worse than the base alone. `LowRank` potentials are used as they are, and the
     marginals are then exact.
 
+    Factors of other kinds are summed whole. A model in which these cost more than the ones of low
+    rank, or that has none of these, is refused: `Pilot` needs no ranks.
+
     Args:
-        features: for each `Bilinear` factor; None where there is none.
+        features: for each `Bilinear` factor, without effect where there is none.
         base: mixed in, for states that the features miss.
         share: the part of the low-rank marginals in the mixture.
 
     Raises:
-        ModelError: a share outside (0, 1).
+        ModelError: a share outside (0, 1); when states are chosen, a model without ranks.
     """
 
     features: int | None = None
@@ -392,6 +441,7 @@ class LowRankPilot(Proposal):
 
     def scores_of(self, setting: Setting) -> Scores:
         """Mixture of the low-rank marginals and the base."""
+        _require_ranks(setting, self.features)
         rewrite, solve = LowRankFactors(self.features, shared=True), setting.solve
         low = rewrite.prepare(setting.model, solve=solve, generator=setting.generator).model
         marginals = tuple(part.detach().log() for part in setting.marginals(solve(low)))

@@ -262,3 +262,48 @@ def test_a_surrogate_of_an_impossible_model_leaves_no_nan():
     found.log_partition.backward()
     assert unary.grad is not None
     assert bool(unary.grad.isfinite().all())
+
+
+def of_tables(states, *more):
+    sites = rg.VariableArray("x", (4,), states)
+    pairs = rg.FactorBlock((sites[:-1], sites[1:]), rg.Table(drawn(states, states)))
+    return rg.FactorGraph([pairs, *(rg.FactorBlock((sites[:-1], sites[1:]), one) for one in more)])
+
+
+NO_RANKS = {
+    "tables": lambda: of_tables(8),
+    "a factor over three": lambda: rg.FactorGraph(
+        [rg.Factor([rg.Variable(name, 6) for name in "abc"], rg.Table(drawn(6, 6, 6)))]
+    ),
+    "chain": lambda: rg.Chain(drawn(4, 8), drawn(8, 8)),
+    "trees": lambda: rg.Hypertree(drawn(3, 3, 4), rg.trees.DenseRules(drawn(4, 4, 4))),
+    # A million entries and more beside factors of a rank of 2.
+    "wide tables beside ranks": lambda: of_tables(
+        700, rg.LowRank(drawn(700, 2), drawn(700, 2, seed=1))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_RANKS)
+def test_a_low_rank_pilot_refuses_models_that_it_would_solve_exactly(name):
+    model, selection = NO_RANKS[name](), rg.randomized.TopSystematic(2, 2)
+    pilot = rg.Randomized(rg.randomized.LowRankPilot(8), selection)
+    with pytest.raises(rg.errors.ModelError, match=r"use Pilot\(\), which needs no ranks"):
+        rg.infer(model, estimator=pilot).log_partition  # noqa: B018
+    other = rg.Randomized(rg.randomized.Pilot(), selection, replicates=4)
+    found = rg.infer(model, estimator=other, generator=torch.Generator().manual_seed(0))
+    assert bool(found.log_partition.isfinite())
+
+
+def test_a_low_rank_pilot_takes_cheap_factors_beside_those_of_low_rank():
+    ranks = rg.LowRank(drawn(8, 2), drawn(8, 2, seed=1))
+    seen = of_tables(700, rg.LowRank(drawn(700, 2), drawn(700, 2, seed=1)))
+    for model in (
+        of_tables(8, ranks),
+        seen.condition({"x": [3, -1, 3, 3]}),  # one row of each table is left
+        rg.Chain(drawn(4, 8), ranks),
+        rg.Hypertree(drawn(3, 3, 2), rg.trees.LowRankRules(*(drawn(2, 3) for _ in range(3)))),
+    ):
+        estimator = rg.Randomized(rg.randomized.LowRankPilot(), rg.randomized.TopTail(2, 2))
+        found = rg.infer(model, estimator=estimator, generator=torch.Generator().manual_seed(0))
+        assert bool(found.log_partition.isfinite())
