@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+import warnings
 from contextlib import suppress
 from io import TextIOBase
 from typing import NoReturn
@@ -21,7 +22,8 @@ class _Closed(TextIOBase):
 
 def main() -> None:
     """Run the command line: exit code 0 answered, 1 a one-line error, 2 usage, 130 interrupted."""
-    with recorded():
+    with recorded(), warnings.catch_warnings():
+        warnings.showwarning = _say
         try:
             _run()
         except BaseException as error:
@@ -54,6 +56,12 @@ def _run() -> None:
     except SystemExit:
         sys.stdout.flush()  # while a full disk can still set the exit code
         raise
+
+
+def _say(message: Warning | str, *_: object) -> None:
+    """Print a warning on one line, without the place in the code."""
+    if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stderr.write(f"Warning: {in_a_line(str(message))}\n")
 
 
 def _drop_stdout() -> None:

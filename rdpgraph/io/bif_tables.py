@@ -18,7 +18,7 @@ from rdpgraph.errors import FileFormatError
 from rdpgraph.io.text import Bytes
 from rdpgraph.io.tokens import MOST_BY_DEFAULT, BifText, is_number, non_negative, statements_alike
 from rdpgraph.model.block import Block
-from rdpgraph.model.conditional import is_conditional
+from rdpgraph.model.conditional import SumsOff, is_conditional
 from rdpgraph.model.names import CODEC, CompactVariables, StateLists
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import grouped_rows
@@ -64,10 +64,21 @@ def read_tables(text: BifText, headers: Headers, dtype: torch.dtype) -> list[Blo
     """The factors P(child | parents), those of one shape in one block."""
     reading = _Reading(text, headers)
     try:
-        return [_block_of(group, headers, dtype) for group in reading.read()]
+        groups = list(reading.read())
     except FileFormatError:
         reading.read_one_by_one()  # raises the first error in file order
         raise
+    off = SumsOff()
+    for group in groups:
+        # Sums of all rows at once would take too much memory next to a large table.
+        count, _, rows = group.tables.shape
+        for first in range(0, count, step := max(1, tuning.PIECE // rows)):
+            for at in range(0, rows, tuning.PIECE):
+                part = group.tables[first : first + step, :, at : at + tuning.PIECE]
+                off.add(group.blocks[first : first + step], part.sum(1))
+    names, children = headers.variables.names, headers.members[headers.starts[:-1]]
+    off.warn(text.source, lambda block: names.entry(int(children[block])))
+    return [_block_of(group, headers, dtype) for group in groups]
 
 
 class _Reading:

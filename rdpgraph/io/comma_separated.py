@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.once import warn_once
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.io.text import Bytes, detected_encoding, fail
 from rdpgraph.io.tokens import is_number
@@ -20,8 +21,8 @@ from rdpgraph.model.domain import Domain
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.variable import State, States, names_of, state_index
 
-GAPS = "", "?", "*", "NA", "NaN", "nan", "null", "-1"
-"""Texts of missing values, unless a state has such a name."""
+GAPS = "", "?", "*", "NA", "NaN", "nan", "null"
+"""Texts of missing values, unless a state has such a name; so is -1, with a warning."""
 _NEEDS_QUOTES = frozenset(',"\r\n')
 
 
@@ -70,6 +71,12 @@ def parse_rows(data: Bytes, domain: Domain, *, source: str) -> dict[str, Tensor]
     except csv.Error as error:
         line = reader.line_num
         fail(source, f"not a table of comma-separated values; line {line}: {error}.")
+    for column in columns:
+        if column.get(str(MISSING)) == MISSING:
+            warn_once(
+                f"{source}: -1 is no state of {column.name!r}, and is read as a missing value; "
+                "leave the field empty."
+            )
     if not count:
         fail(source, "there are no rows below the names of the columns.")
     return {column.name: column.states() for column in columns}
@@ -87,6 +94,8 @@ class _Column(dict[str, int]):
         self._pieces: list[NDArray[Any]] = [np.empty(0, self._kind)]
 
     def __missing__(self, text: str) -> int:
+        if text == str(MISSING):
+            return self.setdefault(text, MISSING)
         state: int | str = text
         if isinstance(self._states, int) and is_number(text.strip()) and float(text) % 1 == 0:
             state = int(float(text))  # pandas writes 1.0 next to missing values

@@ -38,8 +38,9 @@ _BLANK[list(b" \t\n\r\f\v")] = True
 class Numbers:
     """The numbers of a file, after a heading (one of ``kinds``) or none, read piece by piece.
 
-    Comments after ``#``, ``//`` and ``c`` are dropped, from a bytearray in place. ``total`` is the
-    count of numbers, ``place`` that of those read. Errors name the line of the faulty token.
+    Comments after ``#``, ``//`` and ``c`` are dropped, from a bytearray in place. ``heading`` is in
+    capital letters, ``total`` is the count of numbers and ``place`` that of those read. Errors name
+    the line of the faulty token.
     """
 
     def __init__(self, data: Bytes, source: str, *, kinds: tuple[str, ...] = ()) -> None:
@@ -50,6 +51,7 @@ class Numbers:
         if kinds and (head is None or _text(head[0]).upper() not in kinds):
             got = f"got {shown(_text(head[0]))}" if head else "the file is empty"
             fail(source, f"token 1: expected {' or '.join(kinds)}; {got}.")
+        self.heading = _text(head[0]).upper() if head else ""
         self._headings = len(kinds[:1])
         self._start = self._next = head.end() if head else 0
         self.total = sum(_count(data, *span) for span in self._spans())

@@ -17,6 +17,7 @@ from rdpgraph.io.tables import all_variables, conditional_tables, factor_tables,
 from rdpgraph.io.text import Bytes, fail
 from rdpgraph.io.tokens import MOST_UNLISTED, Numbers
 from rdpgraph.model.block import Block
+from rdpgraph.model.conditional import SumsOff
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.names import CompactVariables, Decimals
@@ -51,6 +52,8 @@ def parse_uai(
     sizes = _read_sizes(numbers)
     groups = _by_shape(numbers, sizes, *_read_scopes(numbers, len(sizes)), most_shapes)
     log_values = _read_tables(numbers, groups, dtype)
+    if numbers.heading == "BAYES":
+        _warn_of_sums(groups, log_values, source)
     del numbers
     return _graph(sizes, groups, log_values, source, dtype)
 
@@ -118,6 +121,21 @@ def _graph(
         return FactorGraph.from_blocks(domain, blocks)
     except ModelError as error:
         fail(source, str(error))
+
+
+def _warn_of_sums(groups: list[_Alike], log_values: NDArray[Any], source: str) -> None:
+    """Warn of tables of a Bayesian network, children last, whose rows do not sum to one."""
+    off, start = SumsOff(), 0
+    for group in groups:
+        end = start + len(group.rows) * math.prod(group.shape)
+        if group.shape:
+            rows = log_values[start:end].reshape(-1, group.shape[-1])
+            children = np.repeat(group.scopes[:, -1], math.prod(group.shape[:-1]))
+            for at in range(0, len(rows), tuning.PIECE):
+                sums = np.exp(rows[at : at + tuning.PIECE]).sum(1, keepdims=True)
+                off.add(children[at : at + tuning.PIECE], sums)
+        start = end
+    off.warn(source, str)
 
 
 def _read_sizes(numbers: Numbers) -> NDArray[np.int64]:

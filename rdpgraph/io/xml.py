@@ -13,7 +13,7 @@ from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.tables import all_variables, conditional_tables, graph_of, values_of
 from rdpgraph.io.text import Bytes, decoded, fail, shown
 from rdpgraph.io.tokens import MOST_BY_DEFAULT, non_negative
-from rdpgraph.model.conditional import cycle_of
+from rdpgraph.model.conditional import SumsOff, cycle_of
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import names_of
 
@@ -81,6 +81,7 @@ def network_of(
         states[name] = outcomes
     scopes: dict[str, tuple[str, ...]] = {}
     tables: list[tuple[tuple[str, ...], torch.Tensor]] = []
+    off = SumsOff()
     for child, parents, values in definitions:
         scope = (*parents, child)
         strange = [name for name in scope if name not in states]
@@ -97,7 +98,9 @@ def network_of(
             fail(
                 source, f"expected {math.prod(shape)} values of {shown(child)}; got {len(values)}."
             )
-        tables.append((scope, torch.tensor(values, dtype=torch.float64).reshape(shape)))
+        table = torch.tensor(values, dtype=torch.float64).reshape(shape)
+        off.add([len(tables)], table.sum(-1).reshape(1, -1).numpy())
+        tables.append((scope, table))
     if not states or len(scopes) < len(states):
         lacking = next((name for name in states if name not in scopes), "no variable")
         fail(source, f"expected a table for each variable; {shown(lacking)} has none.")
@@ -105,6 +108,7 @@ def network_of(
     if cycle is not None:
         path = " - ".join(map(repr, cycle[:8]))
         fail(source, f"expected parents without a cycle; got {path}.")
+    off.warn(source, list(scopes).__getitem__)
     try:
         graph = graph_of(states, ((scope, values.to(dtype)) for scope, values in tables))
     except ModelError as error:

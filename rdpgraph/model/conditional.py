@@ -1,7 +1,7 @@
 """Conditional probability tables: the factors of a Bayesian network, made and read."""
 
 import graphlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph._core.once import warn_once
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
@@ -17,10 +18,12 @@ from rdpgraph.model.factor import Factor
 from rdpgraph.model.potentials.table import Table, as_values
 from rdpgraph.model.variable import Variable, names_of
 
+Array = NDArray[np.floating[Any]]
 Conditional = tuple[Variable, Sequence[Variable], Any]
 """A variable, its parents, and probabilities (*batch, *parents, states of the variable)."""
 
 _TOLERANCE = 0.1  # for files: a hundred states, each rounded by 0.001
+_SILENT = 1e-4  # sums this near to one are not mentioned
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,23 +77,54 @@ def _holds(block: Block, slot: int) -> bool:
     return is_conditional(values, -block.arity if slot == 0 else -1)
 
 
-def is_conditional(values: NDArray[np.floating[Any]], dim: int) -> bool:
+def is_conditional(values: Array, dim: int) -> bool:
     """Test if sums over a dim are 1 up to a file's rounding; all-zero rows pass."""
     with np.errstate(over="ignore"):
         sums = values.sum(axis=dim)
     return bool(((np.abs(sums - 1) <= _TOLERANCE) | (sums == 0)).all())
 
 
+@dataclass(eq=False)
+class SumsOff:
+    """Rows of probabilities that do not sum to one, over many tables; all-zero rows pass."""
+
+    count: int = 0
+    _worst: tuple[float, int, float] = (0.0, 0, 1.0)  # how far off, the table, and the sum
+
+    def add(self, tables: Sequence[int] | NDArray[np.integer[Any]], sums: Array) -> None:
+        """Add the sums (T, rows) of tables of such numbers."""
+        off = np.where(sums == 0, 0.0, np.abs(sums - 1))
+        self.count += int((off > _SILENT).sum())
+        place = int(off.argmax()) if off.size else 0
+        if off.size and off.flat[place] > self._worst[0]:
+            table = int(tables[place // (off.size // len(off))])
+            self._worst = float(off.flat[place]), table, float(sums.flat[place])
+
+    def warn(self, where: str, name_of: Callable[[int], str]) -> None:
+        """Warn once, if there are any; ``name_of`` gives the variable of a table."""
+        if self.count:
+            _, table, total = self._worst
+            rows = f"{self.count:,} row{'s' if self.count > 1 else ''}"
+            warn_once(
+                f"{where}: probabilities do not sum to one in {rows}; those of "
+                f"{name_of(table)!r} sum to {total:.6g}. They are used as they are; divide each "
+                "row by its sum, unless that is meant."
+            )
+
+
 def network_factors(conditionals: Iterable[Conditional], tolerance: float) -> list[Factor]:
     """The factors of conditional tables over (child, *parents), in the order given."""
     factors: list[Factor] = []
     parents: dict[str, list[str]] = {}
+    off = SumsOff()
     for item in conditionals:
         child, given, values = _parts(item)
         if child.name in parents:
             raise ModelError(f"Variable {child.name!r} has two conditional tables; give one.")
         parents[child.name] = [parent.name for parent in given]
         table = _checked(child, given, as_values(f"The table of {child.name!r}", values), tolerance)
+        sums = table.detach().double().sum(-1).cpu().numpy()
+        off.add([len(factors)], sums.reshape(1, -1))
         table = table.movedim(-1, -1 - len(given))
         factors.append(Factor((child, *given), Table.from_probabilities(table)))
     for child, names in parents.items():
@@ -101,6 +135,7 @@ def network_factors(conditionals: Iterable[Conditional], tolerance: float) -> li
                 "add one, without parents if it has none."
             )
     refuse_cycle(parents)
+    off.warn("bayesian_network", list(parents).__getitem__)
     return factors
 
 

@@ -62,7 +62,8 @@ def test_pandas_reads_the_same_from_text(states):
 def test_gaps_are_empty_fields_and_texts_that_no_state_has():
     graph = model(("NA", "no"), ("u", "v"), 3)
     text = b"v0,v2,v1\nNA,1,u\n,,\n?,NA,nan\nno,-1,v\nno,2.0,null\n"
-    read = parse_rows(text, graph.domain, source="rows.csv")
+    with pytest.warns(UserWarning, match="rows.csv: -1 is no state of 'v2', and is read as a miss"):
+        read = parse_rows(text, graph.domain, source="rows.csv")
     assert read["v0"].tolist() == [0, -1, -1, 1, 1]
     assert read["v1"].tolist() == [0, -1, -1, 1, -1]
     assert read["v2"].tolist() == [1, -1, -1, -1, 2]
