@@ -20,6 +20,7 @@ from rdpgraph.model.potentials.table import (
     as_values,
     as_whole,
     broadcast_values,
+    checked_log_table,
     checked_log_values,
     settle,
 )
@@ -96,7 +97,7 @@ def checked_alignment(
             f"got {shape} and {len(moves)} moves."
         )
     if isinstance(transition, Tensor):
-        checked_log_values("Alignment's transition", transition)
+        checked_log_table("Alignment's transition", transition)
     if any(min(move) < 0 or max(move) < 1 for move in moves):
         raise ModelError(f"Alignment needs moves that take something; got {tuple(moves)}.")
     if transition is not None and tuple(transition.shape[-2:]) != (shape[-1],) * 2:

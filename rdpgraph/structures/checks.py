@@ -10,7 +10,7 @@ from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.potentials.potential import WHOLE
-from rdpgraph.model.potentials.table import checked_log_values
+from rdpgraph.model.potentials.table import checked_log_table, checked_log_values
 from rdpgraph.structures.recursion.rules import Rules
 
 
@@ -46,7 +46,7 @@ def checked_root(root: Tensor | None, unary: Tensor, preterminals: int) -> None:
     """Check the root's log-potentials (*batch, N)."""
     if root is None:
         return
-    checked_log_values("Hypertree's root", root)
+    checked_log_table("Hypertree's root", root)
     states = unary.shape[-1] - preterminals
     fits = root.ndim >= 1 and root.shape[-1] == states
     if not fits or not broadcasts(root.shape[:-1], unary.shape[:-3]):

@@ -15,7 +15,7 @@ from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_sum
 from rdpgraph.model.potentials.potential import Stored, message_lead, select_lead
-from rdpgraph.model.potentials.table import as_values, checked_log_values, settle
+from rdpgraph.model.potentials.table import as_values, checked_log_table, settle
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,7 @@ class LowRank(Stored):
     def __post_init__(self) -> None:
         settle(self, "log_left", "log_right")
         for name, values in (("log_left", self.log_left), ("log_right", self.log_right)):
-            checked_log_values(f"LowRank's {name}", values)
+            checked_log_table(f"LowRank's {name}", values)
             if values.ndim < 2:
                 raise ModelError(
                     f"LowRank needs log-factors (..., states, r); {name} is {tuple(values.shape)}."

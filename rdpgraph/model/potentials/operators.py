@@ -16,7 +16,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.model.potentials.table import checked_log_values, settle
+from rdpgraph.model.potentials.table import checked_log_table, settle
 
 
 class PairOperator(Potential):
@@ -129,7 +129,7 @@ class Banded(PairOperator):
 
     def __post_init__(self) -> None:
         settle(self, "log_values")
-        checked_log_values("Banded's log_values", self.log_values)
+        checked_log_table("Banded's log_values", self.log_values)
         require_fields(self)
         shape, offsets = tuple(self.log_values.shape), self.offsets
         fits = len(shape) == 2 and 0 < shape[1] == len(offsets) == len({*offsets})
@@ -268,8 +268,8 @@ class Monarch(PairOperator):
 
     def __post_init__(self) -> None:
         settle(self, "log_left", "log_right")
-        checked_log_values("Monarch's log_left", self.log_left)
-        checked_log_values("Monarch's log_right", self.log_right)
+        checked_log_table("Monarch's log_left", self.log_left)
+        checked_log_table("Monarch's log_right", self.log_right)
         left, right = tuple(self.log_left.shape), tuple(self.log_right.shape)
         fits = len(left) == len(right) == 3 and right[:2] == (left[2], left[0])
         if not fits or left[0] * left[1] != right[0] * right[2] or 0 in left:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.once import warn_once
+from rdpgraph._core.once import is_declared_by_user, warn_once
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError, ProbabilityWarning
 from rdpgraph.model.potentials.potential import (
@@ -171,13 +171,10 @@ class Table(Stored):
 
     def __post_init__(self) -> None:
         settle(self, "log_values")
-        if 0 < checked_log_values("Table", self.log_values) <= 1 and _add_up(self.log_values):
-            warn_once(
-                "A Table takes log-values, and was given what look like probabilities: use "
-                "Table.from_probabilities(values), or Table.from_logs(values) if logs are meant.",
-                ProbabilityWarning,
-                stacklevel=3,
-            )
+        remedy = (
+            "use Table.from_probabilities(values), or Table.from_logs(values) if logs are meant"
+        )
+        checked_log_table("A Table", self.log_values, remedy)
 
     @classmethod
     def from_logs(cls, values: ArrayLike) -> "Table":
@@ -235,10 +232,25 @@ class Table(Stored):
         return Table.checked(values)
 
 
+def checked_log_table(name: str, values: Tensor, remedy: str = "take .log() of them") -> None:
+    """Check log-values by `checked_log_values`, and warn once if they look like probabilities.
+
+    Only an object that a user makes is warned of. Scores of arcs, spans and segments are not
+    checked so, as marginals are taken for scores there to find the tree of the best expectation.
+    """
+    highest = checked_log_values(name, values)
+    if 0 < highest <= 1 and is_declared_by_user() and _add_up(values):
+        warn_once(
+            f"{name} takes log-values, and was given what look like probabilities: {remedy}.",
+            ProbabilityWarning,
+        )
+
+
 def _add_up(values: Tensor) -> bool:
-    """Test for values that look like probabilities: a sum of one over a dim or in all."""
+    """Test for values that look like probabilities: sums of one over a dim, or over the last."""
     values = values.detach()
     if bool((values < 0).any()) or not bool(((values > 0) & (values < 1)).any()):
         return False
-    sums = [values.sum(dim) for dim in range(values.ndim)] + [values.sum()]
-    return any(bool(((total - 1).abs() <= _TOLERANCE).all()) for total in sums)
+    last = [tuple(range(-count, 0)) for count in range(2, values.ndim + 1)]
+    dims = [*((dim,) for dim in range(values.ndim)), *last] or [()]
+    return any(bool(((values.sum(over) - 1).abs() <= _TOLERANCE).all()) for over in dims)

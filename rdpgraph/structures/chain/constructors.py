@@ -14,14 +14,20 @@ from rdpgraph.logspace.logmatrix import log_products
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.model.potentials.table import FLOATING, as_whole, checked_log_values, taken
+from rdpgraph.model.potentials.table import (
+    FLOATING,
+    as_whole,
+    checked_log_table,
+    checked_log_values,
+    taken,
+)
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.chain.factors import inside, masked
 
 
 def checked_unary(unary: Tensor) -> None:
     """Check log-potentials (*batch, T, N)."""
-    checked_log_values("Chain's unary", unary)
+    checked_log_table("Chain's unary", unary)
     checked_steps(unary)
 
 
@@ -47,7 +53,7 @@ def checked_transition(
 ) -> None:
     """Check (N, N), or (*batch, T - 1, N, N) with batch dims that broadcast."""
     if not isinstance(transition, Potential):
-        checked_log_values(f"{owner}'s transition", transition)
+        checked_log_table(f"{owner}'s transition", transition)
     *batch, total, states = unary.shape
     shape = tuple(transition.shape)
     one, steps = (states, states), max(total - 1, 0)

@@ -63,6 +63,9 @@ class Chain(Structure):
             N^2 values, in blocks. `Banded` and `Monarch` transitions need no table for any of them.
         lengths: (*batch,) integers in 0..T; default: all T.
 
+    Values that look like probabilities are warned of once, as in a `Table`; `Chain.hmm` and
+    ``.log()`` are for these.
+
     Raises:
         ModelError: shapes that do not fit, NaN or +inf, a length out of range.
 

@@ -13,7 +13,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.logspace.logmatrix import log_products, soft_sum
-from rdpgraph.model.potentials.table import checked_log_values, looked_up, settle
+from rdpgraph.model.potentials.table import checked_log_table, checked_log_values, looked_up, settle
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ class DenseRules(Rules):
 
     def __post_init__(self) -> None:
         settle(self, "log_rule")
-        checked_log_values("DenseRules", self.log_rule)
+        checked_log_table("DenseRules", self.log_rule)
         shape = tuple(self.log_rule.shape)
         if len(shape) < 3 or shape[-1] != shape[-2] or not 0 < shape[-3] <= shape[-1]:
             raise ModelError(
@@ -161,7 +161,7 @@ class LowRankRules(Rules):
     def __post_init__(self) -> None:
         settle(self, "parent", "left", "right")
         for part in self.parts:
-            checked_log_values("LowRankRules", part)
+            checked_log_table("LowRankRules", part)
         shapes = [tuple(part.shape) for part in self.parts]
         ranks = {shape[-1] for shape in shapes if len(shape) >= 2}
         fits = all(len(shape) >= 2 for shape in shapes) and len(ranks) == 1 and 0 not in ranks
