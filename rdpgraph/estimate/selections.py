@@ -1,10 +1,11 @@
-"""Selections: their interface, the largest scores, and unbiased draws from the rest."""
+"""Choose a few states of each variable by their scores, with weights that keep Z unbiased."""
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,93 +16,113 @@ from rdpgraph.model.restriction import Support
 from rdpgraph.structures.draws import uniform
 
 Size: TypeAlias = int | float
-"""A number of states, or a fraction of them: a float in (0, 1]."""
+"""A number of states as an int, or a fraction of all states as a float in (0, 1]."""
 
 
 class Selection(ABC):
-    """Chooses states by their scores.
+    """A rule that chooses which states to keep, by their scores, and gives each a weight.
 
-    An estimate of Z is unbiased if for every state of non-zero score the expectation of its weight,
-    zero where it is not kept, is one; and if sites are chosen independently.
+    The estimate of Z is unbiased if sites are chosen independently and every state of non-zero
+    score has an expected weight of one. A state that is not kept counts as weight zero, and the
+    weights of a state that is kept several times add up.
     """
 
     @abstractmethod
     def select(self, log_q: Tensor, generator: torch.Generator | None) -> Support:
-        """Select states and log-weights for every row of scores.
+        """Choose states and their log-weights for every row of scores.
 
         Args:
-            log_q: (*lead, N) log-scores, not necessarily normalised; a state of -inf is not kept.
+            log_q: (*lead, N) log-scores, not necessarily normalised. A state whose log-score is
+                -inf is never kept.
             generator: the only source of randomness.
 
         Returns:
-            A support of (*lead, kept) states; where fewer states are possible than are kept, the
+            A support of shape (*lead, kept). If fewer states are possible than are to be kept, the
             entries left over have log-weight -inf.
         """
 
     @property
     def bound(self) -> str:
-        """``"lower"`` where log Z of what is kept never exceeds log Z; else empty."""
+        """``"lower"`` if log Z of the kept states never exceeds the true log Z, otherwise empty."""
         return ""
 
 
 class Inversion(Selection):
-    """A selection that is a function of a few uniform numbers per row.
+    """A selection that is a deterministic function of a few uniform numbers per row.
 
-    It can be checked over all of its arguments: each entry's state does not decrease as the number
-    that decides it grows.
+    Subclasses implement `choose`. For a row of scores there must be an order of its states along
+    which each entry only moves forward as the number that decides it grows:
+    `rdpgraph.testing.check_selection` relies on this to find all outcomes by bisection.
     """
 
     def select(self, log_q: Tensor, generator: torch.Generator | None) -> Support:
-        """Select states and log-weights for every row of scores.
+        """Choose states and their log-weights for every row of scores.
 
         Raises:
-            ModelError: scores of NaN or +inf.
+            ModelError: if a score is NaN or +inf.
         """
         if log_q.ndim < 1 or not bool((log_q < math.inf).all()):
             raise ModelError(
-                f"{type(self).__name__} needs log-scores (..., states) below +inf and not NaN."
+                f"{type(self).__name__} needs log-scores of shape (..., states) that are below "
+                "+inf and not NaN."
             )
         *lead, states = log_q.shape
         flat = log_q.reshape(-1, states)
+        # All numbers are drawn at once, so that the choice does not depend on the size of a block.
         uniforms = uniform((len(flat), self.num_uniforms(states)), log_q.device, generator)
+        # Rows are chosen block by block, to bound the memory of the temporaries.
         rows = tuning.per_block(states, tuning.BLOCK)
         parts = list(map(self.choose, flat.split(rows), uniforms.split(rows)))
         return Support.joined(parts, 0).map(lambda part: part.reshape(*lead, parts[0].kept))
 
     @abstractmethod
     def num_uniforms(self, states: int) -> int:
-        """Number of uniform numbers for a row of scores."""
+        """Return how many uniform numbers `choose` takes for a row of ``states`` scores."""
 
     @abstractmethod
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        """Select states, given (*lead, `num_uniforms`) float64 numbers in [0, 1)."""
+        """Choose states and their log-weights, given the uniform numbers.
+
+        Args:
+            log_q: (*lead, N) log-scores.
+            uniforms: (*lead, num_uniforms(N)) float64 numbers in [0, 1).
+        """
 
 
 def checked_size(owner: str, name: str, size: Size, least: int = 1) -> None:
-    """Raise `ModelError` unless a size is a number of states or a fraction of them."""
-    share = isinstance(size, float) and 0.0 < size <= 1.0
-    number = isinstance(size, int) and not isinstance(size, bool) and size >= least
-    if not share and not number:
+    """Raise `ModelError` unless a size is an int of at least ``least`` or a float in (0, 1]."""
+    is_fraction = isinstance(size, float) and 0.0 < size <= 1.0
+    is_number = isinstance(size, int) and not isinstance(size, bool) and size >= least
+    if not is_fraction and not is_number:
         raise ModelError(
-            f"{owner} needs {name} as a number of states >= {least}, or a share of them as a float "
-            f"in (0, 1]; got {size!r}."
+            f"{owner} needs {name} to be a number of states, an int >= {least}, or a fraction of "
+            f"them, a float in (0, 1]; got {size!r}."
         )
 
 
 def count_of(size: Size, states: int) -> int:
-    """Number of states that a size stands for; a fraction is at least one state."""
+    """Return the number of states that a size stands for, at most ``states``.
+
+    A fraction is rounded to the nearest number of states, but never to zero.
+    """
     count = max(1, round(size * states)) if isinstance(size, float) else size
     return min(count, states)
 
 
-_CERTAIN = 1.0 - 1e-6  # a state more likely kept than this is kept for certain
+_CERTAIN_PROBABILITY = 1.0 - 1e-6
+"""Probability above which a state is kept for certain.
+
+The margin is wider than rounding errors: the mass of any state that is left to the systematic
+sample is smaller than the spacing of the sample, so that no state is drawn twice.
+"""
 
 
 @dataclass(frozen=True)
 class Top(Inversion):
-    """States of largest score, and no others: biased, log Z from below.
+    """Keep the states of largest score and no others.
 
-    The truncation of Sun et al. 2019; a baseline. O(N) per site.
+    This is the truncation of Sun et al. 2019, a baseline. It is biased: log Z is bounded from
+    below. It costs O(N) per site.
 
     Args:
         keep: number of states, or a fraction of them.
@@ -121,20 +142,21 @@ class Top(Inversion):
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
         keep = count_of(self.keep, log_q.shape[-1])
-        return _everything(log_q) if keep == log_q.shape[-1] else _largest(log_q, keep)
+        return _keep_all(log_q) if keep == log_q.shape[-1] else _keep_largest(log_q, keep)
 
 
 @dataclass(frozen=True)
 class TopTail(Inversion):
-    """Largest scores, and independent draws with replacement from the rest.
+    """Keep the states of largest score, and draw from the rest independently with replacement.
 
-    Fu, Cunningham and Lapata 2022, eq. 5-8: a drawn state has the log-weight ``-log(tail * q(i))``,
-    q normalised over the rest; repeats stay separate entries. Where ``top + tail`` covers all
-    states, all are kept with weight one. O(N + tail log N) per site.
+    This is the estimator of Fu, Cunningham and Lapata 2022, eq. 5-8. A drawn state i has the
+    log-weight ``-log(tail * q(i))``, with q normalised over the rest; a state that is drawn twice
+    takes two entries. If ``top + tail`` covers all states, all are kept with weight one. It costs
+    O(N + tail log N) per site.
 
     Args:
-        top: number of states of the largest score, or a fraction; 0 for none.
-        tail: number of draws, or a fraction of the states.
+        top: number of states of largest score, or a fraction of all states; 0 for none.
+        tail: number of draws, or a fraction of all states.
     """
 
     top: Size
@@ -148,32 +170,39 @@ class TopTail(Inversion):
         return count_of(self.tail, states)
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        """Select the largest scores, then one state for each uniform number, by inversion."""
         states = log_q.shape[-1]
         top, tail = count_of(self.top, states), count_of(self.tail, states)
         if top + tail >= states:
-            return _everything(log_q)
-        first = _largest(log_q, top)
-        rest = log_q.double().scatter(-1, first.states, -math.inf)
-        peak, heights = _heights(rest)
-        total = heights[..., -1:]
-        picks = _inverse(heights, uniforms * total)
-        log_q_rest = rest.gather(-1, picks) - peak - _log(total)
-        drawn = Support(picks, _weights(-log_q_rest - math.log(tail), rest, picks, log_q))
-        return Support.joined([first, drawn])
+            return _keep_all(log_q)
+        largest = _keep_largest(log_q, top)
+        # Draw one state of the rest for each uniform number, by inversion of the cumulative mass.
+        rest = log_q.double().scatter(-1, largest.states, -math.inf)
+        log_shift, cumulative = _cumulative_masses(rest)
+        total = cumulative[..., -1:]
+        drawn = _invert_cumulative(cumulative, uniforms * total)
+        # The total normalises q over the rest.
+        log_q_drawn = rest.gather(-1, drawn) - log_shift - _log_or_zero(total)
+        # State i is drawn tail * q(i) times on average, so this weight makes its expectation one.
+        log_weights = _mask_impossible(-log_q_drawn - math.log(tail), rest, drawn, log_q.dtype)
+        return Support.joined([largest, Support(drawn, log_weights)])
 
 
 @dataclass(frozen=True)
 class TopSystematic(Inversion):
-    """Largest scores, and a systematic sample of the rest.
+    """Keep the states of largest score and a systematic sample of the rest.
 
-    The rest is kept with probabilities ``pi_i = min(1, c q_i)`` that sum to ``tail``, by one
-    uniform number for all, with log-weights ``-log pi_i``: no state twice, and less variance than
-    independent draws. O(N + K log K) per site.
+    A state i of the rest is kept with probability ``pi_i = min(1, c q_i)``, where c is such that
+    these sum to ``tail``, and has the log-weight ``-log pi_i``. One uniform number decides the
+    whole sample, so that no state is drawn twice.
+
+    The sample passes through the rest in falling order of score, and so has its share of every
+    level of scores, as a stratified sample has. Where neighbouring states have similar scores, as
+    the levels of a quantity do, it passes through them in their own order instead, and has its
+    share of every range of levels. It costs O(N log N) per site.
 
     Args:
-        top: number of states of the largest score, or a fraction; 0 for none.
-        tail: number of the rest, or a fraction of the states.
+        top: number of states of largest score, or a fraction of all states; 0 for none.
+        tail: number of states kept of the rest, or a fraction of all states.
     """
 
     top: Size
@@ -189,18 +218,20 @@ class TopSystematic(Inversion):
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
         states = log_q.shape[-1]
         top, tail = count_of(self.top, states), count_of(self.tail, states)
-        return _systematic(log_q, uniforms, min(top + tail, states), top)
+        return _sample_systematically(log_q, uniforms, min(top + tail, states), top)
 
 
 @dataclass(frozen=True)
 class Threshold(Inversion):
-    """States kept with probability ``min(1, c q_i)``, c such that ``keep`` are kept.
+    """Keep state i with probability ``pi_i = min(1, c q_i)``, where these sum to ``keep``.
 
-    The optimal resampling of Fearnhead and Clifford 2003: scores above a threshold are kept with
-    weight one, the rest is sampled systematically with log-weights ``-log pi_i``. The number of
-    these is computed, not given. This is optimal for scores near the marginals; if scores are much
-    flatter than the marginals, no state is kept for certain, and `TopSystematic` is safer. O(N + K
-    log K) per site.
+    This is the optimal resampling of Fearnhead and Clifford 2003. States whose score exceeds a
+    threshold are kept with weight one. The rest is sampled systematically, and a kept state has the
+    log-weight ``-log pi_i``. The scores alone decide how many states exceed the threshold.
+
+    The selection is optimal if the scores are close to the marginals. If they are much flatter, no
+    state is kept for certain, and `TopSystematic` is safer. The sample passes through the states
+    in the same order as that of `TopSystematic`. It costs O(N log N) per site.
 
     Args:
         keep: number of states, or a fraction of them.
@@ -215,80 +246,169 @@ class Threshold(Inversion):
         return 1
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        return _systematic(log_q, uniforms, count_of(self.keep, log_q.shape[-1]), 0)
+        keep = count_of(self.keep, log_q.shape[-1])
+        return _sample_systematically(log_q, uniforms, keep, top=0)
 
 
-def _everything(log_q: Tensor) -> Support:
-    """All states with weight one, impossible ones with log-weight -inf."""
-    everything = torch.arange(log_q.shape[-1], device=log_q.device).expand(log_q.shape)
-    return Support(everything, log_q).unweighted()
+def _keep_all(log_q: Tensor) -> Support:
+    """Keep every state, with log-weight 0 if it is possible and -inf if it is not."""
+    states = torch.arange(log_q.shape[-1], device=log_q.device).expand(log_q.shape)
+    return Support(states, log_q).unweighted()
 
 
-def _largest(log_q: Tensor, keep: int) -> Support:
-    values, states = log_q.topk(keep)
-    return Support(states, values).unweighted()
+def _keep_largest(log_q: Tensor, keep: int) -> Support:
+    """Keep the ``keep`` states of largest score, with log-weights as in `_keep_all`."""
+    largest, states = log_q.topk(keep)
+    return Support(states, largest).unweighted()
 
 
-def _systematic(log_q: Tensor, uniforms: Tensor, keep: int, top: int) -> Support:
-    """Keep the certain states, at least ``top`` of them, and a systematic sample of the others."""
+def _sample_systematically(log_q: Tensor, uniforms: Tensor, keep: int, top: int) -> Support:
+    """Keep the certain states, at least ``top`` of them, and a systematic sample of the rest.
+
+    Of K = ``keep`` entries, the first m hold the m states of largest score, which are certain. The
+    rest has the total mass S. One uniform number u per row places the targets ``(u + j) s``, j = 0
+    to K - m - 1, at the spacing ``s = S / (K - m)`` along the cumulative mass of the rest in its
+    sampling order, and entry m + j holds the state in whose interval target j lies. State i is
+    therefore kept with probability ``pi_i = q_i / s``, and its log-weight is ``log s - log q_i``,
+    whatever the order is.
+    """
     if keep == log_q.shape[-1]:
-        return _everything(log_q)
+        return _keep_all(log_q)
+
+    # The certain states: those in the first m of the K largest.
     scores = log_q.double()
-    values, order = scores.topk(keep)
-    rest = scores.scatter(-1, order, -math.inf)
-    place = torch.arange(keep, device=log_q.device)
-    certain = torch.maximum(_num_certain(values, rest), place.new_tensor(top))
-    # Where anything is possible beyond the largest, one entry is left for it.
-    open_end = rest.amax(-1, keepdim=True) > -math.inf
-    certain = torch.where(open_end, certain.clamp(max=keep - 1), certain)
-    is_certain = place < certain
-    rest = scores.scatter(-1, order, torch.where(is_certain, -math.inf, values))
-    peak, heights = _heights(rest)
-    spacing = heights[..., -1:] / (keep - certain).clamp(min=1)
-    picks = _inverse(heights, (uniforms + (place - certain)).clamp(min=0.0) * spacing)
-    log_weights = _log(spacing) + peak - rest.gather(-1, picks)
-    as_it_is = torch.where(values > -math.inf, 0.0, -math.inf).to(log_q)
+    largest, order = scores.topk(keep)
+    num_certain = _count_certain(largest, scores.scatter(-1, order, -math.inf), top)
+    entry = torch.arange(keep, device=log_q.device)
+    is_certain = entry < num_certain
+    certain_log_weights = torch.where(largest > -math.inf, 0.0, -math.inf).to(log_q)
+
+    # The sample. The clamps only affect entries of certain states, which are not sampled.
+    rest = scores.scatter(-1, order, torch.where(is_certain, -math.inf, largest))
+    along = _sampling_order(scores)
+    log_shift, cumulative = _cumulative_masses(rest.gather(-1, along))
+    spacing = cumulative[..., -1:] / (keep - num_certain).clamp(min=1)
+    targets = (uniforms + (entry - num_certain)).clamp(min=0.0) * spacing
+    sampled = along.gather(-1, _invert_cumulative(cumulative, targets))
+    # -log pi_i = log s - log q_i. The masses, and so the spacing, are relative to exp(log_shift).
+    log_weights = _log_or_zero(spacing) + log_shift - rest.gather(-1, sampled)
+    log_weights = _mask_impossible(log_weights, rest, sampled, log_q.dtype)
+
     return Support(
-        torch.where(is_certain, order, picks),
-        torch.where(is_certain, as_it_is, _weights(log_weights, rest, picks, log_q)),
+        torch.where(is_certain, order, sampled),
+        torch.where(is_certain, certain_log_weights, log_weights),
     )
 
 
-def _num_certain(values: Tensor, rest: Tensor) -> Tensor:
-    """(*lead, 1) number of the largest scores that are kept for certain.
+def _count_certain(largest: Tensor, beyond: Tensor, top: int) -> Tensor:
+    """Return how many of the K largest scores are kept for certain, at least ``top``.
 
-    With the m largest certain, the next has ``pi = (K - m) q_m / (q_m + q_m+1 + ...)``; it is
-    certain too where that is one or more. Sums run from the small end, so nothing cancels.
+    Let ``q_0 >= q_1 >= ...`` be the scores in descending order. With the first m certain, the next
+    one is kept with probability ``pi_m = (K - m) q_m / (q_m + q_{m+1} + ...)``. If that is one or
+    more, it is certain too.
+
+    Args:
+        largest: (*lead, K) the largest log-scores, descending.
+        beyond: (*lead, N) all log-scores, with -inf in place of the K largest.
+        top: the number of states that are certain in any case.
+
+    Returns:
+        (*lead, 1) int64.
     """
-    keep = values.shape[-1]
-    shift = finite(values[..., :1])
-    masses = (values - shift).exp()
-    beyond = (rest - shift).exp().sum(-1, keepdim=True)
-    from_here = beyond + masses.flip(-1).cumsum(-1).flip(-1)
-    left = keep - torch.arange(keep, device=values.device)
-    certain = left * masses > from_here * _CERTAIN
-    return certain.long().cumprod(-1).sum(-1, keepdim=True)
+    # Only ratios of masses matter, so they are taken relative to the largest.
+    keep = largest.shape[-1]
+    log_shift = finite(largest[..., :1])
+    masses = (largest - log_shift).exp()
+    mass_beyond = (beyond - log_shift).exp().sum(-1, keepdim=True)
+    # q_m + q_{m+1} + ... is summed from its small end; a total less a running sum would cancel.
+    mass_from_here = mass_beyond + masses.flip(-1).cumsum(-1).flip(-1)
+    entries_left = keep - torch.arange(keep, device=largest.device)
+    is_certain = entries_left * masses > mass_from_here * _CERTAIN_PROBABILITY
+    # m is the length of the run of True at the start.
+    num_certain = is_certain.long().cumprod(-1).sum(-1, keepdim=True)
+
+    # Once pi_m < 1, making further states certain only lowers the pi of the rest. So all pi of the
+    # rest stay below one if `top` is imposed here.
+    num_certain = torch.maximum(num_certain, num_certain.new_tensor(top))
+    # A possible state beyond the K largest must have an entry in which it may be kept.
+    is_any_beyond = beyond.amax(-1, keepdim=True) > -math.inf
+    return torch.where(is_any_beyond, num_certain.clamp(max=keep - 1), num_certain)
 
 
-def _heights(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Cumulative masses (*lead, N) relative to a log-shift (*lead, 1)."""
-    peak = finite(scores.amax(-1, keepdim=True))
-    return peak, (scores - peak).exp().cumsum(-1)
+_SMOOTH = 0.6
+"""Largest mean step between the ranks of neighbouring states that counts as smooth.
+
+It is relative to the mean step of states in random order. Measured with chains whose transitions
+are smooth in the state and whose emissions have independent errors: up to .55 the states' own order
+had 2 to 10,000 times less squared error, and from .7 their falling order up to 3 times less.
+"""
 
 
-def _inverse(heights: Tensor, targets: Tensor) -> Tensor:
-    """State in whose step of the cumulative masses each target lies; never one of no mass."""
-    total = heights[..., -1:]
-    below = torch.minimum(targets, torch.nextafter(total, torch.zeros_like(total)))
-    picks = torch.searchsorted(heights, below.contiguous(), right=True)
-    return picks.clamp(max=heights.shape[-1] - 1)
+def _sampling_order(scores: Tensor) -> Tensor:
+    """Return the order (*lead, N) in which a systematic sample passes through the states.
+
+    The error of a systematic sample is small where the ratio of true mass and score changes little
+    from one state to the next. States of similar score tend to have similar ratios. Where the
+    scores change little from each state to the next, the ratio usually does so as well, and the
+    order of the states is the better one.
+    """
+    states = scores.shape[-1]
+    falling = _falling_order(scores)
+    own = torch.arange(states, device=scores.device).expand(scores.shape)
+    # The rank of every state; one that is impossible has that of the possible state before it.
+    ranks = torch.empty_like(falling).scatter_(-1, falling, own)
+    possible = scores > -math.inf
+    before = torch.where(possible, own, 0).cummax(-1).values
+    steps = ranks.gather(-1, before).diff(dim=-1).abs().double().sum(-1, keepdim=True)
+    # In random order m ranks have a mean step of (m + 1) / 3.
+    count = possible.sum(-1, keepdim=True).double()
+    is_smooth = steps <= _SMOOTH * (count - 1) * (count + 1) / 3
+    return torch.where(is_smooth, own, falling)
 
 
-def _weights(log_weights: Tensor, scores: Tensor, picks: Tensor, like: Tensor) -> Tensor:
-    """Log-weights, -inf where there was nothing to draw."""
-    possible = scores.gather(-1, picks) > -math.inf
-    return torch.where(possible, log_weights, -math.inf).to(like.dtype)
+def _falling_order(scores: Tensor) -> Tensor:
+    """Return the states (*lead, N) in falling order of score, equal ones in their own order.
+
+    On the CPU scores are compared by the first 16 bits of their distance from the largest one, as
+    a float32: to one part in 256, and by a sort in linear time.
+    """
+    distance = (scores.amax(-1, keepdim=True) - scores).nan_to_num(nan=math.inf).float()
+    if distance.device.type != "cpu":
+        return distance.argsort(dim=-1, stable=True)
+    keys = (distance.view(torch.int32) >> 15).numpy().astype(np.uint16)
+    return torch.from_numpy(np.argsort(keys, axis=-1, kind="stable"))
 
 
-def _log(values: Tensor) -> Tensor:
+def _cumulative_masses(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a log-shift (*lead, 1) and the running sums of ``exp(scores - shift)``, (*lead, N).
+
+    The shift is the largest score, or 0 if all scores are -inf.
+    """
+    log_shift = finite(scores.amax(-1, keepdim=True))
+    return log_shift, (scores - log_shift).exp().cumsum(-1)
+
+
+def _invert_cumulative(cumulative: Tensor, targets: Tensor) -> Tensor:
+    """Return for each target the first state whose cumulative mass exceeds it.
+
+    Such a state always has a positive mass. If all masses are zero, there is none and the last
+    state is returned; `_mask_impossible` then gives it the log-weight -inf.
+    """
+    # Rounding may carry a target up to the total, which no cumulative mass exceeds.
+    total = cumulative[..., -1:]
+    targets = torch.minimum(targets, torch.nextafter(total, torch.zeros_like(total)))
+    states = torch.searchsorted(cumulative, targets.contiguous(), right=True)
+    return states.clamp(max=cumulative.shape[-1] - 1)
+
+
+def _mask_impossible(
+    log_weights: Tensor, scores: Tensor, states: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return the log-weights of drawn states, -inf if a row had no possible state to draw."""
+    is_possible = scores.gather(-1, states) > -math.inf
+    return torch.where(is_possible, log_weights, -math.inf).to(dtype)
+
+
+def _log_or_zero(values: Tensor) -> Tensor:
+    """Return the log of non-negative values, with 0 in place of log 0."""
     return torch.where(values > 0, values, 1.0).log()

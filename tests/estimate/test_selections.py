@@ -176,3 +176,22 @@ def test_a_million_states_in_float32(selection):
     assert torch.allclose(total, torch.ones(2, dtype=torch.float64), atol=1e-5)
     if isinstance(selection, Threshold | TopSystematic):
         assert all(len(row.unique()) == 1000 for row in support.states)
+
+
+@pytest.mark.parametrize("selection", [TopSystematic(2, 4), Threshold(5)], ids=name)
+@pytest.mark.parametrize("kind", ["smooth", "rough", "equal"])
+def test_a_sample_has_its_share_of_every_level(selection, kind):
+    """A sum of ``q_i f_i`` errs by at most one spacing times the variation of f along the order."""
+    levels = torch.arange(60, dtype=torch.float64)
+    log_q = scores(60, seed=1, scale=1.0) if kind == "rough" else -((levels - 17.3) ** 2) / 50
+    log_q = log_q * (kind != "equal")
+    q = log_q.exp()
+    # A function that falls from each state of the order to the next.
+    place = log_q.argsort(descending=True).argsort().double() if kind == "rough" else levels
+    f = 1.0 - place / 60
+    for number in torch.linspace(0, 0.999, 20, dtype=torch.float64):
+        support = selection.choose(log_q, number.reshape(1))
+        weights = support.log_weights.exp()
+        spacing = float((q[support.states] * weights)[weights > 1].max())
+        error = (q * f)[support.states] @ weights - q @ f
+        assert abs(float(error)) <= spacing + 1e-12
