@@ -82,6 +82,9 @@ RUNS = {
     "budgets": Tiny("--task PR --method auto", shrunk=grids),
     "chain": Tiny("--batch 1 --states 4 --memory 1e8", {"STEPS": 5, "LONG": (20, 3)}),
     "operators": Tiny("--width 3 --steps 3"),
+    "orders": Tiny(
+        "--runs 1", {"STATES": 40, "PAPER": 60, "STEPS": 3, "SIDE": 2, "WORDS": 3, "SHARES": (0.1,)}
+    ),
     "constrained": Tiny("--states 20 --rank 3 --words 9 --length 9 --batch 1 2"),
     "counting": Tiny(
         "--seconds 5", {"SIZES": ((6, 1.0),), "SEEDS": 1, "ROWS": 3}, needs="pysdd"
