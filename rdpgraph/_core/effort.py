@@ -89,6 +89,9 @@ MODE_START, SOFT_MODE_START, MARGINAL_START = 0.4, 0.05, 0.1
 hard zeros, are the better start; and the start for a marginal mode."""
 MODE_BOUNDS, AUTO_BOUNDS, BOUNDS_BYTES = 0.1, 0.05, 1e9
 """Parts for a bound on the scores of modes, by `Search` and by `Auto`; bytes for it, at most."""
+REWEIGHTED, SUM_BOUNDS, BOUND_SECONDS = 0.25, 0.1, 2.0
+"""Part of the time for a mode in which tree-reweighted messages pass, where a model is pairwise;
+part for bounds on log Z by these and by mean field; and seconds for all of them without a limit."""
 SEARCH_SUMS, PROPOSAL_MESSAGES = 0.4, 0.1
 """Parts of the messages' time for those that sum, and for those that a proposal asks for."""
 FIRST_LATE = 1.0
@@ -116,6 +119,12 @@ to read them off, in times of a first look at all beliefs."""
 CLUSTERS_PATIENCE, CLUSTERS_DAMPING, CLUSTERS_HOPELESS = 12, 0.8, 0.05
 """Sweeps in which the residual should shrink by two thirds, or damping grows; most damping; and
 the residual above which the end is not waited for then."""
+
+SWEEPS, SWEPT_GAIN = 15, 1e-7
+"""Tree-reweighted sweeps, an odd number, between two bounds; and the gain of these, relative to a
+bound, below which sweeps end."""
+MEAN_FIELD_SWEEPS, MEAN_FIELD_GAIN = 30, 1e-6
+"""Sweeps of mean field at most, and the gain of one, relative to a bound, below which they end."""
 
 # Mini-buckets, their populations and bounds.
 PASS_GROWTH, POPULATION_CELLS, BOUND_CELLS = 8.0, 2.0**10, 2.0**12

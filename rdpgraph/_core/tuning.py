@@ -162,6 +162,8 @@ BUCKET_PART, BUCKET_BYTES = 1500.0, 24.0
 CLUSTER_BYTES, PIN_BYTES, MOVE_BYTES, SUM_BYTES = 16, 32.0, 4.0, 28.0
 """Bytes of an entry of a cluster with its belief, of the tables of a move of pins, of those of a
 move of a search with messages, and of the largest table of a sum."""
+SWEPT_PAIR_BYTES, SWEPT_BYTES = 96.0, 24.0
+"""Bytes of tree-reweighted messages for each pair, and each entry of its two messages."""
 MEMBER_VARIABLE, MEMBER_EXTENDED, MEMBER_STEP = 16.0, 6.0, 64.0
 """Bytes of a member for each variable while its population grows, how many times that for each
 state that it is extended by, and bytes of a member for each variable where all steps are kept."""
@@ -228,6 +230,12 @@ MESSAGES_BEGIN, LAYER_BEGINS, POTENTIALS_BEGIN = 1e5, 4e4, 6e5
 potentials that answer messages themselves."""
 MOVE_VARIABLE, MOVE_ENTRY = 1e4, 2.0
 """Operations of a variable that a move of a search eliminates, and of each entry of its table."""
+SWEPT_MAXIMA, SWEPT_SUMS = (5.0, 0.2), (18.0, 1.2)
+"""Operations of a compiled sweep of tree-reweighted messages for each pair, and each entry of its
+table; of 2 to 64 states."""
+BOUND_PAIR, BOUND_ENTRY, MEAN_FIELD_ENTRY = 60.0, 8.0, 15.0
+"""Operations of a bound by these messages for each pair, and each entry of its table; of a sweep
+and a bound of mean field for each entry; in NumPy."""
 MEMBERS_VARIABLE, MEMBER_STATE = 5e4, 100.0
 """Operations of a population for a variable, and for each member extended by one of its states."""
 BUCKET, BUCKET_ENTRY = 3e4, 10.0

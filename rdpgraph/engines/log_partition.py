@@ -64,7 +64,7 @@ class BestKnown(Delegate):
     def _drawn(self) -> MiniBucketSolution:
         with self.allowance.spending():
             solution = self.drawn(self.allowance.left(effort.DRAWN_SUM))
-            _ = solution.estimates
+            _ = solution.estimates, solution.bounds()
         return solution
 
     @cached_property
@@ -165,11 +165,10 @@ class BestKnown(Delegate):
 
     def _within(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Interval tightened by the bounds of messages and of a mode."""
-        lower, upper = torch.maximum(ends[0], self.messages.mass_at_least()), ends[1]
-        if "tried" not in self.messages.__dict__:
-            return lower, upper
+        if not bool((ends[0] < ends[1]).any()):
+            return ends
         below, above = (bound.double().cpu() for bound in self.messages.bounds())
-        return torch.maximum(lower, below), torch.minimum(upper, above)
+        return torch.maximum(ends[0], below), torch.minimum(ends[1], above)
 
     def status(self) -> Status:
         """Status of the answers asked for so far: of log Z, of the messages, or of both.

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -112,6 +112,20 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         return min(free, key=self._faults, default=self.chosen)
 
     @cached_property
+    def _reweighted(self) -> Searched | None:
+        """Best configurations by tree-reweighted messages; None unless the model is pairwise."""
+        if not self.seeker.bounding.is_pairwise:
+            return None
+        with self.allowance.spending():
+            seconds = effort.REWEIGHTED * self.allowance.left(effort.MODES)
+            return self.seeker.by_messages(seconds)[0]
+
+    @property
+    def _messages_prove(self) -> bool:
+        """True if tree-reweighted messages prove the modes of all items."""
+        return self._reweighted is not None and bool(self._reweighted.optimal.all())
+
+    @cached_property
     def _messages(self) -> Solution:
         """Messages for modes."""
         if self.logical and self.plainly is not None:
@@ -135,10 +149,10 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     @cached_property
     def _start(self) -> Tensor:
         """Start of a search for a mode: the best configuration by messages."""
-        every = [self._messages.mode()]
+        network, every = self.seeker.network, [self._messages.mode()]
+        every += [] if self._reweighted is None else [self._reweighted.states]
         if self.plainly is None:
-            return every[0]
-        network = self.seeker.network
+            return best_of(network, every).states if len(every) > 1 else every[0]
         if self.logical:
             every.append(self._modal(effort.MODE_START).mode())
             return best_of(network, every).states
@@ -158,19 +172,28 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     @cached_property
     def _best(self) -> tuple[Tensor, Tensor]:
         """Best modes, and whether messages or a proof say that none is better."""
-        states, sure = self._messages.mode(), self._messages.mode_is_consistent()
+        if self._messages_prove:
+            assert self._reweighted is not None
+            return self._reweighted.states, self._reweighted.optimal
         if self._messages_decide:
-            return states, sure
+            return self._messages.mode(), self._messages.mode_is_consistent()
         return self._found.states, self._found.optimal
 
     @cached_property
     def _messages_decide(self) -> bool:
-        """True if messages give the mode, or say that there is none."""
+        """True if messages give the mode, or say that there is none.
+
+        That plain messages are consistent proves nothing on cycles: where tree-reweighted ones have
+        left a gap to their bound, a search goes on.
+        """
         messages = self._messages
         known = messages.mode_exists()
-        nothing = known is not None and not bool(known.all())
+        if known is not None and not bool(known.all()):
+            return True
+        if self._reweighted is not None:
+            return False
         sure = messages.mode_is_optimal() if self.logical else messages.mode_is_consistent()
-        return nothing or bool(sure.all())
+        return bool(sure.all())
 
     @cached_property
     def _found(self) -> Searched:
@@ -205,7 +228,11 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         """Method of the modes and marginal modes so far; empty if none was asked for."""
         if "_found" in self.__dict__ or self._results:
             return "search"
-        return self._messages.status().method if "_best" in self.__dict__ else ""
+        if "_best" not in self.__dict__:
+            return ""
+        if self._messages_prove:
+            return "tree-reweighted messages"
+        return self._messages.status().method
 
     def max_marginals(self) -> Tensor:
         return self._maxima.max_marginals()
@@ -218,7 +245,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         return self.mode()
 
     def mode_bound(self) -> Tensor:
-        """(B,) nats, by mini-buckets; the mode's score where a search proved it."""
+        """(B,) nats, by messages and mini-buckets; the mode's score where a search proved it."""
         return self._proved[1]
 
     def mode_is_optimal(self) -> Tensor:
@@ -227,27 +254,54 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _proved(self) -> tuple[Searched, Tensor]:
-        if not self._messages_decide:
-            return proved(self._found, partial(self._above, None))
-        known = self.seeker.scored(self.mode())
-        known = replace(known, optimal=self._messages.mode_is_optimal())
+        if self._messages_prove:
+            assert self._reweighted is not None
+            known = self._reweighted
+        elif self._messages_decide:
+            known = self.seeker.scored(self.mode())
+            known = replace(known, optimal=self._messages.mode_is_optimal().cpu())
+        else:
+            known = self._found
         return proved(known, partial(self._above, None))
 
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
         with self.allowance.spending():
             return self.seeker.above(numbers, scores, effort.AUTO_BOUNDS * self.allowance.seconds)
 
-    def mass_at_least(self) -> Tensor:
-        """(B,) largest score of a known mode or marginal mode, a lower bound on log Z."""
-        every = list(self._results.values())
-        every += [self._found] if "_found" in self.__dict__ else []
-        scores = [one.scores.cpu() for one in every]
-        return torch.stack(scores).amax(0) if scores else torch.tensor(-math.inf, device="cpu")
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,) bounds on log Z, by the messages, and by what is known of modes."""
+        lower, upper = (torch.tensor(end, device="cpu") for end in (-math.inf, math.inf))
+        if "tried" in self.__dict__:
+            # The chosen messages bound log Z themselves, or are exact.
+            lower, upper = Solution.bounds(self.chosen)
+        for one in self._results.values():  # the mass of a marginal mode is a part of Z
+            lower = torch.maximum(lower.cpu().double(), one.scores.cpu())
+        with self.allowance.spending(), torch.no_grad():
+            seconds = self.allowance.left(effort.SUM_BOUNDS)
+            return self.seeker.bounding.within((lower, upper), 1.0, self._known(seconds), seconds)
+
+    def _known(self, seconds: float) -> Iterator[Tensor]:
+        """(B, V) configurations that were met so far, and at least those of messages."""
+        network, asked = self.seeker.network, self.__dict__.keys()
+        if "_best" in asked:
+            yield self.mode()
+        if "tried" in asked and not network.impossible:
+            yield from (likeliest(one, network.graph) for one in self.tried)
+        if not {"_best", "tried"} & asked:
+            yield self.seeker.by_messages(seconds)[0].states
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        del confidence  # nothing is drawn
+        return self.bounds()
 
     def mode_exists(self) -> Tensor | None:
         """(B,) bool, by the messages for modes, and by the search that they started."""
+        network = self.seeker.network
+        if network.possible is None:  # there are no hard zeros
+            constant = network.constant.detach().cpu().expand(network.batch)
+            return constant > -math.inf
         known = self._messages.mode_exists()
-        best: Searched | None = self.__dict__.get("_found")
+        best: Searched | None = self.__dict__.get("_found", self.__dict__.get("_reweighted"))
         return known if known is None or best is None else known.cpu() & best.exists
 
     def mode_is_consistent(self) -> Tensor:

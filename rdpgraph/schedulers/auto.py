@@ -29,6 +29,7 @@ from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.engines.search.solution import Seeker
 from rdpgraph.engines.search.starts import Limits
 from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError
 from rdpgraph.interface.structure import REGISTRY
 from rdpgraph.model.graph import FactorGraph
@@ -52,11 +53,12 @@ from rdpgraph.schedulers.rows import planned_rows
 from rdpgraph.schedulers.scheduler import (
     Planned,
     Scheduler,
+    bounding_of,
     budget_of,
+    compiled_functions,
     reduced,
     within,
 )
-from rdpgraph.schedulers.search import compiled_moves
 from rdpgraph.structures.potential import StructurePotential
 
 EXACT = 8.0
@@ -82,6 +84,12 @@ class Auto(Scheduler):
     errors: this takes the time left, unless a trial of a tenth of it shows that they will not be
     precise. Messages answer for tables that require gradients, more than 8,000 factors, and more
     than eight batch items.
+
+    Modes of models of pairs begin with sequential tree-reweighted messages (Kolmogorov 2006), in a
+    quarter of the time: they bound all scores, and prove a mode whose score meets the bound. Else a
+    search goes on from the best configuration that these and plain messages give.
+    `Posterior.bounds` and `mode_bound` are finite at any size, by such messages or the largest
+    value of each factor.
 
     Without ``seconds`` answers take seconds and are the same on every machine, because operations
     are counted in place of time: exact answers where all marginals take at most 2.4e9
@@ -222,6 +230,10 @@ class _Approximate:
     def _for_messages(self) -> ForMessages:
         return ForMessages(self.network, self.memory)
 
+    @cached_property
+    def _bounding(self) -> Bounding:
+        return bounding_of(self.network, self.memory_bytes)
+
     def planned(self, why: str) -> Planned:
         """Plan, and the function that carries it out."""
         if self.counting[0] or _is_estimated(self.network):
@@ -245,14 +257,14 @@ class _Approximate:
         logical = hard and is_logical(network.graph)
         loopy = tuple(partial(self._attempt, each) for each in (_HARD if hard else _SOFT))
         joined = () if self.clusters is None else (self._clustered,)
-        bounding = _joint(network) <= max(
+        eliminating = _joint(network) <= max(
             effort.MOST_JOINED, effort.BOUNDED_PER_SECOND * allowance.seconds
         )
         limits = Limits(
-            allowance.seconds, self.memory_bytes, effort.PATIENCE, compiled=compiled_moves,
+            allowance.seconds, self.memory_bytes, effort.PATIENCE, compiled=compiled_functions,
             progress=self.progress,
         )  # fmt: skip
-        seeker = Seeker(network, limits, bounding)
+        seeker = Seeker(network, limits, self._bounding, eliminating)
         messages = FirstConverged(
             (*joined, *loopy), loopy[0], seeker, allowance, self._plainly,
             self._plain_part(allowance), self.remedy, logical,
@@ -294,7 +306,7 @@ class _Approximate:
         sampling = Sampling(
             seconds, self.memory_bytes, None, 0, sums_only=True, grace=0.0, progress=self.progress
         )
-        return MiniBucketSolution(self.network, sampling)
+        return MiniBucketSolution(self.network, sampling, self._bounding)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from rdpgraph.schedulers.scheduler import (
     Scheduler,
     asked_plan,
     budget_of,
+    compiled_functions,
     reduced,
 )
 from rdpgraph.structures.recursion.library import available, function
@@ -91,7 +92,10 @@ class Counting(Scheduler):
         )
         plan = asked_plan("counting", why, network, budget)
         allowance = Allowance(self.seconds)
-        return plan, partial(CountedSolution, network, budget.memory_bytes, allowance, compiler)
+        memory = budget.memory_bytes
+        return plan, partial(
+            CountedSolution, network, memory, allowance, compiler, compiled=compiled_functions
+        )
 
 
 def has_projections(graph: FactorGraph) -> bool:

@@ -38,6 +38,7 @@ from rdpgraph.schedulers.scheduler import (
     Planned,
     Scheduler,
     budget_of,
+    compiled_functions,
     topology_of,
 )
 from rdpgraph.structures.recursion import library
@@ -139,8 +140,9 @@ class Loopy(Scheduler):
         if allowance is None and self.seconds is not None:
             allowance = Allowance(self.seconds)
         return LoopySolution(
-            network, self.counting, self.temperature, self._limits(), self.gradient, allowance
-        )
+            network, self.counting, self.temperature, self._limits(), self.gradient, allowance,
+            compiled=compiled_functions,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,6 +338,7 @@ class JoinGraph(Scheduler):
             self.gradient,
             modes,
             self.progress,
+            compiled_functions,
         )
 
 

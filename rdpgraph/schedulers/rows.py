@@ -36,7 +36,7 @@ class RowsSolution(Delegate):
     whole: Callable[[FactorGraph], Planned]  # plans all rows at once
 
     log_partitions, log_partition_errors = Solution.log_partitions, Solution.log_partition_errors
-    bounds, interval, possible = Solution.bounds, Solution.interval, Solution.possible
+    interval, possible = Solution.interval, Solution.possible
     joint, entropy = Solution.joint, Solution.entropy
 
     @differentiable_property
@@ -48,6 +48,10 @@ class RowsSolution(Delegate):
 
     def _ask(self, question: Question[Value]) -> Value:
         return question(self._general)
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): log Z, or bounds on it by all rows at once."""
+        return super().bounds() if not self._fit else Solution.bounds(self)
 
     def status(self) -> Status:
         """Status of the sums; not exact once another answer was approximate."""

@@ -7,10 +7,12 @@ from typing import TypeAlias
 import torch
 
 from rdpgraph._core import effort, tuning
+from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.exact.circuit import circuit_of
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.probing import refuted_states
 from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
@@ -18,6 +20,7 @@ from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.plan import Budget, Plan, require_room
 from rdpgraph.plan.scheduler import is_easy
 from rdpgraph.plan.tree import Topology
+from rdpgraph.structures.recursion.library import available, function
 
 Planned: TypeAlias = tuple[Plan, Callable[[], Solution]]
 """A plan, and the function that carries it out."""
@@ -84,6 +87,20 @@ def asked_plan(route: str, why: str, network: Network, budget: Budget) -> Plan:
         dropped_states=network.dropped,
         seconds=budget.seconds,
     )
+
+
+def compiled_functions() -> Compiled | None:
+    """Functions of the compiled library for engines, if there is a library."""
+    if not available(torch.float64):
+        return None
+    names = "search_order", "search_solve", "trws_sweeps"
+    return Compiled(*map(function, names))
+
+
+def bounding_of(network: Network, memory: float) -> Bounding:
+    """Bounds of a network, with so many bytes at most."""
+    memory = max(min(memory, effort.BOUNDS_BYTES), tuning.SMALL_BYTES)
+    return Bounding(network, compiled_functions, memory)
 
 
 def seed_of(generator: torch.Generator | None) -> int:

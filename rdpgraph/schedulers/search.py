@@ -16,7 +16,6 @@ from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats
-from rdpgraph.engines.search.moves import Kernel
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.engines.search.solution import Limits, SearchSolution
 from rdpgraph.engines.search.starts import best_of, likeliest
@@ -32,23 +31,26 @@ from rdpgraph.schedulers.scheduler import (
     Planned,
     Scheduler,
     asked_plan,
+    bounding_of,
     budget_of,
+    compiled_functions,
     reduced,
     seed_of,
 )
-from rdpgraph.structures.recursion.library import available, function
 
 
 @dataclass(frozen=True)
 class Search(Scheduler):
     """Modes and marginal modes where exact inference does not fit, by large neighbourhood search.
 
-    A mode begins with the best configuration that loopy messages give, in two fifths of the seconds
-    at most. A move fixes a random cutset of the variables, finds the best states of all others
-    exactly, and the next goes on from there with another cutset; when that gains no more the tables
-    grow, and some fixed variables are changed at random. A configuration of probability 0 is never
-    the answer. A mode is proved optimal (`Posterior.mode_is_optimal`) once no variable had to be
-    fixed, or its score meets a bound by mini-buckets, which takes a tenth of the seconds more.
+    A mode begins with the best configuration that messages give: tree-reweighted ones where all
+    factors have one or two variables, whose bound may prove it at once, and loopy ones, in two
+    fifths of the seconds at most. A move fixes a random cutset of the variables, finds the best
+    states of all others exactly, and the next goes on from there with another cutset; when that
+    gains no more the tables grow, and some fixed variables are changed at random. A configuration
+    of probability 0 is never the answer. A mode is proved optimal (`Posterior.mode_is_optimal`)
+    once no variable had to be fixed, or its score meets a bound by messages or mini-buckets, which
+    takes a tenth of the seconds more.
 
     A marginal mode begins with short searches from random configurations and those of messages and
     bounds; two that differ are joined to the best of all their mixtures, as far as tables allow,
@@ -57,9 +59,10 @@ class Search(Scheduler):
     Cost: a move visits every factor once, and its largest table has 2,048 (compiled: 32,768) to 4
     million entries.
 
-    Source: Shaw (1998), Using constraint programming and local search methods to solve vehicle
-    routing problems (large neighbourhoods); Dechter (1999), Bucket elimination (each move); Tinos,
-    Whitley and Chicano (2015), Partition crossover for pseudo-Boolean optimization (joining).
+    Source: Kolmogorov (2006), Convergent tree-reweighted message passing for energy minimization;
+    Shaw (1998), Using constraint programming and local search methods to solve vehicle routing
+    problems (large neighbourhoods); Dechter (1999), Bucket elimination (each move); Tinos, Whitley
+    and Chicano (2015), Partition crossover for pseudo-Boolean optimization (joining).
 
     Args:
         seconds: for a question; all of it is used, unless the mode is proved before, or `patience`
@@ -90,18 +93,11 @@ class Search(Scheduler):
         seed = seed_of(self.generator)
         limits = Limits(
             self.seconds, budget.memory_bytes, self.patience, seed, progress=self.progress,
-            compiled=compiled_moves,
+            compiled=compiled_functions,
         )  # fmt: skip
         plan = asked_plan("search", "modes only, as asked for", network, budget)
         start = partial(_by_messages, ForMessages(network, None), self.progress)
         return plan, partial(SearchSolution, network, limits, start)
-
-
-def compiled_moves() -> Kernel | None:
-    """Functions of the compiled library for searches, if there is one."""
-    if not available(torch.float64):
-        return None
-    return Kernel(function("search_order"), function("search_solve"))
 
 
 def _by_messages(
@@ -193,7 +189,8 @@ class MiniBuckets(Scheduler):
         )  # fmt: skip
         plan = asked_plan("mini-buckets", "bounds and an estimate, as asked for", network, budget)
         likely = None if self.proposal is None else partial(self._likely, self.proposal, network)
-        return plan, partial(MiniBucketSolution, network, sampling, likely)
+        bounding = bounding_of(network, budget.memory_bytes)
+        return plan, partial(MiniBucketSolution, network, sampling, bounding, likely)
 
     def _likely(self, proposal: Proposal, network: Network) -> list[list[Floats]]:
         return log_likely(proposal, network, solve=self._messages, generator=self.generator)

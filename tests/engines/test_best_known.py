@@ -66,7 +66,8 @@ class Drawn(Said):
 
 def messages(*every: Said) -> FirstConverged:
     attempts = tuple(lambda _, one=one: one for one in every)
-    return FirstConverged(attempts, attempts[0], None, Allowance(10.0))  # pyright: ignore
+    seeker = SimpleNamespace(bounding=SimpleNamespace(within=lambda ends, *_: ends))
+    return FirstConverged(attempts, attempts[0], seeker, Allowance(10.0))  # pyright: ignore
 
 
 def best_known(drawn: Drawn, *every: Said, exactly=None) -> BestKnown:

@@ -150,7 +150,7 @@ def test_a_search_counts_what_it_makes_ready(ticking):
     times = ticking(0.0)
     graph = pairs(40, 80)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rdpgraph.schedulers.search.compiled_moves", lambda: None)
+        patch.setattr("rdpgraph.schedulers.search.compiled_functions", lambda: None)
         posterior = rg.infer(graph, scheduler=rg.Search(seconds=20.0))
     assert posterior.plan.route == "search"
 

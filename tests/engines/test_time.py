@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph._core import effort
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
+from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.search.starts import Searched
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
@@ -168,6 +170,8 @@ def test_a_search_goes_on_from_the_mode_that_messages_say(watch):
         return rg.Loopy(sweeps=2, tolerance=0.0).plan(graph)[1]()
 
     class Seeker:
+        network, bounding = reduce_graph(graph), SimpleNamespace(is_pairwise=False)
+
         def sought(self, numbers, start, seconds):
             begun.append(seconds)
             said = messages(0.0).mode()

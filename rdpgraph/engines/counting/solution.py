@@ -10,12 +10,14 @@ from torch import Tensor
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
+from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.counting.circuit import Circuit, LogSum, compiled, compiles
 from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, state_table
 from rdpgraph.engines.solution import OF_LOG_PARTITION, Delegate, Question, Solution, Status, Value
+from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.logspace.gradients import refused
 from rdpgraph.plan import clock
@@ -29,7 +31,9 @@ _BY_CIRCUIT = (
 """Questions that a circuit is compiled for, and others that one answers if it is there."""
 
 _NO_GRADIENT = "Of the answers of a circuit log Z alone has a gradient; Contraction() has all."
-_IF_COMPILED = ("max_marginals", "mode", "possible_mode", "mode_exists", "mode_is_optimal")
+_IF_COMPILED = (
+    "max_marginals", "mode", "possible_mode", "mode_exists", "mode_is_optimal", "mode_bound",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +46,8 @@ class CountedSolution(Solution):
     # of the machine's library; None if there is none
     compiler: Callable[..., None] | None = field(repr=False)
     programs: tuple[str, ...] = ("d4", "pyganak")  # that count, in turn
+    # functions of the library for bounds, where no count ends in time
+    compiled: Callable[[], Compiled | None] = field(default=uncompiled, repr=False)
 
     def status(self) -> Status:
         return Status(method="counting")
@@ -69,6 +75,17 @@ class CountedSolution(Solution):
         if network.batch == 1 and not self._tracked and has_counter():
             return self._counted if "circuit" not in self.__dict__ else self._log_z
         return self._log_z
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): log Z, or if no count ends in time bounds by messages."""
+        with suppress(BudgetError):
+            return super().bounds()
+        infinite = torch.full((self.network.batch,), math.inf, dtype=torch.float64, device="cpu")
+        with torch.no_grad():
+            seconds = effort.SUM_BOUNDS * self.allowance.seconds
+            bounding = Bounding(self.network, self.compiled, min(self.memory, effort.BOUNDS_BYTES))
+            states = bounding.maxima(seconds).states
+            return bounding.within((-infinite, infinite), 1.0, [states], seconds)
 
     @cached_property
     def _tracked(self) -> list[Tensor]:

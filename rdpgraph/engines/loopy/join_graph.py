@@ -10,13 +10,16 @@ from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.loopy.clusters import JoinLayout, laid_out
 from rdpgraph.engines.loopy.network_equations import without_floors
 from rdpgraph.engines.loopy.propagation import Implicit, Limits, Outcome, Sweep, propagate
 from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, state_table
+from rdpgraph.engines.search.starts import likeliest
 from rdpgraph.engines.solution import Solution, Status, Supplemented
+from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph
@@ -40,6 +43,8 @@ class JoinedSolution(Supplemented):
     general: Callable[[], Solution] = field(repr=False)  # solves for modes and max-marginals
     # called after every sweep
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
+    # functions of the library for bounds
+    compiled: Callable[[], Compiled | None] = field(default=uncompiled, repr=False)
 
     @cached_property
     def _layout(self) -> JoinLayout:
@@ -142,6 +147,21 @@ class JoinedSolution(Supplemented):
         total = without_floors(total, network, self._layout.equations.lowest)
         return (total + network.constant).to(network.constant)
 
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): by the likeliest states, and by messages that pass for bounds alone."""
+        likely = () if self.network.impossible else (likeliest(self, self.network.graph),)
+        # The solutions for modes, with gradients or without, if they were asked.
+        others = [other for key, other in vars(self).items() if key.startswith("_general ")]
+        modes = (states for other in others for states in other.decoded_states())
+        known = (*likely, *modes)
+        with self.allowance.spending(), torch.no_grad():
+            seconds = self.allowance.left(effort.LOOPY_REPAIR)
+            return self._bounding.within(super().bounds(), 1.0, known, seconds)
+
+    @cached_property
+    def _bounding(self) -> Bounding:
+        return Bounding(self.network, self.compiled)
+
     @differentiable_property
     def _beliefs(self) -> tuple[list[Tensor], list[Tensor]]:
         """Per variable (B, k), from its smallest cluster, and per tensor (B, *sizes)."""
@@ -203,6 +223,9 @@ class JoinedSolution(Supplemented):
 
     def mode_is_optimal(self) -> Tensor:
         return self._general.mode_is_optimal()
+
+    def mode_bound(self) -> Tensor:
+        return self._general.mode_bound()
 
 
 def _marginal(joint: Tensor, scope: Sequence[int], kept: Sequence[int]) -> Tensor:

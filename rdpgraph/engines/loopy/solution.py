@@ -1,8 +1,8 @@
 """Answers of loopy belief propagation."""
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
 from rdpgraph._core.numbers import ROUNDING
+from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.decoding import Decoded, decode, read
 from rdpgraph.engines.loopy.edges import Edges
@@ -28,11 +29,12 @@ from rdpgraph.engines.loopy.propagation import Gradient, Limits, Outcome
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
 from rdpgraph.engines.search.solution import possible_modes
-from rdpgraph.engines.search.starts import Searched
-from rdpgraph.engines.solution import Approximation, Status
+from rdpgraph.engines.search.starts import Searched, likeliest
+from rdpgraph.engines.solution import Approximation, Status, meets
+from rdpgraph.engines.trws.bounding import Bounding, score_range
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.soundness import items_named
-from rdpgraph.plan.clock import Allowance
+from rdpgraph.plan.clock import Allowance, Counter, counted
 from rdpgraph.plan.orders import forest_order
 from rdpgraph.plan.tree import Topology
 
@@ -54,6 +56,8 @@ class LoopySolution(Approximation):
     share: float = 1.0  # part of the remaining time that the messages may take
     # adds the other parts' terms to the equations, if the network is a part of a model
     among: Callable[[Equations], Equations] | None = field(default=None, repr=False)
+    # functions of the library for bounds
+    compiled: Callable[[], Compiled | None] = field(default=uncompiled, repr=False)
 
     @cached_property
     def edges(self) -> Edges:
@@ -219,6 +223,37 @@ class LoopySolution(Approximation):
             total = without_floors(total, network, self.equations.lowest)
         return (total + constant).to(network.constant)
 
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): by these messages where they bound, and others that pass for bounds."""
+        ends = super().bounds()
+        if self.among is not None:
+            return ends
+        likely = () if self.network.impossible else (likeliest(self, self.network.graph),)
+        known = (*likely, *self.decoded_states())
+        with self._bounding_seconds() as seconds, torch.no_grad():
+            return self._bounding.within(ends, self.temperature, known, seconds)
+
+    @cached_property
+    def _bounding(self) -> Bounding:
+        return Bounding(self.network, self.compiled)
+
+    @contextmanager
+    def _bounding_seconds(self) -> Generator[float]:
+        """Seconds for bounds: of the allowance, or counted where there is no limit."""
+        if self.allowance is not None:
+            with self.allowance.spending():
+                yield self.allowance.left(effort.LOOPY_REPAIR)
+        else:
+            with counted(Counter()):
+                yield effort.BOUND_SECONDS
+
+    def decoded_states(self) -> Iterator[Tensor]:
+        """(B, V) the modes that were asked for so far."""
+        if "decoded" in self.__dict__:
+            yield self.mode()
+        if "_repaired" in self.__dict__:
+            yield self._repaired.states
+
     def variable_marginals(self) -> Tensor:
         if self.network.impossible:
             return variable_table(self.network, [], 0.0, 0.0)
@@ -357,10 +392,31 @@ class LoopySolution(Approximation):
         return self.decoded.consistent
 
     def mode_is_optimal(self) -> Tensor:
-        """(B,) whether it is consistent on a tree, or with tree-reweighted messages."""
+        """(B,) whether it is consistent on a tree, or with tree-reweighted messages, or is a bound.
+
+        Models of pairs alone are bounded for it, by messages of their own.
+        """
         bounding = self.counting.bounds_above and not self._outweighed
         proving = self.network_is_forest or bounding
-        return self.decoded.consistent & proving
+        known = self.decoded.consistent & proving
+        if bool(known.all()) or not self._bounding.is_pairwise:
+            return known
+        return known | meets(self._mode_scores[0], self._ceilings)
+
+    def mode_bound(self) -> Tensor:
+        """(B,) by tree-reweighted messages or the largest log-values; the score where optimal."""
+        optimal = self.mode_is_optimal().cpu()
+        return torch.where(optimal, self._mode_scores[1], self._ceilings)
+
+    @cached_property
+    def _mode_scores(self) -> tuple[Tensor, Tensor]:
+        return score_range(self.network.graph, self.mode())
+
+    @cached_property
+    def _ceilings(self) -> Tensor:
+        """(B,) upper bounds on all scores."""
+        with self._bounding_seconds() as seconds:
+            return self._bounding.maxima(seconds).bounds
 
 
 def _spent(allowance: Allowance | None) -> AbstractContextManager[None]:

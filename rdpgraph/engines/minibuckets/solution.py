@@ -20,6 +20,7 @@ from rdpgraph.engines.minibuckets.populations import RUNS, error_of, log_mean
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats, Integers, state_table, tables_of
 from rdpgraph.engines.solution import Solution, Status
+from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.soundness import items_named
 from rdpgraph.plan import clock
@@ -123,6 +124,7 @@ class MiniBucketSolution(Solution):
 
     network: Network  # the model, without high-order potentials
     sampling: Sampling  # time, memory, draws
+    bounding: Bounding = field(repr=False)  # other bounds, of the same network
     # gives a proposal for each batch item, as for `grown`; None: mini-buckets alone
     likely: Callable[[], Sequence[Sequence[Floats]]] | None = field(default=None, repr=False)
 
@@ -149,7 +151,7 @@ class MiniBucketSolution(Solution):
     def _averages(self) -> tuple[_Means, ...]:
         """Means of all batch items."""
         end = clock.now() + (1.0 - effort.MEANS_SUMS) * self.sampling.seconds
-        alive, every = (self.bounds()[1] > -math.inf).tolist(), list[list[_Run]]()
+        alive, every = (self._ends(1.0)[1] > -math.inf).tolist(), list[list[_Run]]()
         for item, one in enumerate(self.estimates):
             left = self.network.batch - item
             until = clock.now() + (end - clock.now()) / left
@@ -159,7 +161,7 @@ class MiniBucketSolution(Solution):
 
     def _require_drawn(self, drawn: Sequence[bool]) -> None:
         """Refuse items without a possible draw, unless none can be possible."""
-        lost = ~torch.tensor(drawn, device="cpu") & (self.bounds()[1] > -math.inf)
+        lost = ~torch.tensor(drawn, device="cpu") & (self._ends(1.0)[1] > -math.inf)
         if bool(lost.any()):
             lost = lost.reshape(self.network.graph.batch_shape)
             where = f" in {items_named(lost)}" if lost.ndim else ""
@@ -270,6 +272,27 @@ class MiniBucketSolution(Solution):
         return self.interval(1.0)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): by mini-buckets and populations, or messages where these are tighter."""
+        ends = self._ends(confidence)
+        finite = bool(torch.cat(self._ends(1.0)).isfinite().all())
+        if not bool((ends[0] < ends[1]).any()) or (finite and not self.bounding.is_pairwise):
+            return ends
+        with torch.no_grad():
+            below, above = self._certain
+        # Where an interval and a bound do not meet, chance has misled the interval.
+        lower, upper = torch.maximum(ends[0], below), torch.minimum(ends[1], above)
+        apart = lower > upper
+        return torch.where(apart, below, lower), torch.where(apart, above, upper)
+
+    @cached_property
+    def _certain(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): bounds by the messages of `Bounding`, and by configurations of these."""
+        seconds = effort.SUM_BOUNDS * self.sampling.seconds
+        states = self.bounding.maxima(0.5 * seconds).states
+        return self.bounding.within(self._ends(1.0), 1.0, [states], seconds)
+
+    def _ends(self, confidence: float) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): interval by mini-buckets and populations alone."""
         if self.network.impossible:
             return self._impossible().double(), self._impossible().double()
         ends = [one.interval(confidence) for one in self.estimates]
@@ -292,7 +315,7 @@ class MiniBucketSolution(Solution):
     def _of_states(self, items: Sequence[Floats], settled: float = 1.0) -> Tensor:
         """(B, S) from numbers for each remaining state of each item."""
         flat = torch.from_numpy(np.stack(items)).to(self.network.constant)
-        certain = torch.where(self.bounds()[1] > -math.inf, settled, 0.0)
+        certain = torch.where(self._ends(1.0)[1] > -math.inf, settled, 0.0)
         return state_table(self.network, flat, 0.0, certain.to(flat))
 
     def expected_score(self) -> Tensor:

@@ -16,7 +16,7 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.restriction import distinct_rows
 from rdpgraph.plan.orders import PrimalGraph, primal_graph
 
-_SURE = 40.0
+SURE = 40.0
 """Nats by which a violated factor outweighs all else together."""
 
 
@@ -63,7 +63,7 @@ class Tables:
 
     def finite(self) -> "Tables":
         """Tables with hard zeros replaced by such low numbers."""
-        low = -2 * self.span - _SURE
+        low = -2 * self.span - SURE
         stacks = (Stack(stack.scopes, np.maximum(stack.values, low)) for stack in self.stacks)
         return Tables(self.sizes, tuple(stacks), self.span)
 
@@ -92,14 +92,14 @@ class Tables:
 
     def is_possible(self, score: float) -> bool:
         """Return whether a configuration with this score violates no factor."""
-        return score >= -self.span - 0.5 * _SURE
+        return score >= -self.span - 0.5 * SURE
 
     def violated(self, states: Integers) -> list[int]:
         """Variables of all factors that a configuration violates."""
         members = list[Integers]()
         for stack in self.stacks:
             values = stack.at(np.arange(len(stack.scopes)), states)
-            members.append(stack.scopes[values < -self.span - 0.5 * _SURE].reshape(-1))
+            members.append(stack.scopes[values < -self.span - 0.5 * SURE].reshape(-1))
         return np.unique(np.concatenate(members)).tolist() if members else []
 
     def score(self, states: Integers) -> float:
@@ -277,3 +277,22 @@ def full_states(network: Network, active: Tensor) -> Tensor:
         states = left.to(device)[places] - starts.to(device)
     full[:, :, numbers.to(device)] = states
     return full
+
+
+def active_states(network: Network, states: Tensor | None) -> Tensor:
+    """(B, active) states of the active variables, numbered as remaining, from (B, V) of all.
+
+    A state that does not remain becomes the first that does; so do all if there are none, and
+    those of auxiliary variables.
+    """
+    active = torch.zeros(network.batch, len(network.sizes), dtype=torch.long, device="cpu")
+    if states is None:
+        return active
+    numbers = states.cpu()[:, network.numbers]
+    if network.possible is not None:
+        left, starts = network.possible.left(), network.possible.starts[network.numbers]
+        places = torch.searchsorted(left, starts + numbers)
+        remains = left[places.clamp(max=len(left) - 1)] == starts + numbers
+        numbers = torch.where(remains, places - torch.searchsorted(left, starts), 0)
+    active[:, : len(network.numbers)] = numbers
+    return active

@@ -1,31 +1,20 @@
 """Moves of a search: an order that fixes what makes tables large, and what is left solved."""
 
-import ctypes
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rdpgraph._core import effort, tuning
-from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
+from rdpgraph.engines.compiled import Compiled, pointers
+from rdpgraph.engines.reduction.tables import Integers, Tables
 from rdpgraph.engines.search.elimination import conditioned_order, eliminate
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
-
-
-class Kernel(NamedTuple):
-    """Functions of the compiled library, for float64."""
-
-    order: Callable[..., None]
-    solve: Callable[..., None]
-
-
-def uncompiled() -> None:
-    """Return no kernel: moves in NumPy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +30,7 @@ class Part:
 class Moves:
     """Orders and eliminations of one item's tables, compiled where there is a library."""
 
-    def __init__(self, tables: Tables, summed: frozenset[int], kernel: Kernel | None) -> None:
+    def __init__(self, tables: Tables, summed: frozenset[int], kernel: Compiled | None) -> None:
         self.tables, self.summed, self.kernel = tables, summed, kernel
         if kernel is None:
             return
@@ -92,7 +81,7 @@ class Moves:
         left = min(max(deadline - clock.now(), effort.ORDER_SECONDS), 1e9)
         arrays = self._starts, self._near, self._logs, self._summed, part, places, steps, starts
         self.kernel.order(
-            *_pointers(*arrays, fixed, counts, total), len(self._sizes), len(part), capacity,
+            *pointers(*arrays, fixed, counts, total), len(self._sizes), len(part), capacity,
             rng.getrandbits(62), math.log(cells), degree, left,
         )  # fmt: skip
         count, outside = counts.tolist()
@@ -115,15 +104,11 @@ class Moves:
         states, value = states.copy(), np.zeros(1)
         arrays = self._sizes, self._scope_starts, self._scopes, self._value_starts, self._values
         self.kernel.solve(
-            *_pointers(*arrays, self._holding_starts, self._holding, self._summed, *part.steps,
+            *pointers(*arrays, self._holding_starts, self._holding, self._summed, *part.steps,
                        states, value),
             len(self._sizes), len(self._value_starts), part.count, int(whole),
         )  # fmt: skip
         return states, float(value[0])
-
-
-def _pointers(*arrays: Integers | Floats | Any) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(array.ctypes.data) for array in arrays]
 
 
 class Sum:

@@ -11,8 +11,9 @@ import numpy as np
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.progress import goes_on
+from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.reduction.tables import Integers, Tables
-from rdpgraph.engines.search.moves import Kernel, Moves, Part, Sum, components, narrowest
+from rdpgraph.engines.search.moves import Moves, Part, Sum, components, narrowest
 from rdpgraph.plan import clock
 
 _ROUNDING = 1e-11
@@ -66,7 +67,7 @@ class Search:
         summed: frozenset[int] = frozenset(),
         deadline: float = math.inf,
         seconds: float = math.inf,
-        kernel: Kernel | None = None,
+        kernel: Compiled | None = None,
     ) -> None:
         """Prepare a search with at most ``memory`` bytes and ``most`` entries of a table per move.
 
@@ -188,13 +189,15 @@ class Search:
         patience: float = math.inf,
         stale: float = math.inf,
         any_possible: bool = False,
+        enough: float = math.inf,
         progress: Callable[[Move], None] | None = None,
         constant: float = 0.0,
     ) -> Outcome | None:
         """Search for some seconds; None if a sum over the summed variables has too large tables.
 
-        It ends after ``patience`` seconds or ``stale`` moves without an improvement, or once no
-        hard zero is met (``any_possible``). Progress is told scores plus a constant.
+        It ends after ``patience`` seconds or ``stale`` moves without an improvement, once no hard
+        zero is met (``any_possible``), or at a score that is ``enough``. Progress is told scores
+        plus a constant.
         """
         begin = gained = clock.now()
         end = begin + seconds
@@ -208,6 +211,8 @@ class Search:
             if walk.stale > stale:
                 break
             if any_possible and self.tables.is_possible(walk.best_value):
+                break
+            if walk.best_value >= enough:
                 break
             if not self.whole:  # parts lie where a hard zero is met, until none is
                 self.centres = self.tables.violated(walk.here) or self.asked

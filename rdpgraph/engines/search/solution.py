@@ -13,20 +13,22 @@ from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.minibuckets.bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
-from rdpgraph.engines.reduction.tables import full_states, tables_of
+from rdpgraph.engines.reduction.tables import active_states, full_states, tables_of
 from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.engines.search.starts import (
     Limits,
     Searched,
-    begun,
     best_estimated,
+    best_of,
     completed,
     scored,
     starts_of_sums,
 )
 from rdpgraph.engines.solution import Solution, Status, meets
+from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
@@ -34,7 +36,7 @@ from rdpgraph.plan import clock
 
 def search(
     network: Network, limits: Limits, *, numbers: Tensor | None = None, start: Tensor | None = None,
-    spared: Tensor | None = None,
+    spared: Tensor | None = None, bounds: Tensor | None = None,
 ) -> Searched:  # fmt: skip
     """Search for the best configuration of each item.
 
@@ -44,13 +46,14 @@ def search(
         numbers: variables of the graph to maximise over, the others summed; None: all.
         start: (B, V) initial states; None: the first state of each.
         spared: (B,) items that are not searched; their scores are not read.
+        bounds: (B,) upper bounds on all scores, at which a search ends.
 
     Raises:
         BudgetError: sums do not fit, and nothing possible was drawn.
     """
     begin, active = clock.now(), len(network.sizes)
     summed = summed_by(network, numbers)
-    states = begun(network, start)
+    states = active_states(network, start)
     scores = torch.zeros(network.batch, dtype=torch.float64, device="cpu")
     optimal = torch.zeros(network.batch, dtype=torch.bool, device="cpu")
     constant = network.constant.detach().double().cpu().expand(network.batch)
@@ -85,6 +88,7 @@ def search(
         elif fits:
             result = run.run(
                 starts[0], seconds=share, patience=patience, any_possible=limits.any_possible,
+                enough=math.inf if bounds is None else reached(float(bounds[item])) - told,
                 progress=limits.progress, constant=told,
             )  # fmt: skip
         if result is None:
@@ -134,12 +138,42 @@ class Seeker:
 
     network: Network  # reduced, without whole potentials
     limits: Limits  # of each question, except for the seconds
-    bounding: bool = True  # there are few enough factors for bounds
+    bounding: Bounding = field(repr=False)  # bounds of the same network, finite at any size
+    eliminating: bool = True  # there are few enough factors for bounds by mini-buckets
+
+    def by_messages(self, seconds: float) -> tuple[Searched, Tensor]:
+        """Best configurations by tree-reweighted messages, and (B,) bounds on all scores.
+
+        The messages pass once, in the seconds of the first call.
+        """
+        states, bounds = self.bounding.maxima(seconds)
+        found = self.scored(states)
+        optimal = meets(found.scores.cpu(), bounds) | (bounds == -math.inf)
+        return replace(found, optimal=optimal), bounds
 
     def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
-        """Best configurations of some variables or of all, within some seconds."""
-        limits = replace(self.limits, seconds=seconds)
-        return search(self.network, limits, numbers=numbers, start=start)
+        """Best configurations of some variables or of all, within some seconds.
+
+        Those of all are no worse than by tree-reweighted messages, where the model is pairwise.
+        """
+        begin, limits = clock.now(), replace(self.limits, seconds=seconds)
+        if numbers is not None or not self.bounding.is_pairwise:
+            return search(self.network, limits, numbers=numbers, start=start)
+        first, bounds = self.by_messages(effort.REWEIGHTED * seconds)
+        if bool(first.optimal.all()):
+            return first
+        start = best_of(self.network, [first.states, *([] if start is None else [start])]).states
+        left = max(seconds - (clock.now() - begin), 0.1 * seconds)
+        found = search(
+            self.network, replace(limits, seconds=left), start=start, spared=first.optimal,
+            bounds=bounds,
+        )  # fmt: skip
+        proved = first.optimal.to(found.states.device)
+        return Searched(
+            torch.where(proved.unsqueeze(1), first.states.to(found.states.device), found.states),
+            torch.where(proved, first.scores.to(found.scores), found.scores),
+            first.optimal | found.optimal | meets(found.scores.cpu(), bounds),
+        )
 
     def scored(self, states: Tensor) -> Searched:
         """Configurations (B, V) with their scores."""
@@ -147,10 +181,20 @@ class Seeker:
 
     def above(self, numbers: Tensor | None, scores: Tensor, seconds: float) -> Tensor:
         """(B,) upper bounds on all scores, given the best ones so far."""
-        if not self.bounding:
-            return torch.full_like(scores, math.inf)
-        summed, memory = summed_by(self.network, numbers), self.limits.memory
-        return ceilings(self.network, summed, seconds=seconds, memory=memory, scores=scores)
+        bounds = self.bounding.above(0.0 if numbers is None else 1.0, seconds)
+        if not self.eliminating or bool(meets(scores.cpu(), bounds).all()):
+            return bounds
+        summed = summed_by(self.network, numbers)
+        memory = min(self.limits.memory, effort.BOUNDS_BYTES)
+        other = ceilings(self.network, summed, seconds=seconds, memory=memory, scores=scores)
+        return torch.minimum(bounds, other)
+
+
+def reached(bound: float) -> float:
+    """The least score that meets an upper bound, up to rounding: see `meets`."""
+    if not math.isfinite(bound):
+        return bound
+    return bound - ROUNDING * max((1.0 - 2.0 * ROUNDING) * abs(bound), 1.0)
 
 
 def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched, Tensor]:
@@ -234,11 +278,21 @@ class SearchSolution(SearchedMarginalModes):
 
     def _sought(self, numbers: Tensor | None, part: float) -> Searched:
         """Best configurations, begun at what is found in a part of the seconds."""
-        begin, limits = clock.now(), self.limits
-        start = self.start(part * limits.seconds)
-        left = max(limits.seconds - (clock.now() - begin), 0.1 * limits.seconds)
-        limits = replace(limits, seconds=left)
-        return search(self.network, limits, numbers=numbers, start=start)
+        begin, seconds = clock.now(), self.limits.seconds
+        if numbers is None and self._seeker.bounding.is_pairwise:
+            first, _ = self._seeker.by_messages(effort.REWEIGHTED * seconds)
+            if bool(first.optimal.all()):
+                return first
+        start = self.start(part * seconds)
+        left = max(seconds - (clock.now() - begin), 0.1 * seconds)
+        return self._seeker.sought(numbers, start, left)
+
+    @cached_property
+    def _seeker(self) -> Seeker:
+        memory = min(self.limits.memory, effort.BOUNDS_BYTES)
+        return Seeker(
+            self.network, self.limits, Bounding(self.network, self.limits.compiled, memory)
+        )
 
     def status(self) -> Status:
         """Status of the mode: exact if it is proved optimal, or that there is none."""
@@ -258,7 +312,7 @@ class SearchSolution(SearchedMarginalModes):
         return (constant > -math.inf) & (not self.network.impossible)
 
     def mode_bound(self) -> Tensor:
-        """(B,) by mini-buckets, in a tenth of the seconds more; the mode's score where proved."""
+        """(B,) by messages and mini-buckets, in a tenth of the seconds more; the proved score."""
         _ = self.mode()
         return self._proved[1]
 
@@ -280,9 +334,18 @@ class SearchSolution(SearchedMarginalModes):
         return best.required(self.network.graph, "marginal mode")
 
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
-        limits = replace(self.limits, memory=min(self.limits.memory, effort.BOUNDS_BYTES))
-        seconds = effort.MODE_BOUNDS * limits.seconds
-        return Seeker(self.network, limits).above(numbers, scores, seconds)
+        return self._seeker.above(numbers, scores, effort.MODE_BOUNDS * self.limits.seconds)
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): bounds on log Z by the best configuration so far, and by messages."""
+        infinite = torch.full((self.network.batch,), math.inf, dtype=torch.float64, device="cpu")
+        if self.network.impossible:
+            return -infinite, -infinite
+        seconds, bounding = effort.SUM_BOUNDS * self.limits.seconds, self._seeker.bounding
+        found = self.best if "best" in self.__dict__ else self._seeker.by_messages(seconds)[0]
+        masses = [one.scores.cpu() for one in self._results.values()]  # each is a part of Z
+        lower = torch.stack([-infinite, *masses]).amax(0)
+        return bounding.within((lower, infinite), 1.0, [found.states], seconds)
 
     def log_partition(self) -> Tensor:
         """-inf where that is known; else refused."""

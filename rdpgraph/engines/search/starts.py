@@ -12,14 +12,21 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import effort, tuning
+from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.minibuckets.bounds import Elimination, bounded, tight_order
 from rdpgraph.engines.minibuckets.estimate import Sampling, estimated
 from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.minibuckets.solution import best_bounded, paths
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.tables import Floats, Integers, Stack, Tables, tables_of
+from rdpgraph.engines.reduction.tables import (
+    Floats,
+    Integers,
+    Stack,
+    Tables,
+    active_states,
+    tables_of,
+)
 from rdpgraph.engines.search.elimination import conditioned_order, eliminate
-from rdpgraph.engines.search.moves import Kernel, uncompiled
 from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
@@ -38,7 +45,7 @@ class Limits:
     patience: float = 1.0  # part of the seconds without a gain after which a search ends
     seed: int = 0  # of the randomness
     any_possible: bool = False  # stop at the first mode that is possible
-    compiled: Callable[[], Kernel | None] = uncompiled  # a function, as kernels cannot be pickled
+    compiled: Callable[[], Compiled | None] = uncompiled  # a function, as kernels cannot be pickled
     # called after every move
     progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
 
@@ -285,7 +292,7 @@ def violations(graph: FactorGraph, states: Tensor) -> Tensor:
 
 def scored(network: Network, states: Tensor) -> Searched:
     """Configurations (B, V) with their scores, not proved optimal."""
-    left = begun(network, states)
+    left = active_states(network, states)
     scores = network.constant.detach().double().cpu().expand(network.batch).clone()
     for item in range(network.batch):
         tables, chosen = tables_of(network, item), left[item].numpy()
@@ -294,21 +301,6 @@ def scored(network: Network, states: Tensor) -> Searched:
         value = tables.score(chosen)
         scores[item] += value if tables.is_possible(value) else -math.inf
     return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool, device="cpu"))
-
-
-def begun(network: Network, states: Tensor | None) -> Tensor:
-    """(B, active) initial states of a search, the first ones by default."""
-    begun = torch.zeros(network.batch, len(network.sizes), dtype=torch.long, device="cpu")
-    if states is None:
-        return begun
-    numbers = states.cpu()[:, network.numbers]
-    if network.possible is not None:  # numbered among the remaining ones; the first if not
-        left, starts = network.possible.left(), network.possible.starts[network.numbers]
-        places = torch.searchsorted(left, starts + numbers)
-        remains = left[places.clamp(max=len(left) - 1)] == starts + numbers
-        numbers = torch.where(remains, places - torch.searchsorted(left, starts), 0)
-    begun[:, : len(network.numbers)] = numbers
-    return begun
 
 
 def completed(tables: Tables, count: int, states: Integers) -> Integers:

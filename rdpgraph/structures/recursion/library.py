@@ -49,6 +49,7 @@ _SIGNATURES = {
     "tree_gradient": (6, 2, 0, 2),
     "search_order": (11, 4, 3, 0),
     "search_solve": (12, 3, 0, 1),
+    "trws_sweeps": (8, 3, 2, 2),
     "tape_losses": (4, 3, 0, 2),
     "tape_second": (10, 3, 0, 1),
 }

@@ -397,11 +397,11 @@ def test_every_posterior_says_what_bounds_it_knows():
     exact = rg.infer(graph).bounds()
     assert float(exact.lower) == float(exact.upper) == pytest.approx(log_z)
     convex = rg.Loopy(counting=rg.loopy.TreeReweighted(), sweeps=5000, damping=0.5)
-    lower, upper = rg.infer(graph, scheduler=convex).bounds()
-    assert float(lower) == -math.inf
-    assert log_z - 1e-6 <= float(upper) < math.inf
-    plain = rg.infer(graph, scheduler=rg.Loopy(sweeps=5000, damping=0.5)).bounds()
-    assert (float(plain.lower), float(plain.upper)) == (-math.inf, math.inf)
+    plain = rg.Loopy(sweeps=5000, damping=0.5)
+    for scheduler in (convex, plain):
+        lower, upper = rg.infer(graph, scheduler=scheduler).bounds()
+        assert -math.inf < float(lower) <= log_z + 1e-6
+        assert log_z - 1e-6 <= float(upper) < math.inf
 
 
 def test_draws_that_are_all_impossible_are_an_error(monkeypatch):

@@ -21,12 +21,12 @@ from rdpgraph.engines.search.neighbourhoods import Outcome, Search
 from rdpgraph.engines.search.starts import Limits, best_estimated
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.plan import clock
-from rdpgraph.schedulers.search import compiled_moves
+from rdpgraph.schedulers.scheduler import compiled_functions
 from rdpgraph.testing import brute_force
 
 DOUBLE = torch.float64
 SIZES = (2, 3, 2, 4, 2, 3)
-KERNELS = [None, compiled_moves()]
+KERNELS = [None, compiled_functions()]
 
 
 def random_graph(seed: int, *, zeros: float = 0.0, batch: tuple[int, ...] = ()) -> rg.FactorGraph:

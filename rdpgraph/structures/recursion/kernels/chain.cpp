@@ -10,6 +10,7 @@
 #include "search.h"
 #include "second.h"
 #include "trees.h"
+#include "trws.h"
 #endif
 
 // A program and its inputs, from their addresses.
@@ -227,6 +228,15 @@ void search_solve(const int32_t* sizes, const int64_t* scope_starts, const int32
                           holding, summed, steps, step_starts, states, variables, factors, count,
                           whole != 0};
   value[0] = eliminating.run();
+}
+
+void trws_sweeps(const int64_t* starts, const int64_t* edges, const int64_t* incident_starts,
+                 const int64_t* incident, const double* unary, const double* tables, double* messages,
+                 int64_t* states, int64_t variables, int64_t count, int64_t sweeps, double temperature,
+                 double low, int forward, int evenly) {
+  Reweighted reweighted{starts, edges, incident_starts, incident, unary, tables, messages, states,
+                        variables, count, temperature, low, evenly != 0};
+  reweighted.run(sweeps, forward != 0);
 }
 
 #endif

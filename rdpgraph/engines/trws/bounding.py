@@ -1,0 +1,228 @@
+"""Bounds on log Z and on scores for all batch items of a network, finite at any size.
+
+Above, by tree-reweighted messages where there is time and memory for them, and in any case by the
+largest log-value of each factor. Below, by configurations that are known, and by mean field around
+the best of them.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core import effort, tuning
+from rdpgraph._core.cache import cached_property
+from rdpgraph.engines.compiled import Compiled, uncompiled
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.tables import active_states, full_states
+from rdpgraph.engines.trws.mean_field import mean_field
+from rdpgraph.engines.trws.pairs import Pairwise, bounds_of_blocks, pairwise_of
+from rdpgraph.engines.trws.sweeps import Swept, swept
+from rdpgraph.model.block import log_values_at
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.table import Table
+from rdpgraph.plan import clock
+
+
+class Maxima(NamedTuple):
+    """What messages for maxima give."""
+
+    states: Tensor  # (B, V) the best configurations that were read off
+    bounds: Tensor  # (B,) float64, certain upper bounds on all scores (nats)
+
+
+@dataclass(frozen=True, eq=False)
+class Bounding:
+    """Bounds of a network's batch items (nats, float64)."""
+
+    network: Network  # reduced
+    # of the library, if there is one: a function, as they cannot be pickled
+    compiled: Callable[[], Compiled | None] = field(default=uncompiled, repr=False)
+    memory: float = effort.BOUNDS_BYTES  # bytes for the messages of an item
+
+    @cached_property
+    def is_pairwise(self) -> bool:
+        """True if no factor has more than two variables, some have, and messages fit the memory."""
+        arities = [group.scopes.shape[1] for group in self.network.groups]
+        return self._fits and max(arities, default=0) == 2 and not self.network.high_order
+
+    @cached_property
+    def _fits(self) -> bool:
+        """True if the messages of an item fit the memory."""
+        needed = 0.0
+        for group in self.network.groups:
+            if group.scopes.shape[1] == 2:
+                needed += 8.0 * group.log_tables[0].numel()
+                each = tuning.SWEPT_PAIR_BYTES + tuning.SWEPT_BYTES * sum(
+                    group.log_tables.shape[2:]
+                )
+                needed += each * len(group.scopes)
+        return needed <= self.memory
+
+    @cached_property
+    def _rest(self) -> list[float]:
+        """Of each item, an upper bound on the potentials that are no tables."""
+        return bounds_of_blocks(self.network).tolist()
+
+    @cached_property
+    def _models(self) -> dict[int, Pairwise]:
+        return {}
+
+    def _model(self, item: int) -> Pairwise:
+        """The factors of an item; those of the last one are kept."""
+        if item not in self._models:
+            self._models.clear()
+            self._models[item] = pairwise_of(self.network, item, self._rest[item])
+        return self._models[item]
+
+    @cached_property
+    def _constant(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): the network's constant, and the rounding of its sum."""
+        constant = self.network.constant.detach()
+        each = constant.double().cpu().expand(self.network.batch)
+        error = 4.0 * torch.finfo(constant.dtype).eps * each.abs()
+        return each, torch.where(each.isfinite(), error, 0.0)
+
+    def within(
+        self, ends: tuple[Tensor, Tensor], temperature: float, known: Iterable[Tensor],
+        seconds: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """(B,) and (B,): bounds no wider than ``ends``, as by `below` and `above`."""
+        lower, upper = (end.detach().double().cpu().expand(self.network.batch) for end in ends)
+        if not bool((lower < upper).any()):
+            return lower, upper
+        above = self.above(temperature, 0.5 * seconds)
+        below = self.below(known, temperature, 0.25 * seconds)
+        if bool((torch.maximum(lower, below) == -math.inf).any()):  # all of these are impossible
+            states = self.maxima(0.25 * seconds).states
+            below = torch.maximum(below, self.below([states], temperature, 0.25 * seconds))
+        return torch.maximum(lower, below), torch.minimum(upper, above)
+
+    def maxima(self, seconds: float) -> Maxima:
+        """Configurations and bounds by messages for maxima, within some seconds for all items.
+
+        Messages are passed once; later questions have their outcome.
+        """
+        every, bounds = self._outcome(0.0, seconds)
+        active = active_states(self.network, None)
+        for item, one in enumerate(every):
+            if one is not None:
+                active[item] = torch.from_numpy(one.states)
+        states = full_states(self.network, active.unsqueeze(0))[0]
+        return Maxima(states.clamp(min=0).to(self.network.graph.device), bounds)
+
+    def above(self, temperature: float, seconds: float) -> Tensor:
+        """(B,) upper bounds on all scores, or at temperature t > 0 on t log sum exp(score / t)."""
+        return self._outcome(temperature, seconds)[1]
+
+    def below(self, known: Iterable[Tensor], temperature: float, seconds: float) -> Tensor:
+        """(B,) lower bounds on the same, by known configurations (B, V).
+
+        Above temperature 0 by mean field around the best one too, within some seconds.
+        """
+        network = self.network
+        best = torch.full((network.batch,), -math.inf, dtype=torch.float64, device="cpu")
+        start = active_states(network, None)
+        for states in known:
+            scores = score_range(network.graph, states)[0]
+            start = torch.where((scores > best).unsqueeze(1), active_states(network, states), start)
+            best = torch.maximum(best, scores)
+        if not temperature or not self.is_pairwise or network.impossible:
+            return best
+        end, (constant, error) = clock.now() + seconds, self._constant
+        for item in (best > -math.inf).nonzero().flatten().tolist():
+            share = (end - clock.now()) / (network.batch - item)
+            if self._seconds_of_bound > share:
+                continue
+            model, states = self._model(item), start[item].numpy()
+            if model.score(states) > -math.inf:
+                value = mean_field(model, states, temperature, seconds=share)
+                best[item] = max(float(best[item]), value + float(constant[item] - error[item]))
+        return best
+
+    @cached_property
+    def _outcomes(self) -> dict[float, tuple[list[Swept | None], Tensor]]:
+        return {}
+
+    def _outcome(self, temperature: float, seconds: float) -> tuple[list[Swept | None], Tensor]:
+        if temperature not in self._outcomes:
+            with torch.no_grad():
+                self._outcomes[temperature] = self._swept(temperature, seconds)
+        return self._outcomes[temperature]
+
+    def _swept(self, temperature: float, seconds: float) -> tuple[list[Swept | None], Tensor]:
+        """What sweeps give for each item, and (B,) bounds.
+
+        None where there is no time or memory for sweeps.
+        """
+        network, end = self.network, clock.now() + seconds
+        every, bounds = list[Swept | None](), self._largest(temperature)
+        constant, error = self._constant
+        for item in range(network.batch):
+            share = (end - clock.now()) / (network.batch - item)
+            if network.impossible or not self._fits or self._seconds_of_bound > share:
+                every.append(None)
+                continue
+            model, compiled = self._model(item), self.compiled()
+            one = swept(model, temperature, seconds=share, compiled=compiled)
+            bound = one.bound + float(constant[item] + error[item])
+            bounds[item] = min(float(bounds[item]), bound)
+            every.append(one)
+        return every, bounds
+
+    @cached_property
+    def _seconds_of_bound(self) -> float:
+        """Predicted seconds of a bound by messages, and of laying these out."""
+        operations = tuning.BOUND_ENTRY * len(self.network.sizes)
+        for group in self.network.groups:
+            cells = math.prod(group.log_tables.shape[2:])
+            operations += len(group.scopes) * (tuning.BOUND_PAIR + tuning.BOUND_ENTRY * cells)
+        return 2.0 * operations / tuning.OPERATIONS_PER_SECOND
+
+    def _largest(self, temperature: float) -> Tensor:
+        """(B,) the summed maxima of all factors.
+
+        Above temperature 0, it times the logarithm of the number of configurations is added.
+        """
+        network = self.network
+        constant, error = self._constant
+        if network.impossible:
+            return torch.full_like(constant, -math.inf)
+        total = constant + error + torch.tensor(self._rest, dtype=torch.float64, device="cpu")
+        entropy = math.fsum(map(math.log, network.sizes)) * temperature
+        total, size = total + entropy, total.abs() + entropy
+        for group in network.groups:
+            most = group.log_tables.detach().flatten(2).amax(2).double().cpu()
+            count = len(group.scopes)
+            if most.shape[1] == 1:
+                most = most.expand(-1, count)
+            elif group.rows is not None:
+                most = most[:, group.rows]
+            total, size = total + most.sum(1), size + most.abs().sum(1)
+        # Each sum is in pairs, so that its error grows with the logarithm of its length.
+        rounding = 64.0 * torch.finfo(torch.float64).eps * size
+        return torch.where(total > -math.inf, total + rounding, total)
+
+
+def score_range(graph: FactorGraph, states: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,) and (B,) scores of configurations (B, V) in float64, rounded down and up (nats)."""
+    states = states.reshape(*graph.batch_shape, graph.num_variables)
+    with torch.no_grad():
+        clash, every, _ = log_values_at(
+            states, graph.domain, graph.blocks, graph.observed, graph.device
+        )
+        total = torch.where(clash.any(-1), -math.inf, 0.0).double().cpu()
+        size = torch.zeros_like(total)
+        for block, values in zip(graph.blocks, every, strict=True):
+            # Tables give their entries; other potentials compute, in their own type.
+            exact = type(block.potential) is Table
+            dtype = torch.float64 if exact else values.dtype
+            values = values.double().cpu()
+            total = total + values.sum(-1)
+            size = size + torch.finfo(dtype).eps * values.abs().sum(-1)
+    error = torch.where(total > -math.inf, 64.0 * size, 0.0)
+    below, above = ((total + sign * error).expand(graph.batch_shape) for sign in (-1.0, 1.0))
+    return below.reshape(-1), above.reshape(-1)

@@ -1,0 +1,182 @@
+"""Sweeps of sequential tree-reweighted messages, compiled or in NumPy, and the bound they give.
+
+Kolmogorov (2006), Convergent Tree-reweighted Message Passing for Energy Minimization. The equations
+are those of `trws.h` of the compiled library. A sweep visits the variables in order, the next one
+in reverse. For maxima no sweep raises the bound.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from rdpgraph._core import effort, tuning
+from rdpgraph._core.cache import cached_property
+from rdpgraph._core.numbers import ROUNDING
+from rdpgraph.engines.compiled import Compiled, pointers
+from rdpgraph.engines.reduction.tables import SURE, Floats, Integers
+from rdpgraph.engines.trws.bound import upper_bound
+from rdpgraph.engines.trws.layers import Layer, depths, layers_of
+from rdpgraph.engines.trws.pairs import Pairwise
+from rdpgraph.plan import clock
+
+
+class Swept(NamedTuple):
+    """Outcome of sweeps over one batch item."""
+
+    bound: float  # certain upper bound (nats), by the best of all messages
+    states: Integers  # (V,) the best configuration that was read off
+    score: float  # its log-value, without larger factors
+
+
+def swept(
+    model: Pairwise, temperature: float, *, seconds: float, compiled: Compiled | None
+) -> Swept:
+    """Sweep until the bound meets the score, or gains next to nothing, or the time is over.
+
+    Args:
+        model: the factors of one batch item.
+        temperature: 0 bounds scores, t > 0 bounds t log sum exp(score / t).
+        seconds: in which sweeps may begin; there may be none.
+        compiled: the functions of the library, if there is one.
+    """
+    end, messages = clock.now() + seconds, _Messages(model, temperature, compiled)
+    bound = upper_bound(model, messages.values, temperature)
+    states = model.likeliest(messages.values)
+    score = model.score(states)
+    # The first two sweeps solve trees; then shares are those of Kolmogorov for maxima, which end
+    # lower, and all of a belief for log Z, whose bound is lower then.
+    count, forward, stale = 2, True, 0
+    while model.count and bound > score + ROUNDING * max(abs(score), 1.0) and stale < 2:
+        left = (end - clock.now()) * tuning.OPERATIONS_PER_SECOND - messages.bound_operations
+        count = min(count, int(left / messages.operations))
+        if count < 1:
+            break
+        read = np.zeros(len(model.sizes), np.int64) if not temperature else None
+        messages.sweep(count, forward=forward, evenly=bool(temperature) or count == 2, states=read)
+        # The bound in the direction of the last sweep is the one that it lowered.
+        last = forward == (count % 2 == 1)
+        new = upper_bound(model, messages.values, temperature, forward=last)
+        clock.count(messages.bound_operations)
+        stale = stale + 1 if new > bound - effort.SWEPT_GAIN * max(abs(new), 1.0) else 0
+        bound = min(bound, new)
+        if read is not None and (value := model.score(read)) > score:
+            states, score = read, value
+        count, forward = effort.SWEEPS, not last
+    return Swept(bound, states, score)
+
+
+class _Messages:
+    """Messages of one batch item, and sweeps over them."""
+
+    def __init__(self, model: Pairwise, temperature: float, compiled: Compiled | None) -> None:
+        self.model, self.temperature, self.compiled = model, temperature, compiled
+        self.values = np.zeros(model.message_entries)
+
+    @property
+    def operations(self) -> float:
+        """Operations of a sweep."""
+        pair, entry = tuning.SWEPT_SUMS if self.temperature else tuning.SWEPT_MAXIMA
+        return pair * self.model.count + entry * self.model.table_entries
+
+    @property
+    def bound_operations(self) -> float:
+        """Operations of a bound."""
+        model = self.model
+        return tuning.BOUND_PAIR * model.count + tuning.BOUND_ENTRY * model.table_entries
+
+    def sweep(self, count: int, *, forward: bool, evenly: bool, states: Integers | None) -> None:
+        """Sweep over all variables so many times, in turns of direction.
+
+        Args:
+            count: of sweeps, which must be at least one.
+            forward: the direction of the first one.
+            evenly: each belief is shared among the pairs with later variables alone. Otherwise the
+                shares are at most one over the number of earlier pairs, as in the paper.
+            states: (V,) written in place by the last sweep: the best state of each variable given
+                those visited before it, and the messages from the others. None: nothing is read.
+        """
+        clock.count(count * self.operations)
+        if self.compiled is not None:
+            model = self.model
+            arrays = model.starts, *self._edges, model.unary, self._tables, self.values, states
+            self.compiled.sweep(
+                *pointers(*arrays), len(model.sizes), model.count, count, self.temperature,
+                self._low, int(forward), int(evenly),
+            )  # fmt: skip
+            return
+        for number in range(count):
+            layers = self._forward if forward == (number % 2 == 0) else self._backward
+            with np.errstate(invalid="ignore", divide="ignore"):
+                self._by_layers(layers, states if number == count - 1 else None, evenly=evenly)
+
+    @cached_property
+    def _edges(self) -> tuple[Integers, Integers, Integers]:
+        """(5, F) edges, (V + 1,) first place of each variable among (2 F,) ends, for `trws.h`."""
+        model, parts, tables = self.model, list[Integers](), 0
+        for pairs, (rows, columns) in zip(model.pairs, model.spans, strict=True):
+            (height, width), factors = pairs.values.shape[1:], np.arange(len(pairs.rows))
+            table = tables + pairs.tables * (height * width)
+            into_row, into_column = rows.start + factors * height, columns.start + factors * width
+            parts.append(np.stack([pairs.rows, pairs.columns, table, into_row, into_column]))
+            tables += pairs.values.size
+        edges = np.concatenate(parts, 1)
+        ends = edges[:2].T.ravel()  # of edge e, the row at 2 e and the column at 2 e + 1
+        counts = np.bincount(ends, minlength=len(model.sizes))
+        return edges, np.concatenate([[0], np.cumsum(counts)]), np.argsort(ends, kind="stable")
+
+    @cached_property
+    def _tables(self) -> Floats:
+        return np.concatenate([pairs.values.ravel() for pairs in self.model.pairs])
+
+    @cached_property
+    def _low(self) -> float:
+        """A finite number that outweighs all others, so that fewer violations score higher."""
+        return -2.0 * self.model.span - SURE
+
+    @cached_property
+    def _forward(self) -> list[Layer]:
+        return layers_of(self.model, depths(self.model, forward=True), forward=True)
+
+    @cached_property
+    def _backward(self) -> list[Layer]:
+        return layers_of(self.model, depths(self.model, forward=False), forward=False)
+
+    def _by_layers(self, layers: list[Layer], states: Integers | None, *, evenly: bool) -> None:
+        """One sweep in NumPy; variables of a layer share no pair."""
+        model, values = self.model, self.values
+        views = model.views(values)
+        for layer in layers:
+            if states is not None:
+                self._read(layer, states)
+            arriving = np.bincount(layer.receivers, values[layer.entries], len(layer.places))
+            beliefs = model.unary[layer.places] + arriving
+            for end in layer.later:
+                shares = end.later if evenly else np.maximum(end.later, end.earlier)
+                share = 1.0 / shares[:, None]
+                into, out = views[end.group][:: -1 if end.column else 1]
+                own = beliefs[end.own]
+                sent = np.where(own > -math.inf, share * own - into[end.pairs], -math.inf)
+                joint = end.tables(model) + sent[:, :, None]
+                peak = joint.max(1)
+                if self.temperature:
+                    power = share * self.temperature
+                    safe = np.where(peak > -math.inf, peak, 0.0)
+                    sums = np.exp((joint - safe[:, None]) / power[:, None]).sum(1)
+                    peak = safe + power * np.log(sums)
+                top = peak.max(1, keepdims=True)
+                out[end.pairs] = peak - np.where(top > -math.inf, top, 0.0)
+
+    def _read(self, layer: Layer, states: Integers) -> None:
+        """Write the best states of a layer's variables, given those of earlier layers."""
+        model, views = self.model, self.model.views(self.values)
+        scores = np.maximum(model.unary[layer.places], self._low)
+        for end in layer.later:
+            into = views[end.group][1 if end.column else 0][end.pairs]
+            np.add.at(scores, end.own, np.maximum(into, self._low))
+        for end in layer.earlier:
+            chosen = states[end.others][:, None, None]
+            given = np.take_along_axis(end.tables(model), chosen, 2)[:, :, 0]
+            np.add.at(scores, end.own, np.maximum(given, self._low))
+        for variables, places in layer.alike:
+            states[variables] = scores[places].argmax(1)
