@@ -86,7 +86,9 @@ class Emission(Parameter):
                 )
             try:
                 to, back = maps[name]
-                known = torch.allclose(to(back(given)), given, atol=1e-3)
+                # An infinity is the logarithm of 0 and nothing else.
+                finite = given.isfinite() | (given == -math.inf) & name.startswith("log_")
+                known = bool(finite.all()) and torch.allclose(to(back(given)), given, atol=1e-3)
             except RuntimeError:  # there is no Cholesky factor
                 known = False
             if not known:
@@ -142,8 +144,22 @@ class Emission(Parameter):
         return tuple(table.exp() if name.startswith("log_") else table for name, table in tables)
 
     def value(self, rows: PaddedBatch) -> Tensor:
+        """(B, T, states) log-likelihoods of the steps.
+
+        Raises:
+            EvidenceError: a density that is infinite, or not a number, at what a step shows.
+        """
         observed = rows["observed"]
-        return self.log_prob(observed.flatten(0, 1)).unflatten(0, observed.shape[:2])
+        values = self.log_prob(observed.flatten(0, 1)).unflatten(0, observed.shape[:2])
+        if values.numel() and not float(values.detach().amax()) < math.inf:
+            item, step, _ = (~(values < math.inf)).nonzero()[0].tolist()
+            got, high = observed[item, step].tolist(), float(values[item, step].detach().amax())
+            raise EvidenceError(
+                f"{type(self).__name__} has a log-density of {high:g} at {got} in row "
+                f"{int(rows['places'][item, 0]) + step}. Mark such values as missing (NaN), or "
+                "take another family."
+            )
+        return values
 
 
 class LinearEmission(Emission):
@@ -199,6 +215,7 @@ class Categorical(Emission):
     def __post_init__(self) -> None:
         settle(self, "log_values")
         require_fields(self, symbols="[1, inf)")
+        check_prior(self, "prior")
         table = self.log_values
         if table is not None and (table.ndim != 2 or table.shape[1] != self.symbols):
             raise ModelError(
@@ -363,6 +380,16 @@ def settle(emission: Emission, *names: str) -> None:
             object.__setattr__(emission, name, made)
 
 
+def check_prior(emission: Emission, name: str, least: float = 0.0) -> None:
+    """Refuse priors that are not finite, or below a bound."""
+    given = torch.as_tensor(getattr(emission, name))
+    if not bool((given.isfinite() & (given >= least)).all()):
+        bound = "" if least == -math.inf else f", at least {least:g}"
+        raise ModelError(
+            f"{type(emission).__name__} needs {name} of finite numbers{bound}; got {given!r:.80}."
+        )
+
+
 def check_columns(emission: Emission, observed: Tensor, count: int) -> None:
     """Refuse data of another number of columns."""
     if observed.shape[1] != count:
@@ -373,11 +400,12 @@ def check_columns(emission: Emission, observed: Tensor, count: int) -> None:
 
 def check_whole(emission: Emission, observed: Tensor, most: float) -> None:
     """Refuse entries other than whole numbers up to a bound, -1 or NaN."""
-    wrong = observed[(observed % 1 != 0) & ~observed.isnan() | (observed < -1) | (observed > most)]
-    if len(wrong):
+    wrong = (observed % 1 != 0) & ~observed.isnan() | (observed < -1) | (observed > most)
+    if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
         raise EvidenceError(
             f"{type(emission).__name__} needs whole numbers of 0 to {most:g} (-1 or NaN where "
-            f"missing); got {float(wrong[0]):g}."
+            f"missing); got {float(observed[row, column]):g} in row {row}, column {column}."
         )
 
 

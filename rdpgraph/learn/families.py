@@ -123,8 +123,13 @@ def distinct_rows(data: Any, domain: Domain, weights: Any = None) -> Distinct:
     """Distinct rows of a whole table; refuses weights that do not fit."""
     count = count_rows(data)
     given = None if weights is None else np.asarray(weights, np.float64)
-    if given is not None and (given.shape != (count,) or not (given >= 0).all()):
+    if given is not None and given.shape != (count,):
         raise ModelError(f"Weights are {count} numbers of at least 0; got shape {given.shape}.")
+    wrong = [] if given is None else np.flatnonzero(~((given >= 0) & (given < math.inf)))
+    if given is not None and len(wrong):
+        raise ModelError(
+            f"Weights are finite numbers of at least 0; got {given[wrong[0]]:g} in row {wrong[0]}."
+        )
     if given is not None and not given.sum() > 0:
         raise ModelError("Weights of rows are all zero; there is nothing to fit.")
     parts = list(read_rows(data, domain, given))

@@ -13,7 +13,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
-from rdpgraph.learn.emissions import POSITIVE, Emission, Map, check_mass, settle, table_of
+from rdpgraph.learn.emissions import Emission, Map, check_mass, check_prior, settle, table_of
 from rdpgraph.learn.sequences import PaddedBatch
 
 Kind = Literal["spherical", "diagonal", "full", "tied"]
@@ -22,6 +22,7 @@ _APART = 1e6
 """Squared distance of a mean from the common one, in variances, up to which squares are expanded:
 what cancels is this part of rounding."""
 _SINGULAR = 1e-12  # relative size of a variance that is rounding
+_VARIANCES: Map = torch.exp, lambda table: torch.where(table > 0, table, math.nan).log()
 _LOWER = transform_to(constraints.lower_cholesky)
 _SQUARE: Map = (
     lambda free: _LOWER(free) @ _LOWER(free).mT,
@@ -66,11 +67,15 @@ class Gaussian(Emission):
     def __post_init__(self) -> None:
         settle(self, "means", "covariances", "mean_prior", "covariance_prior")
         require_fields(self, mean_weight="[0, inf)", covariance_weight="[0, inf)")
+        check_prior(self, "mean_prior", -math.inf)
+        # A matrix has products of columns beside the diagonal, which may be negative.
+        matrix = isinstance(self.covariance_prior, Tensor) and self.covariance_prior.ndim == 2
+        check_prior(self, "covariance_prior", -math.inf if matrix else 0.0)
 
     @property
     def maps(self) -> tuple[Map, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Identities for means; Cholesky factors for covariances, logarithms for variances."""
-        return (torch.Tensor.clone, torch.Tensor.clone), POSITIVE if self._diagonal else _SQUARE
+        return (torch.Tensor.clone, torch.Tensor.clone), _VARIANCES if self._diagonal else _SQUARE
 
     @property
     def kept(self) -> int:

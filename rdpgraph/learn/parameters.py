@@ -134,8 +134,11 @@ class Probabilities(Parameter):
                     f"A {name} broadcasts to the shape of its table, {tuple(values.shape)}; got "
                     f"{tuple(torch.as_tensor(given).shape)}."
                 ) from None
-        if not bool((torch.as_tensor(self.prior) >= 0).all()):
-            raise ModelError(f"A prior is at least 0 pseudo-counts; got {self.prior!r:.80}.")
+        prior = torch.as_tensor(self.prior)
+        if not bool(((prior >= 0) & (prior < torch.inf)).all()):
+            raise ModelError(
+                f"A prior is finite and at least 0 pseudo-counts; got {self.prior!r:.80}."
+            )
         sums = values.detach().exp().sum(dims)
         off = ~((sums - 1).abs() <= _TOLERANCE) & (sums != 0)
         if bool(off.any()):
@@ -302,6 +305,17 @@ def rows_at(rows: Rows, places: Tensor | slice) -> Rows:
     return tuple(rows_at(part, places) for part in rows)
 
 
+def _check_weights(weights: Tensor) -> None:
+    """Refuse weights that are negative or not finite, or all zero."""
+    wrong = weights[~((weights >= 0) & (weights < torch.inf))]
+    if len(wrong):
+        raise ModelError(
+            f"Weights of rows are finite numbers of at least 0; got {float(wrong[0]):g}."
+        )
+    if not bool((weights > 0).any()):
+        raise ModelError("Weights of rows are all zero; there is nothing to fit.")
+
+
 @dataclass(frozen=True, eq=False)
 class Batches:
     """Batches of data for each step: row numbers, rows, weights or None.
@@ -337,13 +351,14 @@ class Batches:
         if weights is None:
             return Batches(data, weights, size, generator, count)
         if count is None and isinstance(weights, list):
-            return Batches(data, [torch.as_tensor(w) for w in weights], size, generator, count)
+            each = [torch.as_tensor(w) for w in weights]
+            _check_weights(torch.cat([part.reshape(-1) for part in each]))
+            return Batches(data, each, size, generator, count)
         weights = torch.as_tensor(weights)
         if count is None or weights.shape != (count,):
             wanted = f"({count},)" if count else "a list, one tensor for each batch"
             raise ModelError(f"Weights of rows need {wanted}; got {tuple(weights.shape)}.")
-        if not bool((weights >= 0).all()) or not bool((weights > 0).any()):
-            raise ModelError("Weights of rows are numbers at least 0, one of them above.")
+        _check_weights(weights)
         return Batches(data, weights, size, generator, count)
 
     def weight(self) -> float:
