@@ -1,5 +1,6 @@
 """Expectation maximisation of any graph or structure: counts are the gradient of log Z."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,6 +186,12 @@ class EM:
             update = self.stepwise if not last and not converged else None
             scored = self._scored(batches, parameters, averages, update, generator)
             history.append(scored.objective)
+            if not scored.objective < math.inf:
+                raise ModelError(
+                    f"The log-likelihood plus log-prior of EM is {scored.objective} after "
+                    f"{len(history) - 1} steps: it has no maximum there. Check the weights and the "
+                    "prior, or start from other parameters."
+                )
             step = Step(number, len(history) - 1, history[-1])
             stopped = not goes_on(self.progress, step) or clock.stopped()
             if last or converged or stopped:
@@ -203,6 +210,8 @@ class EM:
                 parameters = _maximised(parameters, scored.statistics)
         steps = len(history) - 1 - first
         remedy = "" if converged else f"not converged in {steps} steps: give a larger limit"
+        if stopped and not converged:
+            remedy = f"stopped after {steps} steps, before it converged"
         if not scored.exact:
             remedy = "log Z was estimated: the history may fall, and so may the likelihood"
         if fell:

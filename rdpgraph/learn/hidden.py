@@ -107,18 +107,35 @@ class HiddenStates(Arguments, ABC):
             try:
                 fits.append(em.fit([rows for rows, _ in batches]))
             except ImpossibleEvidenceError:
-                for rows, numbers in batches:
-                    log_z = self._of(rows, parameters).log_partition()
-                    if float(log_z.min()) == -math.inf:
-                        raise ImpossibleEvidenceError(
-                            f"{type(self).__name__} gives sequence {numbers[int(log_z.argmin())]} "
-                            "probability zero at the start: check its values and the entries of "
-                            "-inf, or give a prior."
-                        ) from None
+                self._refuse_dead(batches, parameters)
                 raise
         self.fit_: Fit = max(fits, key=lambda fit: fit.history[-1])
         self.n_features_in_ = observed.shape[1]
         return self
+
+    def _refuse_dead(
+        self, batches: Sequence[tuple[PaddedBatch, list[int]]], parameters: dict[str, Parameter]
+    ) -> None:
+        """Raise `ImpossibleEvidenceError` that names the first sequence of probability zero."""
+        for rows, numbers in batches:
+            log_z = self._of(rows, parameters).log_partition()
+            if float(log_z.min()) > -math.inf:
+                continue
+            place = int(log_z.argmin())
+            cause = "check its values and the entries of -inf, or give a prior"
+            # A step that no state can show is the cause by itself.
+            dead = (parameters["emission"].value(rows)[place] == -math.inf).all(1).nonzero()
+            if len(dead):
+                step = int(dead[0])
+                row, got = int(rows["places"][place, 0]) + step, rows["observed"][place, step]
+                cause = (
+                    f"no state gives {got.tolist()} in row {row}. Check it, or give other starting "
+                    "parameters"
+                )
+            raise ImpossibleEvidenceError(
+                f"{type(self).__name__} gives sequence {numbers[place]} probability zero at the "
+                f"start: {cause}."
+            ) from None
 
     @property
     def emission_(self) -> Any:
