@@ -21,7 +21,7 @@ from rdpgraph.learn.emissions import (
 )
 from rdpgraph.learn.parameters import Probabilities
 from rdpgraph.learn.sequences import PaddedBatch, clusters
-from rdpgraph.logspace.logmatrix import finite
+from rdpgraph.logspace.logmatrix import finite, soft_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +200,7 @@ class Mixture(Emission):
         return self.emission.log_prob(observed).unflatten(1, weights.shape) + weights
 
     def log_prob(self, observed: Tensor) -> Tensor:
-        return self._joint(observed).logsumexp(2)
+        return soft_sum(self._joint(observed), 2)
 
     def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
         """Expected steps of each component, and their statistics."""

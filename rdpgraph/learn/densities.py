@@ -7,13 +7,37 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, biject_to, transform_to
+from torch.distributions import Distribution, biject_to, constraints, transform_to
+from torch.optim import LBFGS
 
 from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
+from rdpgraph.learn.ascent import TRUST, GuardedLoss
 from rdpgraph.learn.emissions import Emission, check_mass
 from rdpgraph.learn.parameters import Parameter
 from rdpgraph.learn.sequences import PaddedBatch
+from rdpgraph.model.evidence import MISSING
+
+_ROUNDS = 3
+"""Rounds of L-BFGS and of steps of single cells in one maximisation."""
+
+_PROMISED = 1e-6
+"""The gain (nats for each row) below which a maximisation ends."""
+
+_LENGTHS = 28
+"""Step lengths that cells try, each an eighth of the one before: from 1 to 1e-25."""
+
+_COARSE = 100
+"""The least width of a density, in units of the rounding of the values that it is of."""
+
+_REAL = type(constraints.real)
+
+_LONGEST = 5.0
+"""The change of logarithms of parameters in one step. Without a bound line searches jump to where
+special functions have lost their digits."""
+
+_NEAR = 1e-3
+"""Change of unconstrained parameters that shows if values lie at an end of the support."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +47,10 @@ class Density(Emission):
     Most families lack sufficient statistics, so rows and their weights are kept until the
     maximisation (L-BFGS in unconstrained parameters): memory follows the data. With a family of
     vectors, such as `MultivariateNormal`, rows are seen or missing as a whole.
+
+    Values outside of the support have a log-density of -inf, and data that is outside of it in
+    every state is refused. NaN is a missing entry; so is -1 where the support has whole numbers
+    and not -1. Parameters at an end of their range, such as a probability of 0, stay.
 
     Args:
         family: gives a distribution of parameters by name.
@@ -59,6 +87,9 @@ class Density(Emission):
             self.family(**tables, validate_args=True)
         except (TypeError, ValueError) as error:
             raise ModelError(f"Density's parameters do not fit its family: {error}") from None
+        for name, table in tables.items():
+            if not bool(table.isfinite().all()):
+                raise ModelError(f"Density needs finite parameters; {name} holds an infinity.")
 
     @property
     def given(self) -> bool:
@@ -76,12 +107,22 @@ class Density(Emission):
             p.numel() if to.bijective else int(p.new_ones(p.shape).tril().sum()) for to, p in pairs
         )
 
-    def blank(self, states: int, observed: Tensor) -> "Density":
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"Density of {getattr(self.family, '__name__', self.family)}"
+
+    def expanded(self, states: int, columns: int, like: Tensor) -> "Density":
+        """The same with parameters for each state and column, as those of ``like``.
+
+        Raises:
+            ModelError: parameters of other shapes.
+        """
         if self.states not in (0, states):
             raise ModelError(f"Density was fitted with {self.states} states; got {states}.")
         law = self.family(**self.parameters)
-        limits: Any = law.arg_constraints
-        lead = (states,) if law.event_shape else (states, observed.shape[1])
+        limits = self._limits
+        lead = (states,) if law.event_shape else (states, columns)
         tables = dict(self.parameters)
         for name, table in tables.items():
             dims = limits[name].event_dim
@@ -92,25 +133,100 @@ class Density(Emission):
                     f"Density's {name} broadcasts to {lead}, by states and columns, with {dims} "
                     f"dims of events; got {tuple(table.shape)}."
                 ) from None
-            tables[name] = expanded.to(observed).clone()
+            tables[name] = expanded.to(like).clone()
         return replace(self, parameters=tables, states=states)
 
-    def log_prob(self, observed: Tensor) -> Tensor:
-        law = self.family(**self.parameters, validate_args=False)
-        seen = ~observed.isnan()
-        vectors = bool(law.event_shape)
+    def blank(self, states: int, observed: Tensor) -> "Density":
+        made = self.expanded(states, observed.shape[1], observed)
+        seen, inside = made._known(observed)
+        # A row of a vector, or an entry, that is outside of the support in every state.
+        wrong = (seen & ~inside.any(1)).nonzero()
+        if len(wrong):
+            row, *column = wrong[0].tolist()
+            got = _shown(observed, row, *column)
+            support = _described(_support(made._law()))
+            raise EvidenceError(
+                f"{self.name} needs {support} (NaN where missing); got {got} in "
+                f"{_place(row, *column)}. Leave such values out, or take another family."
+            )
+        return made
+
+    def drawn_from(
+        self, blank: Any, observed: Tensor, weights: Tensor, generator: torch.Generator
+    ) -> "Density":
+        """Its blank form maximised for weighted rows, each for the states whose support has it."""
+        seen, inside = blank._known(observed)
+        outside = seen.unsqueeze(1) & ~inside
+        outside = outside if outside.ndim == 2 else outside.any(2)
+        weights = weights.masked_fill(outside, 0.0)
+        return super().drawn_from(blank, observed, weights, generator)
+
+    def _law(self) -> Distribution:
+        return self.family(**self.parameters, validate_args=False)
+
+    @property
+    def _limits(self) -> Any:
+        """The constraints on the parameters, by name."""
+        return self._law().arg_constraints
+
+    def _known(self, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """Which entries were seen, (rows, columns), and the states whose support has them.
+
+        The latter is (rows, states or 1, columns). For a family of vectors both are without the
+        dim of columns.
+        """
+        law, given = self._law(), observed.unsqueeze(1)
+        seen, vectors = ~observed.isnan(), bool(law.event_shape)
         if vectors and bool((seen.any(1) & ~seen.all(1)).any()):
             raise EvidenceError(
                 "Density of vectors needs rows that are seen or missing as a whole; "
                 'Gaussian("full") takes rows with entries missing.'
             )
-        # Any value in the support.
-        known = observed[seen.all(1)][:1]
-        filled = torch.where(seen, observed, known if len(known) else law.mean.detach()[:1])
-        values = law.log_prob(filled.unsqueeze(1))
-        if vectors:
-            return values.where(seen[:, :1], 0.0)
-        return values.where(seen.unsqueeze(1), 0.0).sum(2)
+        finite = given.isfinite()
+        seen, finite = (seen.all(1), finite.all(2)) if vectors else (seen, finite)
+        support = _support(law)
+        if support is None:  # the family is taken at its word
+            return seen, finite
+        inside = support.check(given) & finite
+        if not vectors and support.is_discrete:
+            seen = seen & ~((observed == MISSING) & ~inside.any(1))
+        return seen, inside
+
+    def log_densities(self, observed: Tensor) -> Tensor:
+        """(rows, states, columns) log-densities of entries, or (rows, states) those of vectors.
+
+        They are 0 where nothing was seen, and -inf outside of the support.
+        """
+        law, (seen, inside) = self._law(), self._known(observed)
+        event, given = law.event_shape, observed.unsqueeze(1)
+        seen = seen.unsqueeze(1)
+        used = seen & inside
+        lead = torch.broadcast_shapes(law.batch_shape, used.shape)
+        if bool(used.all()):
+            return self._asked(law, given).expand(lead)
+        # The family is asked for values of its support alone: others may give NaN, or a gradient
+        # of NaN that a mask would not hide.
+        used = used.expand(lead)
+        limits = self._limits
+        tables = dict[str, Tensor]()
+        for name, table in self.parameters.items():
+            own = table.shape[table.ndim - limits[name].event_dim :]
+            tables[name] = table.expand(*lead, *own)[used]
+        chosen = given.expand(*lead, *event)[used]
+        values = self._asked(self.family(**tables, validate_args=False), chosen)
+        absent = torch.where(seen, -math.inf, 0.0).to(values).expand(lead)
+        return absent.masked_scatter(used, values)
+
+    def _asked(self, law: Distribution, values: Tensor) -> Tensor:
+        """The log-densities of a distribution; refuses in a line what it cannot compute."""
+        try:
+            return law.log_prob(values)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ModelError(f"{self.name} gives no log-densities in float64: {error}") from None
+
+    def log_prob(self, observed: Tensor) -> Tensor:
+        values = self.log_densities(observed)
+        return values if values.ndim == 2 else values.sum(2)
 
     def statistics(self, rows: PaddedBatch, counts: Tensor) -> tuple[Tensor, ...]:
         """Rows and weights, sparse at their places, so that sums hold all of them."""
@@ -127,19 +243,90 @@ class Density(Emission):
         )
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Density":
-        observed, weights = (part.coalesce().values() for part in statistics)
+        """The parameters that L-BFGS finds from the present ones.
+
+        Raises:
+            ModelError: a state has lost all mass, or the likelihood has no maximum: the density
+                is infinite, or narrows to a single value.
+        """
+        rows, weights = (part.coalesce() for part in statistics)
+        places, observed, weights = rows.indices()[0], rows.values(), weights.values()
         check_mass(self, weights.sum(0), "other starting parameters")
+        if not any(part.numel() for part in self.free()):
+            return self
         total = weights.sum()
 
-        def gain(density: "Density") -> Tensor:
-            values = density.log_prob(observed)
-            return torch.where(weights > 0, weights * values, 0.0).sum() / total
+        def gains(density: "Density") -> Tensor:
+            values = density.log_densities(observed)
+            mass = weights.reshape(*weights.shape, *(1,) * (values.ndim - 2))
+            return torch.where(mass > 0, mass * values, 0.0).sum(0) / total
 
-        return self.climbed(gain)
+        self._refuse_ends_of_range(gains)
+        self._refuse_ends_of_support(observed, weights, places)
+        found = self.climbed(gains)
+        found._refuse_collapse(observed, weights, places)
+        return found
+
+    def _refuse_ends_of_range(self, gains: Callable[["Density"], Tensor]) -> None:
+        """Refuse parameters at an end of their range, from where they cannot move, but should."""
+        limits = self._limits
+        for name in self._maps:
+            ends, table = self._ends(name), self.parameters[name]
+            if not bool(ends.any()):
+                continue
+            highest = getattr(limits[name], "upper_bound", math.inf)
+            step = torch.where(table == highest, -_NEAR, _NEAR)
+            inside = {**self.parameters, name: torch.where(ends, table + step, table)}
+            if bool((gains(replace(self, parameters=inside)) > gains(self)).any()):
+                raise ModelError(
+                    f"{self.name} starts from {name} of {float(table[ends][0]):g}, an end of its "
+                    "range that it cannot leave and the data contradicts. Start from other numbers,"
+                    f" or leave it as it is: fixed=[{name!r}]."
+                )
+
+    def _refuse_ends_of_support(self, observed: Tensor, weights: Tensor, places: Tensor) -> None:
+        """Refuse values at an end of the support, where the density is zero or infinite nearby.
+
+        An example is 0 under a Gamma distribution: its density there is infinite for a
+        concentration below 1, zero for one above, and finite for 1 alone.
+        """
+        free = list(zip(self.free(), self._real, strict=True))
+        for near in (0.0, -_NEAR, _NEAR):
+            moved = [part if real else part + near for part, real in free]
+            values = self.at(moved).log_densities(observed)
+            used = (weights > 0).reshape(*weights.shape, *(1,) * (values.ndim - 2))
+            wrong = (used & ~values.isfinite()).any(1).nonzero()
+            if len(wrong):
+                row, *column = wrong[0].tolist()
+                raise ModelError(
+                    f"{self.name} has no maximum with {_shown(observed, row, *column)} in "
+                    f"{_place(int(places[row]), *column)}: at this end of its support the density "
+                    "is zero or infinite. Mark such values as missing (NaN), or move them inside."
+                )
+
+    def _refuse_collapse(self, observed: Tensor, weights: Tensor, places: Tensor) -> None:
+        """Refuse densities so narrow that the numbers of the data are too coarse for them."""
+        support = _support(self._law())
+        if support is not None and support.is_discrete:
+            return
+        # Numbers of the size of x are eps x apart: a density of width w is near 1 / w.
+        size = observed.abs().nan_to_num(0.0).amax(0)
+        coarse = _COARSE * torch.finfo(observed.dtype).eps * torch.where(size > 0, size, 1.0)
+        values = self.log_densities(observed).detach()
+        most = -coarse.log().sum() if values.ndim == 2 else -coarse.log()
+        used = (weights > 0).reshape(*weights.shape, *(1,) * (values.ndim - 2))
+        wrong = (used & (values > most)).nonzero()
+        if len(wrong):
+            row, state, *column = wrong[0].tolist()
+            raise ModelError(
+                f"{self.name} has no maximum: that of state {state} narrows to the value of "
+                f"{_place(int(places[row]), *column)}, and the likelihood grows without end. Fix a "
+                "parameter, or take fewer states."
+            )
 
     @property
     def _maps(self) -> dict[str, Any]:
-        limits: Any = self.family(**self.parameters).arg_constraints
+        limits = self._limits
         return {n: self._map(n, limits[n]) for n in self.parameters if n not in self.fixed}
 
     def _map(self, name: str, limit: Any) -> Any:
@@ -149,45 +336,142 @@ class Density(Emission):
             except NotImplementedError:
                 pass
         raise UnsupportedError(
-            f"Density cannot fit {name} of {self.family.__name__}: torch maps no free numbers to "
-            f"its values. Leave it as it is: fixed=[{name!r}]."
+            f"{self.name} cannot fit {name}: torch maps no free numbers to its values. Leave it as "
+            f"it is: fixed=[{name!r}]."
         )
 
+    def _refuse_moving_support(self) -> None:
+        """Refuse to fit a parameter that the support depends on: the likelihood jumps in it."""
+        for name in self._maps:
+            tables = {
+                other: table.detach().clone().requires_grad_(other == name)
+                for other, table in self.parameters.items()
+            }
+            with torch.enable_grad():
+                support = _support(self.family(**tables, validate_args=False))
+            parts = () if support is None else vars(support).values()
+            bounds = [part for part in parts if isinstance(part, Tensor)]
+            if any(bound.requires_grad for bound in bounds):
+                raise UnsupportedError(
+                    f"{self.name} cannot fit {name}: its support depends on it, and gradients do "
+                    f"not see that. Leave it as it is: fixed=[{name!r}]."
+                )
+
+    @property
+    def _real(self) -> list[bool]:
+        """For each parameter that is fitted, True where it may be any real number."""
+        limits = (self._limits[name] for name in self._maps)
+        return [isinstance(getattr(limit, "base_constraint", limit), _REAL) for limit in limits]
+
+    def _ends(self, name: str) -> Tensor:
+        """Entries of a parameter at an end of its range, such as a probability of 0 or 1."""
+        limits = self._limits
+        table, limit = self.parameters[name].detach(), limits[name]
+        sides = (getattr(limit, side, None) for side in ("lower_bound", "upper_bound"))
+        ends = [0.0] if isinstance(limit, type(constraints.simplex)) else [*sides]
+        at = torch.zeros_like(table, dtype=torch.bool)
+        for end in ends:
+            at = at if end is None else at | (table == end)
+        return at
+
     def free(self) -> tuple[Tensor, ...]:
-        """Unconstrained forms of the parameters that are not fixed, in their order."""
-        maps = self._maps.items()
-        return tuple(to.inv(self.parameters[name]).detach().clone() for name, to in maps)
+        """Unconstrained forms of the parameters that are not fixed, in their order; 0 at ends.
+
+        Raises:
+            UnsupportedError: a parameter that gradients cannot fit, which has to be fixed.
+        """
+        self._refuse_moving_support()
+        parts = list[Tensor]()
+        for name, to in self._maps.items():
+            table, ends = self.parameters[name].detach(), self._ends(name)
+            if to.domain.event_dim and bool(ends.any()):
+                raise UnsupportedError(
+                    f"{self.name} cannot fit {name} from probabilities of 0. Start from others, "
+                    f"or leave it as it is: fixed=[{name!r}]."
+                )
+            part = to.inv(table).clone()
+            parts.append(torch.where(ends, 0.0, part) if bool(ends.any()) else part)
+        return tuple(parts)
 
     def at(self, free: Sequence[Tensor]) -> "Density":
-        maps = self._maps.items()
-        tables = {name: to(value) for (name, to), value in zip(maps, free, strict=True)}
-        return replace(self, parameters={**self.parameters, **tables})
+        tables = dict(self.parameters)
+        for (name, to), value in zip(self._maps.items(), free, strict=True):
+            ends = self._ends(name)
+            made = to(value)
+            tables[name] = torch.where(ends, tables[name], made) if bool(ends.any()) else made
+        return replace(self, parameters=tables)
 
     def estimates(self) -> tuple[Tensor, ...]:
         """The parameters that are not fixed, in their order."""
         return tuple(table for name, table in self.parameters.items() if name not in self.fixed)
 
-    def climbed(self, gain: Callable[["Density"], Tensor]) -> "Density":
-        """The best point that L-BFGS visits from here, by a differentiable gain."""
+    def climbed(self, gains: Callable[["Density"], Tensor]) -> "Density":
+        """The best point that is found from here, by differentiable gains whose sum is maximised.
+
+        Args:
+            gains: of each cell: (states, columns), or (states,) for a family of vectors.
+
+        Raises:
+            ModelError: the gains or their gradients are not finite here.
+        """
         leaves = [table.requires_grad_() for table in self.free()]
-        if not leaves:
+        if not any(leaf.numel() for leaf in leaves):
             return self
-        optimizer = torch.optim.LBFGS(leaves, max_iter=50, line_search_fn="strong_wolfe")
-        best, least = self, math.inf
 
-        def loss() -> Tensor:
-            nonlocal best, least
-            optimizer.zero_grad()
+        def evaluate() -> float:
             with torch.enable_grad():
-                result = -gain(self.at(leaves))
+                result = -gains(self.at(leaves)).sum()
                 result.backward()
-            if float(result.detach()) < least:
-                best = self.at([leaf.detach() for leaf in leaves])
-                least = float(result.detach())
-            return result.detach()
+            return float(result.detach())
 
-        optimizer.step(loss)
-        return best
+        longest = [math.inf if real else _LONGEST for real in self._real]
+        loss = GuardedLoss(leaves, evaluate, trust=TRUST, longest=longest)
+        dims = 1 if self._law().event_shape else 2
+        for _ in range(_ROUNDS):
+            before = loss.least
+            loss.step(LBFGS(leaves, max_iter=50, line_search_fn="strong_wolfe"))
+            loss.return_to_best()
+            if not math.isfinite(loss.least):
+                raise ModelError(
+                    f"{self.name} cannot be maximised from its parameters: the likelihood or its "
+                    "gradient is not finite there. Give others to start from."
+                )
+            # Where a density has a kink, as Laplace's has at its location, the line search of all
+            # numbers together ends at the kink of one. Then each cell of each parameter goes its
+            # way. So it does where the gradient is below the tolerance of L-BFGS, far from data.
+            promised = [float(loss.promised_gains(leaf, dims).sum()) for leaf in leaves]
+            if max(promised) <= _PROMISED:
+                break
+            for leaf, most in zip(leaves, longest, strict=True):
+                self._step_cells(loss, leaf, most, lambda: gains(self.at(leaves)))
+            if before - loss.least <= _PROMISED:
+                break
+        return self.at([leaf.detach() for leaf in leaves])
+
+    def _step_cells(
+        self, loss: GuardedLoss, leaf: Tensor, longest: float, gains: Callable[[], Tensor]
+    ) -> None:
+        """Move each cell of a leaf along its gradient to the best of some step lengths."""
+        loss()
+        start = leaf.detach().clone()
+        slope = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        with torch.no_grad():
+            best, chosen = gains(), start.clone()
+            size = best.shape
+            wide = (*size, *(1,) * (leaf.ndim - len(size)))
+            steepest = slope.reshape(*size, -1).abs().amax(-1)
+            reach = start.reshape(*size, -1).abs().amax(-1).clamp(min=1.0, max=longest)
+            length = torch.where(steepest > 0, reach / steepest, 0.0)
+            for _ in range(_LENGTHS):
+                leaf.copy_(start - length.reshape(wide) * slope)
+                now = gains()
+                better = now > best
+                best = torch.where(better, now, best)
+                chosen = torch.where(better.reshape(wide), leaf, chosen)
+                length = length / 8
+            leaf.copy_(chosen)
+        loss()
+        loss.return_to_best()
 
     def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draws of the family, seeded by the generator."""
@@ -199,6 +483,46 @@ class Density(Emission):
         return drawn if drawn.ndim == 2 else drawn.unsqueeze(1)
 
 
+def _support(law: Distribution) -> Any:
+    """The constraint on values of a distribution; None: it declares none."""
+    try:
+        return law.support
+    except NotImplementedError:
+        return None
+
+
+def _shown(observed: Tensor, row: int, column: int | None = None) -> str:
+    return str(observed[row].tolist()) if column is None else f"{float(observed[row, column]):g}"
+
+
+def _place(row: int, column: int | None = None) -> str:
+    return f"row {row}" if column is None else f"row {row}, column {column}"
+
+
+def _described(support: Any) -> str:
+    """The words for the values of a support, such as "numbers of at least 0"."""
+    if support is None or isinstance(support, _REAL):
+        return "finite numbers"
+    name, kind = type(support).__name__, "whole numbers" if support.is_discrete else "numbers"
+    # Bounds may differ from state to state.
+    bounds = [
+        f"{float(torch.as_tensor(getattr(support, side)).detach().aminmax()[place]):g}"
+        for place, side in enumerate(("lower_bound", "upper_bound"))
+        if hasattr(support, side)
+    ]
+    match name:
+        case "_Boolean":
+            return "0 or 1"
+        case "_IntegerInterval" | "_Interval" | "_HalfOpenInterval":
+            return f"{kind} of {bounds[0]} to {bounds[1]}"
+        case "_IntegerGreaterThan" | "_GreaterThanEq":
+            return f"{kind} of at least {bounds[0]}"
+        case "_GreaterThan":
+            return f"{kind} above {bounds[0]}"
+        case _:
+            return f"values of its support, {support}"
+
+
 @dataclass(frozen=True, eq=False)
 class Durations(Parameter):
     """Durations of 1 to D steps by a family: a table (D, states) with few parameters.
@@ -208,7 +532,8 @@ class Durations(Parameter):
         longest: D.
 
     Raises:
-        ModelError: no such number, or a density of vectors.
+        ModelError: no such number, a density of vectors, or one that is infinite at one of these
+            numbers or zero at all of them.
 
     Example:
         >>> rates = Density(torch.distributions.Poisson, {"rate": [[2.0], [5.0]]}, states=2)
@@ -229,7 +554,16 @@ class Durations(Parameter):
     def blank(self, states: int, like: Tensor) -> "Durations":
         """The family expanded to so many states, on a device."""
         column = torch.zeros(1, 1, dtype=torch.float64, device=like.device)
-        return replace(self, density=self.density.blank(states, column))
+        made = replace(self, density=self.density.expanded(states, 1, column))
+        highest = made._log_densities().detach().amax(0)
+        if not bool(highest.isfinite().all()):
+            raise ModelError(
+                f"Durations of 1 to {self.longest} steps need a density that is finite at 0 to "
+                f"{self.longest - 1} and above zero at one of them in each state; the log-density "
+                f"of {self.density.name} goes up to {float(highest[~highest.isfinite()][0])}. Take "
+                "another family, such as Poisson."
+            )
+        return made
 
     def free(self) -> tuple[Tensor, ...]:
         return self.density.free()
@@ -243,16 +577,20 @@ class Durations(Parameter):
 
     def value(self, rows: Any) -> Tensor:
         del rows
+        return self._log_densities().log_softmax(0)
+
+    def _log_densities(self) -> Tensor:
+        """(D, states) of 0 to D - 1 further steps."""
         device = next(iter(self.density.parameters.values())).device
         further = torch.arange(self.longest, dtype=torch.float64, device=device)
-        return self.density.log_prob(further.unsqueeze(1)).log_softmax(0)
+        return self.density.log_prob(further.unsqueeze(1))
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Durations":
         (counts,) = statistics
         total = counts.sum() if bool((counts > 0).any()) else 1.0
 
-        def gain(density: Density) -> Tensor:
+        def gains(density: Density) -> Tensor:
             table = replace(self, density=density).value(None)
-            return torch.where(counts > 0, counts * table, 0.0).sum() / total
+            return (torch.where(counts > 0, counts * table, 0.0).sum(0) / total).unsqueeze(1)
 
-        return replace(self, density=self.density.climbed(gain))
+        return replace(self, density=self.density.climbed(gains))

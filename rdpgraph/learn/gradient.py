@@ -1,6 +1,8 @@
 """Fitting by gradient, and standard errors."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,12 +15,17 @@ from rdpgraph._core.arguments import typed
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ModelError
+from rdpgraph.learn.ascent import TRUST, GuardedLoss
 from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.parameters import Batches, Parameter, Rows
 from rdpgraph.plan import clock
 
 _NULL = 1e-9
 """Share of the largest eigenvalue below which others count as zero."""
+
+_AHEAD = 100.0
+"""The gain that a step along the gradient may have at a maximum, in units of the tolerance: a step
+of an optimizer takes a part of the gain that is ahead."""
 
 _LBFGS = partial(LBFGS, max_iter=10, line_search_fn="strong_wolfe", tolerance_change=0.0)
 
@@ -73,21 +80,57 @@ def fit_by_gradient(
             (-prior / mass).backward()
         return total + float(prior.detach()), total
 
-    def loss() -> float:
-        steps.zero_grad()
-        return -objective(back=True)[0] / mass
-
-    converged = False
+    trust = TRUST if optimizer is None else math.inf
+    loss = GuardedLoss(leaves, lambda: -objective(back=True)[0] / mass, trust=trust)
+    gained, stopped, inside = False, False, True
     for number in range(em.limit):
-        history.append(-mass * float(steps.step(loss)))  # pyright: ignore  # torch says Tensor
-        going = goes_on(em.progress, Step(0, len(history) - 1, history[-1]))
-        converged = number > 0 and abs(history[-1] - history[-2]) < em.tolerance * mass
-        if converged or not going or clock.stopped():
+        began, inside = loss.step(steps)
+        if not inside:
             break
+        history.append(-mass * began)
+        going = goes_on(em.progress, Step(0, len(history) - 1, history[-1]))
+        gained = number > 0 and abs(history[-1] - history[-2]) < em.tolerance * mass
+        stopped = not going or clock.stopped()
+        if gained or stopped:
+            break
+    # An optimizer that stands still is at a maximum where no step along the gradient gains more.
+    ahead = 0.0
+    if gained and em.tolerance < math.inf:
+        ahead = max(map(loss.available_gain, leaves), default=0.0)
+    value, likelihood = math.nan, math.nan
     with torch.no_grad():
-        value, likelihood = objective(back=False)
+        if inside:
+            with suppress(ValueError):  # a step may have left the domain
+                value, likelihood = objective(back=False)
+        if not math.isfinite(value):
+            inside = False
+            loss.return_to_best()
+            value, likelihood = objective(back=False)
         ended = _at(parameters, free)
+    if not value < math.inf:
+        raise ModelError(
+            f"The log-likelihood plus log-prior is {value} at the start of the fit: check the "
+            "weights and the prior, or start from other parameters."
+        )
+    converged = gained and inside and ahead <= _AHEAD * em.tolerance
     remedy = "" if converged else f"not converged in {len(history)} steps: give a larger limit"
+    if stopped:
+        remedy = f"stopped after {len(history)} steps, before it converged"
+    if gained and not converged:
+        remedy = (
+            f"the steps gain less than the tolerance, but one along the gradient gains {ahead:.2g} "
+            "nats for each row: give another optimizer, or other parameters to start from"
+        )
+    if math.isinf(ahead):
+        remedy = (
+            "the steps gain nothing, and the gradient leads to parameters where the objective is "
+            "not finite: check the data, or start from other parameters"
+        )
+    if not inside:
+        remedy = (
+            "the objective or its gradient is not finite where the optimizer went, and the best "
+            "parameters before that are given: take smaller steps, or start from other parameters"
+        )
     status = Status(
         exact, converged, biased=not exact, iterations=len(history), method="gradient",
         remedy=remedy,
