@@ -138,8 +138,8 @@ class LinearChain(Distribution):
     def sample(
         self, sample_shape: Any = _EMPTY, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """(*sample_shape, *batch, steps) exact draws, without gradient."""
-        shape = torch.Size(sample_shape)
+        """(*sample_shape, *batch, steps) exact draws, without gradient; 3 stands for ``(3,)``."""
+        shape = _size(sample_shape)
         with torch.no_grad():
             draws = self.chain.sample(shape.numel(), generator)
         return draws.reshape(*shape, *draws.shape[1:])
@@ -152,7 +152,7 @@ class LinearChain(Distribution):
         These are not of the support's shape: log_prob does not take them. Their argmax is an exact
         draw; `rdpgraph.straight_through` makes them one-hot and keeps the gradient.
         """
-        shape = torch.Size(sample_shape)
+        shape = _size(sample_shape)
         draws = self.chain.rsample(shape.numel(), temperature=self.temperature, generator=generator)
         return draws.reshape(*shape, *draws.shape[1:])
 
@@ -168,6 +168,20 @@ class LinearChain(Distribution):
         )  # fmt: skip
         new._validate_args = self._validate_args
         return new
+
+
+def _size(sample_shape: Any) -> torch.Size:
+    """The dims of draws, given as a tuple, or as their number."""
+    try:
+        size = torch.Size((sample_shape,) if is_whole(sample_shape) else sample_shape)
+    except TypeError:
+        size = torch.Size((-1,))
+    if min(size, default=0) < 0:
+        raise ModelError(
+            "sample takes a number of draws, as 3, or their shape, as (3, 2); got "
+            f"{sample_shape!r:.80}."
+        )
+    return size
 
 
 @register_kl(LinearChain, LinearChain)

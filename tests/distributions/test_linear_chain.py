@@ -3,12 +3,13 @@
 import math
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Independent, kl_divergence
 
 import rdpgraph as rg
-from rdpgraph import Chain
+from rdpgraph import Chain, distributions
 from rdpgraph.distributions import LinearChain
 from rdpgraph.errors import ModelError
 
@@ -224,3 +225,27 @@ def test_a_potential_may_be_the_transition():
     torch.testing.assert_close(chain.log_prob(states), expected)
     torch.testing.assert_close(chain.expand((3, 2)).entropy()[0], chain.entropy())
     assert isinstance(chain.chain, Chain)
+
+
+@pytest.mark.parametrize("shape", [3, np.int64(3), (3,), [3], (), (2, 3), (0,), torch.Size((3,))])
+def test_draws_are_asked_for_by_a_number_or_a_shape(shape):
+    chain = distributions.LinearChain(torch.zeros(2, 4, 3), torch.zeros(3, 3))
+    rows = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()
+    hmm = distributions.HMM(rows[0], rows, rows, length=4)
+    lead = (3,) if shape == 3 else tuple(shape)
+    assert chain.sample(shape).shape == (*lead, 2, 4)
+    assert chain.rsample(shape).shape == (*lead, 2, 4, 3)
+    assert hmm.sample(shape).shape == (*lead, 4)
+    first, second = (
+        chain.sample(each, generator=torch.Generator().manual_seed(0)) for each in (shape, lead)
+    )
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("shape", [-1, 3.0, "3", None, (2, -1), True, (2.5,)])
+def test_a_wrong_shape_of_draws_is_refused_in_one_line(shape):
+    chain = distributions.LinearChain(torch.zeros(4, 3), torch.zeros(3, 3))
+    for draw in (chain.sample, chain.rsample):
+        with pytest.raises(rg.errors.ModelError, match=r"as 3, or their shape") as caught:
+            draw(shape)
+        assert "\n" not in str(caught.value)
