@@ -22,6 +22,7 @@ from rdpgraph.cli.learning import fit_command, sample_command
 from rdpgraph.cli.options import (
     Device,
     Do,
+    Encoding,
     EstimatorName,
     Evidence,
     Format,
@@ -109,6 +110,7 @@ def infer_command(
     memory_bytes: Memory = None,
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    encoding: Encoding = None,
     damping: Annotated[
         float | None, typer.Option(help="Share of the old message kept (loopy, join).")
     ] = None,
@@ -193,8 +195,11 @@ def infer_command(
                 allowance = Allowance(time_seconds)
                 until = now() + time_seconds - started
                 with allowance.spending():
-                    budget: Any = {"limit": limit, "wait": time_seconds, "memory": memory_bytes}
-                    graph = load(model, evidence, given, device, **budget)
+                    reading: Any = {
+                        "limit": limit, "wait": time_seconds, "memory": memory_bytes,
+                        "encoding": encoding,
+                    }  # fmt: skip
+                    graph = load(model, evidence, given, device, **reading)
                 tell("planning")
                 # Writing takes less than half as long as reading.
                 allowance.spent = 1.5 * allowance.spent + started
@@ -259,6 +264,7 @@ def explain_command(
     memory_bytes: Memory = None,
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    encoding: Encoding = None,
     style: Style = ParseFormat.TEXT,
     _json: Json = None,
 ) -> None:
@@ -274,8 +280,11 @@ def explain_command(
     with show_progress("planning", time_seconds), ending(time_seconds):
         allowance, given = Allowance(time_seconds), Given(settings, do, soft)
         with allowance.spending():
-            budget: Any = {"limit": limit, "wait": time_seconds, "memory": memory_bytes}
-            graph = load(model, evidence, given, **budget)
+            reading: Any = {
+                "limit": limit, "wait": time_seconds, "memory": memory_bytes,
+                "encoding": encoding,
+            }  # fmt: skip
+            graph = load(model, evidence, given, **reading)
         plan = explain(graph, scheduler=Auto(memory_bytes, allowance.left()))
     typer.echo(str(plan) if style is ParseFormat.TEXT else as_json(plan.figures()))
 
@@ -288,6 +297,7 @@ def convert(
     ],
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    encoding: Encoding = None,
     style: Report = ParseFormat.TEXT,
     _json: Json = None,
 ) -> None:
@@ -301,7 +311,8 @@ def convert(
     checked_target(target, model)
     text_of(target)  # checked before reading
     with ending(time_seconds):
-        graph = load(model, limit=limit, wait=min(WAIT, time_seconds))
+        wait = min(WAIT, time_seconds)
+        graph = load(model, limit=limit, wait=wait, encoding=encoding)
         write(graph, target)
     print_report(style, graph, target)
 
@@ -319,6 +330,7 @@ def draw(
     ] = True,
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    encoding: Encoding = None,
     style: Report = ParseFormat.TEXT,
     _json: Json = None,
 ) -> None:
@@ -334,7 +346,8 @@ def draw(
     checked_picture(output, model, evidence)
     with show_progress("drawing"), ending(time_seconds):
         given = Given(settings, do, soft)
-        graph = load(model, evidence, given, limit=limit, wait=min(WAIT, time_seconds))
+        wait = min(WAIT, time_seconds)
+        graph = load(model, evidence, given, limit=limit, wait=wait, encoding=encoding)
         barred = marginals and graph.num_variables <= 40
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds)) if barred else None
         draw_model(posterior or graph, output)
@@ -364,6 +377,7 @@ def parse_command(
         typer.Option("--draw", metavar="FILE", help="Draw the first tree: .png, .svg or .pdf."),
     ] = None,
     limit: Limit = None,
+    encoding: Encoding = None,
     memory_bytes: Memory = None,
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
 ) -> None:
@@ -383,7 +397,8 @@ def parse_command(
     generator = seeded(seed)
     draws, most = count or 1, int(limit or LIMIT)
     with ending(time_seconds):
-        rules = read_grammar(grammar, limit=most, memory_bytes=memory_bytes or MEMORY)
+        budget = memory_bytes or MEMORY
+        rules = read_grammar(grammar, limit=most, memory_bytes=budget, encoding=encoding)
         parses = parsed(rules, sentences, task=task, draws=draws, memory_bytes=memory_bytes)
         rows = answers(parses, task, count=draws, generator=generator)
         text = as_text(rows, parses, style)

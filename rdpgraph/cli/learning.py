@@ -8,6 +8,7 @@ import typer
 
 from rdpgraph.cli.options import (
     Do,
+    Encoding,
     Json,
     Limit,
     Model,
@@ -35,6 +36,7 @@ def fit_command(
     ] = 1e-6,
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    encoding: Encoding = None,
     style: Style = ParseFormat.TEXT,
     _json: Json = None,
 ) -> None:
@@ -54,8 +56,8 @@ def fit_command(
     checked_target(output, model, data)
     text_of(output)  # refused before anything is read
     with show_progress("reading", time_seconds) as tell, ending(time_seconds):
-        graph = load(model, limit=limit, wait=time_seconds)
-        rows = read_rows(data, graph, int(limit or LIMIT), time_seconds)
+        graph = load(model, limit=limit, wait=time_seconds, encoding=encoding)
+        rows = read_rows(data, graph, int(limit or LIMIT), time_seconds, encoding)
         count = len(next(iter(rows.values())))
         network = BayesianNetwork(
             graph, prior=prior, limit=steps, tolerance=tolerance, progress=tell
@@ -88,6 +90,7 @@ def sample_command(
     seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
+    encoding: Encoding = None,
     style: Style = ParseFormat.TEXT,
     _json: Json = None,
 ) -> None:
@@ -105,7 +108,7 @@ def sample_command(
     generator = seeded(seed)
     with show_progress("drawing", time_seconds), ending(time_seconds):
         given = Given(settings, do, soft)
-        graph = load(model, given=given, limit=limit, wait=time_seconds)
+        graph = load(model, given=given, limit=limit, wait=time_seconds, encoding=encoding)
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds))
         draws = posterior.sample(count, generator)
         states = torch.cat([draw.reshape(count, -1) for draw in draws.values()], 1)

@@ -50,12 +50,13 @@ def load(
     limit: float | None,
     wait: float,
     memory: float | None = None,
+    encoding: str | None = None,
 ) -> FactorGraph:
     """The model of a file, after interventions, evidence included.
 
     Bytes of text, seconds of silence and bytes of memory for rows of evidence are limited.
     """
-    graph = read(model, limit=int(limit or LIMIT), wait=wait)
+    graph = read(model, limit=int(limit or LIMIT), wait=wait, encoding=encoding)
     if given.do:
         graph = _after(graph, given.do)
     for setting in given.soft or ():
@@ -65,7 +66,7 @@ def load(
             raise EvidenceError("Device cuda is not available on this machine; use --device cpu.")
         graph = graph.to("cuda")
     if evidence is not None and evidence.name.lower().removesuffix(".gz").endswith(".csv"):
-        columns = read_rows(evidence, graph, int(limit or EVIDENCE_LIMIT), wait)
+        columns = read_rows(evidence, graph, int(limit or EVIDENCE_LIMIT), wait, encoding)
         require_room_for_rows(len(next(iter(columns.values()))), graph, memory)
         graph = graph.condition(columns)
     elif evidence is not None:
@@ -79,9 +80,11 @@ def load(
     return graph
 
 
-def read_rows(path: Path, graph: FactorGraph, limit: int, wait: float) -> dict[str, Tensor]:
+def read_rows(
+    path: Path, graph: FactorGraph, limit: int, wait: float, encoding: str | None = None
+) -> dict[str, Tensor]:
     """Read a file of comma-separated values: the states of each column."""
-    data = read_bytes(path, limit=limit, wait=wait)
+    data = read_bytes(path, limit=limit, wait=wait, encoding=encoding)
     return parse_rows(data, graph.domain, source=str(path))
 
 

@@ -125,6 +125,12 @@ Limit = Annotated[
     float | None,
     typer.Option("--limit", parser=memory, metavar="2GiB", help="Most text read of a file."),
 ]
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        "--encoding", metavar="NAME", help="Of the text that is read, where it is not said there."
+    ),
+]
 Style = Annotated[ParseFormat, typer.Option("--format", help="How to write it.")]
 
 Report = Annotated[

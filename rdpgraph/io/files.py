@@ -148,7 +148,12 @@ FORMATS.add(FileFormat(".cnf", parse_dimacs, format_dimacs, ("p",)))
 
 @typed(limit="[0, inf)", wait="[0, inf]")
 def read(
-    path: PathLike, *, dtype: torch.dtype = torch.float64, limit: int = LIMIT, wait: float = WAIT
+    path: PathLike,
+    *,
+    dtype: torch.dtype = torch.float64,
+    limit: int = LIMIT,
+    wait: float = WAIT,
+    encoding: str | None = None,
 ) -> FactorGraph:
     """The model of a file: UAI, BIF, DIMACS or a registered `FileFormat`, plain or gzipped.
 
@@ -159,14 +164,17 @@ def read(
         dtype: of the log-values.
         limit: the most bytes of text, unpacked; memory is a few times the text.
         wait: how long a pipe may be silent, in seconds.
+        encoding: of the text, as Python names it; None: what a byte order mark or an XML
+            declaration says, or else UTF-8, or else Latin-1.
 
     Raises:
         FileFormatError: one line, with the place in the file that does not fit.
+        ModelError: no such encoding.
         BudgetError: a model much larger than its text.
         OSError: the file cannot be read; TimeoutError: a pipe is silent.
     """
     source = str(path)
-    data = read_bytes(path, limit=limit, wait=wait)
+    data = read_bytes(path, limit=limit, wait=wait, encoding=encoding)
     known = FORMATS.find(source, _first_word(data).lower())
     if known is None:
         fail(source, "expected a UAI file (MARKOV or BAYES first), BIF or DIMACS; got neither.")

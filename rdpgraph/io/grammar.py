@@ -168,6 +168,7 @@ def read_grammar(
     limit: int = LIMIT,
     wait: float = WAIT,
     memory_bytes: float = MEMORY,
+    encoding: str | None = None,
 ) -> Grammar:
     """The grammar of a file, plain or gzipped; see `parse_grammar`.
 
@@ -177,11 +178,12 @@ def read_grammar(
         limit: the most bytes of text, unpacked.
         wait: how long a pipe may be silent, in seconds.
         memory_bytes: the most that a table of rules may take, where one is made.
+        encoding: of the text, as for `read`.
 
     Raises:
         FileFormatError: with the line that does not fit.
     """
-    data = read_bytes(path, limit=limit, wait=wait)
+    data = read_bytes(path, limit=limit, wait=wait, encoding=encoding)
     return parse_grammar(data, source=str(path), dtype=dtype, memory_bytes=memory_bytes)
 
 

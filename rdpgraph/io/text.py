@@ -38,6 +38,14 @@ _WITH_HEADER = 31  # zlib's wbits of gzip archives
 _CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r"))
 _END = b"\x1a"  # end of file on DOS
 _BOM = b"\xef\xbb\xbf"
+_HEAD = 1024  # bytes that tell the encoding
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
+    (_BOM, "utf-8-sig"), (b"<\0", "utf-16-le"), (b"\0<", "utf-16-be"),
+)  # fmt: skip
+"""How texts of more bytes a character begin: byte order marks, and XML without one."""
+_DECLARED = re.compile(rb"(\s*<\?xml\s[^>]*?encoding\s*=\s*[\"'])([A-Za-z0-9._:-]+)")
 BLANK = rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 """Pattern of Unicode blanks beyond ASCII, in UTF-8."""
 BLANKS = re.compile(BLANK)
@@ -138,20 +146,29 @@ def shown(token: str, most: int = 40) -> str:
     return repr(token) if len(token) <= most else f"{token[:most]!r}..."
 
 
-def read_bytes(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> bytearray:
+def read_bytes(
+    path: PathLike, *, limit: int = LIMIT, wait: float = WAIT, encoding: str | None = None
+) -> bytearray:
     """The bytes of a text file, unpacked if they begin as gzip's do; controls are refused.
+
+    Text of another encoding becomes UTF-8: of the one that is given, or else of one that the first
+    bytes say, by a byte order mark of UTF-16 or UTF-32 or by an XML declaration.
 
     Raises:
         FileFormatError: not text, a damaged archive, or more than ``limit`` bytes.
+        ModelError: no such encoding.
         OSError: the file cannot be read, or a pipe is silent for too long.
     """
     source = str(path)
+    if encoding is not None:
+        _require_encoding(encoding)
     whole = bytearray()
     ended = False
     with Source(path, wait) as file:
         unpacked = _Unpacked(file) if file.head == _GZIP else file
         try:
-            while piece := unpacked.read(tuning.UNPACKED):
+            recoded = _Recoded(unpacked, source, encoding)
+            while piece := recoded.read(tuning.UNPACKED):
                 if len(whole) + len(piece) > limit:
                     fail(
                         source,
@@ -165,9 +182,75 @@ def read_bytes(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> byt
                 whole += text
         except (EOFError, zlib.error) as error:
             fail(source, f"a damaged gzip archive ({error}); expected a whole one.")
-    if whole.startswith(_BOM):
+    if whole.startswith(_BOM):  # that of an encoding that was given
         del whole[: len(_BOM)]
     return whole
+
+
+def _require_encoding(encoding: str) -> None:
+    """Refuse a name that is no encoding of text."""
+    try:
+        "".encode(encoding)
+    except (LookupError, TypeError, UnicodeError):
+        raise ModelError(
+            f"There is no encoding {encoding!r:.80}; give one that Python knows, as 'utf-16' or "
+            "'cp1252'."
+        ) from None
+
+
+def declared_encoding(head: bytes) -> str | None:
+    """The encoding that the first bytes of a text say, where that is not UTF-8."""
+    for mark, encoding in _MARKS:
+        if head.startswith(mark):
+            return encoding
+    declared = _DECLARED.match(head)
+    # Bytes that can be read as ASCII are of no encoding by pairs of bytes, whatever they say.
+    if declared is None or declared[2].lower().startswith(
+        (b"utf", b"ucs", b"iso-10646", b"unicode")
+    ):
+        return None
+    return declared[2].decode()
+
+
+class _Recoded:
+    """A reader of a text's pieces in UTF-8, of whatever encoding they are."""
+
+    def __init__(self, file: "Source | _Unpacked", source: str, encoding: str | None) -> None:
+        self._file, self._source, self._first = file, source, True
+        self._head = b""
+        while len(self._head) < _HEAD and (piece := file.read(tuning.UNPACKED)):
+            self._head += piece
+        self._encoding = encoding or declared_encoding(self._head[:_HEAD])
+        self._decoder: codecs.IncrementalDecoder | None = None
+        if self._encoding is not None:
+            try:
+                self._decoder = codecs.getincrementaldecoder(self._encoding)()
+            except LookupError:
+                fail(
+                    source,
+                    f"it says that its encoding is {shown(self._encoding)}, which Python does not "
+                    "know; name it otherwise (`encoding`, or --encoding cp1252).",
+                )
+
+    def read(self, most: int) -> bytes:
+        """Read some bytes; none at the end."""
+        while True:
+            piece, self._head = self._head or self._file.read(most), b""
+            if self._decoder is None:
+                return piece
+            try:
+                text = self._decoder.decode(piece, final=not piece)
+            except UnicodeDecodeError as error:
+                byte = f"{error.object[error.start]:#04x}"
+                fail(
+                    self._source,
+                    f"expected text in {self._encoding}; got the byte {byte}. Name its encoding "
+                    "(`encoding`, or --encoding cp1252).",
+                )
+            if text or not piece:
+                data = text.encode(*CODEC)
+                declared, self._first = _DECLARED.match(data) if self._first else None, False
+                return data if declared is None else declared[1] + b"utf-8" + data[declared.end() :]
 
 
 class _Unpacked:
@@ -204,28 +287,32 @@ def read_text(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> str:
     return decoded(read_bytes(path, limit=limit, wait=wait))
 
 
-def decoded(data: Bytes) -> str:
-    """Decode bytes: UTF-8, or else Latin-1."""
-    return data.decode(detected_encoding(data))
+def decoded(text: str | Bytes) -> str:
+    """Decode bytes of the encoding that they say, or else UTF-8, or else Latin-1."""
+    known = text if isinstance(text, str) else text.decode(detected_encoding(text))
+    return known.removeprefix("\ufeff")
 
 
 def utf8(text: str | Bytes) -> Bytes:
     """A text in UTF-8, without a copy where it is; halves of surrogate pairs are kept."""
     if isinstance(text, str):
-        return text.encode(*CODEC)
-    return text if detected_encoding(text) == "utf-8" else decoded(text).encode()
+        return text.removeprefix("\ufeff").encode(*CODEC)
+    plain = detected_encoding(text) == "utf-8" and not text.startswith(_BOM)
+    return text if plain else decoded(text).encode()
 
 
 def detected_encoding(data: Bytes) -> str:
-    """The encoding of bytes, UTF-8 or else Latin-1, tested piece by piece."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for start in range(0, len(data), tuning.UNPACKED // 16):
-            decoder.decode(data[start : start + tuning.UNPACKED // 16])
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return "latin-1"
-    return "utf-8"
+    """The encoding that bytes say, or else UTF-8, or else Latin-1, tested piece by piece."""
+    said = declared_encoding(bytes(data[:_HEAD]))
+    step = tuning.UNPACKED // 16
+    for encoding in filter(None, (said, "utf-8")):
+        with suppress(LookupError, UnicodeDecodeError):
+            decoder = codecs.getincrementaldecoder(encoding)()
+            for start in range(0, len(data), step):
+                decoder.decode(data[start : start + step])
+            decoder.decode(b"", final=True)
+            return encoding
+    return "latin-1"
 
 
 def write_text_atomically(path: PathLike, text: str, *, wait: float = WAIT) -> None:
@@ -293,7 +380,8 @@ def _fail_at_control(source: str, before: Bytes, piece: bytes) -> NoReturn:
     """Raise an error about the first control character of a piece."""
     at = next(at for at, byte in enumerate(piece) if byte in _CONTROLS)
     line = before.count(b"\n") + piece.count(b"\n", 0, at) + 1
-    fail(source, f"line {line}: expected text, got the control character {chr(piece[at])!r}.")
+    hint = "" if piece[at] else " If it is UTF-16, say so (`encoding`, or --encoding utf-16-le)."
+    fail(source, f"line {line}: expected text, got the control character {chr(piece[at])!r}.{hint}")
 
 
 def write_tensors(path: PathLike, tensors: Mapping[str, Tensor], texts: dict[str, str]) -> None:

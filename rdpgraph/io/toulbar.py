@@ -97,7 +97,7 @@ def parse_wcsp(
     A cost that reaches the file's upper bound is impossible; the bound on the sum of costs is
     dropped. Global and shared cost functions are refused.
     """
-    words = (text if isinstance(text, str) else decoded(text)).split()[::-1]
+    words = decoded(text).split()[::-1]
     model = _Model(source)
 
     def take(what: str, most: int, least: int = 0) -> int:
@@ -174,7 +174,7 @@ def parse_cfn(
     A cost that reaches the bound of ``mustbe`` is impossible; the bound on the sum is dropped.
     Global functions, shared tables and toulbar2's extensions of JSON are refused.
     """
-    text = text if isinstance(text, str) else decoded(text)
+    text = decoded(text)
     model = _Model(source)
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:

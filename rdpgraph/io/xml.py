@@ -47,7 +47,7 @@ def parse_xmlbif(
 
 def xml_root(text: str | Bytes, source: str, tag: str) -> ElementTree.Element:
     """The root of an XML text with this tag; refuses declarations of entities."""
-    text = text if isinstance(text, str) else decoded(text)
+    text = decoded(text)
     if "<!ENTITY" in text:
         fail(source, "expected no declarations of entities; got some.")
     try:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import warnings
 from pathlib import Path
 
@@ -128,3 +129,25 @@ def test_refusals_of_the_library_are_short():
     assert len(str(words)) < 1100
     assert str(words).endswith("the way out.")
     assert str(UnknownVariableError(f"Variable {CONTROL} is not here.")).isprintable()
+
+
+def test_the_encoding_of_files_can_be_given(run, tmp_path):
+    model, rows, fitted = tmp_path / "m.bif", tmp_path / "rows.csv", tmp_path / "fitted.bif"
+    text = (
+        "variable Größe { type discrete [2] { groß, klein }; }\n"
+        "probability (Größe) { table .4, .6; }\n"
+    )
+    model.write_bytes(text.encode("cp437"))
+    rows.write_bytes("Größe\ngroß\nklein\n".encode("cp437"))
+    option = ("--encoding", "cp437")
+    code, out, _ = run("infer", model, "--evidence", rows, "--task", "PR", "--json", *option)
+    assert code == 0
+    values = [row["log_partition"] for row in json.loads(out)["rows"]]
+    assert values == pytest.approx([math.log(0.4), math.log(0.6)])
+    assert run("fit", model, rows, "-o", fitted, *option)[0] == 0
+    assert "groß" in fitted.read_text(encoding="utf-8")
+    for command in (("explain", model), ("convert", model, fitted), ("sample", model)):
+        assert run(*command, *option)[0] == 0
+        code, _, err = run(*command, "--encoding", "utf-99")
+        assert code == 1
+        assert "There is no encoding 'utf-99'" in err
