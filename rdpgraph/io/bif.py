@@ -23,11 +23,12 @@ from rdpgraph.model.variable import Variable, names_of
 
 # Blocks of the usual form, matched many at a time.
 _VARIABLE = (
-    rb"variable\s++([^\s{}()\[\]|,;\"]++)\s*+\{\s*+type\s++discrete\s*+\[\s*+([1-9][0-9]{0,8})\s*+\]\s*+\{"
-    rb"([^{}()\[\]|;]*+)\}\s*+;?\s*+\}"
+    rb"variable\s++([^\s{}()|,;\"]++)\s*+\{\s*+type\s++discrete\s*+\[\s*+([1-9][0-9]{0,8})\s*+\]\s*+\{"
+    rb"([^{}()|;]*+)\}\s*+;?\s*+\}"
 )
 _PROBABILITY = rb"(probability\s*+\([^{}]*+\{)([^{}]*+\})"
 _BLOCKS = re.compile(rb"(\s*+(?:%b|%b))|([\s\S]++)" % (_VARIABLE, _PROBABILITY))
+_COUNT = re.compile(rb"discrete\s*+\[\s*+([^\s{}()\[\]|,;\"]++)\s*+\]")
 _HEADERS = re.compile(rb"probability\s*+\(([^(){};]*+)\)\s*+\{|([\s\S]++)")
 _WRITTEN_PLAIN = re.compile(r"""(?!//|/\*)[^\s\x00-\x1f\x7f{}()\[\]|,;"]+""")
 _QUOTABLE = re.compile(r'[^"\x00-\x1f\x7f]*')
@@ -161,15 +162,19 @@ class _Blocks:
     def _read_states(self, named: int, variable: str, start: int) -> tuple[tuple[int, int], int]:
         """The states of a variable from its ``type`` on, and the place after them."""
         text = self._text
-        digits = text.name(
-            text.expect(start, b"type", b"discrete", b"["), f"the number of states of {variable}"
-        )
+        after = text.expect(start, b"type")
+        kind = text.next(after)
+        if kind is None or not kind[0].startswith(b"discrete"):
+            text.fail(after, "'discrete'")
+        number = _COUNT.match(text.data, kind.start())
+        if number is None:
+            text.fail(kind.start(), f"discrete [NUMBER] for the number of states of {variable}")
         first = text.after(start, b"{")
         last = text.after(first, b"}")
-        if not re.fullmatch(b"[1-9][0-9]{0,8}", digits[0]) or int(digits[0]) > last - first:
-            text.fail(digits.start(), f"a number of states that {variable} lists")
-        text.expect(digits.end(), b"]", b"{")
-        count = int(digits[0])
+        if not re.fullmatch(b"[1-9][0-9]{0,8}", number[1]) or int(number[1]) > last - first:
+            text.fail(number.start(1), f"a number of states that {variable} lists", number.end(1))
+        text.expect(number.end(), b"{")
+        count = int(number[1])
         joined, hashes = bytearray(), array("q")
         for names in text.names(first, last - 1, count, f"state names of {variable}"):
             joined += b"\n".join(names) + b"\n"

@@ -185,18 +185,19 @@ def _text(word: Bytes) -> str:
     return word[:1000].decode("utf-8", "replace")
 
 
-_BIF_WORD = rb'[^\s\x1c-\x1f{}()\[\]|,;"]'
+# Brackets belong to words, as R's `cut` names intervals, except for those of `type discrete [2]`.
+_BIF_WORD = rb'[^\s\x1c-\x1f{}()|,;"]'
 _REST_OF_COMMENT = rb"(?:/[^\n]*|\*[\s\S]*?(?:\*/|\Z))"
 # Comments, quoted names, and blanks beyond those of bytes. Comments count where a token may begin,
 # so a name may hold slashes. No alternative can fail after a long match (a comment or a quote left
 # open ends with the file or its line), and each begins with a different byte: linear time.
 _HIDDEN = re.compile(
     rb'/(?<!%b/)%b(?:\s*+/%b)*+|"[^"\n]*"|\x1c|\x1d|\x1e|\x1f|%b'
-    % (_BIF_WORD, _REST_OF_COMMENT, _REST_OF_COMMENT, BLANK)
+    % (rb'[^\s\x1c-\x1f{}()\[\]|,;"]', _REST_OF_COMMENT, _REST_OF_COMMENT, BLANK)
 )
-_TOKEN = re.compile(rb'"[^"\n]*"|%b+|[{}()\[\]|,;"]' % _BIF_WORD)
+_TOKEN = re.compile(rb'"[^"\n]*"|%b+|[{}()|,;"]' % _BIF_WORD)
 _CUT = re.compile(rb"[\s{}()|,;]")
-_MARKS_BUT_COMMAS = frozenset(bytes([mark]) for mark in b'{}()[]|;"')
+_MARKS_BUT_COMMAS = frozenset(bytes([mark]) for mark in b'{}()|;"')
 MARKS = _MARKS_BUT_COMMAS | {b","}
 # Punctuation in quotes is masked by bytes that UTF-8 does not use.
 _QUOTABLE, _MASKS = b" \t\r\f\v{}()|,;", b"\xc0\xc1\xf5\xf6\xf7\xf8\xf9\xfa\xfb\xfc\xfd\xfe"
@@ -225,9 +226,9 @@ class BifText:
             data[match.start() : match.end()] = match[0].translate(table)
         return BifText(data, source)
 
-    def fail(self, at: int, expected: str) -> NoReturn:
-        """Raise an error about the next token from a place on."""
-        match = self.next(at)
+    def fail(self, at: int, expected: str, end: int = sys.maxsize) -> NoReturn:
+        """Raise an error about the next token from a place on, up to an end."""
+        match = self.next(at, end)
         if match is None:
             fail(self.source, f"expected {expected}, got the end of the file.")
         line = self.data.count(b"\n", 0, match.start()) + 1
@@ -305,7 +306,7 @@ class BifText:
 
 def words_of(text: bytes) -> list[bytes]:
     """The tokens of a short text, without commas."""
-    if len(text.translate(None, b'{}[]|"')) < len(text):
+    if len(text.translate(None, b'{}|"')) < len(text):
         return [word for word in _TOKEN.findall(text) if word != b","]
     for mark in (b"(", b")", b";"):
         text = text.replace(mark, b" " + mark + b" ")

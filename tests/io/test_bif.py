@@ -140,6 +140,10 @@ HOSTILE = {
     ),
     "endless cardinality": (f"variable x {{ type discrete [0{'9' * 5000}] {{ a }}; }}", "states"),
     "wrong cardinality": (RAIN.replace("[2]", "[3]"), "3 state names", "there are 2"),
+    "no brackets": (
+        "variable x { type discrete 2 { a, b }; }",
+        "discrete [NUMBER] for the number of states",
+    ),
     "no states": ("variable x { type discrete [0] { }; }", "'0'"),
     "state named twice": (RAIN.replace("no", "yes"), "'rain'", "twice"),
     "declared twice": (RAIN + RAIN, "line 2", "not declared yet", "'rain'"),
@@ -260,6 +264,37 @@ def test_marks_within_quotes_are_names_and_comments_follow_one_another():
     assert [v.states for v in parse_bif(text).variables] == [x.states, y.states]
     same_graph(parse_bif(text.replace("\n", " /*1*//*\n;*/ // {\n")), parse_bif(text))
     same_graph(parse_bif(text.replace("\n", '\u3000// \x1c } "\n\x1c')), parse_bif(text))
+
+
+BRACKETS = ("_35_45]", "[0", "0]", "a[1]", "[]")
+
+
+@pytest.mark.parametrize("form", ["usual", "close", "comments", "default"])
+def test_brackets_belong_to_words(form):
+    """As in intervals of R's `cut`, which other tools write without quotes."""
+    states, other = BRACKETS, ("_1_2]", "_2_3]")
+    listed = ", ".join(states)
+    rows = "".join(
+        f" ({state}) 0.{place + 1}, 0.{9 - place};" for place, state in enumerate(states)
+    )
+    head = f"variable x[0] {{ type discrete [ 5 ] {{ {listed} }}; }}\n"
+    tail = f"probability ( y | x[0] ) {{{rows} }}\n"
+    if form == "close":
+        head = f"variable x[0]{{type discrete[5]{{{listed}}};}}\n"
+        tail = f"probability(y|x[0]){{{rows}}}\n"
+    elif form == "comments":
+        head = f"variable x[0] {{ type discrete /* a */ [5]// five\n {{ {listed} }} }}\n"
+    elif form == "default":
+        tail = "probability(y|x[0]){default .5, .5; (0]) 0.3, 0.7; property a = [1, 2];}\n"
+    graph = parse_bif(
+        f"{head}variable y {{ type discrete [2] {{ {other[0]}, {other[1]} }}; }}\n"
+        f"probability ( x[0] ) {{ table 0.1, 0.2, 0.3, 0.2, 0.2; }}\n{tail}"
+    )
+    assert [variable.name for variable in graph.variables] == ["x[0]", "y"]
+    assert [variable.states for variable in graph.variables] == [states, other]
+    first = [0.5, 0.5, 0.3, 0.5, 0.5] if form == "default" else [0.1, 0.2, 0.3, 0.4, 0.5]
+    torch.testing.assert_close(graph.cpt("y")[:, 0], torch.tensor(first).double())
+    same_graph(parse_bif(format_bif(graph)), graph)
 
 
 def test_a_long_list_of_states_may_hold_spaces_and_comments():
