@@ -13,7 +13,7 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.tables import refuse_several
 from rdpgraph.io.text import Bytes, fail, shown
 from rdpgraph.io.tokens import MOST_UNLISTED
-from rdpgraph.model.block import Block, in_order
+from rdpgraph.model.block import Block, in_order, no_factors
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
@@ -162,6 +162,7 @@ def _graph(
     names = CompactVariables(Decimals(range(1, count + 1)), np.full(count, 2, np.int64))
     if not blocks and not count:
         fail(source, "expected a variable at least.")
+    blocks = blocks or [no_factors(dtype)]
     return FactorGraph.from_blocks(Domain(names.made()), blocks)
 
 

@@ -14,6 +14,7 @@ from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.tables import all_variables, factor_tables
 from rdpgraph.io.text import Bytes, decoded, fail, shown
 from rdpgraph.io.tokens import MOST_BY_DEFAULT, MOST_UNLISTED, is_number
+from rdpgraph.model.block import no_factors
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
@@ -40,7 +41,10 @@ class _Model:
         fail(self.source, f"expected {expected}; got {shown(str(got))}.")
 
     def number(self, given: object, what: str) -> float:
+        """Check a finite number, which may be in quotes, as toulbar2 writes some."""
         value = math.nan
+        if isinstance(given, str) and given.isascii() and is_number(given):
+            return float(given)
         if isinstance(given, int | float) and not isinstance(given, bool):
             try:
                 value = float(given)
@@ -51,7 +55,9 @@ class _Model:
         return value
 
     def whole(self, given: object, most: int, what: str, least: int = 0) -> int:
-        """Check an integer from the least to the most."""
+        """Check an integer from the least to the most, which may be in quotes."""
+        if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 20:
+            given = int(given)
         if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
             self.fail(what, given)
         return given
@@ -84,9 +90,11 @@ class _Model:
             logs = torch.from_numpy(np.where(costs >= self.bound, -np.inf, -costs))
             factors.append(Factor(scope, Table.from_logs(logs.to(dtype))))
         try:
-            return FactorGraph(factors, variables=self.variables)
+            graph = FactorGraph(factors, variables=self.variables)
         except ModelError as error:
             fail(self.source, str(error))
+        blocks = graph.blocks or (no_factors(dtype),)
+        return FactorGraph.from_blocks(graph.domain, blocks)
 
 
 def parse_wcsp(

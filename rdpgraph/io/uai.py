@@ -16,7 +16,7 @@ from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.io.tables import all_variables, conditional_tables, factor_tables, values_of
 from rdpgraph.io.text import Bytes, fail
 from rdpgraph.io.tokens import MOST_UNLISTED, Numbers
-from rdpgraph.model.block import Block
+from rdpgraph.model.block import Block, no_factors
 from rdpgraph.model.conditional import SumsOff
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
@@ -99,7 +99,7 @@ def _graph(
 ) -> FactorGraph:
     """Build the graph; its tables are views of the one array that was read."""
     domain = Domain(CompactVariables(Decimals(range(len(sizes))), sizes).made())
-    blocks: list[Block] = []
+    blocks = [] if groups else [no_factors(dtype)]
     numbers = np.arange(sum(len(group.rows) for group in groups))
     start = declared = 0
     for group in groups:

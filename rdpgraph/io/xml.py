@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from graphlib import TopologicalSorter
+from typing import NoReturn
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape, quoteattr
 
@@ -20,6 +22,7 @@ from rdpgraph.model.variable import names_of
 Definition = tuple[str, tuple[str, ...], Sequence[float]]
 """A variable, its parents, and values over (*parents, variable)."""
 
+_DECISIONS = ("decision", "utility", "mau")
 _HEAD = '<?xml version="1.0"?>\n<BIF VERSION="0.3">\n<NETWORK>\n<NAME>unknown</NAME>\n'
 
 
@@ -28,21 +31,35 @@ def parse_xmlbif(
 ) -> FactorGraph:
     """The network of an XMLBIF file's text, factors over (*parents, x); properties are ignored.
 
-    Declarations of entities are refused.
+    Decisions, utilities and declarations of entities are refused.
     """
-    network = xml_root(text, source, "BIF").find("NETWORK")
-    if network is None:
-        fail(source, "expected BIF with a NETWORK; got none.")
-    variables = [
-        (_words(source, each, "NAME", 1)[0], _words(source, each, "OUTCOME"))
-        for each in network.iter("VARIABLE")
-    ]
+    networks = xml_root(text, source, "BIF").findall("NETWORK")
+    if len(networks) != 1:
+        fail(source, f"expected BIF with one NETWORK; got {len(networks) or 'none'}.")
+    network = networks[0]
+    variables: list[tuple[str, tuple[str, ...]]] = []
+    for each in network.iter("VARIABLE"):
+        name = _words(source, each, "NAME", 1)[0]
+        kind = each.get("TYPE", "nature").strip().lower()
+        if kind in _DECISIONS:
+            _refuse_decision(source, name, kind, 'a VARIABLE of TYPE "nature"')
+        variables.append((name, _words(source, each, "OUTCOME")))
     definitions: list[Definition] = []
     for given in network.iter("DEFINITION"):
         (child,), (table,) = (_words(source, given, tag, 1) for tag in ("FOR", "TABLE"))
         parents = _words(source, given, "GIVEN")
         definitions.append((child, parents, numbers_of(source, table, child)))
     return network_of(source, variables, definitions, dtype)
+
+
+def _refuse_decision(source: str, name: str, kind: str, chance: str) -> NoReturn:
+    """Raise an error about a decision or a utility, which is no random variable."""
+    way = (
+        f"make it {chance} with a table, such as a uniform one, and set it by --do or `do`"
+        if kind == "decision"
+        else "leave it out, and take expectations of it under the marginals"
+    )
+    fail(source, f"{shown(name)} is a {kind}, and models here are of chance alone: {way}.")
 
 
 def xml_root(text: str | Bytes, source: str, tag: str) -> ElementTree.Element:
@@ -168,40 +185,106 @@ def parse_xdsl(
 ) -> FactorGraph:
     """The network of an XDSL file's text, factors over (*parents, x).
 
-    Nodes are ``cpt`` or ``deterministic``; decisions, noisy gates and dynamic networks are refused,
-    and pictures, properties and cases passed over.
+    Nodes are ``cpt``, ``deterministic`` or ``noisymax``, whose tables are written out; decisions,
+    utilities, other noisy gates and dynamic networks are refused, and pictures, properties and
+    cases passed over.
     """
     root = xml_root(text, source, "smile")
     nodes = root.find("nodes")
     if nodes is None or len(root.findall("nodes")) > 1 or root.find("dynamic") is not None:
         fail(source, "expected smile with one list of nodes, and nothing dynamic; got another.")
-    variables: list[tuple[str, tuple[str, ...]]] = []
+    states = {
+        _id(source, node): tuple(_id(source, s) for s in node.iter("state")) for node in nodes
+    }
+    variables = [(name, states[name]) for name in map(partial(_id, source), nodes)]
     definitions: list[Definition] = []
     cells = 0
     for node in nodes:
-        name, states = _id(source, node), tuple(_id(source, each) for each in node.iter("state"))
+        name = _id(source, node)
         parents = tuple(_text(source, node, "parents", name).split())
-        variables.append((name, states))
+        if node.tag in _DECISIONS:
+            _refuse_decision(source, name, node.tag, "a General node")
         if node.tag == "cpt":
             values = numbers_of(source, _text(source, node, "probabilities", name), name)
-        elif node.tag == "deterministic":
+            definitions.append((name, parents, values))
+            continue
+        # The other kinds stand for tables that are much longer than their text.
+        sizes = [len(states.get(one, ())) for one in (*parents, name)]
+        if 0 in sizes:  # an unknown parent, or no state, which the network refuses
+            definitions.append((name, parents, ()))
+            continue
+        cells += math.prod(sizes)
+        if cells > MOST_BY_DEFAULT:
+            fail(
+                source,
+                f"expected functions and gates that stand for tables of up to {MOST_BY_DEFAULT} "
+                f"entries in all; got {cells:,} with {shown(name)}. Give it fewer parents.",
+            )
+        if node.tag == "deterministic":
             results = _text(source, node, "resultingstates", name).split()
-            cells += len(results) * len(states)
-            if cells > MOST_BY_DEFAULT or not set(results) <= set(states):
-                fail(
-                    source,
-                    f"expected resulting states of {shown(name)} that it has, and tables of up to "
-                    f"{MOST_BY_DEFAULT} entries; got another.",
-                )
-            values = [float(state == result) for result in results for state in states]
+            if not set(results) <= set(states[name]):
+                fail(source, f"expected resulting states of {shown(name)} that it has; got others.")
+            values = [float(state == result) for result in results for state in states[name]]
+        elif node.tag == "noisymax":
+            values = _noisy_max(source, node, name, sizes)
         else:
             fail(
                 source,
-                f"expected nodes that are cpt or deterministic; {shown(name)} is "
+                f"expected nodes that are cpt, deterministic or noisymax; {shown(name)} is "
                 f"{shown(node.tag)}. Change its type to General in GeNIe.",
             )
         definitions.append((name, parents, values))
     return network_of(source, variables, definitions, dtype)
+
+
+def _noisy_max(
+    source: str, node: ElementTree.Element, name: str, sizes: Sequence[int]
+) -> Sequence[float]:
+    """The table (*parents, states) of a noisy-MAX node: the strongest state of all causes is seen.
+
+    Each parent causes a state by itself, and a leak does. States are listed from the strongest to
+    the weakest, so that the cause of the lowest index decides. ``parameters`` holds a distribution
+    over the states for each state of each parent, in the order of ``strengths`` (from the
+    strongest, the natural order if there are none), and that of the leak at the end. The weakest
+    state of a parent causes the weakest state.
+    """
+    *parents, size = sizes
+    rows = sum(parents) + 1
+    given = numbers_of(source, _text(source, node, "parameters", name), name)
+    words = _text(source, node, "strengths", name).split()
+    order = words or [str(state) for count in parents for state in range(count)]
+    if len(given) != rows * size or len(order) != rows - 1:
+        fail(
+            source,
+            f"expected {rows * size} parameters of noisymax {shown(name)}, a distribution for each "
+            f"state of its parents and one of the leak, and {rows - 1} strengths; got "
+            f"{len(given)} and {len(order)}.",
+        )
+    shares = torch.tensor(given, dtype=torch.float64).reshape(rows, size)
+    table, at = shares[-1], 0
+    for place, count in enumerate(parents):
+        part, at = shares[at : at + count], at + count
+        strengths = order[at - count : at]
+        if sorted(strengths) != sorted(map(str, range(count))):
+            fail(
+                source,
+                f"expected strengths of noisymax {shown(name)} that order the {count} states of "
+                f"parent {place}; got {shown(' '.join(strengths))}.",
+            )
+        if bool((part[-1, :-1] > 0).any()):
+            fail(
+                source,
+                f"expected the weakest state of parent {place} of noisymax {shown(name)} to cause "
+                "its last state alone.",
+            )
+        by_state = torch.empty_like(part)
+        by_state[torch.tensor([int(state) for state in strengths])] = part
+        # P(min(A, B) = j) = P(A = j) P(B >= j) + P(A > j) P(B = j), for indices A and B.
+        weaker = table.flip(-1).cumsum(-1).flip(-1)[..., 1:]
+        weaker = torch.nn.functional.pad(weaker, (0, 1)).unsqueeze(-2)
+        at_most = by_state.flip(-1).cumsum(-1).flip(-1)
+        table = table.unsqueeze(-2) * at_most + weaker * by_state
+    return table.reshape(-1).tolist()
 
 
 def _id(source: str, element: ElementTree.Element) -> str:

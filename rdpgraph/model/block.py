@@ -134,6 +134,13 @@ class Block:
         return -self.arity - 1
 
 
+def no_factors(dtype: torch.dtype) -> Block:
+    """A block without factors, by which a graph without any has a type of log-values."""
+    none = torch.zeros(0, dtype=torch.long, device="cpu")
+    potential = Table.checked(torch.zeros(0, dtype=dtype, device="cpu"))
+    return Block(none.reshape(0, 0), potential, (0,), None, none)
+
+
 def blocks_of(items: Sequence[Factor | FactorBlock], domain: Domain) -> tuple[Block, ...]:
     """Group factors of one shape and kind; a table that many factors share is stored once."""
     singles: dict[object, list[tuple[Factor, int]]] = {}
@@ -332,6 +339,7 @@ def described(
     kinds = [
         f"{b.count:,} of shape {b.sizes}{' (one table)' if b.shared and b.count > 1 else ''}"
         for b in blocks
+        if b.count
     ]
     lines.append(f"  factors: {_some(kinds[:_SHOWN], len(kinds))}")
     if observed is not None:

@@ -1,5 +1,6 @@
 """XMLBIF, XDSL and the files of toulbar2: written, read and written again; refused in a line."""
 
+import itertools
 import math
 
 import pytest
@@ -182,6 +183,139 @@ def test_toulbar2_finds_the_mode_in_our_files(kind, tmp_path):
     assert [int(state) for state in states] == [int(mode[v]) for v in graph.variables]
 
 
+NOISY = """<smile version="1.0"><nodes>
+<cpt id="a"><state id="hot"/><state id="warm"/><state id="cold"/>
+<probabilities>0.2 0.3 0.5</probabilities></cpt>
+<cpt id="b"><state id="no"/><state id="yes"/><probabilities>0.6 0.4</probabilities></cpt>
+<noisymax id="c"><state id="high"/><state id="low"/><state id="none"/><parents>a b</parents>
+<strengths>0 1 2 1 0</strengths>
+<parameters>0.5 0.3 0.2  0.1 0.6 0.3  0 0 1   0.25 0.25 0.5  0 0 1   0.05 0.15 0.8</parameters>
+</noisymax></nodes></smile>"""
+CAUSES = (  # of the states of c, for each state of a and of b in their order, and by the leak
+    [[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.0, 0.0, 1.0]],
+    [[0.0, 0.0, 1.0], [0.25, 0.25, 0.5]],
+    [0.05, 0.15, 0.8],
+)
+
+
+def test_noisy_max_is_the_strongest_of_independent_causes(tmp_path):
+    graph, expected = parse_xdsl(NOISY), torch.zeros(3, 2, 3, dtype=torch.float64)
+    of_a, of_b, leak = CAUSES
+    for a, b in itertools.product(range(3), range(2)):
+        for caused in itertools.product(range(3), repeat=3):
+            share = math.prod(
+                row[state] for row, state in zip((of_a[a], of_b[b], leak), caused, strict=True)
+            )
+            expected[a, b, min(caused)] += share
+    torch.testing.assert_close(graph.cpt("c"), expected)
+    rg.write(graph, tmp_path / "m.xdsl")  # as a table
+    torch.testing.assert_close(rg.read(tmp_path / "m.xdsl").cpt("c"), expected)
+    natural = NOISY.replace("<strengths>0 1 2 1 0</strengths>", "")
+    torch.testing.assert_close(parse_xdsl(natural).cpt("c"), expected.flip(1))
+
+
+def test_noisy_max_with_two_states_is_noisy_or():
+    rates, leak = [0.9, 0.4, 0.25], 0.1
+    nodes = "".join(
+        f'<cpt id="x{i}"><state id="on"/><state id="off"/>'
+        f"<probabilities>0.5 0.5</probabilities></cpt>" for i in range(3)
+    )  # fmt: skip
+    causes = " ".join(f"{rate} {1 - rate} 0 1" for rate in rates)
+    graph = parse_xdsl(
+        f'<smile><nodes>{nodes}<noisymax id="y"><state id="on"/><state id="off"/>'
+        f"<parents>x0 x1 x2</parents><parameters>{causes} {leak} {1 - leak}</parameters>"
+        "</noisymax></nodes></smile>"
+    )
+    for states in itertools.product(range(2), repeat=3):
+        off = (1 - leak) * math.prod(1 - r for r, s in zip(rates, states, strict=True) if s == 0)
+        assert float(graph.cpt("y")[states][1]) == pytest.approx(off)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("0 1 2 1 0", "0 1 1 1 0"),
+            "strengths of noisymax 'c' that order the 3 states of parent 0",
+        ),
+        (("0 1 2 1 0", "0 1 2 1"), "18 parameters of noisymax 'c'"),
+        (("0.05 0.15 0.8", ""), "18 parameters of noisymax 'c'"),
+        (("0 0 1   0.25", "0 0.5 0.5   0.25"), "the weakest state of parent 0"),
+        (("0.05 0.15", "-0.05 0.15"), "numbers >= 0 as table of 'c'"),
+        (("<parents>a b<", "<parents>a q<"), "got 'q'"),
+    ],
+)
+def test_noisy_gates_that_do_not_fit(change, message):
+    with pytest.raises(FileFormatError, match=message):
+        parse_xdsl(NOISY.replace(*change))
+
+
+def test_a_noisy_gate_of_many_parents_is_refused_before_its_table_is_made():
+    names = [f"x{i}" for i in range(30)]
+    nodes = "".join(
+        f'<cpt id="{x}"><state id="a"/><state id="b"/><probabilities>.5 .5</probabilities></cpt>'
+        for x in names
+    )
+    text = (
+        f'<smile><nodes>{nodes}<noisymax id="y"><state id="a"/><state id="b"/>'
+        f"<parents>{' '.join(names)}</parents><parameters>{'.5 .5 0 1 ' * 30} .1 .9</parameters>"
+        "</noisymax></nodes></smile>"
+    )
+    with pytest.raises(FileFormatError, match=r"'y'\. Give it fewer parents"):
+        parse_xdsl(text)
+
+
+@pytest.mark.parametrize("kind", ["decision", "utility", "Decision"])
+def test_decisions_and_utilities_are_no_chance(kind):
+    with pytest.raises(FileFormatError, match=f"'c' is a {kind.lower()}, and models here are of"):
+        parse_xmlbif(XML.replace('"nature"><NAME>c', f'"{kind}"><NAME>c'))
+    parse_xmlbif(XML.replace('"nature"', '"Nature"').replace(' TYPE="nature"', ""))
+    if kind.islower():
+        with pytest.raises(FileFormatError, match=f"'rain' is a {kind}, and models here are of"):
+            parse_xdsl(XDSL.replace("cpt id=\"rain\"", f"{kind} id=\"rain\"").replace(
+                "0.75 0.25</probabilities></cpt>", f"0.75 0.25</probabilities></{kind}>"
+            ))  # fmt: skip
+
+
+def test_numbers_of_cfn_may_be_in_quotes():
+    quoted = CFN.replace("0.25", '"0.25"').replace("1.125", '"1.125"').replace('"b": 3', '"b": "3"')
+    quoted = quoted.replace('["g", 0, -1.5, 0', '["g", "0", "-1.5", "0"').replace("-3]", '"-3e0"]')
+    same(parse_cfn(quoted), parse_cfn(CFN))
+    for wrong in ('"nan"', '"1e999"', '"1_0"', '"x"', '""', "true"):
+        with pytest.raises(FileFormatError, match="a cost"):
+            parse_cfn(CFN.replace("1.125", wrong))
+    with pytest.raises(FileFormatError, match="a state of 'b'"):
+        parse_cfn(CFN.replace('["g", 0,', '["g", "3",'))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("m.uai", "MARKOV 2 2 3 0"),
+        ("m.wcsp", "m 2 3 0 9 2 3"),
+        ("m.cnf", "p cnf 3 0\n"),
+        ("m.cfn", '{"problem": {"mustbe": "<9"}, "variables": {"a": 2, "b": 3}, "functions": {}}'),
+    ],
+)
+def test_a_model_without_factors_has_the_type_that_was_asked_for(tmp_path, name, text, dtype):
+    (tmp_path / name).write_text(text)
+    graph = rg.read(tmp_path / name, dtype=dtype)
+    assert (graph.num_factors, graph.dtype) == (0, dtype)
+    assert "factors: none" in repr(graph)
+    for asked in (graph, graph.condition({graph.variables[0]: 0})):
+        posterior = rg.infer(asked)
+        free = asked.num_variables if asked is graph else asked.num_variables - 1
+        sizes = [variable.size for variable in graph.variables][-free:]
+        expected = torch.tensor(math.prod(sizes), dtype=dtype).log()
+        torch.testing.assert_close(posterior.log_partition, expected)
+        assert {values.dtype for values in posterior.marginals().values()} == {dtype}
+        assert posterior.entropy().dtype == dtype
+    form = "uai" if name == "m.cnf" else name[2:]
+    rg.write(graph, tmp_path / f"again.{form}")
+    assert rg.read(tmp_path / f"again.{form}").num_factors == 0
+
+
 BROKEN = {
     "no XML": (parse_xmlbif, XML[:200]),
     "entities": (parse_xmlbif, XML.replace("<!ELEMENT BIF ( NETWORK )*>", '<!ENTITY a "b">')),
@@ -195,7 +329,9 @@ BROKEN = {
         parse_xmlbif,
         XML.replace("</FOR><TABLE>0.25", "</FOR><GIVEN>c</GIVEN><TABLE>0.2 0.1 0.25"),
     ),
-    "a noisy gate": (parse_xdsl, XDSL.replace("deterministic", "noisymax")),
+    "a noisy gate": (parse_xdsl, XDSL.replace("deterministic", "noisyadder")),
+    "a noisy gate without parameters": (parse_xdsl, XDSL.replace("deterministic", "noisymax")),
+    "two networks": (parse_xmlbif, XML.replace("</NETWORK>", "</NETWORK><NETWORK></NETWORK>")),
     "a dynamic network": (parse_xdsl, XDSL.replace("<extensions>", "<dynamic/><extensions>")),
     "two words": (parse_xdsl, XDSL.replace('"wet"', '"w t"')),
     "no result": (parse_xdsl, XDSL.replace(">dry wet", ">dry damp")),
