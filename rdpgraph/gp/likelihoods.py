@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,14 +61,45 @@ class Pieces:
 
     @classmethod
     def neighbours(cls, labels: Labelling) -> "Pieces":
-        """Pairs of neighbouring positions; a sequence of one position is a piece by itself."""
+        """Pairs of neighbouring positions, or of those with an edge; others are pieces alone.
+
+        Raises:
+            ModelError: an edge from a position to itself.
+        """
+        if labels.edges is not None:
+            return cls._tied(labels, labels.edges)
         states, lengths = labels.states, labels.lengths
         steps = torch.arange(states.shape[1], device=states.device)
         # A position begins a piece if another one follows, or if it is alone.
         begins = steps < (lengths - 1).clamp(min=1).unsqueeze(1)
         sequences, first = begins.nonzero().unbind(1)
         positions = torch.stack([first, (first + 1).clamp(max=states.shape[1] - 1)], 1)
-        sizes = lengths[sequences].clamp(max=2)
+        return cls._of(labels, sequences, positions, lengths[sequences].clamp(max=2))
+
+    @classmethod
+    def _tied(cls, labels: Labelling, edges: Sequence[Tensor]) -> "Pieces":
+        """Pairs of positions with an edge, once for each, and positions without any."""
+        device = labels.states.device
+        counts = torch.tensor([len(pairs) for pairs in edges], device=device)
+        rows = torch.arange(len(edges), device=device).repeat_interleave(counts)
+        pairs = torch.cat([pairs.reshape(-1, 2).to(device) for pairs in edges])
+        loops = pairs[pairs[:, 0] == pairs[:, 1]]
+        if len(loops):
+            raise ModelError(
+                f"An edge ties two positions; got one from position {int(loops[0, 0])} to itself."
+            )
+        alone = labels.inside()
+        alone[rows.unsqueeze(1), pairs] = False
+        others, place = alone.nonzero().unbind(1)
+        sizes = torch.cat([torch.full_like(rows, 2), torch.ones_like(others)])
+        positions = torch.cat([pairs, place.unsqueeze(1).expand(-1, 2)])
+        return cls._of(labels, torch.cat([rows, others]), positions, sizes)
+
+    @classmethod
+    def _of(
+        cls, labels: Labelling, sequences: Tensor, positions: Tensor, sizes: Tensor
+    ) -> "Pieces":  # fmt: skip
+        states = labels.states
         chosen = states[sequences.unsqueeze(1), positions]
         chosen = torch.where(inside(sizes, 2), chosen, -1)
         return cls(Labelling(chosen, sizes), sequences, positions)
@@ -127,18 +158,21 @@ class Likelihood(ABC):
 class ChainLikelihood(Likelihood):
     """Linear chains, exactly: equation 1 of the paper.
 
-    log Z costs O(S B T V^2), for all samples and sequences in one batch.
+    log Z costs O(S B T V^2), for all samples and sequences in one batch. Edges are refused:
+    `GraphLikelihood` and `PiecewisePseudoLikelihood` take them.
 
     Galliani, Dezfouli, Bonilla and Quadrianto 2017, "Gray-box inference for structured Gaussian
     process models".
     """
 
     def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
+        _require_neighbours(labels)
         scores = chains.score(unary, pairwise, labels.states, labels.lengths)
         return chains.log_ratio(scores, chains.log_partition(unary, pairwise, labels.lengths))
 
     @by_autograd
     def marginals(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
+        _require_neighbours(labels)
         with torch.enable_grad():
             unary = unary.detach().requires_grad_()
             total = chains.log_partition(unary, pairwise.detach(), labels.lengths).sum()
@@ -149,40 +183,16 @@ class ChainLikelihood(Likelihood):
         self, labels: Labelling, unary: Tensor, pairwise: Tensor, generator: torch.Generator | None
     ) -> Tensor:
         """(S, B, T) draws by `Chain`."""
+        _require_neighbours(labels)
         return chains.as_chain(unary, pairwise, labels.lengths).sample(1, generator)[0]
 
 
-class PiecewisePseudoLikelihood(ChainLikelihood):
-    """Linear chains by pairs of neighbours, each label predicted from the other.
-
-    The sum over neighbours of log p(y | y', both unary scores) and log p(y' | y, ...), without a
-    recursion. Every piece counts its unary scores, as in section
-    2.2 of the source; so positions inside a sequence count twice, and those alone once. Not a lower
-    bound of the likelihood. Predictions are those of the chain.
-
-    Sutton and McCallum 2007, "Piecewise pseudolikelihood for efficient training of conditional
-    random fields".
-    """
-
-    def pieces(self, labels: Labelling) -> Pieces:
-        return Pieces.neighbours(labels)
-
-    def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
-        """(S, B) nats, the log of the pseudo-likelihood."""
-        states, within = labels.states.clamp(min=0), labels.inside()
-        scores = chains.chosen(unary, states)
-        linked = within[:, 1:]
-        alone = chains.log_ratio(scores[..., 0], soft_sum(unary[:, :, 0], -1))
-        total = torch.where(labels.lengths == 1, alone, 0.0)
-        if states.shape[1] < 2:
-            return total
-        before, after = states[:, :-1], states[:, 1:]
-        pairs = chains.pair_scores(pairwise, before, after, linked)
-        forward = soft_sum(unary[:, :, 1:] + pairwise[:, before], -1)
-        backward = soft_sum(unary[:, :, :-1] + pairwise.mT[:, after], -1)
-        terms = chains.log_ratio(scores[..., 1:] + scores[..., :-1], forward + backward)
-        total = total + torch.where(linked, terms, 0.0).sum(-1)
-        return torch.where(pairs > -math.inf, total + 2 * pairs, -math.inf)
+def _require_neighbours(labels: Labelling) -> None:
+    if labels.edges is not None:
+        raise UnsupportedError(
+            "ChainLikelihood ties neighbours alone, and was given edges; use GraphLikelihood() or "
+            "PiecewisePseudoLikelihood() as the likelihood."
+        )
 
 
 _LABEL = "label"
@@ -255,6 +265,84 @@ class GraphLikelihood(Likelihood):
             for batch in batches
         ]
         return torch.cat(parts, 1)[:, torch.cat([batch.rows for batch in batches]).argsort()]
+
+
+class PiecewisePseudoLikelihood(Likelihood):
+    """Pairs of tied positions, each label predicted from the other.
+
+    The sum over neighbours, or over edges where these are given, of log p(y | y', both unary
+    scores) and log p(y' | y, ...), without a recursion. Every piece counts its unary scores, as in
+    section 2.2 of the source; so positions inside a sequence count twice, and those without
+    neighbours or edges once. Not a lower bound of the likelihood. Predictions are those of
+    `ChainLikelihood`, or of `GraphLikelihood` where edges are given.
+
+    Sutton and McCallum 2007, "Piecewise pseudolikelihood for efficient training of conditional
+    random fields".
+
+    Args:
+        scheduler: how graphs of edges are solved in predictions, as for `GraphLikelihood`; training
+            solves none, and chains do not need it.
+    """
+
+    @typed()
+    def __init__(self, scheduler: Scheduler | None = None) -> None:
+        self.scheduler = scheduler
+
+    def pieces(self, labels: Labelling) -> Pieces:
+        return Pieces.neighbours(labels)
+
+    def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
+        """(S, B) nats, the log of the pseudo-likelihood."""
+        if labels.edges is not None:
+            return self._of_edges(labels, unary, pairwise)
+        states = labels.states.clamp(min=0)
+        alone = _log_chances(unary[:, :, 0], states[:, 0])
+        total = torch.where(labels.lengths == 1, alone, 0.0)
+        if states.shape[1] < 2:
+            return total
+        terms = _of_pairs(
+            unary[:, :, :-1], unary[:, :, 1:], pairwise, states[:, :-1], states[:, 1:]
+        )
+        return total + torch.where(labels.inside()[:, 1:], terms, 0.0).sum(-1)
+
+    def _of_edges(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
+        """`log_prob` by the pieces of a labelling with edges."""
+        pieces, (samples, batch, steps, _) = self.pieces(labels), unary.shape
+        places = pieces.sequences.unsqueeze(1) * steps + pieces.positions
+        # Each end of each piece: (S, P, V).
+        one, other = (unary.flatten(1, 2).index_select(1, end) for end in places.unbind(1))
+        before, after = pieces.labels.states.clamp(min=0).unbind(1)
+        pairs = _of_pairs(one, other, pairwise, before, after)
+        terms = torch.where(pieces.labels.lengths == 2, pairs, _log_chances(one, before))
+        return unary.new_zeros(samples, batch).index_add(1, pieces.sequences, terms)
+
+    def marginals(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
+        return self._whole(labels).marginals(labels, unary, pairwise)
+
+    def sample(
+        self, labels: Labelling, unary: Tensor, pairwise: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        """(S, B, T) draws by the chain, or the graph of the edges."""
+        return self._whole(labels).sample(labels, unary, pairwise, generator)
+
+    def _whole(self, labels: Labelling) -> Likelihood:
+        """The likelihood by which labels are predicted."""
+        return ChainLikelihood() if labels.edges is None else GraphLikelihood(self.scheduler)
+
+
+def _of_pairs(
+    one: Tensor, other: Tensor, pairwise: Tensor, before: Tensor, after: Tensor
+) -> Tensor:  # fmt: skip
+    """(S, ...) log p(after | before) + log p(before | after), with scores (S, ..., V) of both."""
+    forward = other + pairwise[:, before]
+    backward = one + pairwise.mT[:, after]
+    return _log_chances(forward, after) + _log_chances(backward, before)
+
+
+def _log_chances(scores: Tensor, states: Tensor) -> Tensor:
+    """(S, ...) log-probabilities of states (...) by scores (S, ..., V); -inf where impossible."""
+    index = states.expand(scores.shape[:-1]).unsqueeze(-1)
+    return chains.log_ratio(scores.gather(-1, index).squeeze(-1), soft_sum(scores, -1))
 
 
 @dataclass(frozen=True, eq=False)

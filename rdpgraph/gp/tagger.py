@@ -60,7 +60,7 @@ class StructuredGP(Arguments):
         likelihood: of labels given scores.
         components: of the mixture.
         covariance: of each component.
-        entropy: the bound of the mixture's entropy.
+        entropy: the bound of the mixture's entropy; that of one component is exact, without it.
         estimator: of the expected log-likelihood and its gradient.
         training: the optimiser and its steps.
         pairwise_scale: prior standard deviation of the score of a pair of labels; or the covariance
@@ -119,12 +119,14 @@ class StructuredGP(Arguments):
             sequences: for each, a matrix (positions, features), dense or sparse.
             labels: for each, the names of the labels at its positions.
             edges: for each, the pairs of positions (E, 2) that influence each other, for
-                likelihoods of graphs; default: neighbours.
+                `GraphLikelihood` and `PiecewisePseudoLikelihood`; default: neighbours. Give
+                predictions theirs, too.
             generator: of all randomness.
 
         Raises:
             ModelError: sequences and labels that do not fit, an empty sequence, an unknown label,
                 arguments out of range, or inducing points that determine each other.
+            UnsupportedError: edges for a likelihood of chains.
         """
         self._check()
         features = feature_list(sequences)
@@ -379,5 +381,9 @@ def _edge_list(edges: Iterable[Tensor] | None, features: list[Features]) -> list
             raise ModelError(
                 f"Sequence {place} needs edges (E, 2) between positions 0 to {sequence.rows - 1}; "
                 f"got {one.tolist()!r:.80}."
+            )
+        if one.numel() and bool((one[:, 0] == one[:, 1]).any()):
+            raise ModelError(
+                f"Sequence {place} needs edges between two positions; got {one.tolist()!r:.80}."
             )
     return [one.long().reshape(-1, 2).to(features[0].device) for one in pairs]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.errors import UnsupportedError
+from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.gp import (
     ChainLikelihood,
     GraphLikelihood,
@@ -176,25 +176,39 @@ def test_loopy_graphs_have_gradients_and_are_exact_on_trees():
     torch.testing.assert_close(one, other)
 
 
-def test_the_pseudo_likelihood_is_a_sum_over_pairs_of_neighbours():
+def tied(labels, edges):
+    """A labelling with edges; None: without."""
+    pairs = tuple(torch.tensor(one, dtype=torch.long).reshape(-1, 2) for one in edges or ())
+    return Labelling(labels.states, labels.lengths, pairs if edges else None)
+
+
+# Positions without an edge, edges twice and backwards, none at all.
+LOOSE = [[(0, 1), (3, 0), (0, 1)], [], [(1, 0)]]
+
+
+@pytest.mark.parametrize("edges", [None, CHAIN, SKIP, LOOSE, [[], [], []]])
+def test_the_pseudo_likelihood_is_a_sum_over_tied_pairs(edges):
     labels, unary, pairwise = problem()
-    found = PiecewisePseudoLikelihood().log_prob(labels, unary, pairwise)
+    found = PiecewisePseudoLikelihood().log_prob(tied(labels, edges), unary, pairwise)
     for sample, item in itertools.product(range(SAMPLES), range(len(LENGTHS))):
         states = labels.states[item, : LENGTHS[item]].tolist()
-        own = unary[sample, item]
-        total = own[0].log_softmax(0)[states[0]] if len(states) == 1 else 0.0
-        for step in range(len(states) - 1):
-            one, other = states[step : step + 2]
-            total += (own[step + 1] + pairwise[sample, one]).log_softmax(0)[other]
-            total += (own[step] + pairwise[sample, :, other]).log_softmax(0)[one]
+        own, pairs = unary[sample, item], (edges or CHAIN)[item]
+        alone = set(range(len(states))) - {place for pair in pairs for place in pair}
+        total = sum(own[place].log_softmax(0)[states[place]] for place in alone)
+        for first, second in pairs:
+            one, other = states[first], states[second]
+            total += (own[second] + pairwise[sample, one]).log_softmax(0)[other]
+            total += (own[first] + pairwise[sample, :, other]).log_softmax(0)[one]
         torch.testing.assert_close(found[sample, item], torch.as_tensor(total, dtype=own.dtype))
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0, 300.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_pseudo_likelihood_is_the_sum_of_its_pieces(scale, dtype):
+@pytest.mark.parametrize("edges", [None, SKIP, LOOSE])
+def test_the_pseudo_likelihood_is_the_sum_of_its_pieces(scale, dtype, edges):
     """Also where scores of labels are far apart, and gradients with them."""
     labels, unary, pairwise = problem(scale, dtype)
+    labels = tied(labels, edges)
     unary = (30 * unary).requires_grad_()
     likelihood = PiecewisePseudoLikelihood()
     pieces = likelihood.pieces(labels)
@@ -222,6 +236,28 @@ def test_draws_have_the_marginals(likelihood):
     expected = likelihood.marginals(labels, unary[:1], pairwise[:1])[0]
     apart = (counts - expected)[labels.inside()].abs()
     assert (apart < 5 * (0.25 / repeats) ** 0.5).all()
+
+
+def test_edges_are_not_ignored():
+    labels, unary, pairwise = problem()
+    skip = tied(labels, SKIP)
+    for ask in (
+        lambda: ChainLikelihood().log_prob(skip, unary, pairwise),
+        lambda: ChainLikelihood().marginals(skip, unary, pairwise),
+        lambda: ChainLikelihood().sample(skip, unary, pairwise, None),
+    ):
+        with pytest.raises(UnsupportedError, match=r"use GraphLikelihood\(\) or Piecewise"):
+            ask()
+    for scheduler in (None, rg.Contraction()):
+        piecewise = PiecewisePseudoLikelihood(scheduler)
+        found = piecewise.marginals(skip, unary, pairwise)
+        torch.testing.assert_close(found, brute(skip, unary, pairwise, SKIP)[1])
+        drawn = piecewise.sample(skip, unary, pairwise, torch.Generator().manual_seed(0))
+        assert ((drawn == -1) == ~labels.inside()).all()
+    chain = PiecewisePseudoLikelihood().marginals(labels, unary, pairwise)
+    torch.testing.assert_close(chain, ChainLikelihood().marginals(labels, unary, pairwise))
+    with pytest.raises(ModelError, match="from position 2 to itself"):
+        PiecewisePseudoLikelihood().log_prob(tied(labels, [[(2, 2)], [], []]), unary, pairwise)
 
 
 def test_a_black_box_trains_without_marginals():

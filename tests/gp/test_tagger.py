@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.gp import (
     RBF,
     SAGA,
@@ -213,7 +213,9 @@ def test_positions_that_repeat_need_no_care():
     assert made.predict_marginals([row])[0][0, 0] > 0.5
 
 
-def test_skip_edges_tie_positions():
+@pytest.mark.parametrize("estimator", [Reparameterised(), ScoreFunction(200)])
+@pytest.mark.parametrize("likelihood", [GraphLikelihood(), PiecewisePseudoLikelihood()])
+def test_skip_edges_tie_positions(likelihood, estimator):
     """Two positions without features, tied to ones that have them."""
     generator = torch.Generator().manual_seed(0)
     rows, labels, edges = [], [], []
@@ -224,10 +226,17 @@ def test_skip_edges_tie_positions():
         rows.append(one)
         labels.append([NAMES[side]] * 3)
         edges.append(torch.tensor([[0, 1], [1, 2], [0, 2]]))
-    made = tagger(likelihood=GraphLikelihood(), training=Training(
+    made = tagger(likelihood=likelihood, estimator=estimator, training=Training(
         steps=15, optimiser=functools.partial(torch.optim.Adam, lr=0.3)))  # fmt: skip
     made.fit(rows, labels, edges=edges, generator=generator)
     assert made.predict(rows, edges=edges) == labels
+    assert math.isfinite(made.elbo(rows, labels, edges=edges, generator=generator))
+    for refused in (
+        lambda: tagger().fit(rows, labels, edges=edges),
+        lambda: tagger(training=Training(steps=1)).fit(rows, labels).predict(rows, edges=edges),
+    ):
+        with pytest.raises(UnsupportedError, match="ties neighbours alone, and was given edges"):
+            refused()
 
 
 @pytest.mark.long
@@ -269,6 +278,7 @@ def test_bad_input_is_one_line(fitted):
         (lambda: fitted.predict([torch.zeros(0, 3)]), "Sequence 0 is empty"),
         (lambda: fitted.predict(rows[:1], edges=[torch.tensor([[0, 9]])]), "positions 0 to 4"),
         (lambda: fitted.predict(rows[:1], edges=[[[0.5, 1.0]]]), "edges .E, 2."),
+        (lambda: fitted.predict(rows[:1], edges=[[[1, 1]]]), "between two positions; got"),
         (lambda: fitted.score(rows, labels[:2]), "4 sequences have labels for 2"),
         (lambda: tagger(components=1.5).fit(rows, labels), "above 0, a whole number"),
         (lambda: fitted.predict(rows[:1], edges=[]), "edges for 0"),
