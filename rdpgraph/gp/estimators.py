@@ -197,7 +197,8 @@ class ScoreFunction(GradientEstimator):
 
     Args:
         samples: S for each sequence.
-        control: the share of them for the coefficients; 0 for no control variate.
+        control: the share of them for the coefficients; 0, or a share of fewer than two samples,
+            for no control variate.
         dtype: of the scores.
     """
 
@@ -262,6 +263,7 @@ class ScoreFunction(GradientEstimator):
                 return result
 
             first = round(self.samples * self.control)
+            first = first if first > 1 else 0  # one sample has no variance
             pilot, rest = moments(first, squares=True), moments(self.samples - first)
             slopes = rest.gradient(pilot.coefficients() if first else None)
             slopes = _in_parameters(slopes, root, gaussians.pairwise_scale)

@@ -1,5 +1,6 @@
 """Maximise the evidence lower bound; SAGA, an optimiser over items."""
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -134,21 +135,28 @@ _ADAM = partial(torch.optim.Adam, lr=0.1)
 class Training:
     """Steps of an optimiser of torch.
 
+    An optimiser that evaluates the bound several times in a step, as ``torch.optim.LBFGS`` does,
+    has the same samples in all evaluations of all steps: it maximises the bound as these estimate
+    it, which must be that of all sequences. Gradients of `Reparameterised` are those of that
+    estimate; those of `ScoreFunction` are not, and a line search may find no step along them.
+
     Args:
         steps: the number of steps.
         optimiser: called with the parameters; default ``functools.partial(torch.optim.Adam,
             lr=0.1)``. A ``functools.partial`` of `SAGA` is also given ``items``, the number of
-            groups of sequences.
+            groups of sequences that are visited in turn.
         sequences: in a step; None for all of them. They are grouped by length, and the groups are
             visited in random order.
         decay: lower the learning rate to zero, linearly over the second half.
         kernel_every: update the hyperparameters of the kernels in one of so many steps, which costs
-            O(M^3 + N M^2) for the covariances; 0: never.
+            O(M^3 + N M^2) for the covariances; 0: never. Kernels that are ``fixed()`` have none.
         seconds: no step begins after so many, by the clock; None for no limit.
         progress: called with a `Progress` after each step, its value the estimate of the bound.
 
     Raises:
-        ModelError: steps or sequences below 1, or kernel_every below 0.
+        ModelError: steps or sequences below 1, kernel_every below 0 or above the steps; in
+            training, sequences or kernel_every above 1 with an optimiser that evaluates several
+            times.
     """
 
     steps: int = 100
@@ -162,6 +170,11 @@ class Training:
     def __post_init__(self) -> None:
         whole = "[1, inf)"
         require_fields(self, steps=whole, sequences=whole, kernel_every="[0, inf)")
+        if self.kernel_every > self.steps:
+            raise ModelError(
+                f"Training of {self.steps} steps never updates a kernel with "
+                f"kernel_every={self.kernel_every}; give at most {self.steps}, or 0 for never."
+            )
 
     def run(
         self, objective: Objective, groups: list[Group], generator: torch.Generator | None
@@ -172,8 +185,12 @@ class Training:
         kernel = [one for one in kernels.parameters() if one.requires_grad]
         learned = kernel if self.kernel_every else []
         saga = isinstance(self.optimiser, partial) and self.optimiser.func is SAGA
-        items = {"items": len(groups)} if saga else {}
+        items = {"items": len(groups) if self.sequences else 1} if saga else {}
         optimiser = self.optimiser([*parameters, *learned], **items)
+        again = self._evaluates_again(optimiser)
+        if again and generator is None:
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        drawn = generator.get_state() if again and generator is not None else None
         rates = [group["lr"] for group in optimiser.param_groups]
         bounds: list[float] = []
         order: list[int] = []
@@ -184,30 +201,78 @@ class Training:
             for group, rate in zip(optimiser.param_groups, rates, strict=True):
                 left = 1 - step / self.steps
                 group["lr"] = rate * (min(1.0, 2 * left) if self.decay else 1.0)
-            optimiser.zero_grad(set_to_none=True)
             moving = bool(learned) and step % self.kernel_every == self.kernel_every - 1
             if self.sequences is not None and not order:
                 device = "cpu" if generator is None else generator.device
                 order = torch.randperm(len(groups), generator=generator, device=device).tolist()
             item = order.pop() if order else None
+            evaluate = partial(
+                _loss, optimiser, objective, groups, item, generator, moving=moving, drawn=drawn
+            )
             try:
-                bounds.append(_bound(objective, groups, item, generator, moving=moving))
+                bounds.append(-_stepped(optimiser, evaluate, item, again=again))
             except ModelError as error:
                 if not step:
                     raise
                 raise ModelError(
                     f"Training diverged at step {step + 1}: {error} Use a smaller learning rate."
                 ) from None
-            if isinstance(optimiser, SAGA):
-                optimiser.step(item=item or 0)
-            else:
-                optimiser.step()
             if moving:
                 objective.basis.forget()
             told = Progress("steps", step + 1, bounds[-1], time.monotonic() - begun)
             if not goes_on(self.progress, told) or stopped():
                 break
         return bounds
+
+    def _evaluates_again(self, optimiser: Optimizer) -> bool:
+        """Return whether a step needs a closure; refuse what would change between evaluations."""
+        closure = inspect.signature(optimiser.step).parameters.get("closure")
+        if closure is None or closure.default is not inspect.Parameter.empty:
+            return False
+        name = type(optimiser).__name__
+        if self.sequences is not None or self.kernel_every > 1:
+            raise ModelError(
+                f"{name} evaluates the bound of all sequences several times in each step: leave "
+                f"out sequences={self.sequences}, and give kernel_every of 0 or 1; got "
+                f"{self.kernel_every}."
+            )
+        return True
+
+
+def _stepped(
+    optimiser: Optimizer, evaluate: Callable[[], float], item: int | None, *, again: bool
+) -> float:
+    """Take a step, and return the loss before it; ``again``: it evaluates that itself."""
+    losses: list[float] = []
+    step: Any = optimiser.step
+
+    def closure() -> Any:
+        losses.append(evaluate())
+        return losses[-1]
+
+    if again:
+        step(closure)
+    else:
+        closure()
+        step(**({"item": item or 0} if isinstance(optimiser, SAGA) else {}))
+    return losses[0]
+
+
+def _loss(
+    optimiser: Optimizer,
+    objective: Objective,
+    groups: list[Group],
+    item: int | None,
+    generator: torch.Generator | None,
+    *,
+    moving: bool,
+    drawn: Tensor | None,
+) -> float:
+    """Minus the bound, with its gradients in the parameters; ``drawn`` begins the samples again."""
+    if drawn is not None and generator is not None:
+        generator.set_state(drawn)
+    optimiser.zero_grad(set_to_none=True)
+    return -_bound(objective, groups, item, generator, moving=moving)
 
 
 def _bound(
