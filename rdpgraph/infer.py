@@ -71,7 +71,9 @@ def infer(
 
     Args:
         model: a `FactorGraph`, evidence included, or a `Structure`.
-        scheduler: default `Auto()`; ``infer(graph, Loopy())``.
+        scheduler: default `Auto()`; ``infer(graph, Loopy())``. A structure is answered by its own
+            recursion, whatever the scheduler: that serves the questions which it leaves to its
+            factor graph.
         evidence: of a graph, as for `FactorGraph.condition`: ``infer(graph, evidence=seen)`` is
             ``infer(graph.condition(seen))``.
         estimator: rewrites the model into a cheaper one; default `Exact()`, which does not.

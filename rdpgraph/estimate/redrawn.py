@@ -70,7 +70,8 @@ class Redrawn(Estimator):
 
     Args:
         estimator: chooses states; its replicates run side by side, and the beliefs are their mean.
-        at: the numbers of sweeps after which states are drawn again, increasing.
+        at: the numbers of sweeps after which states are drawn again, increasing; those that the
+            scheduler's sweeps do not exceed are left out.
         share: the part of the beliefs in the proposal, the rest being the estimator's.
     """
 

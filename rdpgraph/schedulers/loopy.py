@@ -257,7 +257,8 @@ class JoinGraph(Scheduler):
         """Plan evidence, hard zeros, clusters, then messages.
 
         Planning takes a fifth of the seconds at most. If no clusters are found by then that fit the
-        memory and can be set up in time, `Loopy` answers.
+        memory and can be set up in time, `Loopy` answers: with these sweeps, seconds, memory and
+        progress, and with its own tolerance, damping, schedule and gradient.
         """
         begin = clock.now()
         deadline = begin + max(effort.PLANNING * self.seconds, effort.LEAST_PLANNING)

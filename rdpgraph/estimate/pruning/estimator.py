@@ -148,7 +148,8 @@ class RandomizedPruning(Estimator):
         seconds: no sweep begins after that many.
         progress: called with a `Progress` after every sweep.
         resume: a posterior of the same model by randomized pruning, to go on from; its chains,
-            selections and averages are taken over, and it is not warmed up again.
+            selections and averages are taken over, and it is not warmed up again: `selected`,
+            `likely`, `chains` and `warm_up` are those of the earlier run.
 
     Raises:
         ModelError: less than one sweep or chain, or a warm-up or budget below 0.
