@@ -179,7 +179,7 @@ class Transitions(nn.Module):
                 f"emissions must be ({order}, {self.num_tags}); got {_shown(emissions)}."
             )
         if mask is not None:
-            _require_steps("mask", mask, emissions)
+            self._require_steps("mask", mask, emissions)
         if not self.batch_first:
             emissions = emissions.transpose(0, 1)
             mask = None if mask is None else mask.t()
@@ -197,6 +197,23 @@ class Transitions(nn.Module):
             allowed(self.transitions, self._allowed_transitions),
             allowed(self.end_transitions, self._allowed_end),
             mask,
+        )
+
+    def _require_steps(self, name: str, given: object, emissions: Tensor) -> None:
+        """Check that a mask or tags have the batch and the steps of emissions, in one order."""
+        shape = emissions.shape[:2]
+        if isinstance(given, Tensor) and given.shape == shape:
+            return
+        hint = ""
+        if isinstance(given, Tensor) and given.shape == shape[::-1]:
+            order = "(batch, steps)" if self.batch_first else "(steps, batch)"
+            hint = (
+                f", which is the other order. With batch_first={self.batch_first} both are "
+                f"{order}: exchange the dims of one, or give the layer another batch_first"
+            )
+        raise ModelError(
+            f"{name} must be a tensor of the first two dimensions of emissions, {tuple(shape)}; "
+            f"got {_shown(given)}{hint}."
         )
 
 
@@ -259,7 +276,7 @@ class CRF(Transitions):
             EvidenceError: a tag that is out of range.
         """
         scores = self._scores(emissions, mask)
-        _require_steps("tags", tags, emissions)
+        self._require_steps("tags", tags, emissions)
         given = [*scores[:4], tags if self.batch_first else tags.t(), scores[4]]
         log_likelihood = _log_likelihood(*(each for each in given if each is not None))
         steps = tags.numel() if mask is None else mask.bool().sum()
@@ -370,9 +387,17 @@ def lengths_of(mask: Tensor) -> Tensor:
     lengths = mask.sum(1)
     if lowest(lengths) > 0 and torch.equal(mask, inside(lengths, mask.shape[1])):
         return lengths
+    # A mask in the other order, as where batch_first is forgotten, often has gaps in this one.
+    exchanged, hint = mask.t(), ""
+    if bool(exchanged[:, :1].all()) and torch.equal(exchanged, inside(mask.sum(0), len(mask))):
+        hint = (
+            " It is so with batch and steps exchanged: check its order, and batch_first of a CRF."
+        )
     if not mask[:, :1].all():
-        raise ModelError("mask must be on at the first step of every item; drop empty items.")
-    raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")
+        what = "mask must be on at the first step of every item; drop empty items."
+    else:
+        what = "mask must have no gaps: once off, an item stays off; pack its steps."
+    raise ModelError(f"{what}{hint}")
 
 
 def reduced(log_likelihood: Tensor, reduction: Reduction, steps: Tensor | int) -> Tensor:
@@ -386,14 +411,6 @@ def reduced(log_likelihood: Tensor, reduction: Reduction, steps: Tensor | int) -
     if reduction == "mean":
         return log_likelihood.mean()
     return log_likelihood.sum() / (steps if reduction == "token_mean" else 1)
-
-
-def _require_steps(name: str, given: object, emissions: Tensor) -> None:
-    if not isinstance(given, Tensor) or given.shape != emissions.shape[:2]:
-        raise ModelError(
-            f"{name} must be a tensor of the first two dimensions of emissions, "
-            f"{tuple(emissions.shape[:2])}; got {_shown(given)}."
-        )
 
 
 def _shown(given: object) -> str:

@@ -205,3 +205,34 @@ def test_learns_a_rule_that_emissions_do_not_show():
     hint = torch.zeros(1, 6, 2)
     hint[0, 3, 0] = 1.0
     assert crf.decode(hint) == [[1, 0, 1, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_the_order_of_batch_and_steps_is_named_where_another_fits(batch_first):
+    generator = torch.Generator().manual_seed(0)
+    wrong, right = CRF(3, batch_first=not batch_first), CRF(3, batch_first=batch_first)
+    emissions = torch.randn(2, 5, 3, generator=generator)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    tags = torch.zeros(2, 5, dtype=torch.long)
+    if not batch_first:
+        emissions, mask, tags = (each.transpose(0, 1) for each in (emissions, mask, tags))
+    # The whole batch in the other order: the mask has gaps then.
+    for ask in (wrong.decode, wrong.marginals, lambda *given: wrong(given[0], tags, given[1])):
+        with pytest.raises(ModelError, match=r"exchanged: .* batch_first of a CRF") as e:
+            ask(emissions, mask)
+        assert "\n" not in str(e.value)
+    # A part of it in the other order.
+    for crf in (wrong, right):
+        for name, given in (("mask", (tags, mask.t())), ("tags", (tags.t(), mask))):
+            match = rf"^{name} must .* the other order. With batch_first={crf.batch_first} "
+            with pytest.raises(ModelError, match=match):
+                crf(emissions, *given)
+    # What the messages advise.
+    assert right(emissions, tags, mask).isfinite()
+    assert wrong(emissions.transpose(0, 1), tags.t(), mask.t()).isfinite()
+    # A mask with gaps in both orders.
+    holes = mask.clone()
+    holes[1, 1] = False
+    with pytest.raises(ModelError) as e:
+        right.decode(emissions, holes)
+    assert "exchanged" not in str(e.value)
