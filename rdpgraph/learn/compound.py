@@ -136,6 +136,7 @@ class Mixture(Emission):
         emission: of the components, with tables for all of them or none.
         log_weights: (states, components) to start from; None: from the data.
         prior: pseudo-counts of the components.
+        fixed: ["log_weights"] where they stay; other tables are fixed in the emission.
 
     Raises:
         ModelError: a number of components below one.
@@ -147,6 +148,7 @@ class Mixture(Emission):
     emission: Emission
     log_weights: Tensor | None = None
     prior: float = field(default=0.0, kw_only=True)
+    fixed: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         settle(self, "log_weights")
@@ -158,7 +160,8 @@ class Mixture(Emission):
 
     @property
     def size(self) -> int:
-        return self.emission.size + len(table_of(self.log_weights)) * (self.components - 1)
+        own = 0 if self.fixed else len(table_of(self.log_weights)) * (self.components - 1)
+        return self.emission.size + own
 
     @property
     def kept(self) -> int:
@@ -212,7 +215,9 @@ class Mixture(Emission):
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Mixture":
         counts, *rest = statistics
-        weights = normalised(self, counts, table_of(self.log_weights), self.prior)
+        weights = table_of(self.log_weights)
+        if not self.fixed:
+            weights = normalised(self, counts, weights, self.prior)
         emission = self.emission.maximised(tuple(rest))
         return replace(self, emission=emission, log_weights=weights)
 
@@ -225,7 +230,8 @@ class Mixture(Emission):
         return *super().free(), *self.emission.free()
 
     def at(self, free: Sequence[Tensor]) -> "Mixture":
-        return replace(super().at(free[:1]), emission=self.emission.at(free[1:]))
+        own = len(super().free())
+        return replace(super().at(free[:own]), emission=self.emission.at(free[own:]))
 
     def estimates(self) -> tuple[Tensor, ...]:
         """The weights, and those of the emission."""

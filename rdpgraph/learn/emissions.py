@@ -51,6 +51,15 @@ class Emission(Parameter):
     maps: ClassVar[tuple[Map, ...]] = ()
     """Maps from all numbers to the values of each table, and their inverses."""
 
+    fixed: Sequence[str] = ()
+    """Names of tables that stay as they are."""
+
+    @property
+    def _fitted(self) -> list[tuple[str, Map]]:
+        """The tables that are fitted, and their maps."""
+        pairs = zip(self.tables, self.maps, strict=True)
+        return [(name, each) for name, each in pairs if name not in self.fixed]
+
     @property
     def kept(self) -> int:
         """The number of tensors that `statistics` gives."""
@@ -63,7 +72,7 @@ class Emission(Parameter):
 
     @property
     def size(self) -> int:
-        return sum(table_of(getattr(self, name)).numel() for name in self.tables)
+        return sum(table_of(getattr(self, name)).numel() for name, _ in self._fitted)
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
         """(rows, states) weights to draw tables from: clusters by k-means++, softened."""
@@ -123,13 +132,12 @@ class Emission(Parameter):
 
     def free(self) -> tuple[Tensor, ...]:
         """Numbers (n,) that map to the entries of each table; bounds such as a rate of 0 stay."""
-        pairs = zip(self.tables, self.maps, strict=True)
-        flat = [back(table_of(getattr(self, name)).detach()) for name, (_, back) in pairs]
+        flat = [back(table_of(getattr(self, name)).detach()) for name, (_, back) in self._fitted]
         return tuple(part[part.isfinite()] for part in flat)
 
     def at(self, free: Sequence[Tensor]) -> Self:
         tables: dict[str, Tensor] = {}
-        for name, (to, back), part in zip(self.tables, self.maps, free, strict=True):
+        for (name, (to, back)), part in zip(self._fitted, free, strict=True):
             flat = back(table_of(getattr(self, name)).detach())
             moves = flat.isfinite()
             table = to(flat.masked_scatter(moves, part))
@@ -139,8 +147,8 @@ class Emission(Parameter):
         return replace(emission, **tables)
 
     def estimates(self) -> tuple[Tensor, ...]:
-        """The tables, in the order of `tables`; probabilities instead of their logarithms."""
-        tables = ((name, table_of(getattr(self, name))) for name in self.tables)
+        """The tables that are fitted, in their order; probabilities instead of logarithms."""
+        tables = ((name, table_of(getattr(self, name))) for name, _ in self._fitted)
         return tuple(table.exp() if name.startswith("log_") else table for name, table in tables)
 
     def value(self, rows: PaddedBatch) -> Tensor:
@@ -201,6 +209,7 @@ class Categorical(Emission):
         symbols: V.
         log_values: (states, V) log-probabilities to start from; -inf stays. None: from the data.
         prior: pseudo-counts of symbols, a number or (states, V).
+        fixed: ["log_values"] where they stay.
 
     Raises:
         ModelError: tables of another shape.
@@ -211,6 +220,7 @@ class Categorical(Emission):
     symbols: int
     log_values: Tensor | None = None
     prior: Tensor | float = field(default=0.0, kw_only=True)
+    fixed: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         settle(self, "log_values")
@@ -225,7 +235,7 @@ class Categorical(Emission):
 
     @property
     def size(self) -> int:
-        return Probabilities(table_of(self.log_values)).size
+        return 0 if self.fixed else Probabilities(table_of(self.log_values)).size
 
     def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         check_columns(self, observed, 1)
@@ -250,6 +260,8 @@ class Categorical(Emission):
         return (total.index_add_(0, places, counts.flatten(0, 1))[:-1].mT,)
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Categorical":
+        if self.fixed:
+            return self
         table = normalised(self, statistics[0], table_of(self.log_values), self.prior)
         return replace(self, log_values=table)
 
@@ -273,6 +285,7 @@ class Poisson(LinearEmission):
         rates: (states, columns) to start from; None: from the data.
         shape: of the prior, a Gamma distribution of which the mode is taken; 1 adds nothing.
         rate: of that prior, in pseudo-rows.
+        fixed: ["rates"] where they stay.
     """
 
     tables = ("rates",)
@@ -280,6 +293,7 @@ class Poisson(LinearEmission):
     rates: Tensor | None = None
     shape: float = field(default=1.0, kw_only=True)
     rate: float = field(default=0.0, kw_only=True)
+    fixed: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         settle(self, "rates")
@@ -301,6 +315,8 @@ class Poisson(LinearEmission):
         return -torch.where(observed >= 0, (observed + 1).lgamma(), 0.0).sum(1, keepdim=True)
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Poisson":
+        if self.fixed:
+            return self
         total, weight = statistics[0].clamp(min=0.0).chunk(2, 1)
         check_mass(self, (weight + self.rate).amin(1), "rate")
         return replace(self, rates=(total + self.shape - 1) / (weight + self.rate))
@@ -321,12 +337,14 @@ class Bernoulli(LinearEmission):
     Args:
         chances: (states, columns) the probabilities of one to start from; None: from the data.
         prior: pseudo-counts of one and of zero each.
+        fixed: ["chances"] where they stay.
     """
 
     tables = ("chances",)
     maps = ((torch.sigmoid, torch.logit),)
     chances: Tensor | None = None
     prior: float = field(default=0.0, kw_only=True)
+    fixed: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         settle(self, "chances")
@@ -344,6 +362,8 @@ class Bernoulli(LinearEmission):
         return torch.cat([chances, 1 - chances], 1).log()
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Bernoulli":
+        if self.fixed:
+            return self
         ones, zeros = (statistics[0].clamp(min=0.0) + self.prior).chunk(2, 1)
         check_mass(self, (ones + zeros).amin(1), "prior")
         return replace(self, chances=ones / (ones + zeros))
@@ -372,12 +392,18 @@ def normalised(emission: Emission, counts: Tensor, table: Tensor, prior: Tensor 
 
 
 def settle(emission: Emission, *names: str) -> None:
-    """Convert tables to float64, where given."""
+    """Convert tables to float64, where given, and check the names of those that are fixed."""
     for name in names:
         given = getattr(emission, name)
         if given is not None:
             made = converted(f"{type(emission).__name__}'s {name}", given, "numbers").double()
             object.__setattr__(emission, name, made)
+    for name in emission.fixed:
+        kind, own = type(emission).__name__, ", ".join(emission.tables)
+        if name not in emission.tables:
+            raise ModelError(f"{kind} fixes {name!r}, which is none of {own}.")
+        if getattr(emission, name) is None:
+            raise ModelError(f"{kind} fixes {name}, and has no table of it: give {name}.")
 
 
 def check_prior(emission: Emission, name: str, least: float = 0.0) -> None:

@@ -1,7 +1,7 @@
 """Gaussian emissions, with covariances of four kinds and entries that are missing."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -50,6 +50,7 @@ class Gaussian(Emission):
         covariance_prior: a sum of squares, a number for the diagonal or (columns, columns), that
             is added to those of the data.
         covariance_weight: the number of rows that it stands for.
+        fixed: names of tables that stay, "means" or "covariances".
 
     Raises:
         ModelError: a kind that is none of these, or a negative weight.
@@ -63,6 +64,7 @@ class Gaussian(Emission):
     mean_weight: float = field(default=0.0, kw_only=True)
     covariance_prior: Tensor | float = field(default=0.0, kw_only=True)
     covariance_weight: float = field(default=0.0, kw_only=True)
+    fixed: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         settle(self, "means", "covariances", "mean_prior", "covariance_prior")
@@ -86,7 +88,8 @@ class Gaussian(Emission):
         states, columns = table_of(self.means).shape
         square = columns * (columns + 1) // 2
         each = {"spherical": states, "diagonal": states * columns, "full": states * square}
-        return states * columns + each.get(self.covariance, square)
+        sizes = {"means": states * columns, "covariances": each.get(self.covariance, square)}
+        return sum(size for name, size in sizes.items() if name not in self.fixed)
 
     @property
     def _diagonal(self) -> bool:
@@ -201,11 +204,15 @@ class Gaussian(Emission):
         """
         mass, first, second = statistics
         rows = mass if self._diagonal else mass.unsqueeze(1)
-        check_mass(self, (rows + self.mean_weight).amin(1), "mean_weight")
         old, weight = table_of(self.means), self.covariance_weight
         ahead = self.mean_prior - old
-        step = (first + self.mean_weight * ahead) / (rows + self.mean_weight)
+        step = torch.zeros_like(old)
+        if "means" not in self.fixed:
+            check_mass(self, (rows + self.mean_weight).amin(1), "mean_weight")
+            step = (first + self.mean_weight * ahead) / (rows + self.mean_weight)
         means, gap = old + step, ahead - step
+        if "covariances" in self.fixed:
+            return replace(self, means=means)
         # Variances below this are rounding.
         floor = (8 * torch.finfo(means.dtype).eps * means).square()
         if self._diagonal:
