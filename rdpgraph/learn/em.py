@@ -1,8 +1,8 @@
 """Expectation maximisation of any graph or structure: counts are the gradient of log Z."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -81,7 +81,8 @@ class EM:
         limit: of steps.
         batch_size: rows that are in memory together; None: all.
         starts: how many; the first one from the parameters given, the others drawn. The best fit is
-            returned.
+            returned. Those that collapse are left out, and the fit's status says how many and why.
+        fixed: names of parameters that stay as they are.
         stepwise: an exponent in (0.5, 1]: parameters are maximised after every batch, from
             statistics in which the k-th batch weighs k to the minus of it. Liang and Klein 2009,
             "Online EM for unsupervised models", section 4.
@@ -118,6 +119,7 @@ class EM:
     limit: int = field(default=100, kw_only=True)
     batch_size: int | None = field(default=None, kw_only=True)
     starts: int = field(default=1, kw_only=True)
+    fixed: Sequence[str] = field(default=(), kw_only=True)
     stepwise: float | None = field(default=None, kw_only=True)
     hard: bool = field(default=False, kw_only=True)
     scheduler: Scheduler | None = field(default=None, kw_only=True)
@@ -138,6 +140,8 @@ class EM:
                     f"Parameter {name!r} of EM is Probabilities or another Parameter; got "
                     f"{type(parameter).__name__}."
                 )
+        if unknown := {*self.fixed} - {*given}:
+            raise ModelError(f"EM fixes {min(unknown)!r}, which is none of {', '.join(given)}.")
 
     @torch.inference_mode(mode=False)
     @typed()
@@ -160,20 +164,26 @@ class EM:
 
         Raises:
             ImpossibleEvidenceError: a row that no configuration explains; the message names it.
-            ModelError: data or weights that are none of these, or a parameter that has no maximum.
+            ModelError: data or weights that are none of these, or a parameter that has no maximum
+                in any start.
         """
         if self.starts > 1 and generator is None:
             raise ModelError("EM draws further starts; give generator=torch.Generator().")
         shuffle = generator if self.stepwise is not None else None
         batches = Batches.of(data, weights, self.batch_size, shuffle)
-        begin = start or Fit(dict(self.parameters), (), 0.0, Status())
-        fits = [self._climbed(batches, begin, 0, generator)]
-        for number in range(1, self.starts):
-            assert generator is not None
-            drawn = {name: p.drawn(generator) for name, p in self.parameters.items()}
-            begin = Fit(drawn, (), 0.0, Status())
-            fits.append(self._climbed(batches, begin, number, generator))
-        return max(fits, key=lambda fit: fit.history[-1])
+
+        def fitted(number: int) -> Fit:
+            begin = start or Fit(dict(self.parameters), (), 0.0, Status())
+            if number:
+                assert generator is not None
+                drawn = {
+                    name: parameter if name in self.fixed else parameter.drawn(generator)
+                    for name, parameter in self.parameters.items()
+                }
+                begin = Fit(drawn, (), 0.0, Status())
+            return self._climbed(batches, begin, number, generator)
+
+        return best_fit(self.starts, fitted)
 
     def _climbed(
         self, batches: Batches, begin: Fit, number: int, generator: torch.Generator | None
@@ -240,7 +250,8 @@ class EM:
         share = batches.weight() if update is not None else 1.0
         for places, rows, masses in batches:
             values = {name: p.value(rows).detach() for name, p in parameters.items()}
-            leaves = [value.requires_grad_() for value in values.values()]
+            free = {name: p for name, p in parameters.items() if name not in self.fixed}
+            leaves = [values[name].requires_grad_() for name in free]
             with torch.enable_grad():
                 log_z, sure = self.log_likelihoods(values, places, rows, generator)
                 if masses is not None and log_z.shape != masses.shape:
@@ -249,13 +260,15 @@ class EM:
                         f"shape {tuple(log_z.shape)}."
                     )
                 likelihood = (log_z if masses is None else log_z * masses.to(log_z)).sum()
-                gradients = torch.autograd.grad(
-                    likelihood, leaves, allow_unused=True, materialize_grads=True
-                )
+                gradients = ()
+                if leaves:
+                    gradients = torch.autograd.grad(
+                        likelihood, leaves, allow_unused=True, materialize_grads=True
+                    )
             total += float(likelihood.detach())
             mass = float(len(places)) if masses is None else float(masses.sum())
             weight, exact = weight + mass, exact and sure
-            for (name, parameter), counts in zip(parameters.items(), gradients, strict=True):
+            for (name, parameter), counts in zip(free.items(), gradients, strict=True):
                 part = parameter.statistics(rows, counts)
                 before = summed.get(name)
                 summed[name] = part if before is None else _mixed(before, part, 1.0, 1.0)
@@ -313,6 +326,36 @@ class _Scored:
     averages: tuple[Statistics, int]
 
 
+def best_fit(starts: int, fitted: Callable[[int], Fit]) -> Fit:
+    """The best of the fits from some starts; its status counts those that collapsed.
+
+    Args:
+        starts: how many.
+        fitted: gives the fit from a start, by number.
+
+    Raises:
+        ModelError: all collapsed; or `ImpossibleEvidenceError`, the type of the first error.
+    """
+    fits, errors = list[Fit](), list[ModelError | ImpossibleEvidenceError]()
+    for number in range(starts):
+        try:
+            fits.append(fitted(number))
+        except (ModelError, ImpossibleEvidenceError) as error:
+            if starts == 1:
+                raise
+            errors.append(error)
+    if not fits:
+        raise type(errors[0])(f"All {starts} starts collapsed. The first: {errors[0]}")
+    best = max(fits, key=lambda fit: fit.history[-1])
+    if not errors:
+        return best
+    dropped = (
+        f"{len(errors)} of {starts} starts collapsed and were dropped, the first by: {errors[0]}"
+    )
+    remedies = [part for part in (best.status.remedy, dropped) if part]
+    return replace(best, status=replace(best.status, remedy="; ".join(remedies)))
+
+
 def _mixed(
     one: tuple[Tensor, ...], two: tuple[Tensor, ...], first: float, second: float
 ) -> tuple[Tensor, ...]:
@@ -323,6 +366,9 @@ def _maximised(parameters: dict[str, Parameter], statistics: Statistics) -> dict
     """Maximise all parameters by their statistics; an error names the parameter at fault."""
     result: dict[str, Parameter] = {}
     for name, parameter in parameters.items():
+        if name not in statistics:  # it is fixed
+            result[name] = parameter
+            continue
         try:
             result[name] = parameter.maximised(statistics[name])
         except ModelError as error:

@@ -43,7 +43,8 @@ def fit_by_gradient(
     """Fit the parameters of a model by gradient, where they have no maximum in closed form.
 
     Args:
-        em: the model, its parameters, tolerance, limit of steps and batches; the rest is for EM.
+        em: the model, its parameters, which of them are fixed, tolerance, limit of steps and
+            batches; the rest is for EM.
         data: as for `EM.fit`.
         weights: as for `EM.fit`.
         optimizer: makes one of ``torch.optim`` for tensors; default L-BFGS, ten iterations a step.
@@ -52,6 +53,7 @@ def fit_by_gradient(
     Raises:
         ImpossibleEvidenceError: a row that no configuration explains.
         UnsupportedError: a parameter without tensors that gradients may change.
+        ModelError: a likelihood that is not finite at the start.
     """
     batches = Batches.of(data, weights, em.batch_size)
     parameters = dict(em.parameters if start is None else start.parameters)
@@ -59,9 +61,9 @@ def fit_by_gradient(
     free = {
         name: [part.detach().clone().requires_grad_() for part in p.free()]
         for name, p in parameters.items()
+        if name not in em.fixed
     }
-    leaves = [part for parts in free.values() for part in parts]
-    steps = (optimizer or _LBFGS)(leaves)
+    leaves = [part for parts in free.values() for part in parts if part.numel()]
     mass = batches.weight()
     exact = True
 
@@ -82,8 +84,11 @@ def fit_by_gradient(
 
     trust = TRUST if optimizer is None else math.inf
     loss = GuardedLoss(leaves, lambda: -objective(back=True)[0] / mass, trust=trust)
-    gained, stopped, inside = False, False, True
+    steps = (optimizer or _LBFGS)(leaves) if leaves else None
+    gained, stopped, inside = steps is None, False, True
     for number in range(em.limit):
+        if steps is None:  # everything is fixed
+            break
         began, inside = loss.step(steps)
         if not inside:
             break
@@ -146,6 +151,7 @@ def standard_errors(
     """Standard errors of a fit, by the information of the data; for each parameter.
 
     For `Probabilities` they are those of the probabilities, zero where these are 0, 1 or fixed.
+    Those of parameters that EM holds fixed are zero.
     Infinite where the data does not determine a quantity. Takes a backward pass for each fitted
     number.
 
@@ -162,7 +168,14 @@ def standard_errors(
         ModelError: the fit is not at a maximum.
         UnsupportedError: a parameter without tensors that gradients may change.
     """
-    parts = {name: p.free() for name, p in fit.parameters.items()}
+    parts = {name: p.free() for name, p in fit.parameters.items() if name not in em.fixed}
+    fixed = {
+        name: tuple(torch.zeros_like(part, dtype=torch.float64) for part in p.estimates())
+        for name, p in fit.parameters.items()
+        if name not in parts
+    }
+    if not parts:
+        return fixed
     point = torch.cat([part.double().reshape(-1) for leaf in parts.values() for part in leaf])
     sizes = [part.numel() for leaf in parts.values() for part in leaf]
 
@@ -209,7 +222,7 @@ def standard_errors(
         unknown = along[..., null].square().sum(-1) > _NULL
         return torch.where(unknown, torch.inf, (along.square() * inverse).sum(-1)).sqrt()
 
-    return {
+    return fixed | {
         name: tuple(map(error, jacobian(lambda p, name=name: made(p)[name].estimates(), point)))
         for name in parts
     }
@@ -218,7 +231,7 @@ def standard_errors(
 def _at(
     parameters: Mapping[str, Parameter], free: Mapping[str, Sequence[Tensor]]
 ) -> dict[str, Parameter]:
-    return {name: p.at(free[name]) for name, p in parameters.items()}
+    return {name: p.at(free[name]) if name in free else p for name, p in parameters.items()}
 
 
 def _log_likelihoods(

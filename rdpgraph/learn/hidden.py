@@ -3,7 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -14,7 +14,7 @@ from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
-from rdpgraph.learn.em import EM, Fit, Step
+from rdpgraph.learn.em import EM, Fit, Step, best_fit
 from rdpgraph.learn.emissions import Emission
 from rdpgraph.learn.gradient import standard_errors
 from rdpgraph.learn.parameters import Parameter, Probabilities
@@ -39,6 +39,7 @@ class HiddenStates(Arguments, ABC):
     transition: Any = None
     start_prior: Any = 0.0
     transition_prior: Any = 0.0
+    fixed: Sequence[str] = ()
     rank: int | None = None
     starts: int = 1
     limit: int = 100
@@ -58,6 +59,12 @@ class HiddenStates(Arguments, ABC):
     @abstractmethod
     def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
         """The parameters to start from, except for the emission."""
+
+    _names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "start": ("start",), "transition": ("transition", "into", "out"),
+        "emission": ("emission",),
+    }  # fmt: skip
+    """The parameters of EM for each name that `fixed` may have."""
 
     _cells: ClassVar[int] = 120_000
     """Log-values of a batch: half as many or twice take up to a quarter longer in a chain."""
@@ -83,8 +90,9 @@ class HiddenStates(Arguments, ABC):
         Raises:
             EvidenceError: data that does not fit the emission.
             ImpossibleEvidenceError: a sequence of probability zero; the message has its number.
-            ModelError: an argument that does not fit, or a state that has lost all mass or whose
-                covariance is singular: the message has its number, and the prior to set.
+            ModelError: an argument that does not fit; or, in every start, a state that has lost all
+                mass or whose covariance is singular: the message has its number, and the prior to
+                set. Starts in which that happens are dropped, and the fit's status counts them.
         """
         require_fields(
             self, states="[1, inf)", starts="[1, inf)", limit="[0, inf)", tolerance="[0, inf]"
@@ -93,25 +101,50 @@ class HiddenStates(Arguments, ABC):
         observed = torch.cat(sequences)
         if not len(observed):
             raise EvidenceError(f"{type(self).__name__} is fitted to sequences; X has no step.")
-        generator = generator or torch.Generator()
+        given = generator or torch.Generator()
         batches = list(self._batches(sequences))
-        fits: list[Fit] = []
-        for number in range(self.starts):
-            tables = self._tables(observed, generator if number else None)
-            emission = self.emission.started(self.states, observed, generator)
+        # Arguments that do not fit are told as they are, and not as the collapse of a start.
+        begin = self._tables(observed, None)
+        self.emission.blank(self.states, observed)
+        fixed = self._fixed_parameters(begin)
+
+        def fitted(number: int) -> Fit:
+            tables = self._tables(observed, given) if number else begin
+            tables |= {name: begin[name] for name in fixed if name in begin}
+            emission = self.emission.started(self.states, observed, given)
             parameters = {**tables, "emission": emission}
             em = EM(
-                self._model, parameters, tolerance=self.tolerance, limit=self.limit,
+                self._model, parameters, tolerance=self.tolerance, limit=self.limit, fixed=fixed,
                 hard=self.hard, progress=self._told(number),
             )  # fmt: skip
             try:
-                fits.append(em.fit([rows for rows, _ in batches]))
+                return em.fit([rows for rows, _ in batches])
             except ImpossibleEvidenceError:
                 self._refuse_dead(batches, parameters)
                 raise
-        self.fit_: Fit = max(fits, key=lambda fit: fit.history[-1])
+
+        self.fit_: Fit = best_fit(self.starts, fitted)
         self.n_features_in_ = observed.shape[1]
         return self
+
+    def _fixed_parameters(self, tables: Mapping[str, Parameter]) -> list[str]:
+        """The names of EM's parameters that stay, of those in ``tables`` and the emission.
+
+        Raises:
+            ModelError: a name of none, or of one that has no values to stay at.
+        """
+        model, result = type(self).__name__, list[str]()
+        for name in self.fixed:
+            if name not in self._names:
+                raise ModelError(
+                    f"{model} fixes {name!r}, which is none of {', '.join(self._names)}; tables of "
+                    f"the emission are fixed by its own fixed=[{name!r}]."
+                )
+            drawn = name == "transition" and self._of_rank and self.transition is None
+            if drawn or (name == "emission" and not self.emission.given):
+                raise ModelError(f"{model} fixes its {name}, and has no tables of it: give them.")
+            result += [each for each in self._names[name] if each in tables or each == "emission"]
+        return result
 
     def _refuse_dead(
         self, batches: Sequence[tuple[PaddedBatch, list[int]]], parameters: dict[str, Parameter]
@@ -160,7 +193,9 @@ class HiddenStates(Arguments, ABC):
         parameter. Raises `ModelError` where the fit is not at a maximum.
         """
         batches = [rows for rows, _ in self._batches(self._read(X, lengths))]
-        return standard_errors(EM(self._model, self._fitted()), self.fit_, batches)
+        parameters = self._fitted()
+        em = EM(self._model, parameters, fixed=self._fixed_parameters(parameters))
+        return standard_errors(em, self.fit_, batches)
 
     def structure(self, X: Any, lengths: Any = None) -> Any:
         """The `Chain` or `SemiMarkov` of all sequences, (B,), padded; its log Z is their score."""
@@ -225,7 +260,9 @@ class HiddenStates(Arguments, ABC):
     @property
     def _size(self) -> int:
         """The number of free parameters."""
-        return sum(p.size for p in self._fitted().values())
+        parameters = self._fitted()
+        fixed = self._fixed_parameters(parameters)
+        return sum(p.size for name, p in parameters.items() if name not in fixed)
 
     def _fitted(self) -> dict[str, Parameter]:
         """The fitted parameters, or those given, if all are."""
@@ -334,7 +371,8 @@ def held_out(
 ) -> dict[int, float]:  # fmt: skip
     """The mean log-likelihood of a step (nats) of sequences left out of fits, by number of states.
 
-    ``max(scores, key=lambda count: scores[count])`` is the choice of a number.
+    ``max(scores, key=lambda count: scores[count])`` is the choice of a number. That of a number
+    for which a fit has no maximum, because a state collapses, is -inf.
 
     Args:
         model: whose other arguments are taken; it is not changed.
@@ -346,6 +384,7 @@ def held_out(
 
     Raises:
         EvidenceError: fewer sequences than folds.
+        ModelError: no number has fits with a maximum.
     """
     sequences = sequences_of(X, lengths)
     if len(sequences) < folds:
@@ -355,14 +394,21 @@ def held_out(
         )
     generator = generator or torch.Generator()
     order = torch.randperm(len(sequences), generator=generator).tolist()
-    result: dict[int, float] = {}
+    result, errors = dict[int, float](), list[ModelError]()
     for count in states:
         total = 0.0
         for fold in range(folds):
             candidate = copy.copy(model).set_params(states=count)
             out = set(order[fold::folds])
             kept = [each for number, each in enumerate(sequences) if number not in out]
-            candidate.fit(kept, generator=generator)
+            try:
+                candidate.fit(kept, generator=generator)
+            except ModelError as error:
+                errors.append(error)
+                total = -math.inf
+                break
             total += candidate.score([sequences[number] for number in sorted(out)])
         result[count] = total / sum(map(len, sequences))
+    if errors and len(errors) == len(result):
+        raise errors[0]
     return result

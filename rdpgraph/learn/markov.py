@@ -32,10 +32,12 @@ class HMM(HiddenStates):
             stay in both, as those of `left_to_right`. `LowRank`: a fit of a rank goes on.
         start_prior: pseudo-counts of first states.
         transition_prior: pseudo-counts of transitions, one number or a table.
+        fixed: names of what stays as it is given: "start", "transition", "emission". Tables of an
+            emission are fixed by its own argument of that name.
         sticky: additional pseudo-counts for staying in a state.
         rank: transitions go through so many classes, ``p(j | i) = sum_k p(k | i) p(j | k)``; a
             step then costs O(states rank). None: any table.
-        starts: fits, of which the best is taken.
+        starts: fits, of which the best is taken. Those in which a state collapses are dropped.
         limit: of steps.
         tolerance: the gain of a step, in nats for each sequence, below which a fit ends.
         hard: counts are those of the most probable states, whose score takes the place of the
@@ -87,6 +89,7 @@ class HSMM(HiddenStates):
             rank.
         rank: as for `HMM`, between segments.
         duration_prior: pseudo-counts of durations.
+        fixed: as for `HMM`, and "durations".
         censored: as said above.
         starts: as for `HMM`; so are limit, tolerance, hard and progress.
 
@@ -95,6 +98,7 @@ class HSMM(HiddenStates):
     """
 
     _cells = 2**21  # large, as the layout of steps costs the same for any batch
+    _names = {**HiddenStates._names, "durations": ("duration",)}  # noqa: RUF012
     durations: Any = field(kw_only=False)
     duration_prior: Any = 0.0
     censored: bool = True
