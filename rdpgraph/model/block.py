@@ -12,7 +12,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.notebook import circle, panel
-from rdpgraph._core.portable import tensors_in
+from rdpgraph._core.portable import in_full_precision, tensors_in
 from rdpgraph._core.types import Scopes
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.domain import Domain, Entry
@@ -190,7 +190,8 @@ def _grouped(group: list[tuple[Factor, int]], domain: Domain) -> Block:
     for factor, _ in group:
         potential = factor.potential
         if not isinstance(potential, Table):
-            return Block(listed, potential, (), None, places)
+            full, copied = _in_full_precision(potential)
+            return Block(listed, full, (), None, places, copied)
         row = tensors.setdefault(id(potential.log_values), len(kept))
         if row == len(kept):
             kept.append(potential.log_values)
@@ -200,6 +201,15 @@ def _grouped(group: list[tuple[Factor, int]], domain: Domain) -> Block:
     stacked = Table.checked(torch.stack(kept, dim=kept[0].ndim - arity))
     index = None if len(kept) == len(group) else torch.tensor(rows, device="cpu")
     return Block(listed, stacked, (len(kept),), index, places, _counters(kept))
+
+
+def _in_full_precision(potential: Potential) -> tuple[Potential, tuple[tuple[Tensor, int], ...]]:
+    """A potential that computes its values in float32 at least, and counters of what it copies.
+
+    Tables compute nothing: their entries are exact in any type.
+    """
+    full = potential if isinstance(potential, Table) else in_full_precision(potential)
+    return full, () if full is potential else _counters(list(tensors_in(potential)))
 
 
 @torch.no_grad()
@@ -227,7 +237,8 @@ def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
     shared = math.prod(aligned) == 1
     # A shared potential keeps dims of size 1, to tell them from batch dims.
     shape = (1,) * len(aligned) if shared and block.count != 1 else dims
-    return Block(scopes, block.potential, shape, None, places)
+    potential, copied = _in_full_precision(block.potential)
+    return Block(scopes, potential, shape, None, places, copied)
 
 
 def _slot_numbers(slot: Slot, domain: Domain) -> Tensor:

@@ -125,3 +125,22 @@ def test_graphs_answer_in_float32(scheduler, dtype, cycle):
     torch.testing.assert_close(score.double(), known, rtol=1e-6, atol=1e-6)
     (slopes,) = torch.autograd.grad(given.log_partition, leaf)
     assert slopes.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("kind", [rg.LowRank, rg.Bilinear])
+def test_potentials_that_compute_their_values_do_so_in_float32(kind, dtype):
+    x = rg.VariableArray("x", (5,), 4)
+    sides = [(2 * draw(4, 3, seed=seed)).to(dtype) for seed in (0, 1)]
+
+    def built(*sides):
+        pairs = rg.FactorBlock((x[:-1], x[1:]), kind(*sides))
+        return rg.FactorGraph([pairs, rg.Factor((x[0], x[3]), kind(*sides))])
+
+    given, exact = built(*sides), built(*(side.double() for side in sides))
+    states = rg.infer(exact).mode()
+    for ask in (lambda graph: rg.infer(graph).log_partition, lambda graph: graph.score(states)):
+        torch.testing.assert_close(ask(given).double(), ask(exact), rtol=1e-6, atol=1e-5)
+    sides[0].zero_()  # the graph has a copy
+    with pytest.raises(rg.errors.ModelError, match="changed in place"):
+        rg.infer(given)
