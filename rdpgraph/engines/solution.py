@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import differentiable_property
+from rdpgraph._core.notebook import panel
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.graph import FactorGraph
@@ -45,6 +46,32 @@ class Status:
     trace: tuple[float, ...] = field(default=(), repr=False)
     method: str = ""
     remedy: str = ""
+
+    def __str__(self) -> str:
+        worth = "exact" if self.exact else "approximate"
+        lines = [f"Status: {worth}" if self.converged else f"Status: {worth}, NOT converged"]
+        if self.method:
+            lines.append(f"  method      {self.method}")
+        if self.iterations is not None:
+            change = "" if self.residual is None else f", the last change {self.residual:.2g}"
+            lines.append(f"  iterations  {self.iterations:,}{change}")
+        if self.effective_sample_size is not None:
+            lines.append(f"  replicates  worth {self.effective_sample_size:.1f} equal ones")
+        # Neither has a meaning for an answer that is exact.
+        if self.bound and not self.exact:
+            lines.append(
+                f"  log Z       {'an' if self.bound == 'upper' else 'a'} {self.bound} bound"
+            )
+        elif self.biased:
+            lines.append("  log Z       biased")
+        if self.standard_error is not None:
+            lines.append(f"  error       {self.standard_error:.2g} nats, standard, of log Z")
+        if self.remedy:
+            lines.append(f"  remedy      {self.remedy}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return panel(str(self))
 
 
 OF_LOG_PARTITION = {

@@ -65,3 +65,30 @@ def test_a_structure_and_its_posterior(name):
     assert ("<svg" in html) == (name not in ("empty", "long"))
     assert ("<line" in html) == (name == "chain")
     html_of(rg.infer(structure))
+
+
+def test_a_status():
+    xs = rg.VariableArray("x", (3, 3), 2)
+    generator = torch.Generator().manual_seed(0)
+    pairs = [rg.Table(torch.randn(2, 2, generator=generator)) for _ in range(2)]
+    model = rg.FactorGraph(
+        [
+            rg.FactorBlock((xs[1:], xs[:-1]), pairs[0]),
+            rg.FactorBlock((xs[:, 1:], xs[:, :-1]), pairs[1]),
+        ]
+    )
+    few = rg.Randomized.default(keep=1, replicates=8)
+    exact = rg.infer(model).status
+    loopy = rg.infer(model, rg.Loopy(sweeps=2)).status
+    estimate = rg.infer(model, estimator=few, generator=generator).status
+    assert str(exact) == "Status: exact"
+    assert str(loopy).startswith("Status: approximate, NOT converged\n")
+    assert str(estimate).startswith("Status: approximate")
+    for status in (exact, loopy, estimate):
+        html = html_of(status)
+        for line in str(status).splitlines():
+            assert line.split("  ")[-1].strip()[:60] in html.replace("&#x27;", "'")
+        assert status.remedy in str(status)
+    assert f"{loopy.iterations}, the last change {loopy.residual:.2g}" in str(loopy)
+    assert f"{estimate.standard_error:.2g} nats" in str(estimate)
+    assert html_of(rg.Status(exact=False, bound="upper", remedy=NAME)).count("upper bound") == 1
