@@ -59,8 +59,13 @@ def picture(
     edges: Iterable[tuple[object, object]],
     *,
     squares: Sequence[object] = (),
+    arrows: bool = False,
 ) -> str:
-    """An SVG of named dots at places, about one apart, joined by lines; empty for too many."""
+    """An SVG of named dots at places, about one apart, joined by lines; empty for too many.
+
+    With arrows each line ends in one, at its second dot.
+    """
+    edges = list(edges)
     if not 0 < len(places) <= _MOST_DOTS:
         return ""
     unit, dot = 44.0, 4.0
@@ -74,6 +79,8 @@ def picture(
         f'y2="{at[other][1]:.1f}" stroke="currentColor" stroke-opacity=".4"/>'
         for one, other in edges
     ]
+    if arrows:
+        parts += (_arrowhead(at[one], at[other], dot) for one, other in edges)
     for node, (x, y) in at.items():
         if node in squares:
             parts.append(
@@ -90,13 +97,30 @@ def picture(
     )
 
 
-def circle(names: Sequence[str], scopes: Iterable[Sequence[str]]) -> str:
-    """Variables in a circle, with a square for each factor over two or more."""
+def _arrowhead(start: Point, end: Point, dot: float) -> str:
+    """A triangle on the line from a dot to another, in front of the second one."""
+    wide, high = end[0] - start[0], end[1] - start[1]
+    length = math.hypot(wide, high) or 1.0
+    x, y = wide / length, high / length
+    tip = end[0] - (dot + 1) * x, end[1] - (dot + 1) * y
+    back = tip[0] - 7 * x, tip[1] - 7 * y
+    points = [tip, (back[0] - 3 * y, back[1] + 3 * x), (back[0] + 3 * y, back[1] - 3 * x)]
+    listed = " ".join(f"{one:.1f},{other:.1f}" for one, other in points)
+    return f'<polygon points="{listed}" fill-opacity=".6"/>'
+
+
+def circle(names: Sequence[str], scopes: Iterable[Sequence[str]], *, arrows: bool = False) -> str:
+    """Variables in a circle, with a square for each factor over two or more.
+
+    With arrows the scopes are pairs of variables, each joined by one.
+    """
     radius = max(1.0, len(names) / 5)
     places: dict[object, Point] = {}
     for place, name in enumerate(names):
         angle = 2 * math.pi * place / len(names)
         places[name] = (radius * math.sin(angle), radius * math.cos(angle))
+    if arrows:
+        return picture(places, [(one, other) for one, other in scopes], arrows=True)
     edges: list[tuple[object, object]] = []
     squares: list[object] = []
     for number, scope in enumerate(scopes):

@@ -1,7 +1,7 @@
 """Blocks of factors, the stored form of a graph: made, moved, described, and evaluated."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -359,11 +359,19 @@ def described(
     return "\n".join(lines)
 
 
-def pictured(text: str, domain: Domain, blocks: Sequence[Block]) -> str:
-    """A description as HTML, with a drawing of small graphs."""
-    if not 0 < domain.count <= 24 or sum(block.count for block in blocks) > 100:
+MOST_PICTURED = 24  # variables of a graph that is drawn in a notebook
+
+
+def pictured(
+    text: str, domain: Domain, blocks: Sequence[Block], parents: Mapping[int, Sequence[int]] | None
+) -> str:
+    """A description as HTML, with a drawing of small graphs; parents are joined by arrows."""
+    if not 0 < domain.count <= MOST_PICTURED or sum(block.count for block in blocks) > 100:
         return panel(text)
     names = [domain.variable(number).name for number in range(domain.count)]
+    if parents is not None:
+        pairs = ((names[one], names[child]) for child, above in parents.items() for one in above)
+        return panel(text, circle(names, pairs, arrows=True))
     scopes = (scope for block in blocks for scope in block.scopes.tolist())
     return panel(text, circle(names, ([names[number] for number in scope] for scope in scopes)))
 

@@ -1,6 +1,7 @@
 """Conditional probability tables: the factors of a Bayesian network, made and read."""
 
 import graphlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.once import warn_once
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.block import Block
@@ -68,6 +70,33 @@ class Network:
         block, row = self.places[child]
         table = block.table(row)
         return table.movedim(-block.arity, -1) if self.slot == 0 else table
+
+
+def parents_drawn(domain: Domain, blocks: Sequence[Block]) -> dict[int, list[int]] | None:
+    """The parents of each variable of a Bayesian network, for pictures; None for other graphs.
+
+    Factors over one variable that were declared after all tables, as soft evidence is, are left
+    out. Tables of more than `tuning.BLOCK` entries are not read, and count as no network.
+    """
+    cells = sum(block.count * math.prod(block.sizes) for block in blocks)
+    if cells > tuning.BLOCK or max((block.arity for block in blocks), default=0) < 2:
+        return None
+    tables: list[Block] = []
+    for block in blocks:
+        rows = (block.declared < domain.count).nonzero().flatten()
+        if len(rows) == block.count:
+            tables.append(block)
+        elif block.arity != 1:
+            return None
+        elif len(rows):
+            shape = (1,) if block.shared else (len(rows),)
+            potential, declared = block.select(rows), block.declared[rows]
+            tables.append(Block(block.scopes[rows], potential, shape, None, declared))
+    try:
+        network = Network.read(domain, tables)
+    except UnsupportedError:
+        return None
+    return {child: network.parents(child) for child in range(domain.count)}
 
 
 def _holds(block: Block, slot: int) -> bool:

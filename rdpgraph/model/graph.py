@@ -14,6 +14,7 @@ from rdpgraph._core.compiler import Opaque
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.block import (
+    MOST_PICTURED,
     Block,
     blocks_of,
     described,
@@ -24,7 +25,7 @@ from rdpgraph.model.block import (
     pictured,
     tabulated,
 )
-from rdpgraph.model.conditional import Conditional, Network, network_factors
+from rdpgraph.model.conditional import Conditional, Network, network_factors, parents_drawn
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import (
     MISSING,
@@ -437,4 +438,6 @@ class FactorGraph(Opaque):
         return described(self.domain, self.blocks, self.observed, self.batch_shape)
 
     def _repr_html_(self) -> str:
-        return pictured(repr(self), self.domain, self.blocks)
+        few = self.num_variables <= MOST_PICTURED
+        parents = parents_drawn(self.domain, self.blocks) if few else None
+        return pictured(repr(self), self.domain, self.blocks, parents)

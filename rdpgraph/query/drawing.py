@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from rdpgraph._core import tuning
 from rdpgraph._core.arguments import typed
 from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError, printable
 from rdpgraph.interface.structure import Structure
 from rdpgraph.io.graphs import to_networkx
-from rdpgraph.io.tables import conditional_tables
 from rdpgraph.io.text import write_bytes_atomically
+from rdpgraph.model.conditional import parents_drawn
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import Variable, names_of
@@ -83,13 +82,14 @@ def box_of(variable: Variable, posterior: Posterior | None) -> Box:
 @typed()
 def draw(
     model: FactorGraph | Posterior | Structure | StructuredPosterior | Plan,
-    target: str | Path,
+    target: str | Path = "",
     configuration: Any = None,
-) -> None:
-    """Draw a model to a file, ``.png``, ``.svg`` or ``.pdf``.
+) -> Any:
+    """Draw a model, to a ``.png``, ``.svg`` or ``.pdf`` file if one is named.
 
     A Bayesian network has a box for each variable and an arrow from each parent, from top to
-    bottom; any other graph a box for each variable and a square for each factor. A posterior adds
+    bottom, soft evidence included; any other graph a box for each variable and a square for each
+    factor. A posterior adds
     its marginals, as bars where there are at most 40 variables, and says above them if they are not
     exact; variables with evidence are shaded.
     The picture of a structure shows its sites: those that a configuration uses are boxes with their
@@ -99,28 +99,32 @@ def draw(
 
     Args:
         model: of a batch the first item is drawn.
-        target: the name of the file.
+        target: the name of the file; without one the picture is only returned.
         configuration: of a structure, as `mode` and `sample` give it; of several the first.
+
+    Returns:
+        The figure of matplotlib, which notebooks show.
 
     Raises:
         ModelError: no model, or a configuration for a graph.
         FileFormatError: another ending.
         UnsupportedError: matplotlib is missing, or the model is too large to be readable.
     """
+    file = checked_suffix(target) if target != "" else None
     if isinstance(model, StructuredPosterior):
         model = model.structure
     if isinstance(model, Plan):
-        return _draw_plan(model, checked_suffix(target))
+        return _draw_plan(model, file)
     if isinstance(model, Structure):
-        return _draw_structure(model, checked_suffix(target), configuration)
+        return _draw_structure(model, file, configuration)
     posterior = model if isinstance(model, Posterior) else None
     graph = model.graph if isinstance(model, Posterior) else model
     if configuration is not None:
         raise ModelError("draw takes configurations of structures; a graph's are not drawn.")
-    return _draw_graph(graph, checked_suffix(target), posterior)
+    return _draw_graph(graph, file, posterior)
 
 
-def _draw_graph(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
+def _draw_graph(graph: FactorGraph, target: Path | None, posterior: Posterior | None) -> Any:
     count = graph.num_variables
     if count > _MOST or graph.num_factors > 4 * _MOST:
         raise UnsupportedError(
@@ -134,11 +138,17 @@ def _draw_graph(graph: FactorGraph, target: Path, posterior: Posterior | None) -
     shown = posterior if count <= _WITH_BARS else None
     boxes = [box_of(variable, shown) if count <= _WITH_NAMES else None for variable in variables]
     sizes = np.array([(_DOT, _DOT) if box is None else box.size for box in boxes])
-    parents = _parents(graph)
+    parents = parents_drawn(graph.domain, graph.blocks)
     if parents is None:
         places = _undirected(axes, graph, sizes)
     else:
-        places = _directed(axes, parents, map(tuple, sizes))
+        names = [variable.name for variable in variables]
+        named = {names[child]: [names[n] for n in above] for child, above in parents.items()}
+        places = _directed(axes, named, map(tuple, sizes))
+        # What was declared after the tables is soft evidence.
+        soft = [block.scopes[block.declared >= count].flatten() for block in graph.blocks]
+        for number in np.unique(np.concatenate([part.numpy() for part in soft])):
+            _draw_square(axes, places[number] + sizes[number] * [-0.5, 0.5])
     seen = [False] * count
     if graph.observed is not None:
         seen = (graph.observed != MISSING).reshape(-1, count).any(0).tolist()
@@ -147,10 +157,10 @@ def _draw_graph(graph: FactorGraph, target: Path, posterior: Posterior | None) -
     note = ""
     if shown is not None and not shown.status.exact:
         note = "approximate" if shown.status.converged else "approximate, NOT converged"
-    _save(picture, axes, target, note)
+    return _finish(picture, axes, target, note)
 
 
-def _draw_plan(plan: Plan, target: Path) -> None:
+def _draw_plan(plan: Plan, target: Path | None) -> Any:
     if plan.tree is None or len(plan.tree.scopes) > _MOST:
         raise UnsupportedError(
             f"A plan has a picture where it contracts, with at most {_MOST} factors and products; "
@@ -166,10 +176,11 @@ def _draw_plan(plan: Plan, target: Path) -> None:
     places = _directed(axes, parents, (box.size for box in boxes.values()))
     for place, (name, box) in zip(places, boxes.items(), strict=True):
         _draw_box(axes, box, place, box.size, seen=not parents[name])
-    _save(picture, axes, target)
+    return _finish(picture, axes, target)
 
 
-def _save(picture: Any, axes: Any, target: Path, note: str = "") -> None:
+def _finish(picture: Any, axes: Any, target: Path | None, note: str = "") -> Any:
+    """Fit a picture to what is drawn, and write it where a file is named."""
     axes.set_aspect("equal")
     axes.set_axis_off()
     axes.autoscale_view()
@@ -180,22 +191,7 @@ def _save(picture: Any, axes: Any, target: Path, note: str = "") -> None:
     picture.set_size_inches(right - left + 0.2, high - low + 0.2)
     axes.set_xlim(left - 0.1, right + 0.1)
     axes.set_ylim(low - 0.1, high + 0.1)
-    save_picture(picture, target)
-
-
-def _parents(graph: FactorGraph) -> dict[str, list[str]] | None:
-    """The parents of each variable of a Bayesian network; None for others, and large tables."""
-    if graph.num_factors != graph.num_variables:
-        return None
-    cells = sum(block.count * int(np.prod(block.sizes)) for block in graph.blocks)
-    if cells > tuning.BLOCK or max(block.arity for block in graph.blocks) < 2:
-        return None
-    try:
-        tables = conditional_tables(graph.retract())
-    except UnsupportedError:
-        return None
-    scopes = ([variable.name for variable in scope] for scope, _ in tables)
-    return {child: parents for *parents, child in scopes}
+    return save_picture(picture, target)
 
 
 def _directed(axes: Any, parents: dict[str, list[str]], sizes: Iterable[Point]) -> list[Point]:
@@ -234,8 +230,6 @@ def _draw_arrow(axes: Any, route: Sequence[Point]) -> None:
 
 def _undirected(axes: Any, graph: FactorGraph, sizes: Any) -> Any:
     """Draw the edges and the squares of factors; the place of each variable."""
-    from matplotlib.patches import Rectangle
-
     scopes = [tuple(scope) for block in graph.blocks for scope in block.scopes.tolist()]
     joined = [scope for scope in scopes if len(scope) > 1]
     larger = [scope for scope in joined if len(scope) > 2]
@@ -250,9 +244,16 @@ def _undirected(axes: Any, graph: FactorGraph, sizes: Any) -> Any:
     for (number,) in {scope for scope in scopes if len(scope) == 1}:
         squares.append(places[number] + sizes[number] * [-0.5, 0.5])
     for square in squares:
-        corner = tuple(square - _SQUARE / 2)
-        axes.add_patch(Rectangle(corner, _SQUARE, _SQUARE, color=_INK, zorder=4))
+        _draw_square(axes, square)
     return places[: graph.num_variables]
+
+
+def _draw_square(axes: Any, centre: Any) -> None:
+    """Draw the square of a factor."""
+    from matplotlib.patches import Rectangle
+
+    corner = tuple(np.asarray(centre) - _SQUARE / 2)
+    axes.add_patch(Rectangle(corner, _SQUARE, _SQUARE, color=_INK, zorder=4))
 
 
 def _middle(line: Any, one: Any, other: Any, taken: Sequence[Any]) -> Any:
@@ -313,7 +314,7 @@ def blank(width: float = 6.4, height: float = 4.8, *, needs: str = "matplotlib")
     return picture, picture.add_axes((0.0, 0.0, 1.0, 1.0))
 
 
-def _draw_structure(structure: Structure, target: Path, configuration: Any) -> None:
+def _draw_structure(structure: Structure, target: Path | None, configuration: Any) -> Any:
     """Draw the sites of a structure; those that a configuration uses are boxes with arrows."""
     if configuration is not None:
         structure.score(configuration)  # refuses what is none
@@ -341,13 +342,16 @@ def _draw_structure(structure: Structure, target: Path, configuration: Any) -> N
     axes.set_xlim(min(xs) - 0.8, max(xs) + 0.8)
     axes.set_ylim(min(ys) - 0.8, max(ys) + 0.8 + high)
     axes.set_axis_off()
-    save_picture(figure, target)
+    return save_picture(figure, target)
 
 
-def save_picture(figure: Any, target: Path) -> None:
-    """Write a figure of matplotlib at 150 dots an inch, at most 8,000 a side."""
+def save_picture(figure: Any, target: Path | None) -> Any:
+    """The figure, written at 150 dots an inch, at most 8,000 a side, where a file is named."""
+    if target is None:
+        return figure
     dots = min(150.0, _MOST_DOTS / max(figure.get_size_inches()))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(drawn := BytesIO(), format=target.suffix[1:].lower(), dpi=dots)
     write_bytes_atomically(target, drawn.getvalue())
+    return figure

@@ -5,8 +5,11 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import rdpgraph as rg
 from rdpgraph.query.drawing import box_of, draw
@@ -147,3 +150,63 @@ def test_pictures_of_approximations_say_so(tmp_path: Path):
         said.append("<!-- approximate" in picture.read_text())
         said.append("NOT converged" in picture.read_text())
     assert said == [True, True, True, False, False, False]
+
+
+def networks():
+    """Directed graphs, made in all ways, each with its number of arrows."""
+    rain, lawn, wet = (rg.Variable(name, ("no", "yes")) for name in ("rain", "lawn", "wet"))
+    tables = [0.8, 0.2], [[0.6, 0.4], [0.99, 0.01]], [[[1, 0], [0.2, 0.8]], [[0.1, 0.9], [0, 1]]]
+    declared = rg.FactorGraph.bayesian_network(
+        [(rain, (), tables[0]), (lawn, (rain,), tables[1]), (wet, (lawn, rain), tables[2])]
+    )
+    batch = rg.FactorGraph.bayesian_network(
+        [(rain, (), [[0.8, 0.2], [0.5, 0.5]]), (lawn, (rain,), tables[1])]
+    )
+    rows = pandas.DataFrame({"rain": ["no", "yes", "no"], "wet": ["no", "yes", "yes"]})
+    fitted = rg.learn.BayesianNetwork([("rain", "wet")], prior=1.0).fit(rows)
+    heard = rg.Factor(wet, rg.Table([0.0, 1.0]))
+    first = rg.Factor(lawn, rg.Table([1.0, 3.0]))
+    steps = rg.VariableArray("x", (5,), 2)
+    return {
+        "declared": (declared, 3),
+        "observed": (declared.condition({"wet": "yes"}), 3),
+        "soft evidence": (declared.with_factors(heard), 3),
+        "several of it": (declared.with_factors(heard, first, heard), 3),
+        "a batch": (batch, 1),
+        "a file": (ASIA, 8),
+        "fitted": (fitted.graph_, 1),
+        "after an intervention": (fitted.do(rain="yes"), 0),
+        "steps": (
+            rg.FactorGraph([
+                rg.Factor(steps[0], rg.Table.from_probabilities(tables[0])),
+                rg.FactorBlock((steps[:-1], steps[1:]), rg.Table.from_probabilities(tables[1])),
+            ]),
+            4,
+        ),
+        "no network": (
+            rg.FactorGraph([rg.Factor((rain, lawn), rg.Table([[1.0, 0.0], [0.0, 1.0]]))]), 0
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", networks())
+def test_the_figure_is_returned_and_a_network_has_its_arrows(name, tmp_path):
+    graph, edges = networks()[name]
+    if name == "after an intervention":
+        edges = len(graph.parents("wet"))
+    for model in (graph, rg.infer(graph)):
+        figure = rg.draw(model)
+        assert isinstance(figure, Figure)
+        arrows = [each for each in figure.axes[0].patches if isinstance(each, FancyArrowPatch)]
+        assert len(arrows) == edges
+    squares = [each for each in figure.axes[0].patches if isinstance(each, Rectangle)]
+    assert len(squares) == {"soft evidence": 1, "several of it": 2, "no network": 1}.get(name, 0)
+    assert graph._repr_html_().count("<polygon") == edges
+    assert isinstance(rg.draw(graph, tmp_path / "graph.png"), Figure)
+    assert (tmp_path / "graph.png").stat().st_size > 1000
+
+
+def test_pictures_of_structures_and_plans_are_returned_too():
+    chain = rg.Chain(torch.zeros(3, 2), torch.zeros(2, 2))
+    for model in (chain, rg.infer(chain), rg.explain(ASIA)):
+        assert isinstance(rg.draw(model), Figure)
