@@ -247,6 +247,7 @@ def hypertree(case):
     return {
         "no rules": rg.Hypertree(draw(2, 3, 3, 1)),
         "lengths": rg.Hypertree(draw(2, 3, 3, 1), lengths=lengths),
+        "an empty one": rg.Hypertree(draw(2, 2, 2, 1), lengths=torch.tensor([2, 0])),
         "rules": rg.Hypertree(
             draw(3, 3, 2), rg.trees.DenseRules(draw(2, 2, 2, seed=1)), root=draw(2, seed=2)
         ),
@@ -256,7 +257,7 @@ def hypertree(case):
     }[case]
 
 
-@pytest.mark.parametrize("case", ["no rules", "lengths", "rules", "preterminals"])
+@pytest.mark.parametrize("case", ["no rules", "lengths", "an empty one", "rules", "preterminals"])
 def test_charts_of_spans_as_factors(case, monkeypatch):
     graph = hypertree(case).factor_graph()
     answered(graph, "Hypertree", monkeypatch)

@@ -303,6 +303,9 @@ class Hypertree(HypertreeFields):
         else:
             most = values.amax(-1)
             top = most.amax((-2, -1), keepdim=True)
+            if self.lengths is not None:  # the tree over no word has the score 0
+                empty = (self.lengths == 0).to(top.device).reshape(*self.lengths.shape, 1, 1)
+                top = torch.where(empty, 0.0, top)
             none = torch.where(self._real, crossed(most), top).unsqueeze(-1)
         return torch.cat([values, none], -1)
 
