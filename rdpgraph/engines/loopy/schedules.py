@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import finite, safe_log
@@ -133,9 +134,12 @@ class Residual(Schedule):
 class RandomSubsets(Schedule):
     """Every message once a sweep, in random sets.
 
+    All runs of messages take the same sets, so that an answer does not depend on those before it.
+
     Args:
         share: fraction of the messages in a set.
-        generator: the randomness.
+        generator: its state at the first sweep is the randomness; it is left in that state. None:
+            torch's global randomness.
     """
 
     share: float = 0.25
@@ -148,9 +152,16 @@ class RandomSubsets(Schedule):
     def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
         """A random permutation in pieces."""
         size = max(1, round(float(self.share) * edges.count))
-        yield from torch.split(
-            torch.randperm(edges.count, generator=self.generator, device="cpu"), size
-        )
+        drawn = torch.Generator("cpu").manual_seed(self._seed + number)
+        yield from torch.split(torch.randperm(edges.count, generator=drawn, device="cpu"), size)
+
+    @cached_property
+    def _seed(self) -> int:
+        if self.generator is None:
+            return int(torch.randint(2**62, (), device="cpu"))
+        drawn = torch.Generator(self.generator.device)
+        drawn.set_state(self.generator.get_state())
+        return int(torch.randint(2**62, (), generator=drawn, device=drawn.device))
 
 
 def _colours(edges: Edges) -> Tensor:
