@@ -273,11 +273,12 @@ class Implicit(Gradient):
             updated = tuple(m if m.requires_grad else m.requires_grad_() for m in updated)
         elif not any(message.requires_grad for message in updated):
             return messages
-        return _AtFixedPoint.apply(equations, self, seconds, *updated)  # pyright: ignore
+        # The values stay what they are without gradients, to the last digit.
+        return _AtFixedPoint.apply(equations, self, seconds, messages, *updated)  # pyright: ignore
 
 
 class _AtFixedPoint(torch.autograd.Function):
-    """The identity, whose backward pass solves for the gradient of a fixed point."""
+    """Messages for their update, whose backward pass solves for the gradient of a fixed point."""
 
     @staticmethod
     def forward(  # pyright: ignore
@@ -285,8 +286,10 @@ class _AtFixedPoint(torch.autograd.Function):
         equations: Equations,
         how: Implicit,
         seconds: float,
-        *messages: Tensor,
+        messages: Messages,
+        *updated: Tensor,
     ) -> Messages:
+        del updated  # equal to the messages at a fixed point
         ctx.equations, ctx.how, ctx.seconds = equations, how, seconds  # pyright: ignore
         ctx.save_for_backward(*messages)  # pyright: ignore
         return tuple(message.clone() for message in messages)
@@ -321,7 +324,7 @@ class _AtFixedPoint(torch.autograd.Function):
                 "Implicit(iterations=...) or the scheduler's seconds, or use Unrolled().",
                 stacklevel=2,
             )
-        return None, None, None, *_split(solved, inputs)
+        return None, None, None, None, *_split(solved, inputs)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
