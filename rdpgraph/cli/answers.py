@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.cli.options import Format, ParseFormat, Task
-from rdpgraph.engines.solution import Status
+from rdpgraph.engines.solution import Status, of_answers
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, printable
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.io.evidence import format_map, format_mar, format_mmap, format_pr
@@ -61,7 +61,7 @@ class Answer:
         lacking: for each row why it has no answer, or "" where it has one.
         errors: for each row the standard error of log Z, the effective sample size and the number
             of replicates; empty where there is one replicate.
-        status: that of the posterior, once it is known.
+        status: of the answer, and of log Z where it was asked for, once they are known.
     """
 
     posterior: Posterior
@@ -115,7 +115,9 @@ def answer(
             mode = _mode(posterior, task, entries)
         except ImpossibleEvidenceError:
             nothing = why = _why_nothing(posterior)
-            exists = _mode_exists(posterior) if graph.batch_shape else torch.zeros(1).bool()
+            exists = torch.zeros(1).bool()
+            if graph.batch_shape:
+                exists = _mode_exists(posterior, task)
             if bool(exists.all()):
                 raise
             if bool(exists.any()):
@@ -155,8 +157,9 @@ def answer(
             optimal = tuple(posterior.mode_is_optimal().reshape(-1).tolist())
             ceilings = tuple(posterior.mode_bound().reshape(-1).tolist())
         elif late:  # no time for a proof
-            optimal = (posterior.status.exact,) * len(known.scores)
-            ceilings = known.scores if posterior.status.exact else ()
+            proved = posterior.solution.status_of("mode").exact
+            optimal = (proved,) * len(known.scores)
+            ceilings = known.scores if proved else ()
     return replace(
         known,
         log_partition=log_z,
@@ -166,8 +169,22 @@ def answer(
         bounds=_bounds(posterior, 1.0) if sums else (),
         interval=_bounds(posterior, CONFIDENCE) if sums else (),
         errors=_error_bars(posterior, log_z),
-        status=posterior.status,
+        status=_status(posterior, task, optimal, sums=sums or not said),
     )
+
+
+def _status(posterior: Posterior, task: Task, optimal: Sequence[bool], *, sums: bool) -> Status:
+    """The status of the answer to a task, and of log Z where it was asked for too."""
+    parts = {"log Z": posterior.status_of("log_partition")} if sums else dict[str, Status]()
+    proved = bool(optimal) and all(optimal)
+    if task is Task.MAR:
+        parts["marginals"] = posterior.status_of("marginals")
+    if task is Task.MAP:
+        found = posterior.solution.status_of("mode")  # without the time that a proof takes
+        parts["modes"] = replace(found, exact=found.exact or proved)
+    if task is Task.MMAP:
+        parts["modes"] = Status(exact=proved, method="" if proved else "search")
+    return of_answers(parts)
 
 
 def _asked_for(
@@ -206,7 +223,8 @@ def _asked_for(
 
 def _why_nothing(posterior: Posterior) -> str:
     """The reason why a row has no mass."""
-    if isinstance(posterior.solution, RestrictedSolution) and not posterior.status.exact:
+    few = isinstance(posterior.solution, RestrictedSolution)
+    if few and not posterior.status_of("log_partition").exact:
         return _NOTHING_KEPT
     return _IMPOSSIBLE[posterior.graph.observed is None]
 
@@ -218,10 +236,12 @@ def _mode(posterior: Posterior, task: Task, entries: Sequence[Entry]) -> Assignm
     return posterior.marginal_mode(entries) if task is Task.MMAP else None
 
 
-def _mode_exists(posterior: Posterior) -> Tensor:
+def _mode_exists(posterior: Posterior, task: Task) -> Tensor:
     """(rows,) False where a row is known to have no possible configuration."""
-    exists = posterior.solution.mode_exists()
-    exists = posterior.solution.possible() if exists is None else exists
+    solution = posterior.solution
+    # The search for a mode may have proved more than was known before.
+    exists = solution.mode_is_possible() if task is Task.MAP else solution.mode_exists()
+    exists = solution.possible() if exists is None else exists
     return exists.reshape(-1).cpu()
 
 

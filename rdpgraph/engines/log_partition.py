@@ -17,7 +17,14 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.estimate import Estimate
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.portfolio import FirstConverged
-from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
+from rdpgraph.engines.solution import (
+    OF_LOG_PARTITION,
+    Delegate,
+    Question,
+    Solution,
+    Status,
+    Value,
+)
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan.clock import Allowance
 
@@ -52,9 +59,10 @@ class BestKnown(Delegate):
     def _exact(self) -> Solution | None:
         if self.exactly is None:
             return None
+        allowance = self.allowance.for_one_answer()
         try:
-            with self.allowance.spending(), torch.no_grad():
-                solution = self.exactly(effort.EXACT_SUM * self.allowance.left())
+            with allowance.spending(), torch.no_grad():
+                solution = self.exactly(effort.EXACT_SUM * allowance.left())
                 solution.log_partition()
         except BudgetError:
             return None
@@ -62,8 +70,9 @@ class BestKnown(Delegate):
 
     @cached_property
     def _drawn(self) -> MiniBucketSolution:
-        with self.allowance.spending():
-            solution = self.drawn(self.allowance.left(effort.DRAWN_SUM))
+        allowance = self.allowance.for_one_answer()
+        with allowance.spending():
+            solution = self.drawn(allowance.left(effort.DRAWN_SUM))
             _ = solution.estimates, solution.bounds()
         return solution
 
@@ -84,7 +93,8 @@ class BestKnown(Delegate):
     @cached_property
     def _draws_tell(self) -> bool:
         """True if estimates are precise enough for their marginals to correct those of messages."""
-        if "_drawn" not in self.__dict__ and self._is_hopeless:
+        known = "_drawn" in self.__dict__ and not self.allowance.is_counted  # for nothing more
+        if not known and self._is_hopeless:
             return False
         every = self._drawn.estimates
         few = any(_draws(one) < _MEMBERS * len(one.each) for one in every)
@@ -93,15 +103,16 @@ class BestKnown(Delegate):
     @cached_property
     def _is_hopeless(self) -> bool:
         """True if there is no time for estimates, or a trial shows them far from precise."""
-        left = self.allowance.left()
-        if left < effort.DRAWN_LEAST * self.allowance.seconds:
+        allowance = self.messages.for_sums
+        left = allowance.left()
+        if left < effort.DRAWN_LEAST * allowance.seconds:
             return True
         trial = self.drawn(effort.DRAWN_TRIAL * left)
         if effort.DRAWN_TRIAL * left < tuning.SECONDS_PER_FACTOR * sum(
             len(g.scopes) for g in trial.network.groups
         ):
             return True
-        with self.allowance.spending():
+        with allowance.spending():
             return any(one.error > _HOPELESS for one in trial.estimates)
 
     @cached_property
@@ -110,7 +121,7 @@ class BestKnown(Delegate):
         flat = self.messages.variable_marginals().detach()
         if self.messages.chosen.status().exact or not self._draws_tell:
             return flat, False
-        with self.allowance.spending(), suppress(BudgetError):
+        with self.messages.for_sums.spending(), suppress(BudgetError):
             drawn, errors = self._drawn.variable_marginals(), self._drawn.marginal_errors()
             # No more is known than from as many draws, however well populations agree.
             draws = min(map(_draws, self._drawn.estimates))
@@ -164,49 +175,28 @@ class BestKnown(Delegate):
         return self._within(self._drawn.interval(confidence))
 
     def _within(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Interval tightened by the bounds of messages and of a mode."""
+        """Interval tightened by the mode, and by the messages that bound log Z for it."""
         if not bool((ends[0] < ends[1]).any()):
             return ends
-        below, above = (bound.double().cpu() for bound in self.messages.bounds())
+        below, above = (bound.double().cpu() for bound in self.messages.bounds_by_mode)
         return torch.maximum(ends[0], below), torch.minimum(ends[1], above)
 
     def status(self) -> Status:
-        """Status of the answers asked for so far: of log Z, of the messages, or of both.
+        """Status of log Z and marginals; its `method` names the method of each."""
+        _ = self.messages.status()  # first: they take less of the seconds, and leave more
+        return self.status_of_sums()
 
-        Its `method` names the method of each.
-        """
-        if "chosen" not in self.__dict__:
-            return replace(self.messages.status(), method=self._methods())
-        status = replace(self.chosen.status(), method=self._methods())
-        if "tried" not in self.messages.__dict__ or self.chosen is self.messages.chosen:
-            return status
-        if self.chosen is self.messages.plain:
-            return status
-        other = self.messages.status()
-        return replace(
-            other,
-            exact=status.exact and other.exact,
-            converged=status.converged and other.converged,
-            standard_error=status.standard_error,
-            effective_sample_size=status.effective_sample_size,
-            bound="",
-            method=status.method,
-        )
-
-    def _methods(self) -> str:
-        """Methods of the answers: one name, or one for each answer."""
-        every: dict[str, str] = {}
-        if "chosen" in self.__dict__:
-            every["log Z"] = self.chosen.status().method or "contraction"
-        if self.messages.modes_by:
-            every["modes"] = self.messages.modes_by
-        if "tried" in self.messages.__dict__ or not every:
-            every["marginals"] = self.messages.status().method
-        if "_marginals" in self.__dict__ and self._marginals[1]:
-            every["marginals"] += " and populations"
-        if len(set(every.values())) == 1:
-            return next(iter(every.values()))
-        return "; ".join(f"{what} by {method}" for what, method in every.items())
+    def status_of(self, answer: str) -> Status:
+        """Status of log Z, of marginals, or of the messages that give other answers."""
+        if answer in OF_LOG_PARTITION:
+            status = self.chosen.status_of(answer)
+            if self.chosen not in (self._exact, self.__dict__.get("_drawn")):
+                return self.messages.advised(status)
+            return replace(status, method=status.method or "contraction")
+        status = self.messages.status_of(answer)
+        if answer == "variable_marginals" and self._marginals[1]:
+            return replace(status, method=f"{status.method} and populations")
+        return status
 
 
 def _draws(one: Estimate) -> float:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,7 +13,15 @@ from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.search.solution import SearchedMarginalModes, Seeker, proved
 from rdpgraph.engines.search.starts import Searched, best_of, likeliest, violations
-from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
+from rdpgraph.engines.solution import (
+    OF_LOG_PARTITION,
+    OF_MODES,
+    Delegate,
+    Question,
+    Solution,
+    Status,
+    Value,
+)
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
@@ -35,7 +43,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     # gives messages for modes and max-marginals from the remaining seconds
     modal: Callable[[float], Solution] = field(repr=False)
     seeker: Seeker = field(repr=False)  # finds better modes, and bounds them
-    allowance: Allowance  # seconds for all of them
+    allowance: Allowance  # seconds: for all answers, or counted for each
     # gives messages as `Loopy` by default, from the remaining seconds or without a limit; with hard
     # zeros their mode is compared at the end
     plainly: Callable[[float | None], Solution] | None = field(default=None, repr=False)
@@ -43,6 +51,15 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     remedy: str = ""  # advice that gives better answers than all of them
     # hard zeros of logical factors: plain messages are those for modes, and a search goes on there
     logical: bool = False
+
+    @cached_property
+    def for_sums(self) -> Allowance:
+        """Seconds for log Z, marginals, and what is read off the same messages."""
+        return self.allowance.for_one_answer()
+
+    @cached_property
+    def _for_modes(self) -> Allowance:
+        return self.allowance.for_one_answer()
 
     @property
     def _decoding(self) -> Callable[[float | None], Solution] | None:
@@ -53,16 +70,16 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     @cached_property
     def _plain(self) -> Solution | None:
         """Messages of `Loopy` before all others, if there is time for both."""
-        part, allowance = self.first, self.allowance
+        part, allowance = self.first, self.for_sums
         late = part < 1.0 and allowance.spent > part * allowance.seconds
-        return None if late or not part else self._started(part)
+        return None if late or not part else self._started(part, allowance)
 
-    def _started(self, part: float) -> Solution | None:
+    def _started(self, part: float, allowance: Allowance) -> Solution | None:
         """Messages of `Loopy` in a part of the time, and at least what planning may take."""
         if self.plainly is None:
             return None
-        with self.allowance.spending():
-            solution = self.plainly(max(self.allowance.left(part), effort.LEAST_PLANNING))
+        with allowance.spending():
+            solution = self.plainly(max(allowance.left(part), effort.LEAST_PLANNING))
             _ = solution.status()
         return solution
 
@@ -71,10 +88,10 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         """Solutions that were tried, in turn."""
         every = [] if self._plain is None else [self._plain]
         settled = self._decoding is None and any(one.status().converged for one in every)
-        if settled or (every and self.allowance.is_over):
+        if settled or (every and self.for_sums.is_over):
             return tuple(every)
-        with self.allowance.spending():
-            end = clock.now() + self.allowance.left()
+        with self.for_sums.spending():
+            end = clock.now() + self.for_sums.left()
             for attempt in self.attempts:
                 every.append(attempt(end - clock.now()))
                 _log.debug("tried: %s", every[-1].status())
@@ -102,7 +119,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _violated(self, solution: Solution) -> int:
         """Number of factors that the likeliest states violate."""
         graph = self.seeker.network.graph
-        with torch.no_grad(), self.allowance.spending():
+        with torch.no_grad(), self.for_sums.spending():
             return int(violations(graph, likeliest(solution, graph)).sum())
 
     @cached_property
@@ -116,8 +133,8 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         """Best configurations by tree-reweighted messages; None unless the model is pairwise."""
         if not self.seeker.bounding.is_pairwise:
             return None
-        with self.allowance.spending():
-            seconds = effort.REWEIGHTED * self.allowance.left(effort.MODES)
+        with self._for_modes.spending():
+            seconds = effort.REWEIGHTED * self._for_modes.left(effort.MODES)
             return self.seeker.by_messages(seconds)[0]
 
     @property
@@ -129,44 +146,50 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _messages(self) -> Solution:
         """Messages for modes."""
         if self.logical and self.plainly is not None:
-            timed = self.allowance.counter is None
+            timed = not self.allowance.is_counted
             part = effort.MODE_START if timed else effort.DECODING / effort.MODES
-            return self._modal(part, self.plainly)
+            return self._modal(part, self._for_modes, self.plainly)
         soft = self.plainly is not None and self._decoding is None
-        return self._modal(effort.SOFT_MODE_START if soft else effort.MODE_START)
+        part = effort.SOFT_MODE_START if soft else effort.MODE_START
+        return self._modal(part, self._for_modes)
 
     @cached_property
     def _maxima(self) -> Solution:
         """Messages for max-marginals."""
-        return self._messages if self._decoding is not None else self._modal(effort.MODE_START)
+        if self._decoding is not None:
+            return self._messages
+        return self._modal(effort.MODE_START, self.allowance.for_one_answer())
 
-    def _modal(self, part: float, by: Callable[[float], Solution] | None = None) -> Solution:
-        with self.allowance.spending(), torch.no_grad():
-            solution = (by or self.modal)(part * self.allowance.left(effort.MODES))
+    def _modal(
+        self, part: float, allowance: Allowance, by: Callable[[float], Solution] | None = None
+    ) -> Solution:
+        with allowance.spending(), torch.no_grad():
+            solution = (by or self.modal)(part * allowance.left(effort.MODES))
             solution.mode()
         return solution
 
     @cached_property
     def _start(self) -> Tensor:
         """Start of a search for a mode: the best configuration by messages."""
-        network, every = self.seeker.network, [self._messages.mode()]
+        allowance, network = self._for_modes, self.seeker.network
+        every = [self._messages.mode()]
         every += [] if self._reweighted is None else [self._reweighted.states]
         if self.plainly is None:
             return best_of(network, every).states if len(every) > 1 else every[0]
         if self.logical:
-            every.append(self._modal(effort.MODE_START).mode())
+            every.append(self._modal(effort.MODE_START, allowance).mode())
             return best_of(network, every).states
         plain = None
         if self._decoding is not None:  # nothing else decodes parities as well: all of the time
-            plain = self._plain if "tried" in self.__dict__ else self._started(1.0)
-        solutions = self.__dict__.get("tried", () if plain is None else (plain,))
-        with self.allowance.spending(), torch.no_grad():
-            every += [likeliest(one, network.graph) for one in solutions]
+            plain = self._started(1.0, allowance)
+        with allowance.spending(), torch.no_grad():
+            if plain is not None:
+                every.append(likeliest(plain, network.graph))
             best = best_of(network, every)
             if plain is not None and bool(best.found.all()):
                 return best.states
             part = max(effort.PLAIN_MODES if self._decoding is None else 1.0, self.first)
-            other = self.plainly(self.allowance.left(part)).mode()
+            other = self.plainly(allowance.left(part)).mode()
             return best_of(network, [best.states, other]).states
 
     @cached_property
@@ -186,56 +209,67 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         That plain messages are consistent proves nothing on cycles: where tree-reweighted ones have
         left a gap to their bound, a search goes on.
         """
-        messages = self._messages
-        known = messages.mode_exists()
+        messages, known = self._messages, self.mode_exists()
         if known is not None and not bool(known.all()):
             return True
         if self._reweighted is not None:
             return False
-        sure = messages.mode_is_optimal() if self.logical else messages.mode_is_consistent()
-        return bool(sure.all())
+        if not self.logical:
+            return bool(messages.mode_is_consistent().all())
+        with self.allowance.for_one_answer().spending():
+            return bool(messages.mode_is_optimal().all())
 
     @cached_property
     def _found(self) -> Searched:
-        start = self._start
-        seconds = self.allowance.left(effort.MODES)
-        if self.logical and self.allowance.counter is not None:
-            seconds = effort.MODES * self.allowance.seconds
-        with self.allowance.spending(), torch.no_grad():
+        start, allowance = self._start, self._for_modes
+        seconds = allowance.left(effort.MODES)
+        if self.logical and allowance.is_counted:
+            seconds = effort.MODES * allowance.seconds
+        with allowance.spending(), torch.no_grad():
             best = self.seeker.sought(None, start, seconds)
             if self._decoding and not (self.logical or bool(best.optimal.all())):
-                timed = self.allowance.counter is None
-                more = effort.DECODING * self.allowance.seconds
-                other = self._decoding(self.allowance.left() if timed else more).mode()
+                timed = not allowance.is_counted
+                more = effort.DECODING * allowance.seconds
+                other = self._decoding(allowance.left() if timed else more).mode()
                 both = best_of(self.seeker.network, [best.states, other])
                 best = replace(both, optimal=best.optimal)
         return best.warned()
 
     def _ask(self, question: Question[Value]) -> Value:
         chosen = self.chosen
-        with self.allowance.spending():
+        with self.for_sums.spending():
             return question(chosen)
 
     def status(self) -> Status:
-        """Status of the solution that answers, with advice for better answers."""
-        status = self.chosen.status()
+        """Status of log Z and marginals, with advice for better answers."""
+        return self.advised(self.chosen.status())
+
+    def status_of(self, answer: str) -> Status:
+        """Status of the messages that answer, or of the search for a mode."""
+        if answer == "max_marginals":
+            maxima = self._maxima
+            with self.allowance.for_one_answer().spending():
+                return self.advised(maxima.status_of(answer))
+        if answer == "mode":
+            if self._messages_prove:
+                return Status(method="tree-reweighted messages")
+            if self._messages_decide:
+                return self.advised(self._messages.status_of(answer))
+            remedy = "more seconds may find better configurations"
+            status = Status(bool(self._found.optimal.all()), method="search")
+            return self.advised(status if status.exact else replace(status, remedy=remedy))
+        return self.status()
+
+    def advised(self, status: Status) -> Status:
+        """A status with the advice for better answers, unless it is exact."""
         if status.exact or not self.remedy:
             return status
         return replace(status, remedy="; ".join(filter(None, (status.remedy, self.remedy))))
 
-    @property
-    def modes_by(self) -> str:
-        """Method of the modes and marginal modes so far; empty if none was asked for."""
-        if "_found" in self.__dict__ or self._results:
-            return "search"
-        if "_best" not in self.__dict__:
-            return ""
-        if self._messages_prove:
-            return "tree-reweighted messages"
-        return self._messages.status().method
-
     def max_marginals(self) -> Tensor:
-        return self._maxima.max_marginals()
+        maxima = self._maxima
+        with self.allowance.for_one_answer().spending():
+            return maxima.max_marginals()
 
     def mode(self) -> Tensor:
         return self._best[0]
@@ -259,49 +293,69 @@ class FirstConverged(SearchedMarginalModes, Delegate):
             known = self._reweighted
         elif self._messages_decide:
             known = self.seeker.scored(self.mode())
-            known = replace(known, optimal=self._messages.mode_is_optimal().cpu())
+            with self.allowance.for_one_answer().spending():
+                known = replace(known, optimal=self._messages.mode_is_optimal().cpu())
         else:
             known = self._found
         return proved(known, partial(self._above, None))
 
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
-        with self.allowance.spending():
-            return self.seeker.above(numbers, scores, effort.AUTO_BOUNDS * self.allowance.seconds)
+        allowance = self.allowance.for_one_answer()
+        seeker = self.seeker if numbers is None else self._of_sums
+        with allowance.spending():
+            return seeker.above(numbers, scores, effort.AUTO_BOUNDS * allowance.seconds)
+
+    @cached_property
+    def _of_sums(self) -> Seeker:
+        """The seeker with messages that bound sums, not maxima; they have passed."""
+        bounding, allowance = replace(self.seeker.bounding), self.allowance.for_one_answer()
+        with allowance.spending(), torch.no_grad():
+            bounding.above(1.0, effort.AUTO_BOUNDS * allowance.seconds)
+        return replace(self.seeker, bounding=bounding)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,) bounds on log Z, by the messages, and by what is known of modes."""
-        lower, upper = (torch.tensor(end, device="cpu") for end in (-math.inf, math.inf))
-        if "tried" in self.__dict__:
-            # The chosen messages bound log Z themselves, or are exact.
-            lower, upper = Solution.bounds(self.chosen)
-        for one in self._results.values():  # the mass of a marginal mode is a part of Z
-            lower = torch.maximum(lower.cpu().double(), one.scores.cpu())
-        with self.allowance.spending(), torch.no_grad():
-            seconds = self.allowance.left(effort.SUM_BOUNDS)
-            return self.seeker.bounding.within((lower, upper), 1.0, self._known(seconds), seconds)
+        """(B,) and (B,) bounds on log Z: by the mode, and by the messages if they are bounds."""
+        lower, upper = (end.double().cpu() for end in Solution.bounds(self.chosen))
+        if not bool((lower < upper).any()):
+            return lower, upper
+        below, above = self.bounds_by_mode
+        return torch.maximum(lower, below), torch.minimum(upper, above)
 
-    def _known(self, seconds: float) -> Iterator[Tensor]:
-        """(B, V) configurations that were met so far, and at least those of messages."""
-        network, asked = self.seeker.network, self.__dict__.keys()
-        if "_best" in asked:
-            yield self.mode()
-        if "tried" in asked and not network.impossible:
-            yield from (likeliest(one, network.graph) for one in self.tried)
-        if not {"_best", "tried"} & asked:
-            yield self.seeker.by_messages(seconds)[0].states
+    @cached_property
+    def bounds_by_mode(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,) bounds on log Z by the mode, and by messages that pass for bounds alone."""
+        network = self.seeker.network
+        infinite = torch.full((network.batch,), math.inf, dtype=torch.float64, device="cpu")
+        if network.impossible:
+            return -infinite, -infinite
+        _ = self.mode_exists()  # before the mode, as whoever asks for that
+        states, bounding = self.mode(), self._of_sums.bounding
+        allowance = self.allowance.for_one_answer()
+        with allowance.spending(), torch.no_grad():
+            seconds = allowance.left(effort.SUM_BOUNDS)
+            return bounding.within((-infinite, infinite), 1.0, [states], seconds)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         del confidence  # nothing is drawn
         return self.bounds()
 
     def mode_exists(self) -> Tensor | None:
-        """(B,) bool, by the messages for modes, and by the search that they started."""
+        """(B,) bool, by the messages for modes."""
         network = self.seeker.network
         if network.possible is None:  # there are no hard zeros
             constant = network.constant.detach().cpu().expand(network.batch)
             return constant > -math.inf
-        known = self._messages.mode_exists()
-        best: Searched | None = self.__dict__.get("_found", self.__dict__.get("_reweighted"))
+        messages = self._messages
+        with self.allowance.for_one_answer().spending():
+            return messages.mode_exists()
+
+    def mode_is_possible(self) -> Tensor | None:
+        """(B,) bool, by these messages and by the search that they started."""
+        known = self.mode_exists()
+        if self._messages_prove:
+            best = self._reweighted
+        else:
+            best = None if self._messages_decide else self._found
         return known if known is None or best is None else known.cpu() & best.exists
 
     def mode_is_consistent(self) -> Tensor:
@@ -309,18 +363,38 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         return self._best[1]
 
     def _search(self, numbers: Tensor) -> Searched:
-        with self.allowance.spending(), torch.no_grad():
+        allowance = self.allowance.for_one_answer()
+        with allowance.spending(), torch.no_grad():
             start = None
             if self.plainly is not None:
-                plain = self.plainly(self.allowance.left(effort.MARGINAL_START))
+                plain = self.plainly(allowance.left(effort.MARGINAL_START))
                 start = likeliest(plain, self.seeker.network.graph)
-            best = self.seeker.sought(numbers, start, self.allowance.left(effort.MARGINAL_MODES))
+            best = self.seeker.sought(numbers, start, allowance.left(effort.MARGINAL_MODES))
         return best.required(self.seeker.network.graph, "marginal mode")
+
+
+PASS_OF = {
+    **dict.fromkeys((*OF_LOG_PARTITION, "possible", "mode_exists"), "log_partition"),
+    **dict.fromkeys(
+        ("variable_marginals", "check_factor_marginals", "factor_marginals", "expected_score",
+         "entropy"),
+        "variable_marginals",
+    ),
+    **dict.fromkeys(OF_MODES - {"mode_exists"}, "mode"),
+    "max_marginals": "max_marginals",
+}  # fmt: skip
+"""For each question the one that stands for it: where the exact engine has time for that, it has
+time for all that are read off the same pass."""
+_AFTER = {"variable_marginals": "log_partition", "max_marginals": "mode"}
+"""Passes down, and the passes up that they follow."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExactFirst(Delegate):
-    """Exact answers, until one takes too long; approximate ones from then on."""
+    """Exact answers, except for those that take too long, which another solution gives.
+
+    Each kind of answer has a route of its own: that one does not fit says nothing of the others.
+    """
 
     exact: Solution  # answers, or raises `BudgetError`
     # gives the other solution, from the seconds that exact answers took
@@ -328,35 +402,77 @@ class ExactFirst(Delegate):
     sure: bool = False  # exact answers are not refused, except for marginal modes
     # these seconds
     taken: Allowance = field(default_factory=partial(Allowance, math.inf), repr=False)
+    seconds: float = math.inf  # on the clock, of which a pass of the exact engine may take a part
+
+    joint, rsample = Solution.joint, Solution.rsample
 
     @cached_property
     def _other(self) -> Solution:
-        return self.otherwise(self.taken.spent)
-
-    def _ask(self, question: Question[Value]) -> Value:
-        if "_other" not in self.__dict__:
-            try:
-                with self.taken.spending():
-                    return question(self.exact)
-            except BudgetError:
-                if "_decided" in self.__dict__:
-                    raise
-        return question(self._other)
-
-    def status(self) -> Status:
-        """Status of the solution that answers; once it is exact, it stays so."""
-        if not self.sure and "_decided" not in self.__dict__:
-            self._ask(Question[Tensor]("log_partition"))
-        return self._decided.status()
+        return self.otherwise(0.0 if self.taken.is_counted else self.taken.spent)
 
     @cached_property
-    def _decided(self) -> Solution:
-        return self._other if "_other" in self.__dict__ else self.exact
+    def _fits(self) -> dict[str, bool]:
+        """Whether kinds of answers are exact, as far as that is decided; it stays so."""
+        return {}
+
+    def _ask(self, question: Question[Value]) -> Value:
+        if question.subject == "sample":  # approximations have no draws
+            return question(self.exact)
+        kind = PASS_OF[question.subject]
+        if question.name == "status_of" or kind in self._fits or not self._may_fit(kind):
+            return question(self._in_charge(kind))
+        if not self.sure and question.name != kind:
+            return question(self._in_charge(kind))
+        # The question itself is the trial: its answer need not be computed twice.
+        try:
+            answer = self.exactly(question)
+        except BudgetError:
+            self._fits[kind] = False
+            return question(self._other)
+        if question.name == kind:
+            self._fits[kind] = True
+        return answer
+
+    def _in_charge(self, kind: str) -> Solution:
+        """The solution that gives answers of a kind."""
+        if kind not in self._fits:
+            self._fits[kind] = self.sure or (self._may_fit(kind) and self._ends(kind))
+        return self.exact if self._fits[kind] else self._other
+
+    def _may_fit(self, kind: str) -> bool:
+        """Return whether there is time to try an exact pass, and those before it fit."""
+        if self.sure:
+            return True
+        if kind in _AFTER and self._in_charge(_AFTER[kind]) is not self.exact:
+            return False
+        # A pass that ran out of time has taken with it what another would need.
+        late = self.taken.spent > (1.0 - effort.UPWARDS) * self.seconds
+        return self.taken.is_counted or all(self._fits.values()) or not late
+
+    def _ends(self, kind: str) -> bool:
+        """Return whether an exact pass ends in time; it is cached."""
+        try:
+            self.exactly(Question[Tensor](kind))
+        except BudgetError:
+            return False
+        return True
+
+    def status(self) -> Status:
+        """Status of log Z and marginals, by the solutions that answer them."""
+        return self.status_of_sums()
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws; exact ones only."""
+        return self.exactly(Question("sample", (count, generator)))
+
+    def exactly(self, question: Question[Value]) -> Value:
+        """The answer of the exact engine.
+
+        Raises:
+            BudgetError: it takes too long.
+        """
         with self.taken.spending():
-            return self.exact.sample(count, generator)
+            return question(self.exact)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         return self._maximising(numbers).marginal_mode(numbers)
@@ -370,8 +486,7 @@ class ExactFirst(Delegate):
         key = tuple(numbers.tolist())
         if key not in self._of_marginal_modes:
             try:
-                with self.taken.spending():
-                    self.exact.marginal_mode(numbers)
+                self.exactly(Question("marginal_mode", (numbers,)))
                 self._of_marginal_modes[key] = self.exact
             except BudgetError:
                 self._of_marginal_modes[key] = self._other

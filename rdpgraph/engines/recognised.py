@@ -14,7 +14,8 @@ from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.reduction.consistency import Possible
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import full_states, state_table
-from rdpgraph.engines.solution import Solution, Supplemented
+from rdpgraph.engines.solution import Solution, Status, Supplemented
+from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.interface.structure import REGISTRY, Match, Structure
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry
@@ -46,11 +47,12 @@ def graph_left(network: Network) -> FactorGraph | None:
 
 
 def recognised_left(
-    graph: FactorGraph, network: Network, exactly: Callable[[FactorGraph], Callable[[], Solution]]
+    graph: FactorGraph, network: Network, general: Callable[[FactorGraph], Callable[[], Solution]]
 ) -> tuple[Plan, Callable[[], Solution]] | None:
     """Plan and answers of a structure recognised in a graph reduced by evidence; None if none is.
 
-    If hard zeros define a structure, it is recognised with all states.
+    If hard zeros define a structure, it is recognised with all states. ``general`` solves a graph
+    as no structure, for the questions that a structure does not answer.
     """
     if graph.observed is None:
         return None
@@ -59,8 +61,8 @@ def recognised_left(
         left = None if reduction is None else graph_left(reduction)
         match = None if left is None else REGISTRY.recognise(left)
         if reduction is not None and left is not None and match is not None:
-            inner = RecognisedSolution(left, match, exactly(left))
-            return plan_of(match.structure), partial(LeftSolution, reduction, inner, exactly(graph))
+            inner = RecognisedSolution(left, match, general(left))
+            return plan_of(match.structure), partial(LeftSolution, reduction, inner, general(graph))
     return None
 
 
@@ -116,7 +118,11 @@ class LeftSolution(Supplemented):
 
     network: Network  # the graph, reduced
     inner: Solution  # solution of `graph_left`
-    general: Callable[[], Solution]  # solves the graph by contraction, for other questions
+    general: Callable[[], Solution]  # solves the graph as no structure, for other questions
+
+    def status_of(self, answer: str) -> Status:
+        """Status of the solution of `graph_left`, or of the general one where that answers."""
+        return (self.inner if self._answers(answer) else self._general).status_of(answer)
 
     def log_partition(self) -> Tensor:
         # What is left may be the same for all items.
@@ -139,6 +145,28 @@ class LeftSolution(Supplemented):
 
     def mode(self) -> Tensor:
         return self._states(self.inner.mode().unsqueeze(0))[0]
+
+    def possible_mode(self) -> Tensor:
+        return self._states(self.inner.possible_mode().unsqueeze(0))[0]
+
+    def mode_exists(self) -> Tensor | None:
+        return self._of_items(self.inner.mode_exists())
+
+    def mode_is_possible(self) -> Tensor | None:
+        return self._of_items(self.inner.mode_is_possible())
+
+    def _of_items(self, known: Tensor | None) -> Tensor | None:
+        """(B,) whether a mode exists, from whether one does in `graph_left`."""
+        return known if known is None else known.cpu() & (self.network.constant > -math.inf).cpu()
+
+    def mode_bound(self) -> Tensor:
+        return self.inner.mode_bound() + self.network.constant.detach().double().cpu()
+
+    def mode_is_consistent(self) -> Tensor:
+        return self.inner.mode_is_consistent().expand(self.network.batch)
+
+    def mode_is_optimal(self) -> Tensor:
+        return self.inner.mode_is_optimal().expand(self.network.batch)
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         batch = self.network.batch
@@ -180,12 +208,19 @@ class RecognisedSolution(Supplemented):
 
     graph: FactorGraph  # as declared
     match: Match  # the structure, and the variable at each of its sites
-    # solves the graph by contraction, for questions the structure does not answer
+    # solves the graph as no structure, for questions that the structure does not answer
     general: Callable[[], Solution]
 
     @property
     def _structure(self) -> Structure:
         return self.match.structure
+
+    def _answers(self, answer: str) -> bool:
+        return super()._answers(answer) and self._own.has(answer)
+
+    @cached_property
+    def _own(self) -> "OwnAnswers":
+        return OwnAnswers(self._structure)
 
     @differentiable_property
     def _each(self) -> Tensor:
@@ -271,12 +306,54 @@ class RecognisedSolution(Supplemented):
         return empty.index_copy(1, places.to(flat.device), flat)
 
 
+class OwnAnswers:
+    """The answers that a structure gives itself; None leaves one to the general engine."""
+
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        self._known = dict[str, bool]()
+
+    def has(self, answer: str) -> bool:
+        """Return whether an answer is among them."""
+        answer = {"expected_score": "entropy"}.get(answer, answer)
+        if answer not in ("entropy", "max_marginals", "mode", "sample"):
+            return True
+        if answer not in self._known:
+            self._known[answer] = self._is_given(answer)
+        return self._known[answer]
+
+    def _is_given(self, answer: str) -> bool:
+        structure = self._structure
+        if getattr(type(structure), answer) is getattr(Structure, answer):
+            return False
+        none = (0, torch.Generator(structure.unary.device)) if answer == "sample" else ()
+        with torch.no_grad():
+            try:
+                return getattr(structure, answer)(*none) is not None
+            except ImpossibleEvidenceError:  # which is an answer
+                return True
+
+
 @dataclass(frozen=True, eq=False)
 class StructureSolution(Solution):
     """Answers of a structure, site by site; a general graph answers the rest."""
 
     structure: Structure  # the model
     solve: Callable[[Any], Any]  # gives the posterior of its `factor_graph`
+
+    def status_of(self, answer: str) -> Status:
+        """Status of the structure's answers, or of the general graph's where that answers."""
+        own = answer not in ("factor_marginals", "marginal_mode") and self._own.has(answer)
+        return self.status() if own else self.general.solution.status_of(answer)
+
+    @cached_property
+    def _own(self) -> "OwnAnswers":
+        return OwnAnswers(self.structure)
+
+    def mode_is_optimal(self) -> Tensor:
+        if self._own.has("mode"):
+            return super().mode_is_optimal()
+        return self.general.solution.mode_is_optimal()
 
     @differentiable_property
     def general(self) -> Any:

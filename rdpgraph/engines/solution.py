@@ -3,8 +3,8 @@
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -19,10 +19,10 @@ from rdpgraph.model.graph import FactorGraph
 
 @dataclass(frozen=True)
 class Status:
-    """Exactness, convergence and bias of a posterior, and a remedy.
+    """Exactness, convergence and bias of an answer, and a remedy.
 
     Attributes:
-        exact: the answers are exact up to rounding.
+        exact: the answer is exact up to rounding.
         converged: the iteration, if there was one, reached its tolerance.
         biased: log Z is a biased estimate.
         iterations: sweeps, or None where nothing iterates.
@@ -31,7 +31,7 @@ class Status:
         standard_error: of log Z over replicates, in nats, or None.
         bound: ``"upper"`` or ``"lower"`` if log Z is a bound; else empty.
         trace: the residual of every sweep.
-        method: the one that answered, where several were tried; else empty.
+        method: what answered, where there were several ways; else empty.
         remedy: how to get a better answer; empty where there is nothing to improve.
     """
 
@@ -74,10 +74,66 @@ class Status:
         return panel(str(self))
 
 
+def of_answers(parts: Mapping[str, Status]) -> Status:
+    """Status of several answers together, by their names; the first is log Z, if that is one.
+
+    Its bias, its error and whether it is a bound are those of the first.
+    """
+    first = next(iter(parts.values()))
+    if all(part == first for part in parts.values()):
+        return first
+    sweeping = [part for part in parts.values() if part.iterations is not None]
+    last = sweeping[-1] if sweeping else first
+    methods = {name: part.method or "contraction" for name, part in parts.items()}
+    told = "; ".join(f"{name} by {method}" for name, method in methods.items())
+    remedies = dict.fromkeys(filter(None, (part.remedy for part in parts.values())))
+    return replace(
+        first,
+        exact=all(part.exact for part in parts.values()),
+        converged=all(part.converged for part in parts.values()),
+        iterations=last.iterations,
+        residual=last.residual,
+        trace=last.trace,
+        method=told if len(set(methods.values())) > 1 else methods.popitem()[1],
+        remedy="; ".join(remedies),
+    )
+
+
+def of_all(parts: Sequence[Status]) -> Status:
+    """Status of an answer that parts of a batch gave: what holds of all, and the largest error."""
+    first = parts[0]
+    if all(part == first for part in parts):
+        return first
+
+    def most(name: str, of: Callable[[Iterable[Any]], Any] = max) -> Any:
+        known = [value for part in parts if (value := getattr(part, name)) is not None]
+        return of(known) if known else None
+
+    bounds = {part.bound for part in parts if not part.exact}
+    return Status(
+        exact=all(part.exact for part in parts),
+        converged=all(part.converged for part in parts),
+        biased=any(part.biased for part in parts),
+        iterations=most("iterations"),
+        residual=most("residual"),
+        effective_sample_size=most("effective_sample_size", min),
+        standard_error=most("standard_error"),
+        bound=bounds.pop() if len(bounds) == 1 else "",
+        trace=max((part.trace for part in parts), key=len),
+        method=" or ".join(dict.fromkeys(part.method or "contraction" for part in parts)),
+        remedy="; ".join(dict.fromkeys(filter(None, (part.remedy for part in parts)))),
+    )
+
+
 OF_LOG_PARTITION = {
     "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval",
 }  # fmt: skip
 """Questions about log Z."""
+OF_MODES = {
+    "mode", "possible_mode", "mode_exists", "mode_is_possible", "mode_bound", "mode_is_consistent",
+    "mode_is_optimal",
+}  # fmt: skip
+"""Questions about the mode."""
 
 Value = TypeVar("Value")
 Params = ParamSpec("Params")
@@ -92,8 +148,24 @@ class Solution(ABC):
     crosses = True
 
     def status(self) -> Status:
-        """Status of the answers; exact unless an engine says otherwise."""
+        """Status of log Z and marginals; exact unless an engine says otherwise.
+
+        It is the same whatever was asked before.
+        """
         return Status()
+
+    def status_of_sums(self) -> Status:
+        """Status of log Z and marginals, where they may have been answered in different ways."""
+        names = {"log Z": "log_partition", "marginals": "variable_marginals"}
+        return of_answers({name: self.status_of(answer) for name, answer in names.items()})
+
+    def status_of(self, answer: str) -> Status:
+        """Status of one answer, by the name of its method; `status` unless an engine says so.
+
+        Modes and marginal modes have proofs instead: `mode_is_optimal`, `marginal_mode_scores`.
+        """
+        del answer  # all are alike
+        return self.status()
 
     @abstractmethod
     def log_partition(self) -> Tensor:
@@ -181,8 +253,15 @@ class Solution(ABC):
         return self.mode()
 
     def mode_exists(self) -> Tensor | None:
-        """(B,) whether any configuration is possible, if that is known without log Z."""
+        """(B,) whether any configuration is possible, if that is known without log Z or a mode."""
         return None
+
+    def mode_is_possible(self) -> Tensor | None:
+        """(B,) False where the search for a mode proved too that there is none, if that is known.
+
+        Needs the mode, unlike `mode_exists`.
+        """
+        return self.mode_exists()
 
     def mode_bound(self) -> Tensor:
         """(B,) float64 upper bound on the score of every configuration (nats).
@@ -254,6 +333,11 @@ class Question(Generic[Value]):
     name: str
     arguments: tuple[Any, ...] = ()
 
+    @property
+    def subject(self) -> str:
+        """The answer that is asked for, or whose status is."""
+        return str(self.arguments[0]) if self.name == "status_of" else self.name
+
     def __call__(self, solution: Solution) -> Value:
         return getattr(solution, self.name)(*self.arguments)
 
@@ -280,6 +364,7 @@ class Delegate(Solution):
         """The answer of the solution in charge."""
 
     status = _asked(Solution.status)
+    status_of = _asked(Solution.status_of)
     log_partition = _asked(Solution.log_partition)
     log_partitions = _asked(Solution.log_partitions)
     log_partition_errors = _asked(Solution.log_partition_errors)
@@ -296,6 +381,7 @@ class Delegate(Solution):
     mode = _asked(Solution.mode)
     possible_mode = _asked(Solution.possible_mode)
     mode_exists = _asked(Solution.mode_exists)
+    mode_is_possible = _asked(Solution.mode_is_possible)
     mode_bound = _asked(Solution.mode_bound)
     mode_is_consistent = _asked(Solution.mode_is_consistent)
     mode_is_optimal = _asked(Solution.mode_is_optimal)
@@ -306,7 +392,10 @@ class Delegate(Solution):
 
 
 class Supplemented(Solution):
-    """A solution of which a subclass answers log Z and more, and a general one the rest."""
+    """A solution of which a subclass answers log Z and marginals, and a general one the rest.
+
+    The general one may be approximate: what it answers has its status and its proofs.
+    """
 
     general: Callable[[], Solution]
 
@@ -317,6 +406,17 @@ class Supplemented(Solution):
     def _ask(self, question: Question[Value]) -> Value:
         return question(self._general)
 
+    def _answers(self, answer: str) -> bool:
+        """Return whether this solution answers a question itself, and not the general one."""
+        if answer == "entropy" and type(self).entropy is Solution.entropy:
+            answer = "expected_score"
+        return getattr(type(self), answer) is not getattr(Supplemented, answer, None)
+
+    def status_of(self, answer: str) -> Status:
+        """Status of this solution, or of the general one where that answers."""
+        return self.status() if self._answers(answer) else self._general.status_of(answer)
+
+    check_factor_marginals = _asked(Solution.check_factor_marginals)
     factor_marginals = _asked(Solution.factor_marginals)
     expected_score = _asked(Solution.expected_score)
     max_marginals = _asked(Solution.max_marginals)
@@ -324,3 +424,29 @@ class Supplemented(Solution):
     sample = _asked(Solution.sample)
     marginal_mode = _asked(Solution.marginal_mode)
     marginal_mode_scores = _asked(Solution.marginal_mode_scores)
+
+    @property
+    def _of_modes(self) -> Solution | None:
+        """The general solution where that gives the mode; None where this one does."""
+        return None if self._answers("mode") else self._general
+
+    def possible_mode(self) -> Tensor:
+        return self.mode() if (general := self._of_modes) is None else general.possible_mode()
+
+    def mode_exists(self) -> Tensor | None:
+        return None if (general := self._of_modes) is None else general.mode_exists()
+
+    def mode_is_possible(self) -> Tensor | None:
+        return None if (general := self._of_modes) is None else general.mode_is_possible()
+
+    def mode_bound(self) -> Tensor:
+        general = self._of_modes
+        return super().mode_bound() if general is None else general.mode_bound()
+
+    def mode_is_consistent(self) -> Tensor:
+        general = self._of_modes
+        return super().mode_is_consistent() if general is None else general.mode_is_consistent()
+
+    def mode_is_optimal(self) -> Tensor:
+        general = self._of_modes
+        return super().mode_is_optimal() if general is None else general.mode_is_optimal()

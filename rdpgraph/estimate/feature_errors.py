@@ -112,7 +112,8 @@ def partition_error(
     pairs = [block for block in graph.blocks if isinstance(block.potential, Bilinear)]
     cells = max((block.count * math.prod(block.sizes) ** 2 for block in pairs), default=0)
     moment: SecondMoment = waves if signed else exponentials
-    if not shared and cells <= tuning.CACHE_BLOCK and posterior.status.exact:
+    exact = posterior.solution.status_of("log_partition").exact
+    if not shared and cells <= tuning.CACHE_BLOCK and exact:
         log_z = posterior.log_partition.detach()
 
         def doubled(number: int) -> PartitionError:

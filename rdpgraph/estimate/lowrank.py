@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph.engines.solution import OF_LOG_PARTITION, Question, Solution, Value
+from rdpgraph.engines.solution import OF_LOG_PARTITION, OF_MODES, Question, Solution, Value
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.estimate.estimator import Estimator, Lift, Model, Problem, Setting
 from rdpgraph.estimate.feature_errors import PartitionError, numbered, partition_error
@@ -33,7 +33,7 @@ from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import perturbed_graph
 from rdpgraph.structures.recursion.rules import BilinearRules, FactorisedRules, LowRankRules
 
-_READ_OFF = {*OF_LOG_PARTITION, "status", "possible"}
+_READ_OFF = {*OF_LOG_PARTITION, "status", "possible", "variable_marginals", "sample", "joint"}
 """Questions that the model with further variables answers in place of the plain one."""
 
 
@@ -88,17 +88,30 @@ class SummedOut(Lifted):
     @differentiable_property
     def _plain(self) -> Solution:
         plain: Solution = self.lift.solve(self.lift.plain).solution
-        plain = plain._plain if isinstance(plain, SummedOut) else plain
-        if self.inner.status().exact and not plain.status().exact:
-            raise BudgetError(
-                "Modes, max-marginals, the entropy and joints of rewritten factors have no "
-                "shortcut by added variables, and the model without these is beyond exact "
-                "inference; give Contraction(...) a larger budget, or Loopy() for an approximation."
-            )
-        return plain
+        return plain._plain if isinstance(plain, SummedOut) else plain
 
     def _ask(self, question: Question[Value]) -> Value:
-        return question(self.inner if question.name in _READ_OFF else self._plain)
+        return question(self._in_charge(question.subject))
+
+    def _in_charge(self, answer: str) -> Solution:
+        """The solution that gives an answer."""
+        whole = len(self.lift.blocks) == len(self.lift.plain.blocks)  # no factor is rewritten
+        if answer in _READ_OFF or (answer == "factor_marginals" and whole):
+            return self.inner
+        self._require_as_exact(answer)
+        return self._plain
+
+    def _require_as_exact(self, answer: str) -> None:
+        """Refuse an approximation where log Z is exact; modes say themselves if they are proved."""
+        if answer in OF_MODES or answer.startswith("marginal_mode"):
+            return
+        exact = self.inner.status_of("log_partition").exact
+        if exact and not self._plain.status_of(answer).exact:
+            raise BudgetError(
+                "Max-marginals, the entropy and joints of rewritten factors have no shortcut by "
+                "added variables, and the model without these is beyond exact inference; give "
+                "Contraction(...) a larger budget, or Loopy() for an approximation."
+            )
 
     def variable_marginals(self) -> Tensor:
         """(B, S) of the plain model's variables, by the model with further ones."""
@@ -112,6 +125,7 @@ class SummedOut(Lifted):
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes); those of rewritten factors come from the plain model."""
         if block not in self.lift.blocks:
+            self._require_as_exact("factor_marginals")
             return self._plain.factor_marginals(block)
         return self.inner.factor_marginals(self.lift.blocks[block])
 

@@ -49,7 +49,12 @@ class Inexact(Lifted):
 
     def status(self) -> Status:
         """Status without exactness, unbiasedness, bounds or an error."""
-        known = self.inner.status()
+        return self._approximate(self.inner.status())
+
+    def status_of(self, answer: str) -> Status:
+        return self._approximate(self.inner.status_of(answer))
+
+    def _approximate(self, known: Status) -> Status:
         return replace(known, exact=False, biased=True, bound="", standard_error=None)
 
     def log_partition_errors(self) -> Tensor:
@@ -174,7 +179,12 @@ class RedrawnSolution(Lifted):
 
     def status(self) -> Status:
         """Status of the last messages, all sweeps counted."""
-        status = self.inner.status()
+        return self._with_sweeps(self.inner.status())
+
+    def status_of(self, answer: str) -> Status:
+        return self._with_sweeps(self.inner.status_of(answer))
+
+    def _with_sweeps(self, status: Status) -> Status:
         return replace(status, iterations=self.sweeps + (status.iterations or 0))
 
     def variable_marginals(self) -> Tensor:

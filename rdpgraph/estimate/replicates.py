@@ -250,11 +250,15 @@ class Averaged(Solution):
         """Estimates of Z; the error of an engine that approximates is not known by them."""
         logs = self._split(self.inner.log_partition())
         unknown = torch.full_like(logs[0].detach(), math.inf)
-        return Replicates(logs, errors=None if self.engine.status().exact else unknown)
+        exact = self.engine.status_of("log_partition").exact
+        return Replicates(logs, errors=None if exact else unknown)
 
     def status(self) -> Status:
         """Status: neither exact nor unbiased, with the error that the replicates show."""
         return self.replicates.described(self.inner.status())
+
+    def status_of(self, answer: str) -> Status:
+        return self.replicates.described(self.inner.status_of(answer))
 
     def log_partition(self) -> Tensor:
         return self.replicates.log_partition
@@ -326,8 +330,9 @@ def mass_of(
     for wider in _wider(model, supports, count):
         with suppress(BudgetError):
             posterior = solve(wider)
-            if posterior.plan.flops <= most and posterior.status.exact:
-                mass = posterior.solution.log_partition()
+            solution = posterior.solution
+            if posterior.plan.flops <= most and solution.status_of("log_partition").exact:
+                mass = solution.log_partition()
                 return mass, mass if wider is model else torch.full_like(mass, math.inf)
     return None
 

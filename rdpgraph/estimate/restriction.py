@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.recognised import StructureSolution
-from rdpgraph.engines.solution import Solution, Status
+from rdpgraph.engines.solution import OF_MODES, Solution, Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Layout, Model, Supports, restricted
 from rdpgraph.estimate.replicates import Replicates, draws_before, mass_of, taken
@@ -160,9 +160,11 @@ class RestrictedSolution(Solution):
         """(replicates, B, S') probabilities of the kept states."""
         return self._split(self.inner.variable_marginals())
 
-    def engine_status(self) -> Status:
-        """Status of the engine, with the bias of the choice of states."""
-        engine, restriction = self.inner.status(), self.restriction
+    def engine_status(self, answer: str = "log_partition") -> Status:
+        """Status of an answer by the engine, with the bias of the choice of states."""
+        maxima = answer == "max_marginals" or answer in OF_MODES
+        engine = (self._unweighted if maxima else self.inner).status_of(answer)
+        restriction = self.restriction
         exact = engine.exact and restriction.exact
         bound = engine.bound if restriction.exact else restriction.bound if engine.exact else ""
         return replace(engine, exact=exact, biased=not exact, bound=bound)
@@ -172,12 +174,16 @@ class RestrictedSolution(Solution):
 
         Converged: the replicates agree, and their states taken together have no more mass.
         """
-        return self._judged.described(self.engine_status())
+        return self.status_of_sums()
+
+    def status_of(self, answer: str) -> Status:
+        """Status of one answer, with the same error of log Z."""
+        return self._judged.described(self.engine_status(answer))
 
     @property
     def shows_errors(self) -> bool:
         """True if replicates can show their error: not that of bounds, nor that of messages."""
-        return self.inner.status().exact and not self.engine_status().bound
+        return self.inner.status_of("log_partition").exact and not self.engine_status().bound
 
     def log_partition_errors(self) -> Tensor | None:
         return self._judged.errors

@@ -310,7 +310,8 @@ class EM:
         if self.hard:
             mode: Any = posterior.mode()
             log_z = model.score(mode)
-        return log_z.double(), posterior.status.exact and not posterior.status.biased
+        status = posterior.status_of("log_partition")
+        return log_z.double(), status.exact and not status.biased
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 
@@ -175,6 +175,21 @@ class Allowance:
     seconds: float  # for all of them
     spent: float = 0.0  # so far
     counter: Counter | None = None  # replaces the clock, if given
+    shared: bool = True  # False: each answer has all of the seconds
+
+    @property
+    def is_counted(self) -> bool:
+        """True if operations are counted in place of time."""
+        return self.counter is not None or _counter.get() is not None
+
+    def for_one_answer(self) -> "Allowance":
+        """Seconds for one answer.
+
+        In counted time each answer has a copy of these seconds, so that it does not depend on the
+        answers before it. On the machine's clock all answers share them, unless the user's limit
+        is for each: then what is left for one depends on those before.
+        """
+        return replace(self) if self.is_counted or not self.shared else self
 
     def left(self, share: float = 1.0) -> float:
         """Part of the seconds that are left, and at least a tenth of all for every answer."""

@@ -231,6 +231,17 @@ def checked_draws(count: int, generator: object, shape: Sequence[int]) -> int:
     return int(count)
 
 
+_ANSWERS = {
+    "log_partition": "log_partition", "bounds": "log_partition",
+    "marginals": "variable_marginals", "marginal": "variable_marginals",
+    "rsample": "variable_marginals", "factor_marginal": "factor_marginals",
+    "joint": "factor_marginals", "entropy": "entropy", "max_marginals": "max_marginals",
+    "mode": "mode", "sample": "sample",
+}  # fmt: skip
+"""Answers that have a status, and the question of `Solution` that stands for each."""
+
+_EXACT_ROUTES = ("forest", "contraction", "structure")
+
 _ZEROS = (
     "No configuration is possible in this model, or in some of its batch items: log Z is -inf "
     "there, and marginals and entropy are zeros that say nothing."
@@ -280,6 +291,11 @@ class Inferred(Portable, Opaque, ABC):
         """The model as declared."""
 
     @property
+    @abstractmethod
+    def _is_rewritten(self) -> bool:
+        """True if an estimator made another model, which was solved in its place."""
+
+    @property
     def _answers(self) -> Solution:
         """The solution, unless a tensor that it reads has changed."""
         for part, seen, version in vars(self).get("_versions", ()):  # copies have no versions
@@ -321,6 +337,22 @@ class Inferred(Portable, Opaque, ABC):
             _ = self._told
         return values
 
+    def _warn_if_apart(self, name: str) -> None:
+        """Warn of an answer that is approximate where the plan, and so `status`, is exact."""
+        planned = self.planned  # not `plan`: that of a small graph, always exact, is made late
+        exact = isinstance(planned, Plan) and planned.route in _EXACT_ROUTES
+        if self._is_rewritten or not exact:
+            return
+        if torch.compiler.is_compiling() or self._answers.status_of(name).exact:
+            return
+        if self._answers.status_of("log_partition").exact:
+            asked = next(answer for answer, known in _ANSWERS.items() if known == name)
+            warnings.warn(
+                f"{asked} is approximate here: exact inference does not fit for it, though it fits "
+                f"for log Z. status_of({asked!r}) says more.",
+                stacklevel=3,
+            )
+
     @property
     def plan(self) -> Plan:
         """The plan of the model, or of what an estimator made of it."""
@@ -328,12 +360,44 @@ class Inferred(Portable, Opaque, ABC):
 
     @property
     def status(self) -> Status:
-        """The exactness, convergence and bias of the answers so far.
+        """The exactness, convergence and bias of log Z and marginals, whatever was asked before.
 
-        Messages are run for it if they have not been. If time ends a search for a mode, later
-        statuses say so.
+        Both are computed for it, as far as that is needed to tell. `status_of` gives the status of
+        any other answer, which may have been found in another way.
         """
         return self.solution.status()
+
+    def status_of(self, answer: str) -> Status:
+        """The exactness, convergence and bias of one answer.
+
+        The answer, or one like it, is computed for it, as far as that is needed to tell. Of modes
+        and marginal modes there are proofs: a mode is exact where `Posterior.mode_is_optimal` is
+        True for every item, and a marginal mode has ``score``, ``bound`` and ``optimal``.
+
+        Args:
+            answer: the name of its method or property, such as ``"entropy"``.
+
+        Raises:
+            ModelError: there is no status of such an answer.
+
+        Example:
+            >>> import torch
+            >>> import rdpgraph as rg
+            >>> x = rg.VariableArray("x", (3,), 2)
+            >>> graph = rg.FactorGraph([rg.FactorBlock((x[1:], x[:-1]), rg.Table(torch.eye(2)))])
+            >>> rg.infer(graph).status_of("max_marginals").exact
+            True
+        """
+        name = _ANSWERS.get(answer) if isinstance(answer, str) else None
+        if name is None:
+            raise ModelError(
+                f"status_of needs the name of an answer, one of {', '.join(_ANSWERS)}; got "
+                f"{answer!r:.80}."
+            )
+        return self._status_of(name)
+
+    def _status_of(self, name: str) -> Status:
+        return self._answers.status_of(name)
 
     @property
     def log_partition(self) -> Tensor:
@@ -351,7 +415,7 @@ class Inferred(Portable, Opaque, ABC):
     def replicates(self) -> Replicates:
         """The estimates of Z behind the answers: one, if no estimator made more."""
         logs = self.log_partitions
-        if self.status.exact:
+        if self._answers.status_of("log_partition").exact:
             return Replicates(logs, errors=torch.zeros_like(logs[0].detach()))
         errors = self._answers.log_partition_errors()
         if errors is None:
@@ -367,7 +431,7 @@ class Inferred(Portable, Opaque, ABC):
 
     @property
     def standard_error(self) -> Tensor:
-        """(*batch,) of log Z, nats; 0 where `status` is exact, +inf where it is not known.
+        """(*batch,) of log Z, nats; 0 where log Z is exact, +inf where it is not known.
 
         Not known are the errors of message passing and of bounds, those of fewer than four
         replicates, and those of replicates that do not differ. Where nothing confirms an estimate

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
-from rdpgraph.engines.solution import Solution, meets
+from rdpgraph.engines.solution import Solution, Status, meets
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.model.domain import Named
 from rdpgraph.model.factor import Factor, FactorBlock
@@ -90,6 +90,10 @@ class Posterior(Inferred):
     @property
     def _declared(self) -> FactorGraph:
         return self.graph
+
+    @property
+    def _is_rewritten(self) -> bool:
+        return self.solved is not self.graph
 
     @differentiable_property
     def _flat(self) -> Tensor:
@@ -225,6 +229,7 @@ class Posterior(Inferred):
             self._answers.check_factor_marginals(number)
             self._require_room(block.count * math.prod(block.sizes), "The marginals of a factor")
             values = self._with_word(self._answers.factor_marginals(number))
+            self._warn_if_apart("factor_marginals")
             values = values[:, rows.to(self.graph.device)]
             others = [slot + 2 for slot in range(block.arity) if slot not in slots]
             values = values.sum(others) if others else values
@@ -236,7 +241,9 @@ class Posterior(Inferred):
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats: log Z less the expected score; 0 where log Z is -inf."""
         _ = self._sound
-        return self._with_word(self._answers.entropy()).reshape(self.graph.batch_shape)
+        entropy = self._with_word(self._answers.entropy())
+        self._warn_if_apart("entropy")
+        return entropy.reshape(self.graph.batch_shape)
 
     def mode(self) -> Assignment:
         """A most probable configuration (MAP): state indices (*batch, *shape) by variable.
@@ -253,10 +260,16 @@ class Posterior(Inferred):
             ImpossibleEvidenceError: an item has probability zero; the message names it.
             BudgetError: `Search` found no possible configuration.
         """
-        self._require_mode("mode")
-        states = self._answers.possible_mode()
-        self._require_mode("mode")  # a search may prove that none is possible
-        return Assignment.split(states, self.graph)
+        return Assignment.split(self._mode_states(), self.graph)
+
+    def _mode_states(self) -> Tensor:
+        """(B, V) the states of the mode; refused where there is none."""
+        answers = self._answers
+        self._require_possible("mode", answers.mode_exists())
+        states = answers.possible_mode()
+        # A search for it may prove that none is possible.
+        self._require_possible("mode", answers.mode_is_possible())
+        return states
 
     def mode_is_consistent(self) -> Tensor:
         """(*batch,) bool: True where every factor's best configurations include the mode.
@@ -264,7 +277,7 @@ class Posterior(Inferred):
         Always so for exact inference. For loopy belief propagation it proves the mode optimal on a
         tree, and under `TreeReweighted` on any graph; else it is a sign of a good mode.
         """
-        self._require_mode("mode")
+        self._mode_states()
         return self._answers.mode_is_consistent().reshape(self.graph.batch_shape)
 
     def mode_bound(self) -> Tensor:
@@ -275,9 +288,8 @@ class Posterior(Inferred):
         any size, and of mini-buckets, all in a small part of the time. +inf with an estimator that
         approximates.
         """
-        self._require_mode("mode")
+        states = self._mode_states().reshape(*self.graph.batch_shape, -1)
         known = self._answers.mode_bound().reshape(self.graph.batch_shape)
-        states = self._answers.mode().reshape(*self.graph.batch_shape, -1)
         score = self.graph.score_states(states).detach().double().cpu()
         # The graph's own sum may round upwards; a bound is below no score.
         known = torch.where(self.mode_is_optimal() & known.isposinf(), score, known)
@@ -285,13 +297,20 @@ class Posterior(Inferred):
 
     def mode_is_optimal(self) -> Tensor:
         """(*batch,) bool: True where the mode is proved to be the best."""
-        self._require_mode("mode")
+        self._mode_states()
         return self._answers.mode_is_optimal().reshape(self.graph.batch_shape).cpu()
+
+    def _status_of(self, name: str) -> Status:
+        if name != "mode":
+            return super()._status_of(name)
+        exact = bool(self.mode_is_optimal().all())
+        return replace(self._answers.status_of(name), exact=exact, biased=not exact, bound="")
 
     def max_marginals(self) -> StateValues:
         """The largest score (nats, unnormalised) of a configuration with each state."""
         self._require_room()
         flat = self._answers.max_marginals()
+        self._warn_if_apart("max_marginals")
         best = flat.detach().amax(1) if flat.shape[1] else flat.detach().sum(1)
         if not bool(best.isfinite().all()):
             _ = self._sound
@@ -310,7 +329,7 @@ class Posterior(Inferred):
             BudgetError: the constrained order does not fit the budget, and no search is made or
                 none comes to a possible configuration.
         """
-        self._require_mode("marginal mode")
+        self._require_possible("marginal mode", self._answers.mode_exists())
         graph, items = self.graph, _listed("marginal_mode", variables)
         places = [graph.domain.numbers(item) for item in items]
         if not places:
@@ -370,9 +389,6 @@ class Posterior(Inferred):
         if self.solved is not self.graph:
             return StateValues.split(self._answers.rsample(temperature, generator), self.graph)
         return self.again(perturbed_graph(self.graph, temperature, generator)).marginals()
-
-    def _require_mode(self, what: str) -> None:
-        self._require_possible(what, self._answers.mode_exists())
 
     def _require_possible(self, what: str, known: Tensor | None = None) -> None:
         if known is None or not bool(known.all()):

@@ -116,6 +116,10 @@ class StructuredPosterior(Inferred):
     def _declared(self) -> Structure:
         return self.structure
 
+    @property
+    def _is_rewritten(self) -> bool:
+        return self._direct is None
+
     @cached_property
     def _numbers(self) -> bool:
         """True, or an error: reads the fields once, as recursions for maxima pass over a NaN."""
@@ -198,11 +202,15 @@ class StructuredPosterior(Inferred):
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""
-        return self._with_word(self._checked.entropy()).reshape(self.batch_shape)
+        entropy = self._with_word(self._checked.entropy())
+        self._warn_if_apart("entropy")
+        return entropy.reshape(self.batch_shape)
 
     def max_marginals(self) -> Tensor:
         """(*batch, *sites, states) the largest score with each state (nats, unnormalised)."""
-        return self._checked.max_marginals().reshape(self.structure.unary.shape)
+        values = self._checked.max_marginals()
+        self._warn_if_apart("max_marginals")
+        return values.reshape(self.structure.unary.shape)
 
     def mode(self) -> Any:
         """A most probable configuration: states (*batch, *sizes), or the structure's type.

@@ -39,7 +39,7 @@ from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter, counted
 from rdpgraph.plan.plan import PASSES, Budget, Plan, duration
 from rdpgraph.plan.tree import ContractionTree
-from rdpgraph.schedulers.contraction import plan_network, planned_by_ranks, solve_exactly
+from rdpgraph.schedulers.contraction import plan_network, planned_by_ranks, solved
 from rdpgraph.schedulers.counting import (
     Counting,
     CountOf,
@@ -73,7 +73,8 @@ class Auto(Scheduler):
     inference does not fit the budget, messages between clusters answer (`JoinGraph`), or messages
     between single factors (`Loopy`) if those do not converge; with hard zeros, the ones whose most
     probable states violate the fewest factors. Graphs with cycles and over 50,000 factors go to
-    `Loopy` directly.
+    `Loopy` directly. Each kind of answer has a route of its own: where one does not fit, as a
+    marginal mode whose order is wide, the others stay exact (`Posterior.status_of`).
 
     Log Z is exact where it alone fits the budget. With ``seconds``, log Z of models whose factors
     are mostly constraints is counted, as by `Counting`, in at most two fifths of the time left;
@@ -93,15 +94,15 @@ class Auto(Scheduler):
 
     Without ``seconds`` answers take seconds and are the same on every machine, because operations
     are counted in place of time: exact answers where all marginals take at most 2.4e9
-    multiply-adds, about 5 s; else approximate ones in about 2 s, or in four times the time of loopy
-    messages if that is longer. With hard zeros a mode is no worse than that of `Loopy()`, whose
-    time is added; with logical factors it is sought from there. The plan and `status.remedy` say
-    how many seconds would give better answers.
+    multiply-adds, about 5 s; else approximate ones in about 2 s each, or in four times the time of
+    loopy messages if that is longer. With hard zeros a mode is no worse than that of `Loopy()`,
+    whose time is added; with logical factors it is sought from there. The plan and `status.remedy`
+    say how many seconds would give better answers.
 
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
         seconds: for all answers; predicted, for exact inference. Planning takes at most a fifth.
-            Approximate answers may use all of it. None: see above.
+            Approximate answers may use all of it, and the later ones what is left. None: see above.
         progress: called with a `Sweep` after every sweep of messages, a `Move` after every move of
             a search, and a `Progress` after every population of an estimate.
 
@@ -133,12 +134,12 @@ class Auto(Scheduler):
         match = REGISTRY.recognise(graph_held(graph)) if held else None
         if match is None:
             return planned_by_ranks(graph, self._without_structure)
-        general = self._exactly(graph)
+        general = self._generally(graph)
         return plan_of(match.structure), partial(RecognisedSolution, graph, match, general)
 
-    def _exactly(self, graph: FactorGraph) -> Callable[[], Solution]:
-        """Exact solver of a graph, for questions that a structure does not answer."""
-        return partial(solve_exactly, self, graph)
+    def _generally(self, graph: FactorGraph) -> Callable[[], Solution]:
+        """Solver of a graph as no structure, for questions that a structure does not answer."""
+        return partial(solved, partial(self._whole, structures=False), graph)
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
         """Circuit of a small graph which is no registered structure, or None."""
@@ -151,16 +152,17 @@ class Auto(Scheduler):
 
     def _without_structure(self, graph: FactorGraph) -> Planned:
         budget = budget_of(self.memory, self._exact_seconds)
-        return planned_rows(graph, budget, self._whole, self._exactly) or self._whole(graph)
+        return planned_rows(graph, budget, self._whole, self._generally) or self._whole(graph)
 
-    def _whole(self, graph: FactorGraph) -> Planned:
+    def _whole(self, graph: FactorGraph, *, structures: bool = True) -> Planned:
+        """Plan of all rows of evidence at once; ``structures`` are looked for in what is left."""
         with counted(counter := Counter() if self.seconds is None else None):
-            return self._general(graph, counter)
+            return self._general(graph, counter, structures=structures)
 
-    def _general(self, graph: FactorGraph, counter: Counter | None) -> Planned:
+    def _general(self, graph: FactorGraph, counter: Counter | None, *, structures: bool) -> Planned:
         begin, seconds = clock.now(), self._exact_seconds
         network = reduced(graph, seconds)
-        left = recognised_left(graph, network, self._exactly)
+        left = recognised_left(graph, network, self._generally) if structures else None
         if left is not None:
             return left
         budget = budget_of(self.memory, seconds)
@@ -179,7 +181,7 @@ class Auto(Scheduler):
             # Predictions fail where others use the machine, unless operations are counted.
             quick = plan.num_slices == 1 and plan.seconds < effort.SURE * seconds
             sure, taken = quick or counter is not None, Allowance(math.inf, 0.0, counter)
-            return plan, lambda: ExactFirst(run(), route.solution, sure, taken)
+            return plan, lambda: ExactFirst(run(), route.solution, sure, taken, seconds)
         short = plan.remedy.split(";")[0] if counter is None else _advice(plan)
         why = f"exact inference {short}"
         route = replace(route, remedy="" if counter is None else why)
@@ -306,7 +308,7 @@ class _Approximate:
         sampling = Sampling(
             seconds, self.memory_bytes, None, 0, sums_only=True, grace=0.0, progress=self.progress
         )
-        return MiniBucketSolution(self.network, sampling, self._bounding)
+        return MiniBucketSolution(self.network, sampling, replace(self._bounding))
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,8 @@ from rdpgraph._core.cache import Kept, cached_property, differentiable_property,
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.exact.circuit import CircuitSolution
 from rdpgraph.engines.exact.engine import ExactSolution, SlicedSolution
-from rdpgraph.engines.portfolio import ExactFirst
 from rdpgraph.engines.reduction.network import Network, reduce_graph
-from rdpgraph.engines.solution import Solution, Status
-from rdpgraph.errors import BudgetError
+from rdpgraph.engines.solution import Solution
 from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.lowrank import AddedVariables, SummedOut, with_ranks
 from rdpgraph.model.block import Block
@@ -28,7 +26,6 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
-from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.plan.scheduler import Optimize, make_plan, require_optimize
 from rdpgraph.plan.tree import ContractionTree
@@ -38,6 +35,7 @@ from rdpgraph.schedulers.scheduler import (
     Scheduler,
     budget_of,
     reduced,
+    require_fit,
     topology_of,
     within,
 )
@@ -113,13 +111,6 @@ def solve_exactly(scheduler: Scheduler, graph: FactorGraph) -> Solution:
     return Contraction(memory, seconds or 60.0).solve(graph)
 
 
-def require_fit(plan: Plan) -> None:
-    """Raise `BudgetError` for a plan that exceeds its budget."""
-    if not plan.fits:
-        what = "Message passing" if plan.route == "loopy" else "Exact inference"
-        raise BudgetError(f"{what} does not fit: it {plan.remedy}.")
-
-
 def planned(
     network: Network,
     budget: Budget,
@@ -168,10 +159,10 @@ def in_slices(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
     kept = [network.states_left(n.reshape(1), network.sizes[a])[0] for n, a in pairs]
     grid = torch.cartesian_prod(*kept).reshape(-1, len(kept))
     solve = partial(_slice, network, budget, numbers, grid)
-    allowance = Allowance(budget.seconds)
     return SlicedSolution(
-        tuple(numbers.tolist()), network.graph.num_variables, range(len(grid)), solve, allowance
-    )
+        tuple(numbers.tolist()), network.graph.num_variables, range(len(grid)), solve,
+        budget.seconds,
+    )  # fmt: skip
 
 
 def _slice(
@@ -289,7 +280,18 @@ def _summed(
 
 def _solved(planned: Callable[[FactorGraph], Planned], graph: Model) -> Solution:
     assert isinstance(graph, FactorGraph)
-    return planned(graph)[1]()
+    return solved(planned, graph)
+
+
+def solved(planned: Callable[[FactorGraph], Planned], graph: FactorGraph) -> Solution:
+    """Solution of a graph as it is planned.
+
+    Raises:
+        BudgetError: the plan does not fit.
+    """
+    plan, run = planned(graph)
+    require_fit(plan)
+    return run()
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,11 +302,5 @@ class RankSums(SummedOut):
     def _plain(self) -> Solution:
         return self.lift.solve(self.lift.plain)
 
-    def status(self) -> Status:
-        """Status of the sums; not exact once another answer was approximate."""
-        status, plain = self.inner.status(), self.__dict__.get("_plain")
-        sure = isinstance(plain, ExactFirst) and "_other" not in plain.__dict__
-        if plain is None or sure or not status.exact:
-            return status
-        remedy = "sums are exact; modes, the entropy and joints of low-rank factors are not"
-        return replace(status, exact=False, remedy=remedy)
+    def _require_as_exact(self, answer: str) -> None:
+        """Let approximations pass: the default scheduler answers what it can."""

@@ -91,7 +91,7 @@ class Counting(Scheduler):
             f"{hard:,} of {joint:,} factors are constraints alone"
         )
         plan = asked_plan("counting", why, network, budget)
-        allowance = Allowance(self.seconds)
+        allowance = Allowance(self.seconds, shared=False)
         memory = budget.memory_bytes
         return plan, partial(
             CountedSolution, network, memory, allowance, compiler, compiled=compiled_functions

@@ -13,6 +13,7 @@ from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.probing import refuted_states
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.trws.bounding import Bounding
+from rdpgraph.errors import BudgetError
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
@@ -61,6 +62,13 @@ def reduced(graph: FactorGraph, seconds: float) -> Network:
     for number, states in refuted:
         network.possible.allow_only(number, torch.tensor(states, dtype=torch.long, device="cpu"))
     return reduce_graph(graph, possible=network.possible)
+
+
+def require_fit(plan: Plan) -> None:
+    """Raise `BudgetError` for a plan that exceeds its budget."""
+    if not plan.fits:
+        what = "Message passing" if plan.route == "loopy" else "Exact inference"
+        raise BudgetError(f"{what} does not fit: it {plan.remedy}.")
 
 
 def require_room_for_states(graph: FactorGraph) -> None:

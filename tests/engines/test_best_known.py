@@ -31,10 +31,10 @@ class Said(Approximation):
     """A solution that is a number and its status."""
 
     def __init__(self, log_z: float, status: Status) -> None:
-        self.log_z, self.own = log_z, status
+        self.log_z, self.worth = log_z, status
 
     def status(self) -> Status:
-        return self.own
+        return self.worth
 
     def log_partition(self) -> torch.Tensor:
         return torch.tensor([self.log_z], dtype=DOUBLE)
@@ -120,7 +120,7 @@ def test_log_z_is_the_one_whose_error_is_known_or_else_what_contradicts_nothing(
 ):
     known = best_known(drawn, said)
     assert float(known.log_partition()) == expected
-    assert known.status().bound == ""
+    assert known.status_of("log_partition").bound == ""
     lower, upper = known.bounds()
     assert float(lower) <= expected <= float(upper)
 
@@ -129,7 +129,7 @@ def test_exact_log_z_comes_first_and_is_given_up_when_it_takes_too_long():
     exact = Said(7.0, Status())
     known = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=lambda _: exact)
     assert float(known.log_partition()) == 7.0
-    assert known.status().exact
+    assert known.status_of("log_partition").exact
     assert float(known.bounds()[0]) == float(known.bounds()[1]) == 7.0
 
     def late(_: float) -> Said:
@@ -137,7 +137,7 @@ def test_exact_log_z_comes_first_and_is_given_up_when_it_takes_too_long():
 
     known = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=late)
     assert float(known.log_partition()) == 5.0
-    assert not known.status().exact
+    assert not known.status_of("log_partition").exact
 
 
 def test_exact_log_z_is_tried_where_it_may_fit():
@@ -150,31 +150,6 @@ def test_exact_log_z_is_tried_where_it_may_fit():
         plan = rg.explain(graph, scheduler=rg.Auto(seconds=whole.seconds / 1.5, memory=4e9))
     assert whole.route == "contraction" != plan.route
     assert "log Z alone is exact" in plan.why
-
-
-def test_a_status_after_log_z_and_messages_is_that_of_both():
-    known = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, RESTLESS), exactly=None)
-    assert not known.status().converged  # of messages: nothing else was asked for
-    assert float(known.log_partition()) == 5.0
-    assert not known.status().converged
-    assert known.status().standard_error == 0.01
-
-
-def test_a_status_says_what_each_answer_is_by():
-    loopy, drawn = replace(RESTLESS, method="loopy"), Drawn(5.0, 0.01, 0.0, 9.0)
-    drawn.own = replace(drawn.own, method="populations")
-    known = best_known(drawn, Said(6.0, loopy))
-    known.log_partition()
-    assert known.status().method == "populations"  # nothing else was asked for
-    _ = known.messages.tried
-    assert known.status().method == "log Z by populations; marginals by loopy"
-    known = best_known(drawn, Said(6.0, loopy))
-    assert known.status().method == "loopy"
-    exact = best_known(drawn, Said(6.0, loopy), exactly=lambda _: Said(7.0, Status()))
-    _ = exact.messages.tried
-    exact.log_partition()
-    assert exact.status().method == "log Z by contraction; marginals by loopy"
-    assert not exact.status().exact  # marginals are not
 
 
 class Means(Drawn):
@@ -203,6 +178,40 @@ class Beliefs(Said):
 Means.__abstractmethods__ = Beliefs.__abstractmethods__ = frozenset()
 
 
+def told(known: BestKnown, *asked: str) -> Status:
+    """The status after some questions."""
+    for name in asked:
+        getattr(known, name)()
+    return known.status()
+
+
+ORDERS = [(), ("log_partition",), ("variable_marginals", "log_partition")]
+
+
+@pytest.mark.parametrize("asked", ORDERS)
+def test_a_status_is_that_of_log_z_and_marginals_whatever_was_asked(asked):
+    own = torch.full((1, 6), 0.5, dtype=DOUBLE)
+    status = told(best_known(Means(0.01, own, 0.01), Beliefs(6.0, RESTLESS)), *asked)
+    assert not status.exact
+    assert not status.converged  # messages have not, and log Z has
+    assert status.standard_error == 0.01
+
+
+@pytest.mark.parametrize("asked", ORDERS)
+def test_a_status_says_what_each_answer_is_by(asked):
+    own, loopy = torch.full((1, 6), 0.5, dtype=DOUBLE), replace(RESTLESS, method="loopy")
+    drawn = Means(0.01, own, 0.01)
+    drawn.worth = replace(drawn.worth, method="populations")
+    known = best_known(drawn, Beliefs(6.0, loopy))
+    assert told(known, *asked).method == "log Z by populations; marginals by loopy"
+    assert known.status_of("log_partition").method == "populations"
+    assert known.status_of("variable_marginals").method == "loopy"
+    exact = best_known(drawn, Beliefs(6.0, loopy), exactly=lambda _: Said(7.0, Status()))
+    status = told(exact, *asked)
+    assert status.method == "log Z by contraction; marginals by loopy"
+    assert not status.exact  # marginals are not
+
+
 @pytest.mark.parametrize(
     ("error", "errors", "expected"),
     [
@@ -220,7 +229,7 @@ def test_marginals_are_those_of_messages_unless_precise_estimates_contradict_the
     known = best_known(Means(error, own, errors), Beliefs(4.0, SETTLED))
     torch.testing.assert_close(known.variable_marginals()[0], torch.tensor(expected).double())
     late = best_known(Means(error, own, errors), Beliefs(4.0, SETTLED))
-    late.allowance.spent = 0.9 * late.allowance.seconds  # no time for estimates
+    late.messages.for_sums.spent = 0.9 * late.allowance.seconds  # no time for estimates
     torch.testing.assert_close(late.variable_marginals(), late.messages.variable_marginals())
 
 

@@ -202,7 +202,7 @@ def test_words_that_are_not_decoded_come_with_their_violations(ticking):
     torch.testing.assert_close(violations == 0, graph.score(mode) > -INF)
     assert violations[::2].tolist() == [0, 0, 0]
     assert int(violations.sum()) > 0
-    assert "no possible mode was found in" in posterior.status.remedy
+    assert "no possible mode was found in" in posterior.status_of("mode").remedy
     assert not bool(posterior.mode_is_optimal()[violations > 0].any())
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,7 +16,15 @@ from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, state_table
-from rdpgraph.engines.solution import OF_LOG_PARTITION, Delegate, Question, Solution, Status, Value
+from rdpgraph.engines.solution import (
+    OF_LOG_PARTITION,
+    OF_MODES,
+    Delegate,
+    Question,
+    Solution,
+    Status,
+    Value,
+)
 from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.logspace.gradients import refused
@@ -28,12 +36,11 @@ _BY_CIRCUIT = (
     "variable_marginals", "check_factor_marginals", "factor_marginals", "expected_score", "entropy",
     "sample",
 )  # fmt: skip
-"""Questions that a circuit is compiled for, and others that one answers if it is there."""
+"""Questions that a circuit is compiled for."""
 
 _NO_GRADIENT = "Of the answers of a circuit log Z alone has a gradient; Contraction() has all."
-_IF_COMPILED = (
-    "max_marginals", "mode", "possible_mode", "mode_exists", "mode_is_optimal", "mode_bound",
-)  # fmt: skip
+_IF_COMPILED = dict.fromkeys(OF_MODES, "mode") | {"max_marginals": "max_marginals"}
+"""Questions that a circuit answers if it is there, and the kind of each: a kind has one route."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +71,9 @@ class CountedSolution(Solution):
                 "A circuit needs the compiled library, which is not to be had here, or d4 (pip "
                 "install d4solver); without them Counting answers log Z alone, without gradients."
             )
-        with self.allowance.spending():
-            seconds = self.allowance.left()
+        allowance = self.allowance.for_one_answer()
+        with allowance.spending():
+            seconds = allowance.left()
             return compiled(self._encoding, self.compiler, seconds=seconds, memory=self.memory)
 
     def log_partition(self) -> Tensor:
@@ -100,8 +108,9 @@ class CountedSolution(Solution):
     @cached_property
     def _counted(self) -> Tensor:
         """(1,) log Z in nats; by a circuit if one is compiled quickly."""
-        with self.allowance.spending(), torch.no_grad():
-            encoding, left = self._encoding, self.allowance.left
+        allowance = self.allowance.for_one_answer()
+        with allowance.spending(), torch.no_grad():
+            encoding, left = self._encoding, allowance.left
             quick = "d4" in self.programs and compiles(encoding)
             last = "pyganak" in self.programs and has_counter("pyganak")
             part = effort.CIRCUIT_BEFORE_D4 if quick else effort.CIRCUIT_FIRST
@@ -300,16 +309,28 @@ class CountedFirst(Delegate):
 
     @cached_property
     def _circuit(self) -> bool:
-        """True if there is a circuit; it is compiled unless a count did that in vain."""
-        if "circuit" not in vars(self.count) and "_counted" not in vars(self):
+        """True if there is a circuit; it is compiled unless the time of a count was not enough."""
+        in_vain = not vars(self).get("_counted", True)
+        if "circuit" not in vars(self.count) and not in_vain:
             with suppress(BudgetError, UnsupportedError), self.allowance.spending():
                 _ = self.count.circuit
         return "circuit" in vars(self.count)
 
+    @cached_property
+    def _maximised(self) -> dict[str, bool]:
+        """Whether the circuit answers maxima, and the mode, as decided when first asked for."""
+        return {}
+
+    def _is_counted(self, name: str) -> bool:
+        """Return whether a question is answered by the count or its circuit."""
+        if name in _IF_COMPILED:
+            ready = "circuit" in vars(self.count)
+            return self._maximised.setdefault(_IF_COMPILED[name], ready)
+        return self._circuit if name in _BY_CIRCUIT else name in _SUMS and self._counted
+
     def _ask(self, question: Question[Value]) -> Value:
-        name, ready = question.name, "circuit" in vars(self.count)
-        by_circuit = (ready and name in _IF_COMPILED) or (name in _BY_CIRCUIT and self._circuit)
-        if by_circuit or (name in _SUMS and self._counted):
+        name = question.subject
+        if self._is_counted(name):
             return question(self.count)
         if name not in _SUMS or not self.kept or "_other" in vars(self):
             return question(self._other)
@@ -321,12 +342,5 @@ class CountedFirst(Delegate):
         return question(self.count) if self._counted else answer
 
     def status(self) -> Status:
-        """Status of log Z if that alone was asked for, else of the other answers."""
-        if "_other" not in vars(self) and (
-            vars(self).get("_counted") or vars(self).get("_circuit")
-        ):
-            return self.count.status()
-        status = self._other.status()
-        if not vars(self).get("_counted"):
-            return status
-        return replace(status, method=f"log Z by counting; others by {status.method}")
+        """Status of log Z and marginals, by the solutions that answer them."""
+        return self.status_of_sums()

@@ -18,7 +18,7 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.plan import clock
-from rdpgraph.plan.clock import Allowance, Watch
+from rdpgraph.plan.clock import Watch
 from rdpgraph.plan.plan import duration
 from rdpgraph.plan.tree import ContractionTree
 
@@ -220,28 +220,27 @@ class SlicedSolution(Solution):
     Holds one slice at a time: memory is a slice's and time is their number times a slice's (cutset
     conditioning: Pearl 1988, section 4.3). With potentials that require gradients the graphs of all
     slices are held. Raises `BudgetError` as soon as the slices so far show that all will take
-    longer than allowed.
+    longer than allowed. Every answer has all of the seconds, whatever was asked before.
     """
 
     numbers: tuple[int, ...]  # the fixed variables
     variables: int  # number of variables in the model
     slices: range  # the slices that are summed: all, or some of them
     solve: Callable[[int], ExactSolution]  # gives the solution of a slice
-    allowance: Allowance  # seconds for all answers
+    seconds: float  # for a pass over all slices
 
     def _slices(self) -> Iterator[ExactSolution]:
-        begin, left = clock.now(), self.allowance.left()
+        begin = clock.now()
         for done, number in enumerate(self.slices, 1):
             yield self.solve(number)
-            self._require_time(clock.now() - begin, done, left)
-        self.allowance.spent += clock.now() - begin
+            self._require_time(clock.now() - begin, done)
 
-    def _require_time(self, spent: float, done: int, left: float) -> None:
-        whole = spent / done * len(self.slices)
-        if whole > effort.SLICES_LATE * left and spent > effort.SLICES_FORESEEN * left:
+    def _require_time(self, spent: float, done: int) -> None:
+        whole, most = spent / done * len(self.slices), self.seconds
+        if whole > effort.SLICES_LATE * most and spent > effort.SLICES_FORESEEN * most:
             raise BudgetError(
-                f"{len(self.slices):,} slices would take about {duration(whole)}, and "
-                f"{duration(left)} are left of the budget; "
+                f"{len(self.slices):,} slices would take about {duration(whole)}, and the budget "
+                f"is {duration(most)}; "
                 f"{clock.ways_out(whole, 'time or the memory', 'use an approximate method')}."
             )
 
@@ -274,6 +273,10 @@ class SlicedSolution(Solution):
         return total / torch.where(mass > 0, mass, 1.0).reshape(-1, *(1,) * (total.ndim - 1))
 
     def variable_marginals(self) -> Tensor:
+        return self._marginals
+
+    @differentiable_property
+    def _marginals(self) -> Tensor:
         return self._averaged(lambda part: part.variable_marginals())
 
     def factor_marginals(self, block: int) -> Tensor:

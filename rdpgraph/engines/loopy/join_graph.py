@@ -148,15 +148,14 @@ class JoinedSolution(Supplemented):
         return (total + network.constant).to(network.constant)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): by the likeliest states, and by messages that pass for bounds alone."""
-        likely = () if self.network.impossible else (likeliest(self, self.network.graph),)
-        # The solutions for modes, with gradients or without, if they were asked.
-        others = [other for key, other in vars(self).items() if key.startswith("_general ")]
-        modes = (states for other in others for states in other.decoded_states())
-        known = (*likely, *modes)
+        """(B,) and (B,): by the likeliest states and the mode, and by messages for bounds alone."""
+        ends = super().bounds()
+        if self.network.impossible:
+            return ends
+        known = (likeliest(self, self.network.graph), self.possible_mode())
         with self.allowance.spending(), torch.no_grad():
             seconds = self.allowance.left(effort.LOOPY_REPAIR)
-            return self._bounding.within(super().bounds(), 1.0, known, seconds)
+            return self._bounding.within(ends, 1.0, known, seconds)
 
     @cached_property
     def _bounding(self) -> Bounding:
@@ -211,21 +210,6 @@ class JoinedSolution(Supplemented):
             logs = torch.where(belief > 0, group.each().double(), 0.0)
             total = total + (belief * logs).flatten(1).sum(1)
         return self._of_possible(total).to(network.constant)
-
-    def possible_mode(self) -> Tensor:
-        return self._general.possible_mode()
-
-    def mode_exists(self) -> Tensor | None:
-        return self._general.mode_exists()
-
-    def mode_is_consistent(self) -> Tensor:
-        return self._general.mode_is_consistent()
-
-    def mode_is_optimal(self) -> Tensor:
-        return self._general.mode_is_optimal()
-
-    def mode_bound(self) -> Tensor:
-        return self._general.mode_bound()
 
 
 def _marginal(joint: Tensor, scope: Sequence[int], kept: Sequence[int]) -> Tensor:

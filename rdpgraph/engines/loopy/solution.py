@@ -1,7 +1,7 @@
 """Answers of loopy belief propagation."""
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -82,27 +82,35 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _recorded(self) -> Outcome:
-        return self._ended()
+        # In counted time as long as messages without gradients have, if they came before.
+        return self._ended(self._at_first)
 
     @cached_property
     def _plain(self) -> Outcome:
+        _ = self._at_first
         with torch.no_grad():
-            return self._ended()
+            return self._ended(self.allowance)
 
-    def _ended(self) -> Outcome:
-        with _spent(self.allowance):
+    @cached_property
+    def _at_first(self) -> Allowance | None:
+        """The seconds of the first messages."""
+        return None if self.allowance is None else self.allowance.for_one_answer()
+
+    def _ended(self, allowance: Allowance | None) -> Outcome:
+        with _spent(allowance):
             start = self.equations.flat_messages() if self.start is None else self.start
-        with _spent(self.allowance):
-            return self.gradient.run(self.equations, start, self._limits_of(self.share))
+        with _spent(allowance):
+            limits = self._limits_of(self.share, allowance)
+            return self.gradient.run(self.equations, start, limits)
 
-    def _limits_of(self, share: float) -> Limits:
+    def _limits_of(self, share: float, allowance: Allowance | None) -> Limits:
         """Limits with a share of the seconds that are left; the tolerance of exact messages."""
         limits = replace(self.limits, settling=self._settling)
-        if self._sums_forest:
+        if self._is_exact:
             limits = replace(limits, tolerance=min(limits.tolerance, self._exact_tolerance))
-        if self.allowance is None:
+        if allowance is None:
             return limits
-        return replace(limits, seconds=self.allowance.left(share))
+        return replace(limits, seconds=allowance.left(share))
 
     @cached_property
     def _settling(self) -> bool:
@@ -111,10 +119,10 @@ class LoopySolution(Approximation):
         return self.limits.settling and is_logical(self.network.graph) and cycles
 
     @property
-    def _sums_forest(self) -> bool:
-        """True if the messages, once they change no more, are those of exact sums."""
-        sums = self.temperature == 1 and isinstance(self.counting, Bethe) and self.among is None
-        return sums and self.network_is_forest
+    def _is_exact(self) -> bool:
+        """True if the messages, once they change no more, are those of exact sums or maxima."""
+        plain = isinstance(self.counting, Bethe) and self.among is None
+        return plain and self.temperature in (0.0, 1.0) and self.network_is_forest
 
     @property
     def _exact_tolerance(self) -> float:
@@ -124,10 +132,32 @@ class LoopySolution(Approximation):
 
     def status(self) -> Status:
         """Convergence, number of sweeps, and what else to try."""
+        # At temperature 0 log Z is that of no model.
+        return self._status(exact=self._is_exact and self.temperature == 1)
+
+    def status_of(self, answer: str) -> Status:
+        """Status of sums, or of the messages that maximise; of a mode without a proof."""
+        if answer == "max_marginals":
+            return self.maximal._status(exact=self.maximal._is_exact)
+        if answer != "mode":
+            return self.status()
+        status, remedies = self._modal._status(exact=self._modal._is_exact), list[str]()
+        repaired = self._repaired
+        if not bool(repaired.found.all()):
+            items = items_named(~repaired.found)
+            remedies.append(f"no possible mode was found in {items}: allow more time")
+        if self.decoded.cut:
+            remedies.append(
+                "the time ended the search for a mode before all ties were broken: allow more"
+            )
+        return replace(status, remedy="; ".join(filter(None, (*remedies, status.remedy))))
+
+    def _status(self, *, exact: bool) -> Status:
+        """Status of these messages; ``exact`` if their fixed point is the answer."""
         outcome = self.outcome
         contradiction = bool(self._contradicted.any())
         converged = bool(outcome.converged.all()) and not contradiction and not self._outweighed
-        exact = converged and self._sums_forest
+        exact = exact and converged
         remedy = ""
         if contradiction:
             remedy = (
@@ -152,14 +182,6 @@ class LoopySolution(Approximation):
             )
         if self._settling and len(outcome.trace) > effort.UNDAMPED_SWEEPS:
             remedy = f"damped by 0.5 from sweep {effort.UNDAMPED_SWEEPS + 1} on; {remedy}"
-        decoded: Decoded | None = self.__dict__.get("decoded")
-        if decoded is not None and decoded.cut:
-            more = "the time ended the search for a mode before all ties were broken: allow more"
-            remedy = f"{more}; {remedy}" if remedy else more
-        repaired: Searched | None = self.__dict__.get("_repaired")
-        if repaired is not None and not bool(repaired.found.all()):
-            items = items_named(~repaired.found)
-            remedy = f"no possible mode was found in {items}: allow more time; {remedy}"
         return Status(
             exact=exact,
             converged=converged,
@@ -226,10 +248,9 @@ class LoopySolution(Approximation):
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): by these messages where they bound, and others that pass for bounds."""
         ends = super().bounds()
-        if self.among is not None:
+        if self.among is not None or not bool((ends[0] < ends[1]).any()):
             return ends
-        likely = () if self.network.impossible else (likeliest(self, self.network.graph),)
-        known = (*likely, *self.decoded_states())
+        known = (likeliest(self, self.network.graph), self.possible_mode())
         with self._bounding_seconds() as seconds, torch.no_grad():
             return self._bounding.within(ends, self.temperature, known, seconds)
 
@@ -246,13 +267,6 @@ class LoopySolution(Approximation):
         else:
             with counted(Counter()):
                 yield effort.BOUND_SECONDS
-
-    def decoded_states(self) -> Iterator[Tensor]:
-        """(B, V) the modes that were asked for so far."""
-        if "decoded" in self.__dict__:
-            yield self.mode()
-        if "_repaired" in self.__dict__:
-            yield self._repaired.states
 
     def variable_marginals(self) -> Tensor:
         if self.network.impossible:
@@ -336,7 +350,7 @@ class LoopySolution(Approximation):
     def _modal(self) -> "LoopySolution":
         """Maxima for a mode; those of logical factors end when its states last and are possible."""
         other = self.maximal
-        if not other._settling or other.__dict__.keys() & {"_plain", "_recorded"}:
+        if not other._settling:
             return other
         limits = other.limits
         sweeps = min(limits.sweeps, max(effort.MODE_SWEEPS, limits.sweeps // 5))
@@ -362,7 +376,8 @@ class LoopySolution(Approximation):
         """Configurations decoded from the max-beliefs."""
         other, outcome = self._modal, self._modal.outcome
         with torch.no_grad(), _spent(self.allowance):
-            return decode(other.equations, outcome, self._limits_of(effort.LOOPY_DECODING))
+            limits = self._limits_of(effort.LOOPY_DECODING, self.allowance)
+            return decode(other.equations, outcome, limits)
 
     def mode(self) -> Tensor:
         """(B, V) the decoded configuration, which need not be consistent."""
@@ -384,9 +399,11 @@ class LoopySolution(Approximation):
     def mode_exists(self) -> Tensor:
         """(B,) bool, by max-product, which modes need anyway; by sums only if that says no."""
         known = self._modal.log_partition().detach().isfinite()
-        known = known if bool(known.all()) else known | self.possible()
-        repaired: Searched | None = self.__dict__.get("_repaired")
-        return known if repaired is None else known.cpu() & repaired.exists
+        return known if bool(known.all()) else known | self.possible()
+
+    def mode_is_possible(self) -> Tensor:
+        """(B,) bool, also by the search for a possible configuration."""
+        return self.mode_exists().cpu() & self._repaired.exists
 
     def mode_is_consistent(self) -> Tensor:
         return self.decoded.consistent
@@ -414,9 +431,9 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _ceilings(self) -> Tensor:
-        """(B,) upper bounds on all scores."""
+        """(B,) upper bounds on all scores, by messages that pass for them alone."""
         with self._bounding_seconds() as seconds:
-            return self._bounding.maxima(seconds).bounds
+            return Bounding(self.network, self.compiled).maxima(seconds).bounds
 
 
 def _spent(allowance: Allowance | None) -> AbstractContextManager[None]:

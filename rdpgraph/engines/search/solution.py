@@ -298,8 +298,7 @@ class SearchSolution(SearchedMarginalModes):
         """Status of the mode: exact if it is proved optimal, or that there is none."""
         if self.network.impossible:
             return Status(method="search")
-        best = self._proved[0] if "_proved" in self.__dict__ else self.best
-        sure = bool(best.optimal.all())
+        sure = bool(self._proved[0].optimal.all())
         remedy = "" if sure else "more seconds may find better configurations"
         return Status(exact=sure, method="search", remedy=remedy)
 
@@ -334,18 +333,23 @@ class SearchSolution(SearchedMarginalModes):
         return best.required(self.network.graph, "marginal mode")
 
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
-        return self._seeker.above(numbers, scores, effort.MODE_BOUNDS * self.limits.seconds)
+        seeker = self._seeker if numbers is None else self._of_sums
+        return seeker.above(numbers, scores, effort.MODE_BOUNDS * self.limits.seconds)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): bounds on log Z by the best configuration so far, and by messages."""
+        """(B,) and (B,): bounds on log Z by the mode, and by messages."""
         infinite = torch.full((self.network.batch,), math.inf, dtype=torch.float64, device="cpu")
         if self.network.impossible:
             return -infinite, -infinite
-        seconds, bounding = effort.SUM_BOUNDS * self.limits.seconds, self._seeker.bounding
-        found = self.best if "best" in self.__dict__ else self._seeker.by_messages(seconds)[0]
-        masses = [one.scores.cpu() for one in self._results.values()]  # each is a part of Z
-        lower = torch.stack([-infinite, *masses]).amax(0)
-        return bounding.within((lower, infinite), 1.0, [found.states], seconds)
+        seconds, bounding = effort.SUM_BOUNDS * self.limits.seconds, self._of_sums.bounding
+        return bounding.within((-infinite, infinite), 1.0, [self.best.states], seconds)
+
+    @cached_property
+    def _of_sums(self) -> Seeker:
+        """The seeker with messages that bound sums, not maxima; they have passed."""
+        bounding = replace(self._seeker.bounding)
+        bounding.above(1.0, effort.MODE_BOUNDS * self.limits.seconds)
+        return replace(self._seeker, bounding=bounding)
 
     def log_partition(self) -> Tensor:
         """-inf where that is known; else refused."""
