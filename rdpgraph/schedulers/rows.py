@@ -1,18 +1,28 @@
 """Rows of evidence, each by itself: the work of a row is over the variables that it lacks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph._core.cache import cached_property, differentiable_property, recording
+from rdpgraph._core.portable import tensors_in
+from rdpgraph.engines.portfolio import PASS_OF, ExactFirst
 from rdpgraph.engines.recognised import recognised_left
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import factor_tables
-from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
+from rdpgraph.engines.solution import (
+    Delegate,
+    Question,
+    Solution,
+    Status,
+    Value,
+    of_all,
+)
 from rdpgraph.errors import BudgetError
 from rdpgraph.logspace.gradients import is_transformed, possible_alone, with_gradient
 from rdpgraph.logspace.logmatrix import finite
@@ -23,44 +33,205 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable
 from rdpgraph.plan.plan import PASSES, Budget, Plan
-from rdpgraph.schedulers.scheduler import Planned
+from rdpgraph.schedulers.scheduler import Planned, require_fit
 from rdpgraph.structures.recursion.library import available, function, threads
+
+_BY_PASS = {**PASS_OF, "sample": "log_partition"}
+"""For each question the one that decides which rows are solved together."""
+_SUMS = {name for name, kind in PASS_OF.items() if kind in ("log_partition", "variable_marginals")}
+"""Questions that compiled code answers row by row."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowsApart(Delegate):
+    """Answers about rows of evidence by solving as many rows together as stays exact.
+
+    All rows are tried first, then those that lack the same variables, then halves of these. A row
+    that is left by itself is answered as a model without a batch is. Each kind of answer splits the
+    rows for itself.
+    """
+
+    graph: FactorGraph  # the model, evidence included; its tables have no batch dims
+    planned: Callable[[FactorGraph], Planned]  # plans some rows, all of them at once
+    memory: float  # bytes; solutions are kept up to there, and made again beyond
+
+    joint, rsample = Solution.joint, Solution.rsample
+    log_partitions = Solution.log_partitions
+
+    @cached_property
+    def observed(self) -> Tensor:
+        """(B, V) states, -1 where missing."""
+        assert self.graph.observed is not None
+        return self.graph.observed.reshape(-1, self.graph.num_variables)
+
+    def _ask(self, question: Question[Value]) -> Value:
+        return self._answer(question, exactly=False)
+
+    def exactly(self, question: Question[Value]) -> Value:
+        """The answer of exact engines.
+
+        Raises:
+            BudgetError: some row does not fit by itself.
+        """
+        return self._answer(question, exactly=True)
+
+    def status(self) -> Status:
+        """Status of log Z and marginals, the worst of all rows."""
+        return self.status_of_sums()
+
+    def _answer(self, question: Question[Any], *, exactly: bool) -> Any:
+        """The answers of all parts, in the order of the rows."""
+        answers, every = list[Any](), self._parts(question)
+        for rows in every:
+            plan, solution = self._solved(rows)
+            alone = len(rows) == 1 and not exactly
+            answers.append(question(solution) if alone else _exactly(plan, solution, question))
+        if any(answer is None for answer in answers):
+            if all(answer is None for answer in answers):
+                return None
+            answers = [
+                _known(question.name, self._solved(rows)[1]) if answer is None else answer
+                for rows, answer in zip(every, answers, strict=True)
+            ]
+        return _joined(question.name, answers, torch.cat(every).argsort())
+
+    @cached_property
+    def _divisions(self) -> dict[tuple[Any, ...], list[Tensor]]:
+        """Rows that are solved together, for each kind of answer."""
+        return {}
+
+    def _parts(self, question: Question[Any]) -> list[Tensor]:
+        """Rows that are solved together for an answer of this kind."""
+        asked, numbers = Question[Any](_BY_PASS.get(question.subject, question.subject)), ()
+        if question.name in ("marginal_mode", "marginal_mode_scores"):
+            asked = Question("marginal_mode", question.arguments)
+            numbers = tuple(question.arguments[0].tolist())
+        key = (asked.name, *numbers)
+        if key not in self._divisions:
+            every = torch.arange(len(self.observed), device="cpu")
+            self._divisions[key] = list(self._divided(every, asked))
+        return self._divisions[key]
+
+    def _divided(self, rows: Tensor, asked: Question[Any]) -> Iterator[Tensor]:
+        """Parts of the rows that are exact when they are solved together, or single rows."""
+        if len(rows) == 1 or self._fit(rows, asked):
+            yield rows
+            return
+        lacking = self.observed[rows] == MISSING
+        patterns = lacking.unique(dim=0, return_inverse=True)[1]
+        alike = bool((patterns == 0).all())
+        numbers = patterns.unique()
+        parts = rows.chunk(2) if alike else (rows[patterns == number] for number in numbers)
+        for part in parts:
+            yield from self._divided(part, asked)
+
+    def _fit(self, rows: Tensor, asked: Question[Any]) -> bool:
+        """Return whether an exact engine answers for some rows together."""
+        try:
+            plan, solution = self._solved(rows)
+            # What is sure need not be tried, but for a marginal mode, which is planned when asked.
+            sure = isinstance(solution, ExactFirst) and solution.sure
+            if not sure or asked.name == "marginal_mode":
+                _exactly(plan, solution, asked)
+        except BudgetError:
+            return False
+        return True
+
+    @cached_property
+    def _kept(self) -> dict[tuple[int, ...], tuple[Plan, Solution]]:
+        """Plans and solutions of rows, as many as fit the memory."""
+        return {}
+
+    def _solved(self, rows: Tensor) -> tuple[Plan, Solution]:
+        """The plan of some rows, and their solution.
+
+        Raises:
+            BudgetError: the plan does not fit.
+        """
+        key = tuple(rows.tolist())
+        if key in self._kept:
+            return self._kept[key]
+        some = FactorGraph.from_blocks(self.graph.domain, self.graph.blocks, self.observed[rows])
+        with recording(lambda: tensors_in(self.graph.blocks)):
+            plan, run = self.planned(some)
+            require_fit(plan)
+            solution = run()
+        held = sum(plan.stored_bytes for plan, _ in self._kept.values())
+        if held + plan.stored_bytes <= self.memory:
+            self._kept[key] = plan, solution
+        return plan, solution
+
+
+def _exactly(plan: Plan, solution: Solution, question: Question[Value]) -> Value:
+    """The answer of an exact engine.
+
+    Raises:
+        BudgetError: it does not fit.
+    """
+    if isinstance(solution, ExactFirst):
+        return solution.exactly(question)
+    if plan.route in ("join graph", "loopy"):
+        raise BudgetError(f"Rows of evidence do not fit: {plan.why}.")
+    return question(solution)
+
+
+def _known(name: str, solution: Solution) -> Any:
+    """What a solution's None says, as the tensor that it stands for."""
+    if name in ("mode_exists", "mode_is_possible"):
+        return solution.possible()
+    assert name == "log_partition_errors"
+    log_z = solution.log_partition().detach()
+    return torch.full_like(log_z, 0.0 if solution.status_of(name).exact else math.inf)
+
+
+def _joined(name: str, answers: Sequence[Any], order: Tensor) -> Any:
+    """The answer for all rows from those of parts, whose rows follow each other in an order."""
+    first = answers[0]
+    if isinstance(first, Status):
+        return of_all(answers)
+    if isinstance(first, tuple):
+        return tuple(_joined(name, each, order) for each in zip(*answers, strict=True))
+    dim = 1 if name == "sample" else 0
+    return torch.cat(list(answers), dim).index_select(dim, order.to(first.device))
 
 
 @dataclass(frozen=True, eq=False)
 class RowsSolution(Delegate):
-    """Sums for rows of evidence on a graph of tables; modes and samples are the general ones."""
+    """Sums for rows of evidence on a graph of tables, by compiled code; others by `RowsApart`."""
 
     graph: FactorGraph  # the model, evidence included
     network: Network  # of the model without evidence
-    whole: Callable[[FactorGraph], Planned]  # plans all rows at once
+    whole: Callable[[FactorGraph], Planned]  # plans some rows, all of them at once
+    memory: float  # bytes
 
-    log_partitions, log_partition_errors = Solution.log_partitions, Solution.log_partition_errors
-    interval, possible = Solution.interval, Solution.possible
-    joint, entropy = Solution.joint, Solution.entropy
+    log_partitions, joint, rsample = Solution.log_partitions, Solution.joint, Solution.rsample
+    possible, entropy = Solution.possible, Solution.entropy
 
-    @differentiable_property
-    def _general(self) -> Solution:
-        plan, run = self.whole(self.graph)
-        if not plan.fits:
-            raise BudgetError(f"Rows at once do not fit, as this answer needs: it {plan.remedy}.")
-        return run()
+    @cached_property
+    def _general(self) -> RowsApart:
+        return RowsApart(self.graph, self.whole, self.memory)
 
     def _ask(self, question: Question[Value]) -> Value:
-        return question(self._general)
-
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): log Z, or bounds on it by all rows at once."""
-        return super().bounds() if not self._fit else Solution.bounds(self)
+        sums = question.subject in _SUMS
+        return self._general.exactly(question) if sums and self._fit else question(self._general)
 
     def status(self) -> Status:
-        """Status of the sums; not exact once another answer was approximate."""
-        if not self._fit:
-            return self._general.status()
-        others = (value for key, value in self.__dict__.items() if key.startswith("_general "))
-        if all(other.status().exact for other in others):
-            return Status()
-        return Status(exact=False, remedy="sums are exact; modes and maxima are not")
+        """Status of log Z and marginals; exact where no row lacks too many variables."""
+        return Status() if self._fit else self._general.status()
+
+    def status_of(self, answer: str) -> Status:
+        """Status of sums, or of what rows give one by one."""
+        exact = self._fit and answer in _SUMS
+        return Status() if exact else self._general.status_of(answer)
+
+    def log_partition_errors(self) -> Tensor | None:
+        return None if self._fit else self._general.log_partition_errors()
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        return Solution.bounds(self) if self._fit else self._general.bounds()
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        return self.bounds() if self._fit else self._general.interval(confidence)
 
     @cached_property
     def _left(self) -> Tensor:
@@ -163,10 +334,10 @@ class RowsSolution(Delegate):
     def log_partition(self) -> Tensor:
         constant = self.network.constant
         log_z = self._log_z
-        if self._recorded() and self._fit:  # not cached: it refers to this object
-            log_z = with_gradient(log_z, self._entries, self._counts, self.unrolled)
         if not self._fit:
             return self._general.log_partition()
+        if self._recorded():  # not cached: it refers to this object
+            log_z = with_gradient(log_z, self._entries, self._counts, self.unrolled)
         return (log_z + constant.double()).to(constant.dtype)
 
     def _counts(self, weights: Tensor) -> Tensor:
@@ -185,11 +356,10 @@ class RowsSolution(Delegate):
         return not bool(self._log_z.isnan().any())
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) probabilities; their gradients are those of all rows at once."""
-        if self._recorded():
-            return self._general.variable_marginals()
-        flat = self._solved[1]
-        return flat if self._fit else self._general.variable_marginals()
+        """(B, S) probabilities; with gradients they are those of `RowsApart`."""
+        if self._recorded() or not self._fit:
+            return self._ask(Question("variable_marginals"))
+        return self._solved[1]
 
     @cached_property
     def _solved(self) -> tuple[Tensor, Tensor]:
@@ -210,14 +380,14 @@ class RowsSolution(Delegate):
 
     def factor_marginals(self, block: int) -> Tensor:
         if self._recorded() or not self._fit:
-            return self._general.factor_marginals(block)
+            return self._ask(Question("factor_marginals", (block,)))
         network = replace(self.network, graph=self.graph)
         tables = factor_tables(network, block, lambda group: self._beliefs(group, self.observed))
         return self._of_possible(tables)
 
     def expected_score(self) -> Tensor:
         if self._recorded() or not self._fit:
-            return self._general.expected_score()
+            return self._ask(Question("expected_score"))
         total = self.network.constant.double().repeat(len(self.observed))
         for number, group in enumerate(self.network.groups):
             logs = group.each()[0].double()
@@ -228,7 +398,7 @@ class RowsSolution(Delegate):
         return self._of_possible(total).to(self.graph.dtype)
 
     def unrolled(self, entries: Tensor) -> Tensor:
-        """(B,) log Z without the constant, all rows at once, as torch operations on the entries."""
+        """(B,) log Z without the constant, as torch operations on the entries."""
         network, states = self.network, self.graph.domain.state_starts[:-1]
         blocks: list[Block] = []
         sizes = [group.log_tables.numel() for group in network.groups]
@@ -242,23 +412,22 @@ class RowsSolution(Delegate):
         dead = (given & (known == MISSING)).any(1)
         observed = torch.full((len(given), len(network.sizes)), MISSING, device="cpu")
         observed[:, : len(network.numbers)] = known[:, network.numbers]
-        plan, run = self.whole(FactorGraph.from_blocks(domain, blocks, observed))
-        if not plan.fits:
-            raise BudgetError(f"Second derivatives take all rows at once: it {plan.remedy}.")
-        return possible_alone(torch.where(dead, -math.inf, run().log_partition()))
+        rows = RowsApart(FactorGraph.from_blocks(domain, blocks, observed), self.whole, self.memory)
+        log_z = rows.exactly(Question[Tensor]("log_partition"))
+        return possible_alone(torch.where(dead, -math.inf, log_z))
 
 
 def planned_rows(
     graph: FactorGraph, budget: Budget, whole: Callable[[FactorGraph], Planned],
-    exactly: Callable[[FactorGraph], Callable[[], Solution]] | None = None,
+    general: Callable[[FactorGraph], Callable[[], Solution]] | None = None,
 ) -> Planned | None:  # fmt: skip
     """Plan of rows of evidence on tables, each by itself; None where that is not the way.
 
     Args:
         graph: the model.
         budget: of the plan.
-        whole: plans all rows at once, for answers that are not sums.
-        exactly: solves a graph exactly; given where registered structures come first.
+        whole: plans rows at once, for answers that are not sums.
+        general: solves a graph as no structure; given where registered structures come first.
     """
     if graph.observed is None or not graph.batch_shape or graph.device.type != "cpu":
         return None
@@ -268,14 +437,14 @@ def planned_rows(
     given = graph.observed.reshape(-1, graph.num_variables)
     common = torch.where((given != MISSING).all(0), given[0], MISSING)
     common = FactorGraph.from_blocks(graph.domain, graph.blocks, common)
-    if exactly and recognised_left(common, reduce_graph(common), exactly) is not None:
+    if general and recognised_left(common, reduce_graph(common), general) is not None:
         return None
     network = reduce_graph(FactorGraph.from_blocks(graph.domain, graph.blocks))
     if network.impossible or not network.groups or bool(network.constant.isneginf()):
         return None
     if not all(g.extent[1] < math.inf for g in network.groups):
         return None
-    solution = RowsSolution(graph, network, whole)
+    solution = RowsSolution(graph, network, whole, budget.memory_bytes)
     observed, count = solution.observed, math.prod(graph.batch_shape)
     gaps = (observed == MISSING).sum(1)
     tried = torch.arange(0, count, -(-count // tuning.ROWS_TRIED), device="cpu")

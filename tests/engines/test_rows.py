@@ -155,3 +155,72 @@ def test_rows_in_float32_and_of_two_batch_dims():
     assert posterior.log_partition.dtype == torch.float32
     torch.testing.assert_close(posterior.log_partition, truth.log_partition)
     torch.testing.assert_close(posterior.marginal("v2"), truth.joint(("v2",)))
+
+
+def grid_with_gaps(*, tracked):
+    """Rows of a grid, each exact by itself, and not together: every variable is lacking in some."""
+    pixels = rg.VariableArray("pixel", (7, 7), 3)
+    generator = torch.Generator().manual_seed(0)
+    tables = [
+        (2 * torch.randn(3, 3, generator=generator, dtype=torch.float64)).requires_grad_(tracked)
+        for _ in range(2)
+    ]
+    grid = rg.FactorGraph([
+        rg.FactorBlock((pixels[1:], pixels[:-1]), rg.Table(tables[0])),
+        rg.FactorBlock((pixels[:, 1:], pixels[:, :-1]), rg.Table(tables[1])),
+    ])  # fmt: skip
+    states = torch.randint(3, (5, 7, 7), generator=generator)
+    states = states.masked_fill(torch.rand(states.shape, generator=generator) < 0.5, -1)
+    return pixels, grid, states, tables
+
+
+def gradients(value, tables):
+    weights = torch.arange(1.0, value.numel() + 1, dtype=value.dtype).reshape(value.shape)
+    return torch.autograd.grad((weights * value).sum(), tables, retain_graph=True)
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_every_question_goes_row_by_row(tracked):
+    pixels, grid, states, tables = grid_with_gaps(tracked=tracked)
+    graph = grid.condition({pixels: states})
+    scheduler = rg.Auto(memory=30_000)
+    posterior = rg.infer(graph, scheduler)
+    assert "by itself" in posterior.plan.why
+    assert not rg.explain(graph, replace(WHOLE, memory=30_000)).fits
+    alone = [rg.infer(grid.condition({pixels: row}), scheduler) for row in states]
+    pair, some = ["pixel[3, 3]", "pixel[6, 6]"], [pixels[2:4, 2:4]]
+    for ask in (
+        lambda p: p.log_partition, lambda p: p.marginal(pixels), lambda p: p.entropy(),
+        lambda p: p.max_marginals()[pixels], lambda p: p.mode_bound(), lambda p: p.bounds().upper,
+        lambda p: torch.as_tensor(p.joint(pair)), lambda p: p.marginal_mode(some).score,
+    ):  # fmt: skip
+        torch.testing.assert_close(ask(posterior), torch.stack([ask(one) for one in alone]))
+    wanted = torch.stack([grid.score(one.mode()) for one in alone])
+    torch.testing.assert_close(graph.score(posterior.mode()), wanted)
+    draws = posterior.sample(4, generator=torch.Generator().manual_seed(0))[pixels]
+    assert bool(((draws == states) | (states == -1)).all())
+    assert bool(posterior.marginal_mode(some).optimal.all())
+    assert bool(posterior.mode_is_optimal().all())
+    for name in ("log_partition", "marginals", "entropy", "max_marginals", "mode", "sample"):
+        assert posterior.status_of(name).exact
+    assert posterior.status.exact
+    for ask in (
+        lambda p: p.log_partition, lambda p: p.entropy(), lambda p: p.marginal(pixels)
+    ) if tracked else ():  # fmt: skip
+        wanted = gradients(torch.stack([ask(one) for one in alone]), tables)
+        for own, other in zip(gradients(ask(posterior), tables), wanted, strict=True):
+            torch.testing.assert_close(own, other)
+
+
+def test_second_derivatives_go_row_by_row():
+    pixels, grid, states, tables = grid_with_gaps(tracked=True)
+
+    def squares(log_z):
+        first = torch.autograd.grad(log_z.sum(), tables, create_graph=True)
+        return torch.autograd.grad(sum((part**2).sum() for part in first), tables)
+
+    posterior = rg.infer(grid.condition({pixels: states}), rg.Auto(memory=30_000))
+    alone = [rg.infer(grid.condition({pixels: row})).log_partition for row in states]
+    pairs = zip(squares(posterior.log_partition), squares(torch.stack(alone)), strict=True)
+    for own, other in pairs:
+        torch.testing.assert_close(own, other)

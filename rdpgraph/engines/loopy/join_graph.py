@@ -149,10 +149,9 @@ class JoinedSolution(Supplemented):
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): by the likeliest states and the mode, and by messages for bounds alone."""
-        ends = super().bounds()
-        if self.network.impossible:
-            return ends
-        known = (likeliest(self, self.network.graph), self.possible_mode())
+        ends, known = super().bounds(), tuple[Tensor, ...]()
+        if not self.network.impossible:
+            known = likeliest(self, self.network.graph), self.possible_mode()
         with self.allowance.spending(), torch.no_grad():
             seconds = self.allowance.left(effort.LOOPY_REPAIR)
             return self._bounding.within(ends, 1.0, known, seconds)

@@ -250,7 +250,9 @@ class LoopySolution(Approximation):
         ends = super().bounds()
         if self.among is not None or not bool((ends[0] < ends[1]).any()):
             return ends
-        known = (likeliest(self, self.network.graph), self.possible_mode())
+        known: tuple[Tensor, ...] = ()
+        if not self.network.impossible:
+            known = likeliest(self, self.network.graph), self.possible_mode()
         with self._bounding_seconds() as seconds, torch.no_grad():
             return self._bounding.within(ends, self.temperature, known, seconds)
 
