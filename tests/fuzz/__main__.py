@@ -24,6 +24,7 @@ from tests.fuzz import (
     files,
     graphs,
     learning,
+    orders,
     parities,
     peers,
     recognised,
@@ -44,6 +45,7 @@ KINDS: dict[str, Callable[[np.random.Generator], int]] = {
     "estimates": estimates.case,
     "files": files.case,
     "doors": doors.case,
+    "orders": orders.case,
     "peers": peers.case,
 }
 
