@@ -66,8 +66,10 @@ class Drawn(Said):
 
 def messages(*every: Said) -> FirstConverged:
     attempts = tuple(lambda _, one=one: one for one in every)
-    seeker = SimpleNamespace(bounding=SimpleNamespace(within=lambda ends, *_: ends))
-    return FirstConverged(attempts, attempts[0], seeker, Allowance(10.0))  # pyright: ignore
+    said = FirstConverged(attempts, attempts[0], None, Allowance(10.0))  # pyright: ignore
+    infinite = torch.tensor([math.inf], dtype=DOUBLE)
+    vars(said)["bounds_by_mode"] = -infinite, infinite  # these have no mode
+    return said
 
 
 def best_known(drawn: Drawn, *every: Said, exactly=None) -> BestKnown:
