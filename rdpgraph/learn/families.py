@@ -111,7 +111,8 @@ def read_rows(
         if not domain.holds(name):
             raise ModelError(f"Column {name!r} is no variable of the network; drop it, or add it.")
     for begin in range(0, count, tuning.COUNTED_ROWS):
-        states = states_given(_some(data, begin, begin + tuning.COUNTED_ROWS), domain)
+        some = _some(data, begin, begin + tuning.COUNTED_ROWS)
+        states = states_given(some, domain, first=begin)
         states = states.expand(min(tuning.COUNTED_ROWS, count - begin), -1).numpy().astype(kind)
         first = np.arange(begin, begin + len(states))
         yield Distinct.of(

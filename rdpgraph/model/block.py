@@ -409,9 +409,10 @@ def log_values_at(
     lacking = (missing.flatten(0, -2).any(0) if missing.ndim > 1 else missing).nonzero()
     if len(lacking):
         name = domain.variable(int(lacking[0])).name
+        row = f" in row {int(missing[:, lacking[0]].nonzero()[0, 0])}" if missing.ndim == 2 else ""
         raise EvidenceError(
             f"An assignment needs a state for every variable; {len(lacking)} have none, "
-            f"such as {name!r}."
+            f"such as {name!r}{row}."
         )
 
     def values() -> Iterator[Tensor]:

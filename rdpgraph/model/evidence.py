@@ -1,7 +1,8 @@
 """Evidence and assignments as states of numbered variables."""
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,7 +35,9 @@ _Given: TypeAlias = tuple[Named, int, Entry, Tensor]
 """A variable with evidence, its number and entry, and the states."""
 
 
-def states_given(given: Any, domain: Domain, *, ignore_unknown: bool = False) -> Tensor:
+def states_given(
+    given: Any, domain: Domain, *, ignore_unknown: bool = False, first: int = 0
+) -> Tensor:
     """The states that evidence gives, (*batch, V) int64, -1 where it gives none.
 
     Evidence is a mapping from variables to states or batches of them, a list of mappings, or a
@@ -43,7 +46,88 @@ def states_given(given: Any, domain: Domain, *, ignore_unknown: bool = False) ->
     An entry of -1 is missing in tensors and arrays of indices. As the one state of a variable it
     is refused, and in a column of pandas or among names of states it is missing, with a warning:
     there it may have been meant as a state.
+
+    Args:
+        given: the evidence.
+        domain: the variables.
+        ignore_unknown: leave out what is no variable.
+        first: the number of the first row, for errors, where the rows are some of more.
+
+    Raises:
+        EvidenceError: a state that a variable lacks; of several rows the message names the first
+            one that is wrong.
     """
+
+    def read(given: Any) -> Tensor:
+        return _states_given(given, domain, ignore_unknown=ignore_unknown)
+
+    try:
+        return read(given)
+    except EvidenceError:
+        count = _count_rows(given)
+        if not count or _is_wrong(read, _some_rows(given, 0, 0)):
+            raise  # whatever the rows are
+        # The rows up to the first wrong one are found by bisection.
+        wrong = bisect_left(
+            range(count), x=True, key=lambda n: _is_wrong(read, _some_rows(given, 0, n + 1))
+        )
+        place = row_name(given, wrong, first)
+        try:
+            read(_some_rows(given, wrong, wrong + 1))
+        except EvidenceError as error:
+            raise EvidenceError(f"Row {place}: {error}") from None
+        raise  # no row is wrong by itself
+
+
+def _is_wrong(read: Callable[[Any], Tensor], given: Any) -> bool:
+    """Test if evidence is refused."""
+    try:
+        read(given)
+    except EvidenceError:
+        return True
+    return False
+
+
+def _count_rows(given: Any) -> int:
+    """The number of rows of evidence; 0 where its values have no common length."""
+    if is_frame(given) or (isinstance(given, Sequence) and not isinstance(given, str)):
+        return len(given)
+    columns = filter(_has_rows, given.values()) if isinstance(given, Mapping) else ()
+    counts = set(map(len, columns))
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def _has_rows(value: Any) -> bool:
+    """Test for a list, an array, a tensor or a column."""
+    if isinstance(value, Tensor):
+        return value.ndim > 0 and value.layout == torch.strided
+    return isinstance(value, list | tuple) or (is_array(value) and len(value.shape) > 0)
+
+
+def _some_rows(given: Any, begin: int, end: int) -> Any:
+    """Rows ``begin`` to ``end`` of evidence."""
+    if is_frame(given):
+        return given.iloc[begin:end]
+    if isinstance(given, Mapping):
+        return {
+            item: (value.iloc if hasattr(value, "iloc") else value)[begin:end]
+            if _has_rows(value)
+            else value
+            for item, value in given.items()
+        }
+    return given[begin:end]
+
+
+def row_name(given: Any, place: int, first: int = 0) -> str:
+    """The name of a row of evidence in errors: of a DataFrame that of its index."""
+    if is_frame(given):
+        (label,) = given.index[place : place + 1].tolist()
+        return repr(label)
+    return str(first + place)
+
+
+def _states_given(given: Any, domain: Domain, *, ignore_unknown: bool) -> Tensor:
+    """The result of `states_given`; errors name no rows."""
     rows = None
     if is_frame(given):
         given, rows = columns_of(given), len(given)
@@ -70,15 +154,15 @@ def _columns(rows: Sequence[Any], domain: Domain) -> dict[Any, list[Any]]:
     for place, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise EvidenceError(
-                f"A list of evidence has a mapping for each row; got {type(row).__name__} at "
-                f"{place}."
+                f"A list of evidence has a mapping for each row; got {type(row).__name__}."
             )
         for item, value in row.items():
-            _refuse_lone_gap(item, value, domain, f" in row {place}")
+            _refuse_lone_gap(item, value, domain)
             if item not in columns:
                 shape = domain.numbers(item).shape if domain.holds(item) else ()
                 columns[item] = [np.full(shape, None, object).tolist()] * len(rows)
-            columns[item][place] = value
+            if value is not None:
+                columns[item][place] = value
     return columns
 
 
@@ -97,10 +181,10 @@ def _is_lone_gap(item: Any, value: Any, domain: Domain) -> bool:
     return domain.knows(item) and not is_named(domain.states_of(item), MISSING)
 
 
-def _refuse_lone_gap(item: Any, value: Any, domain: Domain, where: str = "") -> None:
+def _refuse_lone_gap(item: Any, value: Any, domain: Domain) -> None:
     if _is_lone_gap(item, value, domain):
         raise EvidenceError(
-            f"-1 is no state of {_name(item)!r}{where}, and would observe nothing: leave the "
+            f"-1 is no state of {_name(item)!r}, and would observe nothing: leave the "
             "variable out, or give None. Only entries of tensors and arrays are missing at -1."
         )
 
@@ -363,8 +447,10 @@ def _joint_batch(item: Named, batch: tuple[int, ...], more: tuple[int, ...]) -> 
         ) from None
 
 
-def with_earlier(earlier: Tensor | None, states: Tensor, domain: Domain) -> Tensor:
-    """States (*batch, V) merged with those observed before."""
+def with_earlier(
+    earlier: Tensor | None, states: Tensor, domain: Domain, given: Any = None
+) -> Tensor:
+    """States (*batch, V) of evidence merged with those observed before."""
     if earlier is None:
         return states
     try:
@@ -375,10 +461,12 @@ def with_earlier(earlier: Tensor | None, states: Tensor, domain: Domain) -> Tens
             f"given before, {tuple(earlier.shape[:-1])}."
         ) from None
     if bool(clash.any()):
-        name = domain.variable(int(clash.nonzero()[0, -1])).name
+        *rows, number = clash.nonzero()[0].tolist()
+        name = domain.variable(number).name
+        row = f"Row {row_name(given, *rows)}: " if len(rows) == 1 and states.ndim == 2 else ""
         raise EvidenceError(
-            f"Variable {name!r} is already observed in another state; retract({name!r}) undoes "
-            "that."
+            f"{row}Variable {name!r} is already observed in another state; retract({name!r}) "
+            "undoes that."
         )
     return torch.where(states == MISSING, earlier, states)
 

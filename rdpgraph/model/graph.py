@@ -233,7 +233,7 @@ class FactorGraph(Opaque):
             ModelError: an unknown variable.
         """
         states = states_given(evidence, self.domain, ignore_unknown=ignore_unknown)
-        states = with_earlier(self.observed, states, self.domain)
+        states = with_earlier(self.observed, states, self.domain, evidence)
         labels = Labels.of(evidence, self.labels)
         return FactorGraph.from_blocks(self.domain, self.blocks, states, labels)
 

@@ -82,7 +82,7 @@ def test_one_state_of_minus_one_is_refused(item, value):
     for door in (EVERY.condition, EVERY.score):
         with pytest.raises(rg.errors.EvidenceError, match=f"-1 is no state of '{re.escape(name)}'"):
             door({item: value})
-    with pytest.raises(rg.errors.EvidenceError, match="in row 1"):
+    with pytest.raises(rg.errors.EvidenceError, match=r"^Row 1: -1 is no state"):
         EVERY.condition([{item: None}, {item: value}])
     # What the message says to do instead.
     assert EVERY.condition({item: None}).observed.eq(-1).all()
@@ -134,3 +134,66 @@ def test_the_warning_comes_once_for_a_variable():
     assert sorted(str(each.message)[:29] for each in said) == [
         "-1 is no state of 'one more',", "-1 is no state of 'one time',"
     ]  # fmt: skip
+
+
+FINE = {"a": ["no", "yes", None, "no"], "b": [0, 1, None, 1]}
+
+
+def wrong_rows(item, value, place):
+    columns = {name: list(column) for name, column in FINE.items()}
+    columns[item][place] = value
+    frame = pd.DataFrame(columns, dtype=object)
+    named = frame.set_axis([f"patient {n}" for n in range(4)])
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [
+        (columns, str(place)),
+        (rows, str(place)),
+        (frame, str(place)),
+        (named, f"'patient {place}'"),
+        (dict(named.items()), str(place)),
+        ({**columns, "rating": 2}, str(place)),
+    ]
+
+
+@pytest.mark.parametrize("place", [0, 2, 3])
+@pytest.mark.parametrize(("item", "value"), [("a", "maybe"), ("b", 7), ("b", "x"), ("a", 2.5)])
+def test_an_error_names_the_row(item, value, place):
+    for given, row in wrong_rows(item, value, place):
+        for door in (EVERY.condition, EVERY.score):
+            with pytest.raises(rg.errors.EvidenceError, match=f"^Row {row}: .*'{item}'") as caught:
+                door(given)
+            assert "\n" not in str(caught.value)
+            assert str(value) in str(caught.value)
+
+
+def test_an_error_names_the_row_of_tensors_and_of_what_contradicts():
+    states = torch.tensor([[0, 1, -1], [1, 0, 2], [0, 5, 0]])
+    with pytest.raises(rg.errors.EvidenceError, match=r"^Row 1: .*'row'.*; got 2"):
+        EVERY.condition({ROW: states})
+    with pytest.raises(rg.errors.EvidenceError, match=r"^Row 2: The evidence gives 'a' two"):
+        EVERY.condition({"a": ["no", None, "no"], A: ["no", "yes", "yes"]})
+    seen = EVERY.condition({"a": "no"})
+    with pytest.raises(rg.errors.EvidenceError, match=r"^Row 1: Variable 'a' is already observed"):
+        seen.condition({"a": ["no", "yes"]})
+    with pytest.raises(rg.errors.EvidenceError, match=r"^Row 'u': Variable 'a' is already"):
+        seen.condition(pd.DataFrame({"a": ["no", "yes"]}, index=["t", "u"]))
+    for whole in ({"a": ["no", "yes"], "b": [0, 1, 1]}, {"a": "maybe"}, pd.Series({"a": "maybe"})):
+        with pytest.raises(rg.errors.EvidenceError) as caught:  # no row is to blame
+            EVERY.condition(whole)
+        assert not str(caught.value).startswith("Row")
+
+
+def test_a_fit_names_the_row(monkeypatch):
+    monkeypatch.setattr("rdpgraph._core.tuning.COUNTED_ROWS", 4)
+    network = rg.learn.BayesianNetwork([("a", "b")], states={"a": ("no", "yes"), "b": 2})
+    columns = {"a": ["no", "yes"] * 5, "b": [0, 1] * 5}
+    columns["b"][6] = 3
+    for data in (columns, pd.DataFrame(columns)):
+        with pytest.raises(rg.errors.EvidenceError, match=r"^Row 6: .*'b'"):
+            network.fit(data)
+
+
+def test_a_score_names_the_row_that_lacks_a_state():
+    complete = {"a": ["no", "yes", "no"], "b": [0, 1, None], "rating": 0, "sign": 0, ROW: [0, 0, 0]}
+    with pytest.raises(rg.errors.EvidenceError, match=r"1 have none, such as 'b' in row 2\.$"):
+        EVERY.score(complete)
