@@ -221,7 +221,7 @@ class EM:
         steps = len(history) - 1 - first
         remedy = "" if converged else f"not converged in {steps} steps: give a larger limit"
         if stopped and not converged:
-            remedy = f"stopped after {steps} steps, before it converged"
+            remedy = f"not converged in {steps} steps, after which it was stopped: let it go on"
         if not scored.exact:
             remedy = "log Z was estimated: the history may fall, and so may the likelihood"
         if fell:
