@@ -172,6 +172,10 @@ WRITTEN_NUMBER, PLAIN_NUMBER, ROW_STATE = 900.0, 120.0, 24.0
 without, on 60,000 rows of eight variables as JSON and on a million states; and for each state of a
 row as it is read, given and kept."""
 
+FITTED_ENTRY = 128.0
+"""Bytes for each entry of a table while it is fitted, with its counts and their temporaries: 76 to
+128 on networks of 21 and 23 parents, without gaps in the rows and with them."""
+
 # Items that are worked on at a time.
 COUNTED_ROWS, LEARNED_ROWS, LEARNED_SEQUENCES, DECODED_TOKENS = 2**16, 4096, 8, 4096
 """Rows that are counted at a time, 20 MB for 37 variables, and whose log Z is computed together by

@@ -167,13 +167,17 @@ class Mixture(Emission):
     def kept(self) -> int:
         return 1 + self.emission.kept
 
+    def width(self, columns: int) -> int:
+        return self.components
+
     def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         level = -math.log(self.components)
         return {"log_weights": observed.new_full((states, self.components), level)}
 
     def blank(self, states: int, observed: Tensor) -> "Mixture":
+        made = super().blank(states, observed)
         emission = self.emission.blank(states * self.components, observed)
-        return replace(super().blank(states, observed), emission=emission)
+        return replace(made, emission=emission)
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
         return self.emission.responsible(observed, states, generator)

@@ -14,7 +14,7 @@ from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.learn.ascent import TRUST, GuardedLoss
 from rdpgraph.learn.emissions import Emission, check_mass
-from rdpgraph.learn.parameters import Parameter
+from rdpgraph.learn.parameters import Parameter, require_table
 from rdpgraph.learn.sequences import PaddedBatch
 from rdpgraph.model.evidence import MISSING
 
@@ -120,6 +120,9 @@ class Density(Emission):
         """
         if self.states not in (0, states):
             raise ModelError(f"Density was fitted with {self.states} states; got {states}.")
+        require_table(
+            f"The {self.name} of {states:,} states", (states, columns), "take fewer states"
+        )
         law = self.family(**self.parameters)
         limits = self._limits
         lead = (states,) if law.event_shape else (states, columns)
@@ -553,6 +556,10 @@ class Durations(Parameter):
 
     def blank(self, states: int, like: Tensor) -> "Durations":
         """The family expanded to so many states, on a device."""
+        require_table(
+            f"The table of {self.longest:,} durations", (self.longest, states),
+            "take a shorter longest, or fewer states",
+        )  # fmt: skip
         column = torch.zeros(1, 1, dtype=torch.float64, device=like.device)
         made = replace(self, density=self.density.expanded(states, 1, column))
         highest = made._log_densities().detach().amax(0)

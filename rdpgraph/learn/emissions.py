@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.learn.parameters import Parameter, Probabilities
+from rdpgraph.learn.parameters import Parameter, Probabilities, require_table
 from rdpgraph.learn.sequences import PaddedBatch, as_rows, clusters
 from rdpgraph.model.potentials.table import converted
 
@@ -44,6 +44,10 @@ class Emission(Parameter):
         """
         del states, observed
         return {}
+
+    def width(self, columns: int) -> int:
+        """The number of entries that all tables have for a state; default: one for each column."""
+        return columns
 
     tables: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that are drawn from data where they are None."""
@@ -84,6 +88,11 @@ class Emission(Parameter):
         Raises:
             ModelError: the tables given do not fit, or hold values out of range.
         """
+        require_table(
+            f"The emission {type(self).__name__} of {states:,} states",
+            (states, self.width(observed.shape[1])),
+            "take fewer states, symbols, components or columns",
+        )
         tables, maps = dict[str, Tensor](), dict(zip(self.tables, self.maps, strict=True))
         for name, table in self.plain(states, observed).items():
             given = getattr(self, name)
@@ -98,7 +107,7 @@ class Emission(Parameter):
                 # An infinity is the logarithm of 0 and nothing else.
                 finite = given.isfinite() | (given == -math.inf) & name.startswith("log_")
                 known = bool(finite.all()) and torch.allclose(to(back(given)), given, atol=1e-3)
-            except RuntimeError:  # there is no Cholesky factor
+            except torch.linalg.LinAlgError:  # pyright: ignore  # there is no Cholesky factor
                 known = False
             if not known:
                 raise ModelError(
@@ -242,6 +251,9 @@ class Categorical(Emission):
         check_whole(self, observed, self.symbols - 1)
         level = -math.log(self.symbols)
         return {"log_values": observed.new_full((states, self.symbols), level)}
+
+    def width(self, columns: int) -> int:
+        return self.symbols
 
     def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
         """Draws for each symbol, as symbols have no distance to cluster by."""

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import require_fields
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.io.tables import all_variables
-from rdpgraph.learn.parameters import NoisyMax, Probabilities
+from rdpgraph.learn.parameters import NoisyMax, Probabilities, require_table
 from rdpgraph.model.conditional import is_conditional, refuse_cycle
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.evidence import MISSING, states_given
@@ -31,6 +31,7 @@ from rdpgraph.model.frames import (
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table, as_values
 from rdpgraph.model.variable import States, Variable
+from rdpgraph.plan.plan import require_room
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,12 @@ def read_rows(
 ) -> Iterator[Distinct]:
     """Distinct rows of a table, chunk by chunk; absent columns are missing, weights one each."""
     count = count_rows(data)
-    kind = np.min_scalar_type(-int(domain.sizes.max()))
     for name in columns(data):
         if not domain.holds(name):
             raise ModelError(f"Column {name!r} is no variable of the network; drop it, or add it.")
+    if not domain.count:
+        raise ModelError("The network has no variables; give edges, or columns of data.")
+    kind = np.min_scalar_type(-int(domain.sizes.max()))
     for begin in range(0, count, tuning.COUNTED_ROWS):
         some = _some(data, begin, begin + tuning.COUNTED_ROWS)
         states = states_given(some, domain, first=begin)
@@ -192,6 +195,43 @@ def states_in(name: str, column: Any) -> States:
     return tuple(sorted(states, key=lambda value: (str(type(value)), value)))
 
 
+_MOST_PARENTS = 62
+"""A tensor has 64 dims at most: those of the parents, of the variable, and of batches."""
+
+
+def _require_tables(scopes: Mapping[str, tuple[Variable, ...]]) -> None:
+    """Refuse tables that would not fit into the memory, by the name of the largest one."""
+    sizes = {name: [variable.size for variable in scope] for name, scope in scopes.items()}
+    for name in sorted(sizes, key=lambda name: -math.prod(sizes[name])):
+        require_table(f"The table of {_family(scopes[name])}", sizes[name], _FEWER)
+        if len(sizes[name]) - 1 > _MOST_PARENTS:
+            raise BudgetError(
+                f"The table of {_family(scopes[name])} has more dims than tensors have, which is "
+                f"{_MOST_PARENTS} for parents; {_FEWER}."
+            )
+    total = sum(map(math.prod, sizes.values()))
+    require_room(
+        tuning.FITTED_ENTRY * total,
+        f"The tables of {len(sizes):,} variables have {total:,} entries and",
+        remedy=_FEWER,
+    )
+
+
+_FEWER = (
+    "take parents away, join states of theirs, or let groups of them act through hidden variables "
+    "of few states"
+)
+
+
+def _family(scope: tuple[Variable, ...]) -> str:
+    """A variable and its parents, in words; of many parents the first ones."""
+    *parents, child = [variable.name for variable in scope]
+    if not parents:
+        return repr(child)
+    listed = ", ".join(parents[:3]) + (", ..." if len(parents) > 3 else "")
+    return f"{child!r} with {len(parents)} parent{'s' * (len(parents) > 1)} ({listed})"
+
+
 def _some(data: Any, begin: int, end: int) -> Any:
     if is_frame(data):
         return data.iloc[begin:end]
@@ -225,6 +265,8 @@ class Families:
         """The families of a structure, with states of variables and columns of data."""
         nodes, edges = edges_of(structure)
         edges = list(dict.fromkeys(edges))
+        if not nodes and not isinstance(structure, FactorGraph):
+            nodes = [name for name in columns if isinstance(name, str)]
         parents: dict[str, list[str]] = {name: [] for name in dict.fromkeys([*nodes, *states])}
         for parent, child in edges:
             parents[child].append(parent)
@@ -251,6 +293,7 @@ class Families:
         scopes = {
             x: (*map(variables.__getitem__, above), variables[x]) for x, above in parents.items()
         }
+        _require_tables(scopes)
         noisy = frozenset(noisy)
         tabled = (x for x in nodes if graph is not None and x not in noisy)
         tables = {x: structure.cpt(x).detach() for x in tabled}

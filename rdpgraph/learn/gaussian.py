@@ -95,6 +95,9 @@ class Gaussian(Emission):
     def _diagonal(self) -> bool:
         return self.covariance in ("spherical", "diagonal")
 
+    def width(self, columns: int) -> int:
+        return columns if self._diagonal else columns**2
+
     def plain(self, states: int, observed: Tensor) -> dict[str, Tensor]:
         columns = observed.shape[1]
         variances = (observed - observed.nanmean(0)).square().nanmean(0).nan_to_num(0.0)

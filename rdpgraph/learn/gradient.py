@@ -17,7 +17,7 @@ from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.ascent import TRUST, GuardedLoss
 from rdpgraph.learn.em import EM, Fit, Step
-from rdpgraph.learn.parameters import Batches, Parameter, Rows
+from rdpgraph.learn.parameters import Batches, Parameter, Rows, require_table
 from rdpgraph.plan import clock
 
 _NULL = 1e-9
@@ -120,7 +120,7 @@ def fit_by_gradient(
     converged = gained and inside and ahead <= _AHEAD * em.tolerance
     remedy = "" if converged else f"not converged in {len(history)} steps: give a larger limit"
     if stopped:
-        remedy = f"stopped after {len(history)} steps, before it converged"
+        remedy = f"not converged in {len(history)} steps, after which it was stopped: let it go on"
     if gained and not converged:
         remedy = (
             f"the steps gain less than the tolerance, but one along the gradient gains {ahead:.2g} "
@@ -167,6 +167,7 @@ def standard_errors(
     Raises:
         ModelError: the fit is not at a maximum.
         UnsupportedError: a parameter without tensors that gradients may change.
+        BudgetError: more fitted numbers than a square matrix of them has room for.
     """
     parts = {name: p.free() for name, p in fit.parameters.items() if name not in em.fixed}
     fixed = {
@@ -177,6 +178,10 @@ def standard_errors(
     if not parts:
         return fixed
     point = torch.cat([part.double().reshape(-1) for leaf in parts.values() for part in leaf])
+    require_table(
+        f"The information of {len(point):,} fitted numbers", (len(point), len(point)),
+        "hold parameters fixed, or fit a smaller model", each=64.0,
+    )  # fmt: skip
     sizes = [part.numel() for leaf in parts.values() for part in leaf]
 
     def made(point: Tensor) -> dict[str, Parameter]:

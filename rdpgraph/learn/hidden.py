@@ -17,7 +17,7 @@ from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.learn.em import EM, Fit, Step, best_fit
 from rdpgraph.learn.emissions import Emission
 from rdpgraph.learn.gradient import standard_errors
-from rdpgraph.learn.parameters import Parameter, Probabilities
+from rdpgraph.learn.parameters import Parameter, Probabilities, require_table
 from rdpgraph.learn.sequences import PaddedBatch, as_rows, batches_of, sequences_of
 from rdpgraph.model.potentials.lowrank import LowRank
 
@@ -102,10 +102,10 @@ class HiddenStates(Arguments, ABC):
         if not len(observed):
             raise EvidenceError(f"{type(self).__name__} is fitted to sequences; X has no step.")
         given = generator or torch.Generator()
-        batches = list(self._batches(sequences))
         # Arguments that do not fit are told as they are, and not as the collapse of a start.
         begin = self._tables(observed, None)
         self.emission.blank(self.states, observed)
+        batches = list(self._batches(sequences))
         fixed = self._fixed_parameters(begin)
 
         def fitted(number: int) -> Fit:
@@ -293,6 +293,12 @@ class HiddenStates(Arguments, ABC):
         return self._model({name: p.value(rows) for name, p in parameters.items()}, rows)
 
     def _batches(self, sequences: Sequence[Tensor]) -> Iterator[tuple[PaddedBatch, list[int]]]:
+        longest = max(map(len, sequences), default=0)
+        require_table(
+            f"The longest sequence of {type(self).__name__}, in steps, states and durations,",
+            (longest, self.states, self._longest),
+            "cut it into several, or take fewer states or durations",
+        )
         return batches_of(sequences, self.states * self._longest, self._cells)
 
     def _each(self, X: Any, lengths: Any, ask: Callable[[Any], Tensor]) -> list[Tensor]:
@@ -324,6 +330,7 @@ class HiddenStates(Arguments, ABC):
         elif rank is not None and is_whole(rank, 1) and given is None:
             generator = generator or torch.Generator()  # equal ranks would stay equal
             shapes = (states, rank), (rank, states)
+            self._require_table("transition", shapes[0])
             begun = [torch.full(shape, -math.log(shape[1])) for shape in shapes]
         else:
             raise ModelError(
@@ -335,6 +342,13 @@ class HiddenStates(Arguments, ABC):
             tables[name] = parameter if generator is None else parameter.drawn(generator)
         return tables
 
+    def _require_table(self, name: str, shape: tuple[int, ...]) -> None:
+        few = "durations" if name == "durations" else "states"
+        rank = ", or give a smaller rank" if self._of_rank else ", or give a rank"
+        rank = rank if name == "transition" else ""
+        what = f"The table {name!r} of {type(self).__name__}"
+        require_table(what, shape, f"take fewer {few}{rank}")
+
     def _start_table(
         self, name: str, shape: tuple[int, ...], like: Tensor, prior: Any,
         generator: torch.Generator | None, over: int = -1,
@@ -342,6 +356,7 @@ class HiddenStates(Arguments, ABC):
         """A table as given, or uniform; drawn if there is a generator."""
         given = getattr(self, name)
         if given is None or is_whole(given):
+            self._require_table(name, shape)
             given = torch.full(shape, -math.log(shape[over]))
         table = torch.as_tensor(given, dtype=torch.float64, device=like.device)
         if tuple(table.shape) != shape:

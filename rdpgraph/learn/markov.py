@@ -12,7 +12,7 @@ from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.densities import Durations
 from rdpgraph.learn.hidden import HiddenStates, Values, transition_of
-from rdpgraph.learn.parameters import Parameter, Probabilities
+from rdpgraph.learn.parameters import Parameter, Probabilities, require_table
 from rdpgraph.learn.sequences import PaddedBatch
 from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.structures.chain.constructors import with_ends
@@ -130,6 +130,7 @@ class HSMM(HiddenStates):
         states, prior = self.states, self.transition_prior
         tables = self._start_tables(like, prior, generator)
         if self.transition is None and states > 1 and not self._of_rank:
+            self._require_table("transition", (states, states))
             table = torch.full((states, states), -math.log(states - 1), dtype=torch.float64)
             table = table.to(like.device).fill_diagonal_(-math.inf)
             follows = Probabilities(table, prior=prior)
@@ -163,7 +164,9 @@ def left_to_right(states: int, skip: int = 1) -> Tensor:
 
     Raises:
         ModelError: a number of states or steps that is none.
+        BudgetError: a table that would not fit into the memory.
     """
+    require_table("The table of left_to_right", (states, states), "take fewer states")
     place = torch.arange(states)
     ahead = place - place.unsqueeze(1)
     allowed = ((ahead >= 0) & (ahead <= skip)).to(torch.float64)

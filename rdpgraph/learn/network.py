@@ -42,6 +42,7 @@ class BayesianNetwork(Arguments):
     Args:
         structure: edges as pairs (parent, child) of names; a `networkx.DiGraph`; or a `FactorGraph`
             that is a Bayesian network, whose variables are taken, and whose tables are the start.
+            Without any edges or nodes, as ``[]``, the columns are independent variables.
         states: for names of variables how many states they have, or what these are called; others
             have those of their column. Hidden variables need them. Names that are in no
             edge are variables without one.
@@ -108,6 +109,7 @@ class BayesianNetwork(Arguments):
             ModelError: a column that is no variable, a hidden variable without states, edges that
                 form a cycle, or a table that has lost all mass.
             EvidenceError: a state that was not declared.
+            BudgetError: tables that would not fit into the memory; it names the largest one.
             ImpossibleEvidenceError: a row that no configuration explains; the message names it.
         """
         del y

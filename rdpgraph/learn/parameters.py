@@ -1,17 +1,21 @@
 """Parameters that are fitted to data, tables of probabilities among them, and batches of data."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.logmatrix import safe_log
+from rdpgraph.plan.plan import require_room
 
 _TOLERANCE = 1e-3
 """Tolerance of the sums of given probabilities."""
@@ -249,7 +253,17 @@ class NoisyMax(Probabilities):
     sizes: tuple[int, ...] = ()
 
     def value(self, rows: Any) -> Tensor:
-        """The log-table (*parents, states)."""
+        """The log-table (*parents, states).
+
+        Raises:
+            BudgetError: it would not fit into the memory.
+        """
+        parents = len(self.sizes)
+        require_table(
+            f"The noisy-MAX table of {parents} parents",
+            (*self.sizes, self.log_values.shape[-1]),
+            "take fewer parents, or fewer states of each",
+        )
         parts = self.log_values.exp().split([1, *(size - 1 for size in self.sizes)])
         table = parts[0][0]
         for share in parts[1:]:
@@ -265,6 +279,25 @@ class NoisyMax(Probabilities):
             table = replace(self, log_values=leaf).value(rows)
             total = torch.where(counts > 0, counts * table, 0.0).sum()
             return torch.autograd.grad(total, leaf)
+
+
+def require_table(
+    what: str, sizes: Sequence[int], remedy: str, *, each: float = tuning.FITTED_ENTRY
+) -> None:
+    """Raise `BudgetError` where a table of so many entries would not fit into the memory.
+
+    Args:
+        what: the table, in words, such as "The transition of HMM".
+        sizes: of its dims.
+        remedy: what to ask for instead.
+        each: bytes for an entry.
+    """
+    entries = math.prod(sizes)
+    # Equal sizes that follow each other are a power.
+    groups = [(size, len(list(run))) for size, run in groupby(sizes)]
+    shape = " x ".join(f"{size:,}" + (f"^{count}" if count > 1 else "") for size, count in groups)
+    shape = "" if shape == f"{entries:,}" else f"{shape} = "
+    require_room(each * entries, f"{what} has {shape}{entries:,} entries and", remedy=remedy)
 
 
 Rows = Any

@@ -43,13 +43,20 @@ class Budget:
         return Budget(tuning.AVAILABLE_SHARE * _available(), seconds, measured=True)
 
 
-def require_room(needed: float, what: str, memory: float | None = None) -> None:
+def require_room(
+    needed: float,
+    what: str,
+    memory: float | None = None,
+    *,
+    remedy: str = "ask for fewer variables, states, batch items or draws",
+) -> None:
     """Refuse allocations that do not fit the memory.
 
     Args:
         needed: bytes.
         what: would take them; the beginning of the message.
         memory: bytes that may be taken; None: 60% of what this machine has available.
+        remedy: the end of the message, without its full stop.
 
     Raises:
         BudgetError: they do not fit.
@@ -61,8 +68,7 @@ def require_room(needed: float, what: str, memory: float | None = None) -> None:
     if needed > room:
         have = "are available" if memory is None else "is the budget"
         raise BudgetError(
-            f"{what} would take {_gigabytes(needed)}, and {_gigabytes(room)} {have}; ask "
-            "for fewer variables, states, batch items or draws."
+            f"{what} would take {_gigabytes(needed)}, and {_gigabytes(room)} {have}; {remedy}."
         )
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch.distributions import Poisson
 
 import rdpgraph as rg
 from rdpgraph import learn
-from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError, ModelError
 
 NAN = math.nan
 GONE = -math.inf
@@ -569,3 +570,33 @@ def test_a_long_sequence_pads_no_short_ones() -> None:
     model.fit(sequences)
     assert sum(ASKED) == 40_000 + 2_000
     assert len(ASKED) == 2
+
+
+LARGE = 10**7
+POISSON = learn.Density(Poisson, {"rate": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("make", "table"),
+    [
+        (lambda: learn.HMM(LARGE, learn.Gaussian()), "'transition' of HMM has 10,000,000^2 ="),
+        (lambda: learn.HMM(LARGE, learn.Gaussian(), rank=LARGE), "give a smaller rank"),
+        (lambda: learn.HSMM(LARGE, learn.Gaussian(), 3), "'transition' of HSMM"),
+        (lambda: learn.HSMM(2, learn.Gaussian(), 10**11), "'durations' of HSMM"),
+        (
+            lambda: learn.HSMM(2, learn.Gaussian(), learn.Durations(POISSON, 10**11)),
+            "durations has",
+        ),
+        (lambda: learn.HMM(2, learn.Categorical(10**12)), "Categorical of 2 states has 2 x 1,000,"),
+        (lambda: learn.HMM(2, learn.Mixture(10**11, learn.Gaussian())), "Mixture of 2 states"),
+    ],
+)
+def test_tables_that_do_not_fit_the_memory_are_refused(make, table: str) -> None:
+    with pytest.raises(BudgetError, match=re.escape(table)) as error:
+        make().fit(steps(5))
+    assert "\n" not in str(error.value)
+
+
+def test_a_table_of_left_to_right_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(BudgetError, match=r"left_to_right has 10,000,000\^2"):
+        learn.left_to_right(LARGE)

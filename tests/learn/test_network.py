@@ -357,3 +357,69 @@ def test_states_and_targets_are_those_of_the_graph():
     for wrong in (rg.Variable("rain", NAMES[::-1]), [rg.Variable("rain", 2)]):
         with pytest.raises(rg.errors.ModelError, match="not what this graph has by that name"):
             network.predict(rows, wrong)
+
+
+@pytest.mark.parametrize("structure", [[], (), networkx.DiGraph()], ids=["list", "tuple", "graph"])
+def test_without_edges_columns_are_independent(structure) -> None:
+    """Frequencies of each column by itself, gaps left out; BIC counts their parameters."""
+    rows = {"a": ["x", "y", "x", None], "b": [0, 2, 2, 1]}
+    network = BayesianNetwork(structure).fit(rows)
+    assert network.fit_.status.converged
+    torch.testing.assert_close(
+        network.graph_.cpt("a"), torch.tensor([2 / 3, 1 / 3]).double(), atol=1e-3, rtol=0
+    )
+    torch.testing.assert_close(network.graph_.cpt("b"), torch.tensor([0.25, 0.25, 0.5]).double())
+    assert network.free_parameters_ == 1 + 2
+    assert network.d_separated("a", "b")
+
+
+def test_a_network_without_variables_is_told() -> None:
+    with pytest.raises(rg.errors.ModelError, match="'a' is no variable"):
+        BayesianNetwork(rg.FactorGraph([])).fit({"a": [0, 1]})
+    with pytest.raises(rg.errors.ModelError, match="has no variables"):
+        BayesianNetwork([]).fit(pandas.DataFrame(index=range(3)))
+
+
+def family(parents: int, states: int, child: int = 2):
+    """Edges and rows of a variable with so many parents."""
+    rows = {f"p{i}": [(row * (i + 1)) % states for row in range(20)] for i in range(parents)}
+    for column in rows.values():
+        column[:states] = range(states)
+    return [(name, "y") for name in rows], {**rows, "y": [row % child for row in range(20)]}
+
+
+@pytest.mark.parametrize(
+    ("parents", "states", "size"),
+    [
+        (12, 10, r"10\^12 x 2 = 2,000,000,000,000"),
+        (70, 2, r"2\^71 = 2,361,183,241,434,822,606,848"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"noisy": ["y"]}, {"prior": BDeu(1.0)}])
+def test_tables_that_do_not_fit_are_refused_by_family(parents, states, size, options) -> None:
+    edges, rows = family(parents, states)
+    told = rf"table of 'y' with {parents} parents \(p0, p1, p2, ...\) has {size} entries"
+    with pytest.raises(rg.errors.BudgetError, match=told) as error:
+        BayesianNetwork(edges, **options).fit(rows)
+    assert "take parents away" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_ways_out_of_a_table_that_does_not_fit() -> None:
+    edges, rows = family(12, 10)
+    few = BayesianNetwork(edges[:3], prior=1.0).fit({
+        name: column for name, column in rows.items() if name in ("p0", "p1", "p2", "y")
+    })  # fmt: skip
+    assert few.graph_.cpt("y").shape == (10, 10, 10, 2)
+    groups = [(f"p{i}", f"h{i // 3}") for i in range(12)] + [(f"h{i}", "y") for i in range(4)]
+    hidden = dict.fromkeys(["h0", "h1", "h2", "h3"], 2)
+    by_groups = BayesianNetwork(groups, states=hidden, prior=1.0, limit=1).fit(rows)
+    assert by_groups.graph_.cpt("y").shape == (2, 2, 2, 2, 2)
+
+
+def test_more_parents_than_dims_of_tensors_are_refused() -> None:
+    edges, rows = family(70, 1)
+    with pytest.raises(rg.errors.BudgetError, match=r"'y' with 70 parents .* which is 62"):
+        BayesianNetwork(edges).fit(rows)
+    kept = {name: column for name, column in rows.items() if name == "y" or int(name[1:]) < 62}
+    assert BayesianNetwork(edges[:62]).fit(kept).fit_.status.converged
