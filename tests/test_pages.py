@@ -1,5 +1,6 @@
 """The pages: each has a way on, no link leads nowhere, and every public name is shown in use."""
 
+import doctest
 import importlib.util
 import inspect
 import re
@@ -160,3 +161,12 @@ def test_the_picture_of_the_front_page_shows_the_tables():
         tables += ["|".join(["", *row, ""]) for row in [heads, ["-"] * len(heads), *rows]] + [""]
     made = pictures.compared("\n".join(tables)).values()
     assert list(made) == [[150.0 if ours else 3000.0] for *_, ours in pictures.COMPARED]
+
+
+def test_the_first_page_runs_where_there_is_no_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testfile(str(DOCS / "index.md"), module_relative=False)
+    assert found.attempted
+    assert not found.failed
