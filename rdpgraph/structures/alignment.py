@@ -170,6 +170,13 @@ def ctc_unary(
     inside = torch.arange(most, device=device) < sizes.unsqueeze(1)
     if targets.numel() and bool(((targets < 0) | (targets >= classes))[inside].any()):
         raise ModelError(f"Alignment.ctc of {classes} classes needs targets 0 to {classes - 1}.")
+    spelt_blank = ((targets == blank) & inside).nonzero()
+    if len(spelt_blank):
+        item, place = spelt_blank[0].tolist()
+        raise ModelError(
+            f"Alignment.ctc needs targets of labels other than the blank, {blank}; item {item} has "
+            f"it at {place}. Leave it out, or give another class as blank=."
+        )
     # Blanks around the labels: (batch, 2 U + 1).
     spelt = targets.new_full((batch, 2 * most + 1), blank)
     spelt[:, 1::2] = torch.where(inside, targets, blank)
@@ -268,7 +275,8 @@ class Alignment(Recursion):
         go on, and skip a blank.
 
         Raises:
-            ModelError: shapes that do not fit, a class or a length out of range.
+            ModelError: shapes that do not fit, a class or a length out of range, or a target that
+                has the blank among its labels; beyond its length it may hold anything.
         """
         unary, frames, ends = ctc_unary(log_probs, targets, input_lengths, target_lengths, blank)
         return cls(unary, (STAY, NEXT, SKIP), first_lengths=frames, second_lengths=ends)

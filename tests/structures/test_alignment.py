@@ -169,6 +169,28 @@ def test_ctc_is_that_of_torch(dtype, tolerance, blank):
     assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("blank", [0, 2])
+def test_targets_with_the_blank_are_refused(blank):
+    """Also those in one row; beyond their lengths targets may hold anything, as those of torch."""
+    log_probs = draw(6, 2, 4).log_softmax(-1)
+    targets, frames, sizes = torch.tensor([[1, 3, 1], [3, 1, 1]]), [6, 5], [3, 2]
+    wrong = targets.clone()
+    wrong[1, 1] = blank
+    for given in (wrong, torch.cat([wrong[0], wrong[1, :2]])):
+        told = rf"other than the blank, {blank}; item 1 has it at 1"
+        with pytest.raises(rg.errors.ModelError, match=told) as error:
+            rg.Alignment.ctc(log_probs, given, frames, sizes, blank=blank)
+        assert "\n" not in str(error.value)
+    for padding in (blank, -100, 99):
+        targets[1, 2] = padding
+        found = rg.Alignment.ctc(log_probs, targets, frames, sizes, blank=blank).log_partition()
+        theirs = ctc_loss(
+            log_probs, targets.clamp(0, 3), torch.tensor(frames), torch.tensor(sizes), blank=blank,
+            reduction="none",
+        )  # fmt: skip
+        assert_close(found, -theirs)
+
+
 def test_the_best_ctc_path_spells_the_target():
     logits, targets, frames, sizes = ctc_inputs(torch.float64)
     keep = torch.tensor([0, 1, 2, 3])
