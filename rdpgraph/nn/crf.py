@@ -308,8 +308,11 @@ class CRF(Transitions):
         """A module of plain torch for `torch.export` and ONNX: the best tags and log Z.
 
         ``exportable()(emissions, mask)`` gives tags of the shape of the mask, which is not
-        optional, -1 beyond it, and log Z (batch,). The present scores become constants. Steps are
-        unrolled: a program serves the shapes that it was exported with.
+        optional, -1 beyond it, and log Z (batch,). Any mask is right: steps where it is off are
+        left out, as if those that are on were packed, which the layer itself asks for; without any
+        step log Z is 0. An item without a possible sequence has tags -1 and log Z -inf. The present
+        scores become constants. Steps are unrolled: a program serves the shapes that it was
+        exported with.
 
         Example:
             >>> crf = CRF(3).exportable()
@@ -345,23 +348,37 @@ class UnrolledCRF(nn.Module):
         self.batch_first = batch_first
 
     def forward(self, emissions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The best tags, -1 beyond the mask, and log Z (batch,), as said in `CRF.exportable`."""
+        """The best tags, -1 beyond the mask, and log Z (batch,), as said in `CRF.exportable`.
+
+        Of an item whose kept steps are t1 < t2 < ... the scores of its k-th one are, for each tag,
+
+            best[k] = max over the tag before of (best[k - 1] + transitions) + emissions[tk],
+
+        with best[1] = start + emissions[t1]; sums in place of maxima give log Z. Other steps change
+        nothing, and may hold any numbers.
+        """
         if self.batch_first:
             emissions, mask = emissions.transpose(0, 1), mask.t()
-        total = best = self.start + emissions[0]
-        stay = torch.arange(emissions.shape[-1], device=emissions.device).expand_as(best)
+        mask = mask.bool()
+        total = best = self.start.expand(emissions.shape[1:])
+        begun = torch.zeros_like(mask[0]).unsqueeze(-1)  # whether an item has had a kept step
+        same = torch.arange(emissions.shape[-1], device=emissions.device).expand(best.shape)
         before: list[Tensor] = []
-        for scores, here in zip(emissions[1:], mask[1:].unsqueeze(-1), strict=True):
+        for scores, here in zip(emissions, mask.unsqueeze(-1), strict=True):
             highest, tag = (best.unsqueeze(-1) + self.transitions).max(1)
-            before.append(torch.where(here, tag, stay))
-            best = torch.where(here, highest + scores, best)
-            summed = soft_sum(total.unsqueeze(-1) + self.transitions, 1) + scores
-            total = torch.where(here, summed, total)
-        tags = [(best + self.end).argmax(-1)]
-        for step in reversed(before):
+            summed = soft_sum(total.unsqueeze(-1) + self.transitions, 1)
+            before.append(torch.where(here & begun, tag, same))
+            best = torch.where(here, torch.where(begun, highest, best) + scores, best)
+            total = torch.where(here, torch.where(begun, summed, total) + scores, total)
+            begun = begun | here
+        score, last = (best + self.end).max(-1)
+        tags = [last]
+        for step in before[:0:-1]:
             tags.append(step.gather(1, tags[-1].unsqueeze(1)).squeeze(1))
-        chosen = torch.where(mask, torch.stack(tags[::-1]), -1)
-        return chosen.t() if self.batch_first else chosen, soft_sum(total + self.end, 1)
+        chosen = torch.where(mask & (score > -math.inf), torch.stack(tags[::-1]), -1)
+        # The sum over the one sequence of no steps is that of its empty product.
+        log_z = torch.where(begun.squeeze(-1), soft_sum(total + self.end, 1), 0.0)
+        return chosen.t() if self.batch_first else chosen, log_z
 
 
 def _chain(

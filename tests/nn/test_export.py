@@ -1,11 +1,13 @@
 """A CRF exported by torch and to ONNX, against the layer itself."""
 
 import io
+import itertools
+import math
 
 import pytest
 import torch
 
-from rdpgraph.nn import CRF, bio_constraints
+from rdpgraph.nn import CRF, bio_constraints, bioes_constraints
 
 LENGTHS = torch.tensor([4, 1, 2])
 
@@ -38,6 +40,51 @@ def agrees(crf, run):
         torch.testing.assert_close(log_z, crf.chain(emissions, mask).log_partition().detach())
 
 
+def packs(crf, run):
+    """Any mask is that of the steps that are on, by themselves; others may hold NaN."""
+    emissions, _ = inputs(0, batch_first=True)
+    for ons in itertools.product([False, True], repeat=4):
+        mask = torch.tensor([ons, [True] * 4, ons[::-1]])
+        given = emissions.masked_fill(~mask.unsqueeze(-1), math.nan), mask
+        given = given if crf.batch_first else [part.transpose(0, 1) for part in given]
+        tags, log_z = run(*given)
+        tags = tags if crf.batch_first else tags.t()
+        for item in (0, 2):
+            on = mask[item]
+            assert (tags[item, ~on] == -1).all()
+            if not bool(on.any()):
+                assert float(log_z[item]) == 0.0
+                continue
+            kept = emissions[item, on].unsqueeze(0)
+            kept = kept if crf.batch_first else kept.transpose(0, 1)
+            assert tags[item, on].tolist() == crf.decode(kept)[0]
+            expected = crf.chain(kept).log_partition().detach()[0]
+            torch.testing.assert_close(log_z[item], expected)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_any_mask_is_that_of_the_steps_that_are_on(batch_first):
+    crf = layer(batch_first=batch_first, constrained=True)
+    packs(crf, crf.exportable())
+
+
+def test_masks_of_numbers_are_masks():
+    crf, (emissions, mask) = layer(batch_first=True, constrained=False), inputs(0, batch_first=True)
+    for one, other in zip(
+        crf.exportable()(emissions, mask.to(torch.uint8)),
+        crf.exportable()(emissions, mask), strict=True,
+    ):  # fmt: skip
+        assert torch.equal(one, other)
+
+
+def test_an_item_without_a_possible_sequence_has_no_tags():
+    """One step of BIOES can be no "B-X" alone."""
+    crf = CRF(1, batch_first=True, constraints=bioes_constraints(["B-X"]))
+    tags, log_z = crf.exportable()(torch.zeros(1, 2, 1), torch.ones(1, 2, dtype=torch.bool))
+    assert tags.tolist() == [[-1, -1]]
+    assert log_z.tolist() == [-math.inf]
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("constrained", [False, True])
 def test_the_unrolled_layer_has_its_answers(batch_first, constrained):
@@ -50,6 +97,7 @@ def test_a_program_of_torch_has_its_answers():
     crf = layer(batch_first=True, constrained=True)
     program = torch.export.export(crf.exportable(), inputs(0, batch_first=True))
     agrees(crf, program.module())
+    packs(crf, program.module())
 
 
 @pytest.mark.long
@@ -69,3 +117,4 @@ def test_onnxruntime_has_its_answers():
         return [torch.from_numpy(found) for found in session.run(None, fed)]
 
     agrees(crf, run)
+    packs(crf, run)
