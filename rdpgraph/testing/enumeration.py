@@ -85,9 +85,9 @@ def agree_on_average(ratios: Tensor, what: str) -> None:
 
 
 def agree(holds: object, what: str) -> None:
-    """Raise an AssertionError where something does not hold."""
+    """Raise an AssertionError that quotes the statement ``what`` unless it holds."""
     if not holds:
-        raise AssertionError(f"It does not hold that {what}.")
+        raise AssertionError(f"This must hold, and does not: {what}.")
 
 
 @dataclass(frozen=True, eq=False)

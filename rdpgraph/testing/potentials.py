@@ -28,9 +28,15 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
     arity = len(potential.shape) if arity is None else arity
     table = potential.table(arity)
     sizes = potential.slots(arity)
-    agree(tuple(table.shape) == potential.shape, "table() has the potential's shape")
+    agree(
+        tuple(table.shape) == potential.shape,
+        f"table() has the potential's shape {potential.shape}; it has {tuple(table.shape)}",
+    )
     agree(bool((table < math.inf).all()), "log-values are below +inf and not NaN")
-    agree(table.dtype == potential.dtype, "dtype is that of the log-values")
+    agree(
+        table.dtype == potential.dtype,
+        f"the potential's dtype, {potential.dtype}, is that of evaluate(), {table.dtype}",
+    )
     asked = [torch.tensor([size - 1, *range(size), 0], device=table.device) for size in sizes]
     expected = table
     for slot, states in enumerate(asked):
@@ -45,7 +51,10 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
             potential.evaluate(rows), torch.stack([table, flipped]), "evaluate() with leading dims"
         )
         none = potential.evaluate([states[:0] for states in rows])
-        agree(none.shape == (0, *sizes), "evaluate() with a leading dim of 0 has that dim")
+        agree(
+            none.shape == (0, *sizes),
+            "evaluate() of states with a leading dim of 0 returns values with that dim",
+        )
     rebuilt = potential.decompose()
     if rebuilt is not None:
         close(_rebuilt(rebuilt, arity, maximise=False), table, "decompose(), summed")
