@@ -122,6 +122,33 @@ def count(operations: float) -> None:
         counter.seconds += operations / tuning.OPERATIONS_PER_SECOND
 
 
+class Meter:
+    """Counted seconds of a piece of work whose result is cached.
+
+    In counted time a cached result takes as long as it did at first (`repeat`): else what is found
+    by a deadline would depend on what was planned before.
+    """
+
+    def __init__(self) -> None:
+        self._counter = _counter.get()
+        self._begin = 0.0 if self._counter is None else self._counter.seconds
+
+    @property
+    def is_counting(self) -> bool:
+        """True if operations are counted in place of time: a part of the key of a cache."""
+        return self._counter is not None
+
+    @property
+    def seconds(self) -> float:
+        """Counted seconds since the start; 0 where time is not counted."""
+        return 0.0 if self._counter is None else self._counter.seconds - self._begin
+
+    def repeat(self, seconds: float) -> None:
+        """Advance the counter, if there is one, by what a cached result took."""
+        if self._counter is not None:
+            self._counter.seconds += seconds
+
+
 @contextmanager
 def counted(counter: Counter | None) -> Generator[None]:
     """Replace the machine's clock by a counter; None: leave it."""

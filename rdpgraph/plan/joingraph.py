@@ -9,7 +9,7 @@ from rdpgraph.plan.orders import elimination_order, min_weight
 from rdpgraph.plan.plan import Budget, Recent
 from rdpgraph.plan.tree import Topology
 
-_graphs: "Recent[tuple[Budget, ClusterGraph]]" = Recent(32)
+_graphs: "Recent[tuple[Budget, ClusterGraph, float]]" = Recent(32)
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,16 @@ def choose_join_graph(
         batch: items solved together.
         deadline: on `clock.now`; the best so far is taken, None if there is none.
     """
-    key = topology.key, budget.key(), batch
+    meter = clock.Meter()
+    key = topology.key, budget.key(), batch, meter.is_counting
     known = _graphs.get(key)
     if known is not None and budget.resembles(known[0]):
+        meter.repeat(known[2])
         return known[1]
     graph = _choose(topology, budget, batch, deadline)
     if graph is None or clock.stopped():
         return graph  # another time there may be more
-    return _graphs.put(key, (budget, graph))[1]
+    return _graphs.put(key, (budget, graph, meter.seconds))[1]
 
 
 def _choose(topology: Topology, budget: Budget, batch: int, deadline: float) -> ClusterGraph | None:

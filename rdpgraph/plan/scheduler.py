@@ -130,8 +130,8 @@ _HOPELESS = (
     "no elimination order is cheap enough to begin with",
     f"more than 2^{effort.HOPELESS_BITS} operations in every elimination order tried",
 )
-_plans: Recent[tuple[Budget, Plan]] = Recent(128)
-_easy: Recent[bool] = Recent(128)
+_plans: Recent[tuple[Budget, Plan, float]] = Recent(128)
+_easy: Recent[tuple[bool, float]] = Recent(128)
 
 
 def make_plan(
@@ -162,9 +162,11 @@ def make_plan(
         optimize: what gives the order instead of the search, but if some variables come last.
     """
     key = (topology.key, budget.key(), element_bytes, batch, last, dropped_states, sliceable)
-    key = (*key, optimize)
+    meter = clock.Meter()
+    key = (*key, optimize, meter.is_counting)
     known = _plans.get(key)
     if known is not None and budget.resembles(known[0]):
+        meter.repeat(known[2])
         return known[1]
     start = clock.now()
     if deadline is None:
@@ -173,17 +175,19 @@ def make_plan(
     plan = _plan(topology, budget, element_bytes, batch, last, dropped_states, sliceable, *limits)
     plan = replace(plan, planning_seconds=clock.now() - start)
     _log.debug("planned: %s, width %.1f, %.3g s predicted", plan.route, plan.width, plan.seconds)
-    return plan if clock.stopped() else _plans.put(key, (budget, plan))[1]
+    return plan if clock.stopped() else _plans.put(key, (budget, plan, meter.seconds))[1]
 
 
 def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
     """Return whether a plain greedy order is cheap, by a deadline; cached by topology."""
-    key = topology.key
+    meter = clock.Meter()
+    key = topology.key, meter.is_counting
     if (known := _easy.get(key)) is not None:
-        return known
+        meter.repeat(known[1])
+        return known[0]
     core = peel(primal_graph(topology.scopes, topology.sizes), deadline=deadline)[1]
     easy = min_weight(core, limit=tuning.EASY_ENTRIES, deadline=deadline) is not None
-    return easy if clock.now() > deadline else _easy.put(key, easy)
+    return easy if clock.now() > deadline else _easy.put(key, (easy, meter.seconds))[0]
 
 
 def _plan(
