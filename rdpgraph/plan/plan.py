@@ -159,7 +159,9 @@ class Plan:
 
     Attributes:
         route: ``"forest"``, ``"contraction"``, ``"structure"``, ``"join graph"``,
-            ``"loopy"``, ``"search"`` or ``"mini-buckets"``.
+            ``"loopy"``, ``"counting"``, ``"search"`` or ``"mini-buckets"``. Where `Auto` may try
+            several kinds of messages it is that of the first; ``why`` says when others answer, and
+            `Status.method` which did.
         why: the reason, in a sentence.
         num_variables: variables left after evidence and hard zeros.
         num_factors: factors left.

@@ -237,12 +237,28 @@ class _Approximate:
         return bounding_of(self.network, self.memory_bytes)
 
     def planned(self, why: str) -> Planned:
-        """Plan, and the function that carries it out."""
+        """Plan, and the function that carries it out.
+
+        The route is that of the messages which are tried first; the reason says when others answer.
+        """
+        clusters, hard = self.clusters, self.network.possible is not None
+        if clusters is not None and hard:
+            why += (
+                "; messages between factors answer where their likeliest states violate fewer "
+                "factors than those of messages between clusters"
+            )
+        elif clusters is not None and self._plain_part(self.allowance):
+            why += (
+                "; messages between clusters follow if those between factors do not converge soon"
+            )
+            clusters = None
+        elif clusters is not None:
+            why += "; messages between factors answer if those between clusters do not converge"
         if self.counting[0] or _is_estimated(self.network):
             exactly = "exact" if self.forward else "estimated by populations"
             why += f"; log Z alone is {self.counting[0] or exactly}"
-        if self.clusters is not None:
-            return replace(self.clusters[0], why=why), self.solution
+        if clusters is not None:
+            return replace(clusters[0], why=why), self.solution
         return self._for_messages.plan(why, self.allowance.seconds), self.solution
 
     def solution(self, spent: float = 0.0) -> Solution:

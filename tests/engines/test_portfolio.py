@@ -237,3 +237,20 @@ def test_marginals_of_an_assignment_add_up_without_a_limit():
     chosen = rg.infer(graph).marginal(x)[..., 1]
     for dim in (0, 1):
         torch.testing.assert_close(chosen.sum(dim), torch.ones(size), atol=1e-2, rtol=0.0)
+
+
+@pytest.mark.parametrize(("scale", "answers"), [(1.0, "join graph"), (3.0, "loopy")])
+def test_a_plan_says_which_messages_are_first_and_which_others_may_answer(scale, answers):
+    graph, scheduler = grid(5, scale), rg.Auto(memory=1e3, seconds=2.0)
+    with clock.counted(clock.Counter()):
+        plan = rg.explain(graph, scheduler)
+        method = rg.infer(graph, scheduler).status_of("marginals").method
+    assert plan.route == "join graph"
+    assert "answer if those between clusters do not converge" in plan.why
+    assert method == answers  # as only a run shows
+
+
+def test_a_plan_does_not_depend_on_those_made_before():
+    scheduler = rg.Auto(memory=1013.0)  # a budget that no other test has: nothing is cached
+    first, again = (rg.explain(grid(6, 2.0), scheduler) for _ in range(2))
+    assert again == first
