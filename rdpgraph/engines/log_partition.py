@@ -26,6 +26,7 @@ from rdpgraph.engines.solution import (
     Value,
 )
 from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 
 _PRECISE = 0.1
@@ -81,6 +82,8 @@ class BestKnown(Delegate):
         """Solution that answers log Z."""
         if self._exact is not None:
             return self._exact
+        if clock.stopped() and "_drawn" not in self.__dict__:  # no other work is begun
+            return self.messages.plain
         estimates = self._drawn.estimates
         # What is below the score of a known configuration is not believed, however precise.
         known = bool((self._drawn.log_estimates() >= self._drawn.bounds()[0] - _PRECISE).all())
@@ -105,7 +108,7 @@ class BestKnown(Delegate):
         """True if there is no time for estimates, or a trial shows them far from precise."""
         allowance = self.messages.for_sums
         left = allowance.left()
-        if left < effort.DRAWN_LEAST * allowance.seconds:
+        if left < effort.DRAWN_LEAST * allowance.seconds or clock.stopped():
             return True
         trial = self.drawn(effort.DRAWN_TRIAL * left)
         if effort.DRAWN_TRIAL * left < tuning.SECONDS_PER_FACTOR * sum(
@@ -151,7 +154,7 @@ class BestKnown(Delegate):
     def log_partition(self) -> Tensor:
         """(B,) log Z in nats, clamped to the bounds."""
         log_z = self.chosen.log_partition()
-        if self._exact is not None:
+        if self._exact is not None or "_drawn" not in self.__dict__:
             return log_z
         lower, upper = (bound.to(log_z) for bound in self._drawn.bounds())
         return torch.minimum(torch.maximum(log_z, lower), upper)
