@@ -13,6 +13,7 @@ from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.recognised import StructureSolution, plan_of
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Exact, Model
+from rdpgraph.interface.sites import free_variables
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
@@ -115,7 +116,7 @@ def infer(
             solution = run()
         if problem.lift is not None:
             solution = problem.lift(solution)
-            planned = partial(_of_another, planned, type(estimator).__name__)
+            planned = partial(_under(estimator, model), planned)
         elif problem.model is not model:
             raise ModelError(
                 f"{type(estimator).__name__}.prepare gave another model and no lift: give "
@@ -144,7 +145,7 @@ def explain(
         model: as for `infer`.
         scheduler: as for `infer`.
         evidence: as for `infer`.
-        estimator: the plan is that of the model it makes; one with a pilot runs it for that.
+        estimator: the costs are those of the model it makes; one with a pilot runs it for that.
         generator: the randomness of the estimator.
 
     Raises:
@@ -162,7 +163,7 @@ def explain(
         graph = _checked(problem.model)
         with recording(lambda: tensors_in(graph.blocks)):
             plan = prepared(scheduler or Auto(), graph, keep=True)[0]
-    return plan if problem.lift is None else _of_another(plan, type(estimator).__name__)
+    return plan if problem.lift is None else _under(estimator, model)(plan)
 
 
 def _conditioned(asked: str, model: Model, evidence: "Evidence | None") -> Model:
@@ -178,10 +179,41 @@ def _conditioned(asked: str, model: Model, evidence: "Evidence | None") -> Model
     return _checked(model).condition(evidence)
 
 
-def _of_another(planned: Plan | Callable[[], Plan], estimator: str) -> Plan:
-    """The plan of the model that an estimator made, which is not that of the model declared."""
+def _under(
+    estimator: Estimator | None, model: Model
+) -> Callable[[Plan | Callable[[], Plan]], Plan]:
+    """A function from the plan of the model that an estimator made to that of its answers."""
+    name = type(estimator).__name__
+    counts = "".join(
+        f", {count} {what}"
+        for what in ("replicates", "sweeps")
+        if isinstance(count := getattr(estimator, what, None), int) and count > 1
+    )
+    if isinstance(model, FactorGraph):
+        declared = int(free_variables(model).sum()), model.num_factors
+    else:
+        declared = plan_of(model).num_variables, 0
+    # The model and the estimator stay out of it, so that posteriors can be pickled.
+    return partial(_estimated, name, counts, declared)
+
+
+def _estimated(
+    name: str, counts: str, declared: tuple[int, int], planned: Plan | Callable[[], Plan]
+) -> Plan:
+    """The plan of answers by an estimator, given the plan of the model that it made.
+
+    The variables and factors are those declared; costs are those of the work, on the model made.
+    The word "exact", which is meant of that model alone, is left out.
+    """
     plan = planned if isinstance(planned, Plan) else planned()
-    return replace(plan, why=f"of the model that {estimator} made: {plan.why}")
+    passes = "the factor graph has no cycles: two passes are exact"
+    how = plan.why.replace(passes, "two passes over a graph without cycles")
+    how = how.replace("exact, in", "solved in")
+    why = f"by the estimator {name}{counts}; width, work and time are of the model that {name} made"
+    return replace(
+        plan, why=f"{why}: {how}", num_variables=declared[0], num_factors=declared[1],
+        num_components=0, dropped_states=0,
+    )  # fmt: skip
 
 
 def _checked(model: object) -> FactorGraph:

@@ -167,7 +167,10 @@ class RestrictedSolution(Solution):
         restriction = self.restriction
         exact = engine.exact and restriction.exact
         bound = engine.bound if restriction.exact else restriction.bound if engine.exact else ""
-        return replace(engine, exact=exact, biased=not exact, bound=bound)
+        # The engine speaks of the model on the states kept: exact there is not exact here.
+        made = bool(engine.remedy) and not restriction.exact
+        remedy = f"in the model on the states kept: {engine.remedy}" if made else engine.remedy
+        return replace(engine, exact=exact, biased=not exact, bound=bound, remedy=remedy)
 
     def status(self) -> Status:
         """Status of the engine, with the bias and the error that the replicates show.

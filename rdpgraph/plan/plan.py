@@ -163,8 +163,9 @@ class Plan:
             several kinds of messages it is that of the first; ``why`` says when others answer, and
             `Status.method` which did.
         why: the reason, in a sentence.
-        num_variables: variables left after evidence and hard zeros.
-        num_factors: factors left.
+        num_variables: variables left after evidence and hard zeros; under an estimator those
+            declared that are not observed.
+        num_factors: factors left; under an estimator those declared.
         num_components: connected components; 0 where they were not counted.
         dropped_states: states that hard zeros made impossible.
         width: log2 of the largest table multiplied out.

@@ -1,6 +1,7 @@
 """Estimates that are wrong do not say that they are sure."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -201,10 +202,48 @@ def test_replicates_that_do_not_differ_show_no_error(monkeypatch):
 @pytest.mark.parametrize("estimator", [rg.Randomized.default(keep=3), rg.RandomizedPruning(3)])
 def test_what_is_printed_of_an_estimate_names_the_estimator(model, estimator):
     posterior = rg.infer(model, estimator=estimator, generator=seeded())
-    made = f"of the model that {type(estimator).__name__} made: "
-    assert made in repr(posterior)
-    assert made in str(rg.explain(model, estimator=estimator, generator=seeded()))
-    assert made not in repr(rg.infer(model))
+    name = type(estimator).__name__
+    for shown in (
+        repr(posterior),
+        posterior._repr_html_(),
+        str(posterior.plan),
+        str(rg.explain(model, estimator=estimator, generator=seeded())),
+    ):
+        assert f"by the estimator {name}" in shown
+        assert f"of the model that {name} made: " in shown
+        assert "exact" not in shown
+        assert "left       0 variables" not in shown
+    assert name not in repr(rg.infer(model))
+
+
+TREES = [
+    rg.VariableArray("x", (5, 5), 4),
+    rg.VariableArray("x", (6, 1), 4),
+    rg.VariableArray("x", (2, 1), 4),
+]
+
+
+@pytest.mark.parametrize("x", TREES, ids=lambda x: str(x.shape))
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("scheduler", [None, rg.Loopy()])
+def test_the_plan_of_an_estimate_counts_what_was_declared(x, keep, scheduler):
+    pairs = rg.Table(draw(4, 4))
+    graph = rg.FactorGraph(
+        [rg.FactorBlock((x[1:], x[:-1]), pairs), rg.FactorBlock((x[:, 1:], x[:, :-1]), pairs)]
+    )
+    estimator = rg.Randomized.default(keep=keep, replicates=8)
+    for model in (graph, graph.condition({x[0, 0]: 1})):
+        posterior = rg.infer(model, scheduler, estimator=estimator, generator=seeded())
+        plan = rg.explain(model, scheduler, estimator=estimator, generator=seeded())
+        free = math.prod(x.shape) - (model.observed is not None)
+        for each in (plan, posterior.plan):
+            assert (each.num_variables, each.num_factors) == (free, graph.num_factors)
+            assert each.why.startswith("by the estimator Randomized, 8 replicates; ")
+            assert "exact" not in each.why
+        assert not posterior.status.exact
+        if (remedy := posterior.status.remedy) and scheduler is not None:
+            assert remedy.startswith("in the model on the states kept: ")
+        assert pickle.loads(pickle.dumps(posterior)).plan.why == posterior.plan.why
 
 
 def ring(states=4):
