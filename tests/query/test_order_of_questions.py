@@ -211,3 +211,15 @@ def test_a_status_is_of_an_answer_that_there_is(wrong):
     for name in ("log_partition", "marginals", "entropy", "max_marginals", "mode", "sample"):
         assert posterior.status_of(name).exact
     assert math.isfinite(posterior.log_partition)
+
+
+def test_means_of_populations_have_as_much_time_whatever_was_asked_before():
+    _, _, graph = ladder()
+    found = []
+    for first in (None, lambda p: p.log_partition):
+        with clock.counted(clock.Counter()):
+            posterior = rg.infer(graph, rg.MiniBuckets(memory=2e3, seconds=0.05))
+            if first is not None:
+                first(posterior)
+            found.append(torch.cat([part.flatten() for part in posterior.marginals().values()]))
+    same(found[1], found[0], "marginals after log Z")

@@ -150,6 +150,9 @@ class MiniBucketSolution(Solution):
     @cached_property
     def _averages(self) -> tuple[_Means, ...]:
         """Means of all batch items."""
+        # The sums have a time of their own. Making them first gives the means as much time here as
+        # after a question for log Z.
+        _ = self.estimates
         end = clock.now() + (1.0 - effort.MEANS_SUMS) * self.sampling.seconds
         alive, every = (self._ends(1.0)[1] > -math.inf).tolist(), list[list[_Run]]()
         for item, one in enumerate(self.estimates):
