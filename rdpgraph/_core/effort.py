@@ -193,3 +193,6 @@ KEPT_DRAWS = 1000
 """Draws that a run keeps, of all sweeps."""
 COMMAND_LATE, COMMAND_MORE = 1.2, 1.0
 """Parts, and seconds beside them for small models, after which a command is stopped."""
+COMMAND_OWED, COMMAND_WAITS = 0.1, 3.0
+"""Part of these seconds that others must have had of the machine for a command without an answer
+to go on, and how many times the seconds it may take then."""

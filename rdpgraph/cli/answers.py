@@ -136,13 +136,28 @@ def answer(
         names=tuple(entry.name for entry in entries),
         states=tuple(e.states if isinstance(e.states, tuple) else None for e in entries),
         numbers=tuple(places),
-        **_asked_for(graph, entries, mode, marginals, nothing),
+        **_asked_for(posterior, entries, mode, marginals, nothing),
     )
-    if mode is not None or marginals is not None:
+    _require_answer(known.lacking, graph, task)
+    said = mode is not None or marginals is not None
+    if said:
         keep(known)
+    try:
+        told = _completed(known, said=said, sums=sums, until=until)
+    except BudgetError as error:
+        if not said:
+            raise
+        return replace(known, status=replace(OUT_OF_TIME, remedy=str(error)))
+    _require_answer(told.lacking, graph, task)
+    return told
 
-    # Log Z says why there is nothing else to say.
-    said = mode is not None or (marginals is not None and not any(known.lacking))
+
+def _completed(known: Answer, *, said: bool, sums: bool, until: float) -> Answer:
+    """The answer with log Z, its bounds, proofs and the status, as far as there is time.
+
+    Where nothing was ``said`` to the question, log Z is the answer, or says why there is none.
+    """
+    posterior, task = known.posterior, known.task
     late = said and now() >= until
     sums = sums and not late
     log_z, lacking = known.log_partition, known.lacking
@@ -150,9 +165,8 @@ def answer(
         log_z = tuple(posterior.log_partition.reshape(-1).tolist())
         why, pairs = _why_nothing(posterior), zip(log_z, lacking, strict=True)
         lacking = tuple(why if value == -math.inf else before for value, before in pairs)
-    _require_answer(lacking, graph, task)
     optimal, ceilings = known.optimal, known.mode_bounds
-    if task is Task.MAP and mode is not None:
+    if task is Task.MAP and said:
         if sums:
             optimal = tuple(posterior.mode_is_optimal().reshape(-1).tolist())
             ceilings = tuple(posterior.mode_bound().reshape(-1).tolist())
@@ -188,13 +202,14 @@ def _status(posterior: Posterior, task: Task, optimal: Sequence[bool], *, sums: 
 
 
 def _asked_for(
-    graph: FactorGraph,
+    posterior: Posterior,
     entries: Sequence[Entry],
     mode: Assignment | None,
     marginals: StateValues | None,
     nothing: str,
 ) -> dict[str, Any]:
     """What the question asks for, as fields of an `Answer`, without log Z and proofs."""
+    graph = posterior.graph
     count = math.prod(graph.batch_shape)
     values, lacking, scores = [list[Any]()] * count, [nothing] * count, list[float]()
     fields: dict[str, Any] = {"log_partition": (math.nan,) * count, "optimal": ()}
@@ -203,8 +218,9 @@ def _asked_for(
         possible = torch.ones(graph.batch_shape, dtype=torch.bool, device="cpu")
         for marginal in marginals.values():
             possible &= marginal.detach().sum(-1).cpu() > 0
-        why = _IMPOSSIBLE[graph.observed is None]
-        lacking = ["" if one else why for one in possible.reshape(-1).tolist()]
+        if not bool(possible.all()):
+            why = _why_nothing(posterior)
+            lacking = ["" if one else why for one in possible.reshape(-1).tolist()]
     elif mode is not None:
         values = _rows([mode[entry] for entry in entries], count, vectors=False)
         if mode.score is not None and mode.bound is not None and mode.optimal is not None:

@@ -13,7 +13,7 @@ from io import StringIO
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -45,6 +45,9 @@ from rdpgraph.cli.options import (
     size,
 )
 from rdpgraph.errors import in_a_line, printable
+
+if TYPE_CHECKING:
+    from rdpgraph.cli.answers import Answer
 
 
 class _Commands(TyperGroup):
@@ -151,14 +154,7 @@ def infer_command(
             f"--format uai writes all variables for {task}; with --query use table or json"
         )
     from rdpgraph._core.progress import show_progress
-    from rdpgraph.cli.answers import (
-        answer,
-        as_text,
-        plain,
-        print_table,
-        rows_lacking,
-        worth,
-    )
+    from rdpgraph.cli.answers import Answer, answer, rows_lacking, worth
     from rdpgraph.cli.loading import (
         Given,
         checked_target,
@@ -167,6 +163,7 @@ def infer_command(
         require_room_for_answers,
     )
     from rdpgraph.cli.solving import (
+        Known,
         about,
         answered_here,
         best_so_far,
@@ -179,7 +176,6 @@ def infer_command(
         seeded,
         warn,
     )
-    from rdpgraph.io.text import write_text_atomically
     from rdpgraph.plan.clock import Allowance, now
 
     # Imports count as time of the first model.
@@ -187,71 +183,87 @@ def infer_command(
     ended, given = 0, Given(settings, do, soft)
     for model, target in answered_here(models, output, task, evidence):
         checked_target(target, model, evidence)
-        with about(model, models), ending(time_seconds, spent=started):
-            with show_progress("reading", time_seconds) as tell:
-                scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, tell)
-                rewrite = estimator_of(estimator, keep, proposal, replicates)
-                generator = seeded(seed)
-                allowance = Allowance(time_seconds)
-                until = now() + time_seconds - started
-                with allowance.spending():
-                    reading: Any = {
-                        "limit": limit, "wait": time_seconds, "memory": memory_bytes,
-                        "encoding": encoding,
-                    }  # fmt: skip
-                    graph = load(model, evidence, given, device, **reading)
-                tell("planning")
-                # Writing takes less than half as long as reading.
-                allowance.spent = 1.5 * allowance.spent + started
-                started = 0.0
-                scheduler = replace(scheduler, seconds=allowance.left())
-                asked = queried(graph, names)  # checked before planning
-                require_room_for_answers(graph, task, asked, style, memory_bytes)
-                with best_so_far() as stop:
-                    if len(models) == 1 < place()[1]:
-                        posterior = distributed_posterior(graph, scheduler, rewrite, task)
-                        until = inf  # all processes must ask the same questions
-                    else:
-                        posterior = posterior_of(graph, scheduler, rewrite, generator)
-                    tell("solving")
-                    sums = style is not Format.UAI
-                    answered = answer(
-                        posterior, task, asked, sums=sums, until=until,
-                        again=partial(
-                            posterior_of, scheduler=scheduler, estimator=rewrite,
-                            generator=generator,
-                        ),
-                    )  # fmt: skip
-            if stop.asked:
-                ended = 130
-            elif not answered.status.converged:
-                ended = 3 if strict else 0
-                warn(f"{model}: not converged. {answered.status.remedy}")
-            elif style is Format.UAI and not answered.status.exact:
-                warn(f"{model}: {worth(answered)}, which the format does not say")
-            if lacking := rows_lacking(answered):
-                warn(f"{model}: {lacking}")
-            if len(models) == 1 and place()[0]:
-                break  # only the first process writes
-            if style is not Format.TABLE:
-                text = as_text(answered, style)
-            elif target is None:
-                console = plain(soft_wrap=not sys.stdout.isatty())
-                if len(models) > 1:
-                    console.print(f"{printable(str(model))}:")
-                print_table(answered, console)
-                continue
-            else:
-                console = plain(file=(lines := StringIO()), width=120)
-                print_table(answered, console)
-                text = lines.getvalue()
-        if target is None:
-            sys.stdout.write(text)
-        else:
-            write_text_atomically(target, text, wait=time_seconds)
-        if stop.asked:
+        shared = len(models) == 1 < place()[1]
+        known: Known[Answer] = Known()
+        with (
+            about(model, models),
+            ending(time_seconds, spent=started, known=known),
+            show_progress("reading", time_seconds) as tell,
+        ):
+            scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, tell)
+            rewrite = estimator_of(estimator, keep, proposal, replicates)
+            generator = seeded(seed)
+            allowance = Allowance(time_seconds)
+            # All processes of one model must ask the same questions, whatever their clocks say.
+            until = inf if shared else now() + time_seconds - started
+            with allowance.spending():
+                reading: Any = {
+                    "limit": limit, "wait": time_seconds, "memory": memory_bytes,
+                    "encoding": encoding,
+                }  # fmt: skip
+                graph = load(model, evidence, given, device, **reading)
+            tell("planning")
+            # Writing takes less than half as long as reading.
+            allowance.spent = 1.5 * allowance.spent + started
+            started = 0.0
+            scheduler = replace(scheduler, seconds=allowance.left())
+            asked = queried(graph, names)  # checked before planning
+            require_room_for_answers(graph, task, asked, style, memory_bytes)
+            with best_so_far(until - now()) as stop:
+                solve = partial(
+                    posterior_of, scheduler=scheduler, estimator=rewrite, generator=generator
+                )
+                if shared:
+                    posterior = distributed_posterior(graph, scheduler, rewrite, task)
+                else:
+                    posterior = solve(graph)
+                tell("solving")
+                sums = style is not Format.UAI
+                options: Any = {"sums": sums, "until": until, "again": solve, "keep": known.keep}
+                known.keep(answer(posterior, task, asked, **options))
+        answered, interrupted = known.value, stop.asked
+        assert answered is not None
+        if interrupted:
+            ended = 130
+        elif not answered.status.converged:
+            ended = 3 if strict else ended
+            warn(f"{model}: not converged. {answered.status.remedy}")
+        elif style is Format.UAI and not answered.status.exact:
+            warn(f"{model}: {worth(answered)}, which the format does not say")
+        if lacking := rows_lacking(answered):
+            warn(f"{model}: {lacking}")
+        if len(models) == 1 and place()[0]:
+            break  # only the first process writes
+        with about(model, models):
+            _write(answered, style, target, model if len(models) > 1 else None, time_seconds)
+        if interrupted:
             break
     raise typer.Exit(ended)
+
+
+def _write(
+    answered: "Answer", style: Format, target: Path | None, model: Path | None, wait: float
+) -> None:
+    """Write or print an answer, under the name of its model where there are several."""
+    from rdpgraph.cli.answers import as_text, plain, print_table
+    from rdpgraph.io.text import write_text_atomically
+
+    if style is Format.TABLE and target is None:
+        console = plain(soft_wrap=not sys.stdout.isatty())
+        if model is not None:
+            console.print(f"{printable(str(model))}:")
+        print_table(answered, console)
+        return
+    if style is Format.TABLE:
+        console = plain(file=(lines := StringIO()), width=120)
+        print_table(answered, console)
+        text = lines.getvalue()
+    else:
+        text = as_text(answered, style)
+    if target is None:
+        sys.stdout.write(text)
+    else:
+        write_text_atomically(target, text, wait=wait)
 
 
 @app.command("explain")

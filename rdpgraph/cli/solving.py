@@ -1,14 +1,15 @@
 """Schedulers and estimators of the options, the time limit, and several processes."""
 
+import math
 import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic
-from typing import Any
+from time import monotonic, process_time
+from typing import Any, Generic, TypeVar
 
 import torch
 import typer
@@ -36,6 +37,7 @@ from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
 
 _REPLICATES = 16  # by default
+Value = TypeVar("Value")
 
 
 _PROPOSALS: dict[ProposalName, Callable[[], Proposal]] = {
@@ -194,13 +196,13 @@ def _number(name: str, default: int) -> int:
 
 
 @contextmanager
-def best_so_far() -> Generator[Stop]:
-    """End work inside at Ctrl-C with the best answer so far, or as interrupted where there is none.
+def best_so_far(seconds: float = math.inf) -> Generator[Stop]:
+    """End work inside at Ctrl-C, or after some seconds, with the best answer so far.
 
     Raises:
-        KeyboardInterrupt: there is none, or Ctrl-C came twice.
+        KeyboardInterrupt: Ctrl-C came, and there is none; or it came twice.
     """
-    with interruptible() as stop:
+    with interruptible(seconds) as stop:
         try:
             yield stop
         except RdpgraphError:
@@ -215,33 +217,55 @@ class _Rung(BaseException):
     """Signal of the end of time; no handler of errors catches it."""
 
 
+@dataclass(eq=False)
+class Known(Generic[Value]):
+    """What is known of an answer so far, for when the time ends before the rest is."""
+
+    value: Value | None = None
+
+    def keep(self, value: Value) -> None:
+        """Keep an answer in place of earlier ones."""
+        self.value = value
+
+
 @contextmanager
-def ending(seconds: float, *, spent: float = 0.0) -> Generator[None]:
-    """Raise `BudgetError` in the block after 1.2 times the seconds plus one.
+def ending(
+    seconds: float, *, spent: float = 0.0, known: Known[Any] | None = None
+) -> Generator[None]:
+    """End the block after 1.2 times the seconds plus one, with what is known or `BudgetError`.
 
     Up to half of the ``spent`` seconds count. A last resort, for code that does not watch the
-    clock, such as reading a file; without effect in threads and on Windows.
+    clock, such as reading a file; without effect in threads and on Windows. Where nothing is known
+    and others use the machine, those seconds are of this process alone, up to three times as many
+    in all: code that ends when its time is over may then still be on its way to an answer.
     """
     raise_swallowed()
     ours = threading.current_thread() is threading.main_thread()
     if not ours or not hasattr(signal, "setitimer"):
         yield
         return
+    begin, used = monotonic(), process_time()
+    most = effort.COMMAND_LATE * seconds + effort.COMMAND_MORE - min(spent, 0.5 * seconds)
 
     def ring(*_: object) -> None:
-        raise _Rung
+        owed = min(
+            most - (process_time() - used), effort.COMMAND_WAITS * most - (monotonic() - begin)
+        )
+        if owed > effort.COMMAND_OWED * most and (known is None or known.value is None):
+            signal.setitimer(signal.ITIMER_REAL, owed)
+        else:
+            raise _Rung
 
-    begin = monotonic()
     before = signal.signal(signal.SIGALRM, ring)
-    most = effort.COMMAND_LATE * seconds + effort.COMMAND_MORE - min(spent, 0.5 * seconds)
     left, interval = signal.setitimer(signal.ITIMER_REAL, most)
     try:
         yield
     except _Rung:
-        raise BudgetError(
-            f"There is no answer well after the time budget of {seconds:g} s; raise --time, or ask "
-            "for less."
-        ) from None
+        if known is None or known.value is None:
+            raise BudgetError(
+                f"There is no answer well after the time budget of {seconds:g} s; raise --time, or "
+                "ask for less."
+            ) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)

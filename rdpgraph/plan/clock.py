@@ -29,14 +29,21 @@ class Stop:
 
     Attributes:
         asked: set by Ctrl-C, or by anybody else.
+        end: when the time is over, in seconds of the machine's clock.
     """
 
     asked: bool = False
+    end: float = inf
     _passed: float = 0.0
 
+    @property
+    def over(self) -> bool:
+        """True once the time is over."""
+        return perf_counter() >= self.end
+
     def passed(self) -> float:
-        """Seconds added to the clock: once asked, each look at it is past every deadline."""
-        if self.asked:
+        """Seconds added to the clock: at the end, each look at it is past every deadline."""
+        if self.asked or self.over:
             self._passed += effort.NEVER
         return self._passed
 
@@ -45,14 +52,20 @@ _stop: ContextVar[Stop | None] = ContextVar("stop", default=None)
 
 
 @contextmanager
-def interruptible() -> Generator[Stop]:
+def interruptible(seconds: float = inf) -> Generator[Stop]:
     """End work inside at the first Ctrl-C with the best answer so far; a second one raises.
+
+    Work ends in the same way once the seconds are over, whatever its own budget is: predictions
+    fail where others use the machine.
 
     Work that watches the clock or counts sweeps, moves or steps ends soon: messages, searches,
     estimates, pruning and fits, each with its result so far and a status that has not converged.
     Exact inference has no partial result: `Auto` then answers by messages, and `Contraction` raises
     `BudgetError`. Posteriors answer when they are asked: ask inside. Outside the main thread Ctrl-C
     is left alone.
+
+    Args:
+        seconds: after which work ends, on the machine's clock.
 
     Yields:
         A `Stop`, whose ``asked`` says whether to stop, and may be set from another thread.
@@ -72,7 +85,7 @@ def interruptible() -> Generator[Stop]:
         >>> status.converged, status.iterations
         (False, 1)
     """
-    stop = Stop()
+    stop = Stop(end=perf_counter() + seconds)
 
     def ask(*_: object) -> None:
         if stop.asked:
@@ -102,7 +115,7 @@ def _at_interrupt(handler: Callable[..., None]) -> Generator[None]:
 def stopped() -> bool:
     """Return whether the work is to end, for loops without a deadline."""
     stop = _stop.get()
-    return stop is not None and stop.asked
+    return stop is not None and (stop.asked or stop.over)
 
 
 def now() -> float:
@@ -177,7 +190,9 @@ class Watch:
         ``done`` gives the predicted part of the work that is finished.
         """
         if stopped():
-            raise BudgetError("Stopped; exact inference has no answer before its end.")
+            stop = _stop.get()
+            why = "Stopped" if stop is not None and stop.asked else "The time is over"
+            raise BudgetError(f"{why}; exact inference has no answer before its end.")
         spent = self.spent
         if spent <= effort.EARLY * self.seconds:
             return
