@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -43,8 +44,10 @@ def fit_command(
     """Fit the tables of a Bayesian network to rows with gaps, starting from those in the file.
 
     Zeros of the tables stay. Variables without a column are hidden; an empty field, ?, * and NaN
-    are missing. Ctrl-C writes the tables of the last step and ends with the exit code 130.
+    are missing. At Ctrl-C, with the exit code 130, and at the end of the time the tables of the
+    last step are written.
     """
+    begin = monotonic()
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.answers import as_json
     from rdpgraph.cli.loading import checked_target, load, read_rows
@@ -62,7 +65,7 @@ def fit_command(
         network = BayesianNetwork(
             graph, prior=prior, limit=steps, tolerance=tolerance, progress=tell
         )
-        with best_so_far() as stop:
+        with best_so_far(time_seconds - (monotonic() - begin)) as stop:
             network.fit(rows)
         write(network.graph_, output)
     fit = network.fit_

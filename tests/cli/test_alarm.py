@@ -1,15 +1,21 @@
 """Runs that do not look at the clock are ended in time."""
 
+import itertools
+import json
 import signal
 import threading
 from pathlib import Path
+from time import monotonic
 
 import pytest
+import torch
 
+import rdpgraph as rg
 from rdpgraph._core import effort
-from rdpgraph.cli import loading, main
-from rdpgraph.cli.solving import ending
+from rdpgraph.cli import loading, main, solving
+from rdpgraph.cli.solving import Known, ending
 from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 
@@ -36,6 +42,104 @@ def test_what_does_not_end_is_ended(soon):
     with pytest.raises(BudgetError, match="after the time budget"), ending(0.01):
         stubborn()
     assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_what_is_known_is_given_in_place_of_an_error(soon):
+    del soon
+    known = Known()
+    with ending(0.01, known=known):
+        known.keep("half of an answer")
+        stubborn()
+    assert known.value == "half of an answer"
+
+
+def test_a_process_that_had_little_of_the_machine_goes_on(soon, monkeypatch):
+    del soon
+    monkeypatch.setattr(solving, "process_time", lambda: 0.0)
+    begin = monotonic()
+    with ending(0.05):
+        while monotonic() < begin + 0.1:
+            pass
+    with pytest.raises(BudgetError, match="after the time budget"), ending(0.02):
+        stubborn()  # in the end it is ended all the same
+    with ending(0.05, known=(known := Known())):
+        known.keep("an answer")
+        stubborn()  # nothing is waited for where there is one
+
+
+def rung(monkeypatch, name):
+    """Rings the last alarm at once when something is asked of a posterior, which never answers."""
+
+    def ask(*_, **__):
+        signal.setitimer(signal.ITIMER_REAL, 1e-3)
+        stubborn()
+
+    value = property(ask) if isinstance(getattr(rg.Posterior, name), property) else ask
+    monkeypatch.setattr(rg.Posterior, name, value)
+
+
+@pytest.mark.parametrize("task", ["MAP", "MAR", "MMAP"])
+def test_an_answer_is_given_without_what_the_time_left_out(task, run, monkeypatch):
+    asked = ("infer", ASIA, "--task", task, "--set", "dysp=yes", "--json")
+    asked += ("--query", "lung", "--query", "bronc") if task == "MMAP" else ()
+    whole = json.loads(run(*asked)[1])
+    rung(monkeypatch, "status" if task == "MAR" else "log_partition")
+    code, out, err = run(*asked)
+    assert code == 0
+    assert "not converged. the time ended before log Z, and how good the answer is" in err
+    body = json.loads(out)
+    assert (body["exact"], body["converged"], body["log_partition"]) == (False, False, None)
+    if task == "MAR":
+        assert body["marginals"] == whole["marginals"]
+    else:
+        assert body["assignment"] == whole["assignment"]
+        assert body["log_score"] == pytest.approx(whole["log_score"])
+    if task == "MAP":
+        assert body["optimal"] is False
+        told = run(*asked[:-1])[1]
+        assert "there may be better ones" in told
+        assert "log Z is not known" in told
+    assert run(*asked, "--strict")[0] == 3
+
+
+def test_an_answer_is_given_where_log_z_does_not_fit(run, monkeypatch):
+    def refuse(_):
+        raise BudgetError("Exact inference would take 1e+03 s, more than was predicted.")
+
+    monkeypatch.setattr(rg.Posterior, "log_partition", property(refuse))
+    code, out, err = run("infer", ASIA, "--task", "MAP", "--json")
+    assert code == 0
+    assert json.loads(out)["assignment"]["lung"] == "no"
+    assert "would take 1e+03 s" in err
+    assert run("infer", ASIA, "--task", "PR")[0] == 1
+
+
+@pytest.mark.parametrize("task", ["MAP", "MAR", "PR"])
+def test_a_model_too_wide_is_answered_under_load(task, run, tmp_path, monkeypatch):
+    """Every look at the clock finds a fiftieth of the time gone."""
+    x = rg.VariableArray("x", (9, 9), 3)
+    generator = torch.Generator().manual_seed(0)
+    ties = [
+        rg.FactorBlock(pair, rg.Table(2.0 * torch.randn(*pair[0].shape, 3, 3, generator=generator)))
+        for pair in ((x[1:], x[:-1]), (x[:, 1:], x[:, :-1]))
+    ]
+    rg.write(rg.FactorGraph(ties), tmp_path / "grid.uai")
+    times = itertools.count(1000.0, 0.2)
+    monkeypatch.setattr(clock, "perf_counter", lambda: float(next(times)))
+    asked = ("infer", tmp_path / "grid.uai", "--task", task, "--time", "10s", "--memory", "2MB")
+    code, out, err = run(*asked, "--json")
+    assert (code, "Error" in err) == (0, False)
+    body = json.loads(out)
+    assert body["exact"] is False
+    graph = rg.read(tmp_path / "grid.uai")
+    if task == "MAP":
+        score = float(graph.score({k: int(v) for k, v in body["assignment"].items()}))
+        assert body["log_score"] == pytest.approx(score)
+        assert body["optimal"] is False or body["score_bound"] == pytest.approx(score)
+    elif task == "MAR":
+        assert all(sum(row) == pytest.approx(1.0) for row in body["marginals"].values())
+    elif "lower_bound" in body:
+        assert body["lower_bound"] <= body["log_partition"] <= body["upper_bound"]
 
 
 def test_another_alarm_goes_on_afterwards():

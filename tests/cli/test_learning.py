@@ -12,6 +12,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.learn import BayesianNetwork
+from rdpgraph.plan import clock
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 
@@ -109,6 +110,26 @@ def test_ctrl_c_writes_the_tables_of_the_last_step(run, data, tmp_path, monkeypa
     assert (code, len(told)) == (130, 2)
     assert "stopped: this is the best answer so far" in error
     assert stopped.read_text() == one.read_text()
+
+
+def test_the_end_of_the_time_writes_the_tables_of_the_last_step(run, data, tmp_path, monkeypatch):
+    rows = pandas.read_csv(data).drop(columns="tub")
+    rows.to_csv(data, index=False)
+    one, late = tmp_path / "one.bif", tmp_path / "late.bif"
+    assert run("fit", ASIA, data, "-o", one, "--steps", 1)[0] == 0
+    times = [1000.0]
+    monkeypatch.setattr(clock, "perf_counter", lambda: times[0])
+
+    def pass_time(step):
+        if getattr(step, "number", 0) == 1:
+            times[0] += 1000.0
+
+    shown = "rdpgraph._core.progress.show_progress"
+    monkeypatch.setattr(shown, lambda *_: nullcontext(pass_time))
+    code, _, error = run("fit", ASIA, data, "-o", late, "--time", "100s")
+    assert code == 0
+    assert error.startswith(f"Warning: {late}: ")
+    assert late.read_text() == one.read_text()
 
 
 def test_states_may_be_numbers(run, tmp_path):

@@ -10,6 +10,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.errors import BudgetError
 from rdpgraph.learn import EM, Probabilities, fit_by_gradient
+from rdpgraph.plan import clock
 
 
 def frustrated(rows=6, columns=6, states=2, spread=3.0):
@@ -133,6 +134,63 @@ def test_an_estimate_that_was_ended_has_bounds_and_an_error(progress):
     assert steps[0].value == pytest.approx(float(log_z), abs=1e-3)
     sums = torch.stack([marginal.sum(-1) for marginal in marginals.values()])
     torch.testing.assert_close(sums, torch.ones_like(sums))
+
+
+class Hands:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self):
+        self.time = 1000.0
+
+    def __call__(self):
+        return self.time
+
+
+@pytest.fixture
+def hands(monkeypatch):
+    """Put such a clock in place of the machine's."""
+    monkeypatch.setattr(clock, "perf_counter", found := Hands())
+    return found
+
+
+def test_work_ends_once_the_time_is_over_whatever_its_budget_is(hands):
+    graph, moves = frustrated(), []
+
+    def late(step):
+        hands.time += 1000.0  # others use the machine
+
+    def late_in_search(step):
+        if isinstance(step, rg.answers.Move):
+            moves.append(step.score)
+            late(step)
+
+    with rg.interruptible(10.0) as stop:
+        posterior = rg.infer(graph, rg.Loopy(tolerance=0.0, sweeps=10**9, progress=late))
+        status, marginals = posterior.status, posterior.marginals()
+    once = rg.infer(graph, rg.Loopy(tolerance=0.0, sweeps=1))
+    assert (status.iterations, status.converged) == (1, False)
+    assert (stop.asked, stop.over) == (False, True)
+    torch.testing.assert_close(list(marginals.values()), list(once.marginals().values()))
+
+    wide = frustrated(12, 12, 3)
+    with rg.interruptible(10.0):
+        search = rg.Search(memory=2000, seconds=10**6, progress=late_in_search)
+        mode = rg.infer(wide, search).mode()
+    assert float(wide.score(mode)) >= moves[-1] - 1e-3
+
+    with rg.interruptible(10.0):
+        hands.time += 11.0
+        posterior = rg.infer(wide, rg.Auto(memory=2000, seconds=10**6))
+        mode, status, bounds = posterior.mode(), posterior.status, posterior.bounds()
+        log_z = posterior.log_partition
+    assert not status.exact
+    assert float(wide.score(mode)) > -torch.inf
+    assert float(bounds[0]) <= float(log_z) <= float(bounds[1])
+    posterior = rg.infer(frustrated(14, 14, 2), rg.Contraction(seconds=10**6))
+    with rg.interruptible(10.0):
+        hands.time += 11.0
+        with pytest.raises(BudgetError, match="The time is over"):
+            posterior.marginals()
 
 
 def test_exact_inference_has_no_answer_before_its_end():
