@@ -34,6 +34,23 @@ install_import_hook(
 )
 
 
+class Hands:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self):
+        self.time = 1000.0
+
+    def __call__(self):
+        return self.time
+
+
+@pytest.fixture
+def hands(monkeypatch):
+    """Put such a clock in place of the machine's."""
+    monkeypatch.setattr("rdpgraph.plan.clock.perf_counter", found := Hands())
+    return found
+
+
 # Files whose examples take seconds.
 LONG = {
     "docs/alignments.md",

@@ -228,7 +228,8 @@ def _asked_for(
             fields["optimal"] = tuple(mode.optimal.reshape(-1).tolist())
             fields["mode_bounds"] = tuple(mode.bound.reshape(-1).tolist())
         else:
-            states = torch.stack(tuple(mode.values()), -1)
+            none = torch.zeros(*graph.batch_shape, 0, dtype=torch.long, device=graph.device)
+            states = torch.stack(tuple(mode.values()), -1) if mode else none
             scores = graph.score_states(states).reshape(-1).expand(count).tolist()
             lacking = ["" if score > -math.inf else _NOT_FOUND for score in scores]
             fields["optimal"] = (False,) * count

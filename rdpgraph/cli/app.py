@@ -170,6 +170,7 @@ def infer_command(
         distributed_posterior,
         ending,
         estimator_of,
+        overtime,
         place,
         posterior_of,
         scheduler_of,
@@ -209,7 +210,7 @@ def infer_command(
             scheduler = replace(scheduler, seconds=allowance.left())
             asked = queried(graph, names)  # checked before planning
             require_room_for_answers(graph, task, asked, style, memory_bytes)
-            with best_so_far(until - now()) as stop:
+            with best_so_far(until - now() + overtime(time_seconds)) as stop:
                 solve = partial(
                     posterior_of, scheduler=scheduler, estimator=rewrite, generator=generator
                 )

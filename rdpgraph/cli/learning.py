@@ -103,6 +103,7 @@ def sample_command(
     from rdpgraph._core.progress import show_progress
     from rdpgraph.cli.loading import Given, checked_target, load
     from rdpgraph.cli.solving import ending, posterior_of, seeded
+    from rdpgraph.errors import ModelError
     from rdpgraph.io.comma_separated import format_records, format_rows
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.schedulers import Auto
@@ -113,6 +114,8 @@ def sample_command(
         given = Given(settings, do, soft)
         graph = load(model, given=given, limit=limit, wait=time_seconds, encoding=encoding)
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds))
+        if not graph.num_variables:
+            raise ModelError(f"{model}: the model has no variable to draw.")
         draws = posterior.sample(count, generator)
         states = torch.cat([draw.reshape(count, -1) for draw in draws.values()], 1)
         written = format_rows if style is ParseFormat.TEXT else format_records

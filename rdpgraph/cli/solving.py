@@ -213,6 +213,14 @@ def best_so_far(seconds: float = math.inf) -> Generator[Stop]:
         warn("stopped: this is the best answer so far.")
 
 
+def overtime(seconds: float) -> float:
+    """Seconds from the end of the time until work is asked to stop, half of those to the alarm.
+
+    Work that keeps to its budget has ended by then; every answer has a least part of the time.
+    """
+    return 0.5 * ((effort.COMMAND_LATE - 1.0) * seconds + effort.COMMAND_MORE)
+
+
 class _Rung(BaseException):
     """Signal of the end of time; no handler of errors catches it."""
 

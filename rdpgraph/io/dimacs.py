@@ -213,6 +213,8 @@ def format_dimacs(graph: FactorGraph) -> str:
     Raises:
         UnsupportedError: evidence, batches, variables of other sizes, or values that are no clause.
     """
+    if not graph.num_variables:
+        raise UnsupportedError("A DIMACS file holds a variable at least. Write a .uai file.")
     clauses, count, weights, weighted = clauses_of(graph)
     head = [f"p cnf {count} {len(clauses)}"]
     if count > graph.num_variables:

@@ -226,6 +226,28 @@ def test_interventions_need_a_bayesian_network(run, grid):
     assert err.startswith("Error: --do needs a Bayesian network.")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "log_z"),
+    [
+        ("m.uai", "MARKOV 0 0", 0.0), ("m.uai", "MARKOV\r\n0\r\n\r\n1\r\n0\r\n1\r\n5", math.log(5)),
+        ("m.wcsp", "m 0 0 0 1\n", 0.0),
+        ("m.cfn", '{"problem": {"mustbe": "<1"}, "variables": {}, "functions": {}}', 0.0),
+    ],
+)  # fmt: skip
+def test_a_model_without_variables_is_a_constant(run, tmp_path, name, text, log_z):
+    model = tmp_path / name
+    model.write_text(text, newline="")
+    for task in ("PR", "MAR", "MAP"):
+        code, out, _ = run("infer", model, "--task", task, "--json")
+        assert (code, json.loads(out)["log_partition"]) == (0, pytest.approx(log_z))
+        assert run("infer", model, "--task", task)[0] == 0
+    for target in ("m.bif", "m.xmlbif", "m.xdsl", "m.cnf"):  # they could not be read again
+        code, _, err = run("convert", model, tmp_path / target)
+        assert (code, "holds a variable at least. Write a .uai file" in err) == (1, True)
+        assert not (tmp_path / target).exists()
+    assert run("sample", model) == (1, "", f"Error: {model}: the model has no variable to draw.\n")
+
+
 def test_draws_without_a_seed_differ(run):
     asked = ("sample", ASIA, "-n", 60)
     assert run(*asked)[1] != run(*asked)[1]

@@ -10,7 +10,6 @@ import torch
 import rdpgraph as rg
 from rdpgraph.errors import BudgetError
 from rdpgraph.learn import EM, Probabilities, fit_by_gradient
-from rdpgraph.plan import clock
 
 
 def frustrated(rows=6, columns=6, states=2, spread=3.0):
@@ -134,23 +133,6 @@ def test_an_estimate_that_was_ended_has_bounds_and_an_error(progress):
     assert steps[0].value == pytest.approx(float(log_z), abs=1e-3)
     sums = torch.stack([marginal.sum(-1) for marginal in marginals.values()])
     torch.testing.assert_close(sums, torch.ones_like(sums))
-
-
-class Hands:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self):
-        self.time = 1000.0
-
-    def __call__(self):
-        return self.time
-
-
-@pytest.fixture
-def hands(monkeypatch):
-    """Put such a clock in place of the machine's."""
-    monkeypatch.setattr(clock, "perf_counter", found := Hands())
-    return found
 
 
 def test_work_ends_once_the_time_is_over_whatever_its_budget_is(hands):
