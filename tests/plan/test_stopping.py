@@ -167,7 +167,7 @@ def test_work_ends_once_the_time_is_over_whatever_its_budget_is(hands):
         log_z = posterior.log_partition
     assert not status.exact
     assert float(wide.score(mode)) > -torch.inf
-    assert float(bounds[0]) <= float(log_z) <= float(bounds[1])
+    assert float(bounds[0]) - 1e-3 <= float(log_z) <= float(bounds[1]) + 1e-3  # float32
     posterior = rg.infer(frustrated(14, 14, 2), rg.Contraction(seconds=10**6))
     with rg.interruptible(10.0):
         hands.time += 11.0
