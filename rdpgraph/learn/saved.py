@@ -20,7 +20,7 @@ from rdpgraph.learn.families import edges_of
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
-from rdpgraph.model.variable import Variable
+from rdpgraph.model.variable import Variable, is_interval
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
 _ROOMS = "rdpgraph.learn", "rdpgraph", "torch.distributions"
@@ -78,6 +78,8 @@ def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if is_interval(value):
+        return parts("interval", [value.left, value.right, value.closed])
     if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf"):
         tensors[str(len(tensors))] = torch.as_tensor(value)
         return ["tensor", str(len(tensors) - 1)]
@@ -113,6 +115,10 @@ def _read(value: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type]) 
             return tensors[parts[0]]
         case "tuple":
             return tuple(parts)
+        case "interval":
+            import pandas
+
+            return pandas.Interval(*parts)
         case "mapping":
             return dict(parts)
         case "class":

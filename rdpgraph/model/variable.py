@@ -36,7 +36,8 @@ class Variable:
     Args:
         name: the identity of the variable.
         states: the number of states, or their names in order: strings, whole numbers or truth
-            values, such as ``("no", "yes")``, ``(1, 2, 3)`` and ``(False, True)``.
+            values, such as ``("no", "yes")``, ``(1, 2, 3)`` and ``(False, True)``; or intervals of
+            pandas, as those that ``pandas.cut`` makes, which files hold as their text.
 
     Example:
         >>> rain = Variable("rain", ("no", "yes"))
@@ -189,7 +190,7 @@ def state_index(name: str, states: States, state: object) -> int:
 
     A number is also the name that spells it, where both readings are one state: "1" at index 1. A
     truth value is the name that spells it in any case, as "TRUE", and 0.5 is "0.5": pandas reads
-    such names from files as values.
+    such names from files as values. An interval and its text are one name.
     """
     state = _plain(state)
     if isinstance(state, float) and state.is_integer():
@@ -200,6 +201,10 @@ def state_index(name: str, states: States, state: object) -> int:
         place = names.index(state)
         if type(names[place]) is type(state):  # 1 == True, but 1 is not a truth value
             return place
+    if is_interval(state) or (isinstance(state, str) and any(map(is_interval, names))):
+        texts = [str(label) for label in names]  # which differ from each other
+        if str(state) in texts:
+            return texts.index(str(state))
     if isinstance(state, bool) and (names or size != 2):
         spelled = [place for place, label in enumerate(names) if _spells(label, state)]
         if len(spelled) == 1:
@@ -210,7 +215,7 @@ def state_index(name: str, states: States, state: object) -> int:
         if len(spelled) == 1:
             return spelled[0]
     number = _whole(state)
-    if names or isinstance(state, str):
+    if names or isinstance(state, str) or is_interval(state):
         known = f"{size} unnamed states" if isinstance(states, int) else _listed(names)
         if number is not None and 0 <= number < size:
             if names[number] == str(number):
@@ -244,10 +249,16 @@ def same_states(first: States, second: States) -> bool:
     return first == second and list(map(type, first)) == list(map(type, second))
 
 
+def is_interval(value: object) -> bool:
+    """Test for an interval of pandas."""
+    kind = type(value)
+    return kind.__name__ == "Interval" and kind.__module__.split(".")[0] == "pandas"
+
+
 def _number(state: State) -> float | None:
     """The number that a name is, or reads as."""
     if not isinstance(state, str):
-        return state
+        return state if isinstance(state, int) else None
     try:
         return float(state) if state[:1] in _FIRST_OF_NUMBERS else None
     except ValueError:
@@ -288,10 +299,10 @@ def _checked_states(name: str, states: States | Iterable[State]) -> States:
     names = tuple(map(_plain, states))
     if not names:
         raise ModelError(f"Variable {name!r} needs at least one state; got none.")
-    if any(not isinstance(state, int | str) for state in names):
+    if any(not (isinstance(state, int | str) or is_interval(state)) for state in names):
         raise ModelError(
-            f"Variable {name!r} needs strings, whole numbers or truth values as state names; got "
-            f"{names!r:.80}."
+            f"Variable {name!r} needs strings, whole numbers, truth values or intervals of pandas "
+            f"as state names; got {names!r:.80}."
         )
     # Names must also differ as text, for files and the command line.
     if len(set(names)) < len(names) or len(set(map(str, names))) < len(names):

@@ -423,3 +423,49 @@ def test_more_parents_than_dims_of_tensors_are_refused() -> None:
         BayesianNetwork(edges).fit(rows)
     kept = {name: column for name, column in rows.items() if name == "y" or int(name[1:]) < 62}
     assert BayesianNetwork(edges[:62]).fit(kept).fit_.status.converged
+
+
+def cut(count=40):
+    """A number for each row, and the intervals that pandas cuts it into."""
+    x = torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+    return x, pandas.DataFrame({"x": pandas.cut(x, 3), "y": (x > 0).astype(int)})
+
+
+def test_numbers_are_cut_into_intervals_as_the_error_says() -> None:
+    x, table = cut()
+    with pytest.raises(rg.errors.EvidenceError, match=r"as by pandas.cut"):
+        BayesianNetwork([("x", "y")]).fit(table.assign(x=x))
+    network = BayesianNetwork([("x", "y")]).fit(table)
+    shares = table.x.value_counts(normalize=True, sort=False)
+    torch.testing.assert_close(network.graph_.cpt("x"), torch.tensor(shares.to_numpy()))
+    assert network.graph_.domain.variable(0).states == tuple(table.x.cat.categories)
+
+
+@pytest.mark.parametrize("form", ["category", "objects", "list", "intervals"])
+def test_intervals_are_states_in_every_form_of_a_column(form: str) -> None:
+    _, table = cut()
+    column = {
+        "category": table.x, "objects": table.x.astype(object), "list": list(table.x),
+        "intervals": pandas.Series(pandas.arrays.IntervalArray(table.x)),
+    }[form]  # fmt: skip
+    network = BayesianNetwork([("x", "y")], prior=1.0).fit({"x": column, "y": table.y})
+    expected = BayesianNetwork([("x", "y")], prior=1.0).fit(table)
+    torch.testing.assert_close(network.graph_.cpt("y"), expected.graph_.cpt("y"))
+    found = network.predict({"x": column}, "x").x
+    assert list(found.astype(object)) == list(table.x)
+
+
+def test_intervals_are_evidence_and_read_as_their_text(tmp_path) -> None:
+    _, table = cut()
+    graph = BayesianNetwork([("x", "y")], prior=1.0).fit(table).graph_
+    one = table.x.iloc[0]
+    wanted = graph.cpt("y")[list(table.x.cat.categories).index(one)]
+    rg.write(graph, tmp_path / "cut.bif")
+    for model in (graph, rg.read(tmp_path / "cut.bif")):
+        for given in (one, str(one)):
+            found = rg.infer(model.condition({"x": given})).marginal("y")
+            torch.testing.assert_close(found, wanted)
+        rows = rg.infer(model.condition(table[["x"]])).marginal("y")
+        torch.testing.assert_close(rows[0], wanted)
+    with pytest.raises(rg.errors.EvidenceError, match="has no state Interval"):
+        graph.condition({"x": pandas.Interval(7, 8)})

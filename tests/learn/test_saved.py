@@ -128,3 +128,14 @@ def test_other_files_are_refused_in_one_line(tmp_path):
         load(tmp_path)
     with pytest.raises(rg.errors.UnsupportedError, match="pickle"):
         save(learn.BayesianNetwork(EDGES, scheduler=object()), tmp_path)  # type: ignore[arg-type]
+
+
+def test_intervals_of_pandas_are_saved(tmp_path):
+    numbers = torch.arange(6).double().numpy()
+    network = learn.BayesianNetwork([]).fit({"x": pandas.cut(numbers, 2)})
+    save(network, tmp_path / "numbers")
+    assert load(tmp_path / "numbers").graph_.variables == network.graph_.variables
+    days = pandas.Series(pandas.date_range("2020-01-01", periods=6))
+    dated = learn.BayesianNetwork([]).fit({"x": pandas.cut(days, 2)})
+    with pytest.raises(rg.errors.UnsupportedError, match="pickle the model"):
+        save(dated, tmp_path / "days")

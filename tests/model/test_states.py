@@ -235,7 +235,7 @@ def test_many_values_at_once_are_those_one_by_one():
     ("states", "said"),
     [
         ((1, True), "twice"), ((0, False), "twice"), ((1, "1"), "twice"), ((True, "True"), "twice"),
-        ((1.0, 2.0), "strings, whole numbers or truth values"), (("a", None), "strings, whole"),
+        ((1.0, 2.0), "truth values or intervals"), (("a", None), "strings, whole"),
         ((), "at least one state"), (True, "a number of states"), ({1, 2}, "a number of states"),
     ],
 )  # fmt: skip
