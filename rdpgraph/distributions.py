@@ -13,9 +13,10 @@ from torch.distributions import Categorical, Distribution, constraints
 from torch.distributions.kl import register_kl
 
 from rdpgraph._core.arguments import typed
+from rdpgraph._core.masked import filled, is_masked, present
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.types import broadcast_shapes
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potentials.table import as_values
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.chain.model import Chain
@@ -126,6 +127,7 @@ class LinearChain(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """(*lead, *batch) log-probabilities in nats of sequences (*lead, *batch, steps)."""
+        value = present("LinearChain's log_prob", value, EvidenceError)
         if self._validate_args:
             self._validate_sample(value)
         lead = broadcast_shapes(value.shape[:-1], self.batch_shape)
@@ -288,9 +290,11 @@ class HMM(Distribution):
     def posterior(self, observations: Tensor) -> LinearChain:
         """Distribution of the hidden states given observations (*lead, *batch, length).
 
-        A symbol of -1 is missing and says nothing; where all are missing this is the prior. O(T N)
-        memory; its answers take O(T N^2) operations.
+        A symbol of -1, or one that is masked, is missing and says nothing; where all are missing
+        this is the prior. O(T N) memory; its answers take O(T N^2) operations.
         """
+        if is_masked(observations):
+            observations = torch.as_tensor(filled(observations, -1))
         if self._validate_args:
             self._validate_sample(observations.where(observations != -1, 0))
         lead = broadcast_shapes(observations.shape[:-1], self.batch_shape)

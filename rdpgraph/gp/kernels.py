@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_real
 from rdpgraph.errors import ModelError
 
@@ -40,6 +41,7 @@ class Features:
         """Features of a tensor, dense or sparse, a sparse matrix of scipy, or an array."""
         if isinstance(given, Features):
             return given
+        given = present(name, given)
         if hasattr(given, "tocoo") and not isinstance(given, Tensor):
             given = _of_scipy(given)
         try:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import ModelError
@@ -340,7 +341,8 @@ class StructuredGP(Arguments):
         return numbered
 
     def _check_pairs(self) -> None:
-        value, size = self.pairwise_scale, len(set(self.labels)) ** 2
+        value = present("StructuredGP's pairwise_scale", self.pairwise_scale)
+        size = len(set(self.labels)) ** 2
         if isinstance(value, Tensor) and value.ndim:
             if value.shape == (size, size) and torch.equal(value, value.mT):
                 return
@@ -357,9 +359,10 @@ class StructuredGP(Arguments):
 
 def _label_lists(labels: Iterable[Any], sizes: list[int]) -> list[list[Any]]:
     """The labels of sequences of given sizes."""
+    each = [present("Labels", one) for one in (labels if isinstance(labels, Iterable) else ())]
     given = [
         one.tolist() if isinstance(one, Tensor) else list(one) if isinstance(one, Iterable) else []
-        for one in (labels if isinstance(labels, Iterable) else ())
+        for one in each
     ]
     if len(given) != len(sizes):
         raise ModelError(f"{len(sizes)} sequences have labels for {len(given)}.")
@@ -372,7 +375,7 @@ def _label_lists(labels: Iterable[Any], sizes: list[int]) -> list[list[Any]]:
 def _edge_list(edges: Iterable[Tensor] | None, features: list[Features]) -> list[Tensor] | None:
     if edges is None:
         return None
-    pairs = [torch.as_tensor(one) for one in edges]
+    pairs = [torch.as_tensor(present("Edges", one)) for one in edges]
     if len(pairs) != len(features):
         raise ModelError(f"{len(features)} sequences have edges for {len(pairs)}.")
     for place, (one, sequence) in enumerate(zip(pairs, features, strict=True)):

@@ -11,6 +11,7 @@ from torch.distributions import Distribution, biject_to, constraints, transform_
 from torch.optim import LBFGS
 
 from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.masked import present
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.learn.ascent import TRUST, GuardedLoss
 from rdpgraph.learn.emissions import Emission, check_mass
@@ -75,7 +76,7 @@ class Density(Emission):
     def __post_init__(self) -> None:
         require_fields(self, states="[0, inf)")
         tables = {
-            name: torch.as_tensor(given, dtype=torch.float64)
+            name: torch.as_tensor(present(f"Density's {name}", given), dtype=torch.float64)
             for name, given in self.parameters.items()
         }
         object.__setattr__(self, "parameters", tables)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.masked import present
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.learn.parameters import Parameter, Probabilities, require_table
 from rdpgraph.learn.sequences import PaddedBatch, as_rows, clusters
@@ -233,8 +234,8 @@ class Categorical(Emission):
 
     def __post_init__(self) -> None:
         settle(self, "log_values")
-        require_fields(self, symbols="[1, inf)")
         check_prior(self, "prior")
+        require_fields(self, symbols="[1, inf)")
         table = self.log_values
         if table is not None and (table.ndim != 2 or table.shape[1] != self.symbols):
             raise ModelError(
@@ -420,7 +421,8 @@ def settle(emission: Emission, *names: str) -> None:
 
 def check_prior(emission: Emission, name: str, least: float = 0.0) -> None:
     """Refuse priors that are not finite, or below a bound."""
-    given = torch.as_tensor(getattr(emission, name))
+    given = present(f"{type(emission).__name__}'s {name}", getattr(emission, name))
+    given = torch.as_tensor(given)
     if not bool((given.isfinite() & (given >= least)).all()):
         bound = "" if least == -math.inf else f", at least {least:g}"
         raise ModelError(

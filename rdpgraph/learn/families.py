@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.masked import filled, present
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.io.tables import all_variables
 from rdpgraph.learn.parameters import NoisyMax, Probabilities, require_table
@@ -126,6 +127,7 @@ def read_rows(
 def distinct_rows(data: Any, domain: Domain, weights: Any = None) -> Distinct:
     """Distinct rows of a whole table; refuses weights that do not fit."""
     count = count_rows(data)
+    weights = present("Weights", weights)
     given = None if weights is None else np.asarray(weights, np.float64)
     if given is not None and given.shape != (count,):
         raise ModelError(f"Weights are {count} numbers of at least 0; got shape {given.shape}.")
@@ -152,11 +154,16 @@ def columns(data: Any) -> dict[Any, Any]:
         return columns_of(data)
     if isinstance(data, Mapping) and data:
         require_one_index(data.values())
-        return dict(data)
+        return {name: _unmasked(column) for name, column in data.items()}
     raise EvidenceError(
         "Data is a DataFrame of pandas, or a mapping from variables to columns; got "
         f"{type(data).__name__}."
     )
+
+
+def _unmasked(column: Any) -> Any:
+    """A column with None at masked entries, or -1 in a tensor."""
+    return filled(column, MISSING if isinstance(column, Tensor) else None)
 
 
 def count_rows(data: Any) -> int:
@@ -180,7 +187,8 @@ def states_in(name: str, column: Any) -> States:
     elif is_series(column):
         values = codes_of(column)[1]
     else:
-        values = list(dict.fromkeys(np.asarray(column, object).tolist()))
+        values = np.asarray(column, object).tolist()
+        values = list(dict.fromkeys(value for value in values if not is_gap(value)))
     states: list[Any] = [value for value in values if not is_gap(value)]
     states = [int(v) if isinstance(v, float | np.floating) and v % 1 == 0 else v for v in states]
     states = [value for value in states if isinstance(value, str) or value != MISSING]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields, typed
+from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
@@ -29,8 +30,9 @@ class HiddenStates(Arguments, ABC):
     """Base of models of sequences whose steps are in hidden states.
 
     Sequences are X of shape (steps, columns), end to end, and their lengths; or a list of arrays.
-    NaN or None is a missing entry, also -1 of symbols and counts; steps may be missing as a whole.
-    Answers are tensors of all steps, end to end. `structure` has all other questions.
+    NaN, None or a masked one is a missing entry, also -1 of symbols and counts; steps may be
+    missing as a whole. Answers are tensors of all steps, end to end. `structure` has all other
+    questions.
     """
 
     states: int = field(kw_only=False)
@@ -358,6 +360,7 @@ class HiddenStates(Arguments, ABC):
         if given is None or is_whole(given):
             self._require_table(name, shape)
             given = torch.full(shape, -math.log(shape[over]))
+        given = present(f"{type(self).__name__}'s {name}", given)
         table = torch.as_tensor(given, dtype=torch.float64, device=like.device)
         if tuple(table.shape) != shape:
             raise ModelError(

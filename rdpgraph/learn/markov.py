@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import typed
+from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.densities import Durations
@@ -61,7 +62,8 @@ class HMM(HiddenStates):
     def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
         if self.sticky and self._of_rank:
             raise ModelError("HMM of low rank takes no sticky prior: it has no table to put it on.")
-        prior = torch.as_tensor(self.transition_prior, dtype=torch.float64)
+        prior = present("HMM's transition_prior", self.transition_prior)
+        prior = torch.as_tensor(prior, dtype=torch.float64)
         if self.sticky:
             prior = prior + self.sticky * torch.eye(self.states, dtype=torch.float64)
         return self._start_tables(like, prior, generator)

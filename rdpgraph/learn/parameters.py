@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._core import tuning
+from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.logmatrix import safe_log
@@ -119,6 +120,9 @@ class Probabilities(Parameter):
     fixed: Tensor | bool = False
 
     def __post_init__(self) -> None:
+        for name in ("log_values", "prior", "fixed"):
+            given = present(f"The {name} of Probabilities", getattr(self, name))
+            object.__setattr__(self, name, given)
         values: object = self.log_values
         if not isinstance(values, Tensor) or not values.is_floating_point():
             raise ModelError(f"Probabilities need a floating tensor of log-values; got {values!r}.")
@@ -307,7 +311,7 @@ Rows = Any
 def tensors_of(rows: Rows) -> list[Tensor]:
     """The tensors of a batch."""
     if isinstance(rows, Tensor):
-        return [rows]
+        return [present("Data to fit", rows)]
     if isinstance(rows, tuple | list):
         return [tensor for part in rows for tensor in tensors_of(part)]
     if isinstance(rows, dict):
@@ -384,10 +388,10 @@ class Batches:
         if weights is None:
             return Batches(data, weights, size, generator, count)
         if count is None and isinstance(weights, list):
-            each = [torch.as_tensor(w) for w in weights]
+            each = [torch.as_tensor(present("Weights of rows", w)) for w in weights]
             _check_weights(torch.cat([part.reshape(-1) for part in each]))
             return Batches(data, each, size, generator, count)
-        weights = torch.as_tensor(weights)
+        weights = torch.as_tensor(present("Weights of rows", weights))
         if count is None or weights.shape != (count,):
             wanted = f"({count},)" if count else "a list, one tensor for each batch"
             raise ModelError(f"Weights of rows need {wanted}; got {tuple(weights.shape)}.")

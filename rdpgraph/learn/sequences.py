@@ -11,6 +11,7 @@ from torch.nn.functional import one_hot
 from torch.nn.utils.rnn import pad_sequence
 
 from rdpgraph._core import tuning
+from rdpgraph._core.masked import filled, present
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError
 
@@ -40,6 +41,7 @@ def sequences_of(given: Any, lengths: Any = None) -> list[Tensor]:
     matrix = _matrix(given)
     if lengths is None:
         return [matrix]
+    lengths = present("Lengths of sequences", lengths, EvidenceError)
     sizes: Any = lengths.tolist() if hasattr(lengths, "tolist") else lengths
     sizes = list(sizes) if isinstance(sizes, Iterable) else [sizes]
     if not all(is_whole(size) for size in sizes) or sum(sizes) != len(matrix):
@@ -50,8 +52,9 @@ def sequences_of(given: Any, lengths: Any = None) -> list[Tensor]:
 
 
 def _matrix(given: Any) -> Tensor:
-    """Convert a sequence to (steps, columns)."""
+    """Convert a sequence to (steps, columns), NaN where an entry is missing."""
     try:
+        given = filled(given, math.nan)
         if isinstance(given, Tensor):
             matrix = given.detach().to(torch.float64)
         else:

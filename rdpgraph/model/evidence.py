@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.masked import filled, is_masked
 from rdpgraph._core.once import warn_once
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import EvidenceError, no_raw_memory_error
@@ -363,6 +364,8 @@ def _states(item: Named, value: Any, numbers: Tensor, domain: Domain) -> Tensor:
 
 def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
     """Convert states of any form to int64 on the CPU."""
+    if is_masked(value):
+        value = _unmasked(value)
     if is_series(value):
         codes, kinds = codes_of(value)
         if isinstance(entry.states, int) and MISSING in kinds:
@@ -394,10 +397,19 @@ def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
     return value.long()
 
 
+def _unmasked(value: Any) -> Any:
+    """Tensors of indices with -1 at masked entries; names and other values with None there."""
+    if isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool:
+        return filled(value, MISSING)
+    return filled(value, None).tolist()
+
+
 def _indices(name: str, value: Any, entry: Entry, known: dict[tuple[type, Any], int]) -> Any:
     """Indices of names, gaps and numbers in nested lists and arrays; ``known`` caches values."""
     if isinstance(value, list | tuple):
         return [_indices(name, part, entry, known) for part in value]
+    if is_masked(value):
+        value = _unmasked(value)
     if isinstance(value, Tensor):
         return _tensor(name, value, entry).tolist()
     if is_array(value):

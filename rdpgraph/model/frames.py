@@ -75,10 +75,10 @@ def codes_of(column: Any) -> tuple[Any, list[Any]]:
 
 
 def is_gap(value: object) -> bool:
-    """Test for a missing value: None, NaN, or one of pandas."""
+    """Test for a missing value: None, NaN, or one of pandas or of masked arrays."""
     if isinstance(value, float):
         return value != value
-    return value is None or type(value).__name__ in ("NAType", "NaTType")
+    return value is None or type(value).__name__ in ("NAType", "NaTType", "MaskedConstant")
 
 
 def frame_of_states(

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from rdpgraph._core.arguments import typed
 from rdpgraph._core.compiler import operator
+from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_whole, lowest
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
@@ -172,6 +173,7 @@ class Transitions(nn.Module):
 
         All of one type; forbidden tags have -inf.
         """
+        emissions, mask = present("emissions", emissions), present("mask", mask)
         given: object = emissions
         if not isinstance(given, Tensor) or given.ndim != 3 or given.shape[-1] != self.num_tags:
             order = "batch, steps" if self.batch_first else "steps, batch"
@@ -276,6 +278,7 @@ class CRF(Transitions):
             EvidenceError: a tag that is out of range.
         """
         scores = self._scores(emissions, mask)
+        emissions, tags = present("emissions", emissions), present("tags", tags, EvidenceError)
         self._require_steps("tags", tags, emissions)
         given = [*scores[:4], tags if self.batch_first else tags.t(), scores[4]]
         log_likelihood = _log_likelihood(*(each for each in given if each is not None))
@@ -357,6 +360,7 @@ class UnrolledCRF(nn.Module):
         with best[1] = start + emissions[t1]; sums in place of maxima give log Z. Other steps change
         nothing, and may hold any numbers.
         """
+        emissions, mask = present("emissions", emissions), present("mask", mask)
         if self.batch_first:
             emissions, mask = emissions.transpose(0, 1), mask.t()
         mask = mask.bool()

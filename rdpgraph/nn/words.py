@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import typed
+from rdpgraph._core.masked import present
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potentials.features import RandomFeatures
 from rdpgraph.model.potentials.lowrank import LowRank
@@ -160,7 +161,7 @@ def cluster_likelihood(
 
 def log_frequencies(name: str, counts: Tensor, like: Tensor) -> Tensor:
     """(V,) logs of the counts of tokens, of one counted 0 as half of one."""
-    counts = torch.as_tensor(counts).to(like)
+    counts = torch.as_tensor(present(f"The counts of {name}", counts)).to(like)
     if counts.shape != like.shape or not bool((counts >= 0).all()):
         raise ModelError(
             f"{name} of {len(like)} tokens needs their counts, ({len(like)},), not below 0; got "
@@ -175,7 +176,7 @@ def checked_clusters(clusters: Tensor, vocabulary: int, states: int) -> tuple[Te
     Raises:
         ModelError: of another shape or kind, one without a token, or states that do not divide.
     """
-    clusters = torch.as_tensor(clusters)
+    clusters = torch.as_tensor(present("The clusters of HMM", clusters))
     whole = not (clusters.is_floating_point() or clusters.is_complex())
     if clusters.shape != (vocabulary,) or not whole or bool((clusters < 0).any()):
         raise ModelError(
@@ -214,7 +215,8 @@ def exchange_clusters(
     """
     if clusters > vocabulary:
         raise ModelError(f"exchange_clusters needs 1 to {vocabulary} clusters; got {clusters}.")
-    text = [np.asarray(sentence).reshape(-1) for sentence in sentences]
+    plain = [present("The sentences of exchange_clusters", sentence) for sentence in sentences]
+    text = [np.asarray(sentence).reshape(-1) for sentence in plain]
     every = np.concatenate([np.zeros(0, int), *text]).astype(int)
     if len(every) and not 0 <= every.min() <= every.max() < vocabulary:
         raise ModelError(f"exchange_clusters got tokens outside 0 to {vocabulary - 1}.")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.compiler import in_transform
+from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.types import broadcast_shapes, broadcasts
 from rdpgraph.errors import ModelError
@@ -40,7 +41,8 @@ def checked_log_values(name: str, log_values: Tensor) -> float:
 
 
 def refuse_hollow(name: str, values: Tensor) -> None:
-    """Refuse a tensor without its values: on meta, sparse, or on several ranks."""
+    """Refuse a tensor without its values: on meta, sparse, masked, or on several ranks."""
+    present(name, values)
     if type(values).__name__ == "DTensor":  # tested by name, to import nothing
         raise ModelError(
             f"{name} needs values that are all here; got a DTensor: take its full_tensor(), or "

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.masked import is_masked, present
 from rdpgraph._core.once import is_declared_by_user, warn_once
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError, ProbabilityWarning
@@ -28,6 +29,7 @@ def as_values(name: str, given: Any) -> Tensor:
 
     Lists and arrays are copied; numbers that are not floating take torch's default type.
     """
+    given = present(name, given)
     values = given if isinstance(given, Tensor) else converted(name, given, "floating values")
     if not isinstance(given, Tensor) and values.dtype in (*WHOLE, torch.bool):
         values = values.to(torch.get_default_dtype())
@@ -39,6 +41,7 @@ def as_values(name: str, given: Any) -> Tensor:
 
 def taken(name: str, given: Any) -> Any:
     """A potential or tensor as it is; anything else by `as_values`."""
+    given = present(name, given)
     return given if isinstance(given, Tensor | Potential) else as_values(name, given)
 
 
@@ -59,17 +62,18 @@ def settle(owner: Any, *fields: str, whole: tuple[str, ...] = ()) -> None:
     """Convert array-like fields of a frozen dataclass to tensors, of integers for ``whole``."""
     for field in (*fields, *whole):
         given = getattr(owner, field)
-        if isinstance(given, Tensor | Potential):
+        name = f"{type(owner).__name__}'s {field}"
+        if isinstance(given, Tensor | Potential) and not is_masked(given):
             continue
         if given is None and hasattr(type(owner), field):  # the default
             continue
-        name = f"{type(owner).__name__}'s {field}"
         made = as_whole(name, given) if field in whole else as_values(name, given)
         object.__setattr__(owner, field, made)
 
 
 def as_whole(name: str, given: Any) -> Tensor:
     """An integer tensor, itself if it is one already, from what `as_values` takes."""
+    given = present(name, given)
     values = given if isinstance(given, Tensor) else converted(name, given, "integers")
     if not isinstance(given, Tensor) and not values.numel():
         values = values.long()
@@ -81,6 +85,7 @@ def as_whole(name: str, given: Any) -> Tensor:
 
 def as_states(name: str, given: Any) -> Tensor:
     """States to score: a tensor as it is, integers of array-likes as int64."""
+    given = present(name, given, EvidenceError)
     if isinstance(given, Tensor):
         return given
     try:
@@ -105,7 +110,9 @@ def array_of(value: Any) -> Any:
 def converted(name: str, given: Any, wanted: str) -> Tensor:
     """A tensor of what a list or an array holds; a tensor as it is."""
     try:
-        return _tensor(given)
+        return _tensor(name, given)
+    except ModelError:
+        raise
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ModelError(
             f"{name} needs {wanted} as a tensor, an array or lists of one length in each dim; got "
@@ -113,12 +120,13 @@ def converted(name: str, given: Any, wanted: str) -> Tensor:
         ) from None
 
 
-def _tensor(given: Any) -> Tensor:
+def _tensor(name: str, given: Any) -> Tensor:
+    given = present(name, given)
     if isinstance(given, Tensor):
         return given
     if isinstance(given, list | tuple):
         if any(isinstance(part, Tensor | list | tuple) or is_array(part) for part in given):
-            return torch.stack([_tensor(part) for part in given])
+            return torch.stack([_tensor(name, part) for part in given])
         return torch.tensor(given)
     if is_array(given):
         return torch.from_numpy(array_of(given))

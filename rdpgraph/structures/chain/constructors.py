@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rdpgraph._core.masked import filled, is_masked, present
 from rdpgraph._core.numbers import lowest
 from rdpgraph._core.portable import in_full_precision
 from rdpgraph._core.types import broadcasts
@@ -74,6 +75,7 @@ def checked_transition(
 def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Tensor:
     """Lengths as (*batch,) int64 on the device of unary."""
     *batch, total, _ = unary.shape
+    lengths = present("Chain's lengths", lengths)
     try:
         given = torch.as_tensor(lengths, device=unary.device)
     except (TypeError, ValueError, RuntimeError):
@@ -96,6 +98,7 @@ def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
     """States (*lead, *batch, T) as (R, B, T) int64, in range, or -1 beyond the length."""
     *batch, total, size = unary.shape
     shape = (*batch, total)
+    states = present("A chain's sequences", states, EvidenceError)
     whole = states.dtype in _INTEGERS
     if not whole or tuple(states.shape[max(states.ndim - len(shape), 0) :]) != shape:
         raise EvidenceError(
@@ -176,6 +179,7 @@ def hmm_unary(
     start = taken("Chain.hmm's start", start)
     transition = taken("Chain.hmm's transition", transition)
     emission = taken("Chain.hmm's emission", emission)
+    observations = filled(observations, MISSING)
     if not isinstance(observations, Tensor | None):
         observations = as_whole("Chain.hmm's observations", observations)
     states = start.shape[-1] if start.ndim else 0
@@ -264,6 +268,8 @@ def checked_symbols(
     emission: Tensor | LowRank,
 ) -> Tensor:  # fmt: skip
     """(*batch, T) int64 symbols on the device of emissions (N, V); -1: missing, or beyond."""
+    if is_masked(observations):
+        observations = torch.as_tensor(filled(observations, MISSING))
     if not isinstance(observations, Tensor) or observations.is_floating_point():
         raise EvidenceError(f"{owner} needs observations as a tensor of integer symbols.")
     if observations.ndim < 1:

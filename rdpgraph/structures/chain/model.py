@@ -118,7 +118,7 @@ class Chain(Structure):
             emission: (N, symbols) log-probabilities of the symbols in each state, likewise; or,
                 without observations, (*batch, T, N) log-likelihoods under any density.
                 `LowRankHMM` is a model of the symbols, for many sequences.
-            observations: (*batch, T) symbols; -1 where one is missing.
+            observations: (*batch, T) symbols; -1, or masked, where one is missing.
             lengths: (*batch,) of the sequences; default: all T.
 
         Raises:

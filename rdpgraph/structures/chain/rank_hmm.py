@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.masked import filled, present
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.structure import summary
@@ -18,6 +19,7 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.table import as_whole, checked_log_values, settle
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.constructors import (
+    MISSING,
     checked_lengths,
     checked_symbols,
     shown,
@@ -166,20 +168,21 @@ class LowRankHMM:
         """(*batch,) log-probabilities of sequences among those of their length, in nats.
 
         Args:
-            observations: (*batch, T) symbols; -1 is summed over.
+            observations: (*batch, T) symbols; -1, or one that is masked, is summed over.
             lengths: (*batch,), default all T.
 
         Raises:
             EvidenceError: a symbol out of range.
             ModelError: lengths that do not fit.
         """
-        observations = as_whole("LowRankHMM's observations", observations)
+        observations = as_whole("LowRankHMM's observations", filled(observations, MISSING))
         if not observations.ndim:
             raise EvidenceError("LowRankHMM needs observations of shape (*batch, T); got a number.")
         # Both at once, so that the symbols' matrices are made once.
         both = torch.stack([observations, torch.full_like(observations, -1)])
         if lengths is not None:
-            lengths = torch.as_tensor(lengths).expand(2, *observations.shape[:-1])
+            lengths = torch.as_tensor(present("LowRankHMM's lengths", lengths))
+            lengths = lengths.expand(2, *observations.shape[:-1])
         seen, every = self.log_score(both, lengths)
         return seen - every
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
+from rdpgraph._core.masked import present
 from rdpgraph.errors import ModelError
 from rdpgraph.io.detectors import load_matrix, parse_alist
 from rdpgraph.io.text import read_text
@@ -333,7 +334,7 @@ def _matrix(name: str, given: Any) -> tuple[list[list[int]], tuple[int, int]]:
         coo = given.detach().to_sparse_coo().coalesce().cpu()
         (row, column), values, shape = coo.indices(), coo.values(), tuple(coo.shape)
     else:
-        plain = given
+        plain = given = present(f"ParityModel's {name}", given)
         if is_array(given) or not isinstance(given, Tensor):
             plain = as_values(f"ParityModel's {name}", given)
         shape = tuple(plain.shape)

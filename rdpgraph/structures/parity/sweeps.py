@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.masked import filled
 from rdpgraph.errors import BudgetError, EvidenceError
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import safe_log, soft_sum
@@ -39,7 +40,11 @@ def normalised(logs: Tensor) -> Tensor:
 
 
 def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
-    """Syndromes (*batch, checks) of 0, 1 and, if ``erased``, -1 as int8; else `EvidenceError`."""
+    """Syndromes (*batch, checks) of 0, 1 and, if ``erased``, -1 as int8; else `EvidenceError`.
+
+    A masked entry is an erased check.
+    """
+    given = filled(given, -1)
     if getattr(given, "dtype", None) in (torch.bool, "bool"):
         given = torch.as_tensor(given).to(torch.int8)
     syndrome = as_states("A syndrome", given)
