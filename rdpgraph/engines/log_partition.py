@@ -154,9 +154,10 @@ class BestKnown(Delegate):
     def log_partition(self) -> Tensor:
         """(B,) log Z in nats, clamped to the bounds."""
         log_z = self.chosen.log_partition()
-        if self._exact is not None or "_drawn" not in self.__dict__:
+        if self._exact is not None:
             return log_z
-        lower, upper = (bound.to(log_z) for bound in self._drawn.bounds())
+        ends = self._drawn.bounds() if "_drawn" in self.__dict__ else self.bounds()
+        lower, upper = (bound.to(log_z) for bound in ends)
         return torch.minimum(torch.maximum(log_z, lower), upper)
 
     def log_partitions(self) -> Tensor:
@@ -169,13 +170,22 @@ class BestKnown(Delegate):
         """(B,) and (B,): the largest lower and the smallest upper bound of all routes."""
         if self._exact is not None:
             return self._exact.bounds()
-        return self._within(self._drawn.bounds())
+        return self._within(self._unknown or self._drawn.bounds())
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): interval of the estimates, within the bounds of all routes."""
         if self._exact is not None:
             return self._exact.bounds()
-        return self._within(self._drawn.interval(confidence))
+        return self._within(self._unknown or self._drawn.interval(confidence))
+
+    @property
+    def _unknown(self) -> tuple[Tensor, Tensor] | None:
+        """(B,) and (B,): -inf and +inf once stopped, where nothing was drawn; else None."""
+        if not clock.stopped() or "_drawn" in self.__dict__:
+            return None
+        batch = self.messages.seeker.network.batch
+        infinite = torch.full((batch,), math.inf, dtype=torch.float64, device="cpu")
+        return -infinite, infinite
 
     def _within(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Interval tightened by the mode, and by the messages that bound log Z for it."""
