@@ -7,7 +7,8 @@ Columns: `crf`, a linear CRF whose penalty is chosen by cross-validation; `batch
 sequences in a step, a group of them, and a group by the piecewise pseudo-likelihood;
 `reparameterised`, all sequences; and if they are asked for `saga`, as `stochastic` by SAGA, at the
 rate of three with the highest bound, `learned`, as `batch` with hyperparameters that move in one of
-ten steps, and `uncontrolled`, as `batch` without the control variate. How far functions spread at
+ten steps, `uncontrolled`, as `batch` without the control variate, and `slice`, the same model by
+elliptical slice sampling, without a variational posterior. How far functions spread at
 first is chosen for each fold by cross-validation in its training sequences (`spread`), as the CRF's
 penalty is, and is the same for all columns. Each fold that ends is a line of the file of results,
 and is not run again; no fold is begun after --seconds. With `--large`, base NP with 500 sequences
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 from baseline import LinearCRF, cross_validated, errors, parts
+from slices import SliceTagger
 from tasks import DATA, TASKS, Sequences, folds, large, mean_and_deviation
 from torch import Tensor
 
@@ -44,11 +46,20 @@ from rdpgraph.gp import (
 Marginals = Callable[[list[Tensor]], list[Tensor]]
 COLUMNS = (
     "crf", "reparameterised", "batch", "stochastic", "piecewise", "saga", "learned", "uncontrolled",
+    "slice",
 )  # fmt: skip
 USUAL = COLUMNS[:5]
 SPREADS = (1.0, 3.0, 10.0)
 RATES = (0.01, 0.003, 0.001)
-PRINTED = {"crf": 1, "batch": 3, "learned": 3, "stochastic": 4, "saga": 4, "piecewise": 5}
+PRINTED = {
+    "crf": 1,
+    "slice": 2,
+    "batch": 3,
+    "learned": 3,
+    "stochastic": 4,
+    "saga": 4,
+    "piecewise": 5,
+}
 BINS = 10
 
 
@@ -90,8 +101,10 @@ def tagger(
     )
 
 
-def fitted(column: str, labels: int, data: Sequences, fold: int, **options: Any) -> Marginals:
-    """Train one column; what predicts."""
+def fitted(
+    column: str, labels: int, data: Sequences, fold: int, *, sweeps: int, **options: Any
+) -> Marginals:
+    """Train one column, and return the function that predicts; ``sweeps`` are those of `slice`."""
     if column == "crf":
         field = LinearCRF(labels, 1.0, 5).fit(data) if options["small"] else (
             cross_validated(labels, data)[0]
@@ -99,6 +112,9 @@ def fitted(column: str, labels: int, data: Sequences, fold: int, **options: Any)
         return lambda features: field.predict_marginals(
             Sequences(features, [[0] * len(one) for one in features])
         )
+    if column == "slice":
+        sampler = SliceTagger(labels, options["spread"], options["points"], sweeps=sweeps)
+        return sampler.fit(data, torch.Generator().manual_seed(fold)).predict_marginals
     if column == "saga":
         options["rate"] = chosen_rate(labels, data, fold, **options)
     made = tagger(column, labels, **options)
@@ -176,7 +192,10 @@ def run(task: str, columns: list[str], path: Path, chosen: argparse.Namespace) -
                 spent = time.process_time() - cpu
             else:
                 spread = done[task, "spread", fold]["value"] if spreads else chosen.spread
-                predict = fitted(column, labels, train, fold, **options, spread=spread)
+                sweeps = 20 if chosen.small else chosen.sweeps
+                predict = fitted(
+                    column, labels, train, fold, sweeps=sweeps, **options, spread=spread
+                )
                 spent = time.process_time() - cpu
                 line = measured(predict(test.features), test.labels)
             line = {"task": task, "column": column, "fold": fold, "cpu": spent, **line}
@@ -214,6 +233,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folds", type=int, default=5, help="the first so many")
     parser.add_argument("--points", type=int, default=1000, help="inducing points")
     parser.add_argument("--spread", type=float, help="the same for all folds; default: chosen")
+    parser.add_argument("--sweeps", type=int, default=2000, help="steps of slice sampling")
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--output", type=Path, default=Path("build/gp"))
     parser.add_argument("--data", type=Path, default=DATA)
