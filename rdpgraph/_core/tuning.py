@@ -114,11 +114,6 @@ LITTLE_WORK, LITTLE_SWEEP = 3e6, 2**14
 """Multiply-adds that take no longer than the overhead of an answer, and places and ways visited
 that take no longer than that of a masked sweep, some milliseconds."""
 
-CHECKED = 16.0
-"""Operations by which an estimate is checked at most, over those that made it: as many take in the
-states of all of sixteen replicates of a chain. With one in place of sixteen, 7% of 400 answers that
-are called converged were more than six errors off, and 1.3% with it."""
-
 # Limits of memory.
 MOST_DENSE, MOST_DECIDED, MOST_ENUMERATED = 2**30, 2**16, 2**20
 """Entries of a low-rank table that is written out; configurations of a projected clause, of a

@@ -21,7 +21,7 @@ from rdpgraph.estimate.estimator import Estimator, Model, Problem
 from rdpgraph.estimate.pruning.estimator import RandomizedPruning, averaged
 from rdpgraph.estimate.pruning.solution import Run
 from rdpgraph.estimate.randomized import Randomized
-from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.estimate.replicates import Joined, Replicates
 from rdpgraph.estimate.restriction import RestrictedSolution, Restriction
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.graph import FactorGraph
@@ -363,8 +363,11 @@ class SpreadReplicated(Summed):
         every = Replicates(self.peers.gathered(here, self.counts))
         if not self.local.shows_errors:
             return replace(every, errors=torch.full_like(values[0], math.inf))
-        least, most = self.peers.agreed(self.local.bounds)
-        return every.within((self.peers.largest(least), -self.peers.largest(-most)))
+        joined = self.peers.agreed(lambda: self.local.joined)
+        least, most = self.local.bounds()
+        bounds = self.peers.largest(least), -self.peers.largest(-most)
+        least = torch.zeros_like(values[0]) if joined.error is None else joined.error
+        return every.compared(Joined(None, self.peers.largest(least), bounds))
 
     def log_partitions(self) -> Tensor:
         return self.replicates.log_partitions

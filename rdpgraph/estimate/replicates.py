@@ -1,7 +1,8 @@
 """Replicates of an estimate: their combination, errors, statuses and lower bounds on Z."""
 
 import math
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,17 +14,24 @@ from rdpgraph._core import tuning
 from rdpgraph._core.arguments import typed
 from rdpgraph._core.cache import differentiable_property
 from rdpgraph._core.numbers import ROUNDING, student
+from rdpgraph.engines.exact.engine import log_partition_by
+from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import BudgetError, UnsupportedError
-from rdpgraph.estimate.estimator import Model, Supports, restricted
-from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.estimate.estimator import Model, Supports, restricted, sites_of
+from rdpgraph.interface.structure import Structure
+from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
 from rdpgraph.logspace.means import effective_size, is_worth_enough, mean_error, shares
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.restriction import Support
+from rdpgraph.plan.plan import Plan, cost
 from rdpgraph.structures.draws import uniform
 
 _FEW = 16  # replicates that show what each of them may miss
 _SURE = 0.999  # of the interval beyond which a bound is no chance
+_APART = 6.0  # times the replicates' error: beyond it joined states contradict them
+_ALIKE = 2.0  # nats, standard deviation of log Z of replicates that have all modes
+_TINY = 1e-3  # nats: in most models with smaller errors all replicates miss a mode
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,22 +44,29 @@ class Replicates:
         errors: (*batch,) standard errors of log Z, nats, where more is known than the replicates
             show; None: by the replicates alone.
         bounds: (*batch,) and (*batch,) certain lower and upper bounds on log Z, nats, if any are
-            known, as the mass of states that all replicates miss together.
+            known, as the mass of the states of several replicates together.
+        joined: what the states of several replicates together say, with which these were compared;
+            None: they were not.
     """
 
     log_partitions: Tensor
     equal: bool = False
     errors: Tensor | None = None
     bounds: tuple[Tensor, Tensor] | None = None
+    joined: "Joined | None" = None
 
-    def within(self, bounds: tuple[Tensor, Tensor] | None) -> "Replicates":
-        """The replicates with bounds on log Z; those that do not differ show no error: +inf."""
+    def compared(self, joined: "Joined") -> "Replicates":
+        """Return the replicates with the bounds of joined states, and errors that allow for them.
+
+        Replicates that do not differ show no error: it is +inf, unless both bounds are log Z.
+        """
         logs = self.log_partitions.detach()
         unknown = logs.amax(0) - logs.amin(0) <= self._rounding
-        if bounds is not None:
-            unknown &= bounds[0] < bounds[1]
-        errors = torch.where(unknown, math.inf, self._error)
-        return replace(self, errors=errors, bounds=bounds)
+        if joined.bounds is not None:
+            unknown &= joined.bounds[0] < joined.bounds[1]
+        errors = self._error if joined.error is None else torch.maximum(self._error, joined.error)
+        errors = torch.where(unknown, math.inf, errors)
+        return replace(self, errors=errors, bounds=joined.bounds, joined=joined)
 
     @property
     def count(self) -> int:
@@ -151,8 +166,9 @@ class Replicates:
         """Status with the replicates' error and effective number, of the worst item.
 
         Neither for one replicate, or for draws with equal weights, which have no known error.
-        Converged: there are sixteen and more, worth half of their number, and no bound is beyond
-        what they allow; for messages that iterate, whether these have converged.
+        Converged: there are sixteen and more, worth half of their number, none of which misses most
+        of Z; no bound is beyond what they allow, and the estimate of joined states is no farther
+        from their mean than they show. For messages that iterate, whether these have converged.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
         error = 0.0 if status.exact or not known else float(self.standard_error.amax())
@@ -163,31 +179,55 @@ class Replicates:
         )
         if status.exact or status.bound or self.equal or not self.log_partitions.numel():
             return status
-        size = float(self.effective_sample_size.amin())
+        doubt = self._doubt(error, messages=status.iterations is not None)
+        return replace(status, converged=False, remedy=status.remedy or doubt) if doubt else status
+
+    def _doubt(self, error: float, *, messages: bool) -> str:
+        """What speaks against the largest error, and what to do; empty if nothing does."""
+        logs, size = self.log_partitions.detach(), float(self.effective_sample_size.amin())
         if not bool(self.possible.any(0).all()):
-            doubt = (
+            return (
                 "no replicate has a possible configuration, so that the kept states of neighbours "
                 "cannot be joined: keep more states, or take Exact()"
             )
-        elif status.iterations is not None:
-            return status
-        elif bool((self._beyond > 0).any()):
-            doubt = (
+        # The error of messages that iterate is unknown, whatever the replicates show.
+        if messages:
+            return ""
+        if bool((self._beyond > 0).any()):
+            return (
                 "states that different replicates keep have more mass together than the estimate, "
                 "or all states another: keep more states, or take Exact()"
             )
-        elif self.count < _FEW:
-            doubt = (
+        if self.count < _FEW:
+            return (
                 f"{self.count} of {_FEW} replicates that an error is known by: replicates=16, and "
                 "interval() for the error by Student's t"
             )
-        elif not bool(is_worth_enough(self.log_partitions).all()):
-            doubt = f"{self.count} replicates are worth {size:.2g}: keep more states"
-        elif error == math.inf:
-            doubt = "replicates that do not differ show no error: keep more states, or take Exact()"
-        else:
-            return status
-        return replace(status, converged=False, remedy=status.remedy or doubt)
+        if not bool(is_worth_enough(logs).all()):
+            return f"{self.count} replicates are worth {size:.2g}: keep more states"
+        if error == math.inf:
+            return "replicates that do not differ show no error: keep more states, or take Exact()"
+        return self._doubt_of_kept() if self.joined is not None else ""
+
+    def _doubt_of_kept(self) -> str:
+        """What speaks against replicates that were compared with their joined states."""
+        assert self.joined is not None
+        logs, least = self.log_partitions.detach(), self.joined.error
+        if least is not None and bool((least > _APART * mean_error(logs)).any()):
+            return (
+                "the states of several replicates together give another estimate than the mean of "
+                "the replicates: keep more states, or take Exact()"
+            )
+        # The deviation is NaN where a replicate is impossible.
+        if not bool((logs.std(0) <= _ALIKE).all()):
+            return "some replicates miss most of Z: keep more states, or take Exact()"
+        sure = self.bounds is not None and bool((self.bounds[0] == self.bounds[1]).all())
+        if not sure and bool((self._error < _TINY).any()):
+            return (
+                "replicates that hardly differ do not show what all of them miss: keep more "
+                "states, or take Exact()"
+            )
+        return ""
 
     def mean(self, values: Tensor) -> Tensor:
         """(*batch, ...) mean of (replicates, *batch, ...) values, weighted by Z."""
@@ -316,45 +356,169 @@ def _no_average(answer: str) -> UnsupportedError:
     )
 
 
-@torch.no_grad()
-def mass_of(
-    model: Model, few: Model, supports: Supports, count: int, solve: Callable[[Model], Any]
-) -> tuple[Tensor, Tensor] | None:
-    """(B,) and (B,): bounds on log Z by the states that ``count`` replicates keep; None: no time.
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """What the states of several replicates together say of log Z, (B,) nats each.
 
-    Their mass, each with weight one, is a lower bound. It joins states of neighbours that no
-    replicate has together. As many replicates are taken as cost no more than a few times the
-    estimate (of the model on ``few`` states); or all states, if these do not, whose mass is Z.
+    Attributes:
+        estimate: log Z on the states of the first few replicates joined, each with the mean of its
+            weights over them; None: there is no time for it. Where states are chosen independently
+            of each other, as by `Randomized`, it averages over all combinations of the choices of
+            these replicates, and is unbiased for Z as they are.
+        error: the least standard error that the estimate allows. It is twice the distance to the
+            mean of the same replicates, which have few of the combinations: where these matter,
+            configurations that no replicate has matter too. Of all states it is the distance to
+            their mean.
+        bounds: certain lower and upper bounds on log Z; None: there is no time for any.
     """
-    most = max(tuning.CHECKED * solve(few).plan.flops, tuning.LITTLE_WORK)
-    for wider in _wider(model, supports, count):
+
+    estimate: Tensor | None = None
+    error: Tensor | None = None
+    bounds: tuple[Tensor, Tensor] | None = None
+
+
+def _distance(log_partition: Tensor, logs: Tensor) -> Tensor:
+    """(B,) nats between log Z and the log of the mean of Z; 0 where one of them is -inf."""
+    mean = Replicates(logs.detach()).log_partition
+    known = (log_partition > -math.inf) & (mean > -math.inf)
+    return torch.where(known, (log_partition - mean).abs(), 0.0)
+
+
+@torch.no_grad()
+def joined_estimate(
+    model: Model, few: Model, supports: Supports, logs: Tensor, solve: Callable[[Model], Any]
+) -> Joined:
+    """Solve once more, on the states of as many replicates together as take no longer.
+
+    The limit is the number of operations of the estimate itself (``few`` is the model on the states
+    of all replicates, and ``logs`` (replicates, B) its log Z), or `tuning.LITTLE_WORK`. All states
+    are taken if these fit: then both bounds are log Z. Else two models are solved as one batch: one
+    with mean weights, for the estimate, and one with weights of one, whose mass is a lower bound.
+    Where two do not fit, the estimate alone is made.
+    """
+    kept = _kept_by_first(supports, len(logs))
+    check = _Check(model, solve(few).plan, supports, logs, kept, solve)
+    return check.of_all() or check.of_some(2) or check.of_some(1) or Joined()
+
+
+@dataclass(frozen=True, eq=False)
+class _Check:
+    """A solution on states of several replicates together, within the time of the estimate."""
+
+    model: Model  # as declared
+    plan: Plan  # of the estimate
+    supports: Supports  # (replicates, *batch, *shape, kept)
+    logs: Tensor  # (replicates, B) log Z of each
+    kept: list[float]  # states of a site that the first 1, 2, ... replicates keep, on average
+    solve: Callable[[Model], Any]
+
+    @property
+    def limit(self) -> float:
+        """Operations that a check may take."""
+        return max(self.plan.flops, tuning.LITTLE_WORK)
+
+    def of_all(self) -> Joined | None:
+        """Check by all states; None if they take too long."""
+        sites = [sites.unary for sites in sites_of(self.model)]
+        count = sum(each.numel() / each.shape[-1] for each in sites)
+        states = sum(each.numel() for each in sites) / max(count, 1.0)
+        mass = self._solved(self.model) if self._predicted(states, 1) <= self.limit else None
+        return None if mass is None else Joined(mass, _distance(mass, self.logs), (mass, mass))
+
+    def of_some(self, rows: int) -> Joined | None:
+        """Check by the states of some replicates; with two rows there is a bound, too."""
+        number = len(self.logs)
+        while number > 1:
+            if self._predicted(self.kept[number - 1], rows) <= self.limit:
+                parts = (given and _joined(given, number, rows) for given in self.supports)
+                logs = self._solved(restricted(self.model, tuple(parts)))
+                if logs is not None:
+                    estimate, *mass = logs.unflatten(0, (rows, -1))
+                    above = torch.full_like(estimate, math.inf)
+                    error = 2.0 * _distance(estimate, self.logs[:number])
+                    return Joined(estimate, error, (mass[0], above) if mass else None)
+            number = number * 3 // 4
+        return None
+
+    def _predicted(self, states: float, rows: int) -> float:
+        """About the operations with so many states of a site: no model is made for too many.
+
+        Tables over d variables grow by the d-th power of the number of states. For structures the
+        least is returned, because their plans cost nothing and are exact.
+        """
+        one, now = rows * self.plan.flops / len(self.logs), self.kept[0]
+        if isinstance(self.model, Structure):
+            return one
+        dims = self.plan.width / math.log2(now) if now > 1 else math.inf
+        return one * (states / now) ** dims
+
+    def _solved(self, wider: Model) -> Tensor | None:
+        """(B,) log Z of a model; None where it takes too long, or is not exact."""
         with suppress(BudgetError):
-            posterior = solve(wider)
+            if isinstance(wider, FactorGraph) and self.plan.tree and self.plan.num_slices == 1:
+                # To search another order would take longer than the estimate took.
+                network = reduce_graph(wider)
+                tree = self.plan.tree.over(network.topology)
+                if tree is not None:
+                    fits = cost(tree, batch=network.batch).flops <= self.limit
+                    return log_partition_by(network, tree) if fits else None
+            posterior = self.solve(wider)
             solution = posterior.solution
-            if posterior.plan.flops <= most and solution.status_of("log_partition").exact:
-                mass = solution.log_partition()
-                return mass, mass if wider is model else torch.full_like(mass, math.inf)
-    return None
+            if posterior.plan.flops <= self.limit and solution.status_of("log_partition").exact:
+                return solution.log_partition()
+        return None
 
 
-def _wider(model: Model, supports: Supports, count: int) -> Iterator[Model]:
-    """Model on all states, then on those of fewer and fewer replicates together."""
-    yield model
-    while count > 1:
-        yield restricted(model, tuple(given and _together(given, count) for given in supports))
-        count //= 2
+def _kept_by_first(supports: Supports, count: int) -> list[float]:
+    """Distinct states that the first 1, 2, ..., ``count`` replicates keep, on average of sites."""
+    total, sites = [0] * count, 0
+    for support in supports:
+        if support is None or support.kept == 1:
+            continue
+        states, log_weights, replicate = _in_order(support, count)
+        new = torch.ones_like(states, dtype=torch.bool)
+        new[:, 1:] = states[:, 1:] != states[:, :-1]
+        first = replicate[new & (log_weights > -math.inf)]
+        kept = first.bincount(minlength=count).cumsum(0).tolist()
+        total, sites = list(map(operator.add, total, kept)), sites + len(states)
+    return [max(each / max(sites, 1), 1.0) for each in total]
 
 
-def _together(support: Support, count: int) -> Support:
-    """(1, *lead, kept) union of the states of the first ``count`` of (replicates, *lead, kept)."""
-    support = support.unweighted().map(lambda part: part[:count].movedim(0, -2).flatten(-2))
-    # Of a state the entry that is masked comes last.
-    order = (support.states * 2 + (support.log_weights == -math.inf)).argsort(-1)
-    support = support.map(lambda part: part.gather(-1, order))
-    masked = support.log_weights == -math.inf
-    masked[..., 1:] |= support.states[..., 1:] == support.states[..., :-1]
+def _in_order(support: Support, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(sites, entries) states in order, with log-weights and replicates of each entry.
+
+    Of one state the entries of weight zero come last, and those of earlier replicates first.
+    """
+    states, log_weights = (
+        part[:count].movedim(0, -2).reshape(-1, count * support.kept)
+        for part in (support.states, support.log_weights)
+    )
+    replicate = torch.arange(count, device=states.device).repeat_interleave(support.kept)
+    key = states * 2 + (log_weights == -math.inf)
+    order = key.argsort(dim=-1, stable=True)
+    return states.gather(-1, order), log_weights.gather(-1, order), replicate[order]
+
+
+def _joined(support: Support, count: int, rows: int) -> Support:
+    """(rows, *lead, kept) states of the first ``count`` of (replicates, *lead, kept) together.
+
+    The first row has the mean of their weights over the replicates, the second weights of one.
+    """
+    states, log_weights, _ = _in_order(support, count)
+    new = torch.ones_like(states, dtype=torch.bool)
+    new[:, 1:] = states[:, 1:] != states[:, :-1]
+    place = new.long().cumsum(1) - 1
+    # One entry for each distinct state of a site; sites with fewer states have entries of -inf.
+    size = int(place.max()) + 1
+    groups = place + torch.arange(len(place), device=place.device).unsqueeze(1) * size
+    total = soft_scatter(log_weights.flatten(), groups.flatten(), len(place) * size)
+    total = total.reshape(len(place), size) - math.log(count)
+    distinct = states.new_zeros(len(place), size).scatter(1, place, states)
+    # Entries that have no weight come last, and go.
+    masked = total == -math.inf
     first = masked.long().argsort(dim=-1, stable=True)
-    first = first[..., : max(int((~masked).sum(-1).max()), 1)]
-    log_weights = support.log_weights.masked_fill(masked, -math.inf)
-    support = Support(support.states, log_weights)
-    return support.map(lambda part: part.gather(-1, first).unsqueeze(0))
+    first = first[:, : max(int((~masked).sum(1).max()), 1)]
+    merged = Support(distinct, total).map(
+        lambda part: part.gather(1, first).reshape(*support.states.shape[1:-1], -1).unsqueeze(0)
+    )
+    return merged if rows == 1 else Support.joined([merged, merged.unweighted()], 0)

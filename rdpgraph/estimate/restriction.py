@@ -14,7 +14,7 @@ from rdpgraph.engines.recognised import StructureSolution
 from rdpgraph.engines.solution import OF_MODES, Solution, Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Layout, Model, Supports, restricted
-from rdpgraph.estimate.replicates import Replicates, draws_before, mass_of, taken
+from rdpgraph.estimate.replicates import Joined, Replicates, draws_before, joined_estimate, taken
 from rdpgraph.interface.structure import Structure
 from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.graph import FactorGraph
@@ -197,7 +197,7 @@ class RestrictedSolution(Solution):
         if self.engine_status().exact or self.replicates.equal:
             return self.replicates
         if self.shows_errors:
-            return self.replicates.within(self._mass)
+            return self.replicates.compared(self.joined)
         unknown = torch.full_like(self.replicates.log_partition.detach(), math.inf)
         return replace(self.replicates, errors=unknown)
 
@@ -209,19 +209,19 @@ class RestrictedSolution(Solution):
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): the mass of states that several replicates keep is a lower bound."""
-        return self._mass or super().bounds()
+        return self.joined.bounds or super().bounds()
 
     @cached_property
-    def _mass(self) -> tuple[Tensor, Tensor] | None:
-        """(B,) and (B,): bounds on log Z where replicates show errors."""
-        count, restriction = self.replicates.count, self.restriction
+    def joined(self) -> Joined:
+        """What the states of several replicates say together, where replicates show errors."""
+        logs, restriction = self.replicates.log_partitions, self.restriction
         sure = self.engine_status().exact or self.replicates.equal or not self.shows_errors
-        if sure or count == 1:
-            return None
+        if sure or len(logs) == 1:
+            return Joined()
         pairs = zip(restriction.supports, restriction.layout.expanded, strict=True)
         supports = tuple(given and full for given, full in pairs)
         model, few = restriction.original, restriction.model
-        return mass_of(model, few, supports, count, restriction.solve)
+        return joined_estimate(model, few, supports, logs, restriction.solve)
 
     def log_partition(self) -> Tensor:
         return self.replicates.log_partition

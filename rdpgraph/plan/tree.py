@@ -280,6 +280,27 @@ class ContractionTree:
             levels.append(1 + (levels[left] if right < 0 else max(levels[left], levels[right])))
         return tuple(levels)
 
+    def over(self, topology: Topology) -> "ContractionTree | None":
+        """Return the same order for another topology; None if its scopes are others.
+
+        The tensors may be in another order, and the variables of other sizes.
+        """
+        mine, theirs = (
+            sorted(range(each.num_tensors), key=each.scopes.__getitem__)
+            for each in (self.topology, topology)
+        )
+        pairs = list(zip(mine, theirs, strict=False))
+        alike = all(self.topology.scopes[one] == topology.scopes[other] for one, other in pairs)
+        if len(mine) != len(theirs) or not alike:
+            return None
+        # Steps refer to scopes by number, and to results of earlier steps.
+        places = dict(pairs)
+        steps = (
+            Step(places.get(left, left), places.get(right, right), scope)
+            for left, right, scope in self.steps
+        )
+        return ContractionTree(topology, tuple(steps))
+
 
 def tree_from_order(
     topology: Topology, order: Iterable[int], *, eager: bool = True

@@ -36,7 +36,6 @@ from rdpgraph.schedulers.scheduler import (
     budget_of,
     reduced,
     require_fit,
-    topology_of,
     within,
 )
 
@@ -120,7 +119,7 @@ def planned(
 ) -> Plan:
     """Plan of a reduced network."""
     return make_plan(
-        topology_of(network),
+        network.topology,
         budget=budget,
         element_bytes=torch.finfo(network.graph.dtype).bits // 8,
         batch=network.batch,

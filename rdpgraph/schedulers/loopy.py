@@ -39,7 +39,6 @@ from rdpgraph.schedulers.scheduler import (
     Scheduler,
     budget_of,
     compiled_functions,
-    topology_of,
 )
 from rdpgraph.structures.recursion import library
 
@@ -292,7 +291,7 @@ class JoinGraph(Scheduler):
             begin: since when the seconds count; by default only answers do.
         """
         budget = budget_of(self.memory, self.seconds)
-        topology, batch = topology_of(network), network.batch
+        topology, batch = network.topology, network.batch
         clusters = choose_join_graph(topology, budget=budget, batch=batch, deadline=deadline)
         if clusters is None:
             return None

@@ -20,7 +20,6 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.plan import Budget, Plan, require_room
 from rdpgraph.plan.scheduler import is_easy
-from rdpgraph.plan.tree import Topology
 from rdpgraph.structures.recursion.library import available, function
 
 Planned: TypeAlias = tuple[Plan, Callable[[], Solution]]
@@ -54,7 +53,7 @@ def reduced(graph: FactorGraph, seconds: float) -> Network:
     if network.possible is None or network.impossible:
         return network
     deadline = clock.now() + max(effort.PROBING * seconds, effort.LEAST_PLANNING)
-    if is_easy(topology_of(network), deadline=deadline) or clock.now() > deadline:
+    if is_easy(network.topology, deadline=deadline) or clock.now() > deadline:
         return network
     refuted = refuted_states(network, seconds=seconds, deadline=deadline)
     if not refuted:
@@ -116,12 +115,6 @@ def seed_of(generator: torch.Generator | None) -> int:
     if generator is None:
         return 0
     return int(torch.randint(2**62, (), generator=generator, device="cpu"))
-
-
-def topology_of(network: Network) -> Topology:
-    """Topology of a network's factors."""
-    scopes = (tuple(scope) for group in network.groups for scope in group.scopes.tolist())
-    return Topology(tuple(scopes), network.sizes)
 
 
 def budget_of(memory: float | None, seconds: float) -> Budget:

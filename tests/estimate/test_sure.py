@@ -2,16 +2,19 @@
 
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 import rdpgraph as rg
 from rdpgraph._core import tuning
 from rdpgraph.errors import ModelError
+from rdpgraph.estimate.replicates import Joined
 from rdpgraph.pruning import sweeps_of
-from rdpgraph.randomized import Selection, Threshold, Uniform
+from rdpgraph.randomized import Selection, Threshold, TopTail, Uniform
 from tests.estimate.pruning_models import chain, draw, pruned, seeded
 
 
@@ -182,6 +185,107 @@ def test_states_that_replicates_keep_together_bound_log_z(monkeypatch, model):
         least, most = posterior.replicates.bounds
         assert posterior.log_partitions.max() - 6 * math.log(3) <= least <= math.log(10) + 1e-9
         assert most == math.inf or math.isclose(most, math.log(10))
+
+
+def grid(side, states):
+    """A square of variables with pairs that differ from factor to factor."""
+    x = rg.VariableArray("x", (side, side), states)
+    pairs = [draw(side, side - 1, states, states), draw(side - 1, side, states, states)]
+    return rg.FactorGraph(
+        [
+            rg.FactorBlock((x[:, 1:], x[:, :-1]), rg.Table(pairs[0])),
+            rg.FactorBlock((x[1:], x[:-1]), rg.Table(pairs[1])),
+        ]
+    )
+
+
+@pytest.mark.parametrize("states", [50, 200])
+def test_errors_cost_no_more_operations_than_the_estimate(monkeypatch, states):
+    estimator = rg.Randomized.default(keep=16, replicates=16)
+    posterior = rg.infer(grid(3, states), estimator=estimator, generator=seeded())
+    with FlopCounterMode(display=False) as estimate:
+        _ = posterior.log_partition
+
+    def search(*_args, **_more):
+        raise AssertionError("An order is searched once more.")
+
+    monkeypatch.setattr("rdpgraph.plan.scheduler.search", search)
+    with FlopCounterMode(display=False) as others:
+        replicates, status = posterior.replicates, posterior.status
+        _ = posterior.standard_error, replicates.interval(0.95)
+    little = 2 * tuning.LITTLE_WORK  # what takes no longer than the overhead of an answer
+    assert 0 < others.get_total_flops() <= max(estimate.get_total_flops(), little)
+    assert status.standard_error == float(posterior.standard_error)
+    assert float(replicates.bounds[0]) > -math.inf
+
+
+def few_of_many(steps=3, states=200, possible=5):
+    """A chain in which few of many states are possible, so that replicates have most in common."""
+    unary = torch.full((steps, states), -math.inf, dtype=torch.float64)
+    unary[:, :possible] = draw(steps, possible)
+    return rg.Chain(unary, draw(states, states))
+
+
+@pytest.mark.parametrize("of_graph", [False, True])
+def test_joined_states_average_all_combinations_of_replicates(monkeypatch, of_graph):
+    monkeypatch.setattr(tuning, "LITTLE_WORK", 0.0)  # as of a model that is too large to solve
+    chain = few_of_many()
+    model = chain.factor_graph() if of_graph else chain
+    estimator = rg.Randomized(Uniform(), TopTail(2, 1), replicates=16, defensive=0.0)
+    posterior = rg.infer(model, estimator=estimator, generator=seeded())
+    supports = posterior.solution.restriction.supports
+    states = torch.cat([each.states.reshape(16, -1, 3) for each in supports], 1)
+    weights = torch.cat([each.log_weights.reshape(16, -1, 3) for each in supports], 1).exp()
+    measures = torch.zeros(16, 3, 5, dtype=torch.float64).scatter_add(2, states, weights)
+    every = torch.cartesian_prod(*[torch.arange(5)] * 3)
+    scores = chain.score(every).reshape(5, 5, 5).exp()
+    # Each site by a replicate of its own: 16^3 combinations.
+    first, second, third = measures.unbind(1)
+    combined = torch.einsum("abc,ia,jb,kc->ijk", scores, first, second, third)
+    # Replicates are the combinations with one number three times.
+    alone = combined[(torch.arange(16),) * 3]
+    assert_close(posterior.log_partitions.reshape(16), alone.log())
+    joined = posterior.solution.joined
+    assert_close(joined.estimate.reshape(()), combined.mean().log())
+    assert_close(joined.error.reshape(()), 2 * (combined.mean() / alone.mean()).log().abs())
+    assert bool(posterior.standard_error >= joined.error)
+    kept = (measures > 0).any(0)
+    mass = torch.einsum("abc,a,b,c->", scores, *kept.double())
+    assert_close(posterior.replicates.bounds[0].reshape(()), mass.log())
+
+
+def not_exact():
+    return replace(rg.infer(chain()).status, exact=False, biased=True)
+
+
+def test_estimates_that_joined_states_contradict_are_not_sure():
+    replicates = rg.answers.Replicates(0.1 * draw(16))
+    own = replicates.standard_error
+    for far in (0.5, 5.5, 6.5):
+        compared = replicates.compared(Joined(error=far * own))
+        assert_close(compared.standard_error, max(far, 1.0) * own)
+        status = compared.described(not_exact())
+        assert status.converged == (far < 6.0)
+        assert status.converged or "another estimate" in status.remedy
+
+
+@pytest.mark.parametrize(
+    ("logs", "word"),
+    [
+        ([0.0] * 10 + [-20.0] * 6, "miss most of Z"),
+        ([0.0] * 10 + [-math.inf] * 6, "miss most of Z"),
+        ([0.0, 1e-4] * 8, "hardly differ"),
+    ],
+)
+def test_replicates_of_few_modes_are_not_sure(logs, word):
+    """Six of sixteen miss what others have, or all have the same states and hence no more."""
+    replicates = rg.answers.Replicates(torch.tensor(logs, dtype=torch.float64))
+    status = replicates.compared(Joined()).described(not_exact())
+    assert not status.converged
+    assert word in status.remedy
+    log_z = replicates.log_partition  # known by all states
+    known = replicates.compared(Joined(log_z, 0.0 * log_z, (log_z, log_z)))
+    assert known.described(not_exact()).converged == (word == "hardly differ")
 
 
 def test_replicates_that_do_not_differ_show_no_error(monkeypatch):

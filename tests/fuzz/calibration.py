@@ -16,7 +16,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import torch
@@ -246,8 +245,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.large:
-        tuning.LITTLE_WORK, wider = 0.0, replicates._wider
-        replicates._wider = lambda *given: islice(wider(*given), 1, None)
+        tuning.LITTLE_WORK, replicates._Check.of_all = 0.0, lambda _: None
     found, wrong = defaultdict[tuple[str, bool], list[tuple[float, bool]]](list), 0
     for seed in range(asked.seed, asked.seed + asked.models):
         rng = np.random.default_rng(seed)

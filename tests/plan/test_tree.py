@@ -160,6 +160,18 @@ def test_any_order_gives_the_brute_force_sum(topology, random, eager):
     assert len(tree.roots) == len(topology.components())
 
 
+@given(topologies(), st.randoms(use_true_random=False))
+def test_an_order_serves_the_same_scopes_in_another_order(topology, random):
+    tree = tree_from_order(topology, range(topology.num_variables))
+    scopes = random.sample(topology.scopes, topology.num_tensors)
+    sizes = tuple(size + 1 for size in topology.sizes)
+    other = tree.over(Topology(tuple(scopes), sizes))
+    check(other)
+    leaves = tables(other.topology)
+    assert product_of_roots(other, leaves) == pytest.approx(brute_force(other.topology, leaves))
+    assert tree.over(Topology((*topology.scopes, (0,)), topology.sizes)) is None
+
+
 @pytest.mark.long
 @given(topologies(), st.randoms(use_true_random=False))
 def test_without_eager_variables_go_one_at_a_time_in_the_order_given(topology, random):

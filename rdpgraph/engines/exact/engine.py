@@ -23,6 +23,15 @@ from rdpgraph.plan.plan import duration
 from rdpgraph.plan.tree import ContractionTree
 
 
+def log_partition_by(network: Network, tree: ContractionTree) -> Tensor:
+    """(B,) log Z of a network by one pass up a tree of its topology, without gradients."""
+    if network.impossible:
+        return torch.full_like(network.constant, -math.inf).expand(network.batch)
+    program = compiled(tree, tuple(len(group.scopes) for group in network.groups))
+    up = upward(program, network.groups, keep=False)
+    return (log_total(up).to(network.constant) + network.constant).expand(network.batch)
+
+
 @dataclass(frozen=True, eq=False)
 class ExactSolution(Solution):
     """Answers by contraction; each pass runs when it is first asked for.

@@ -14,6 +14,7 @@ from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.restriction import grouped_rows
+from rdpgraph.plan.tree import Topology
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,12 @@ class Network:
     def batch(self) -> int:
         """Number of batch items."""
         return math.prod(self.graph.batch_shape)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Scopes of the remaining factors and sizes of the active variables, for plans."""
+        scopes = (tuple(scope) for group in self.groups for scope in group.scopes.tolist())
+        return Topology(tuple(scopes), self.sizes)
 
     @cached_property
     def numbers(self) -> Tensor:
