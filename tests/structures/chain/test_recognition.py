@@ -290,8 +290,8 @@ def test_what_is_left_for_all_rows_of_evidence():
     assert bool((pairs[~torch.eye(4, dtype=torch.bool)].abs() < 0.3).all())
 
 
-def test_what_a_match_leaves_open_stays_exact():
-    """The general engine answers within the budget or not at all."""
+def test_what_a_match_leaves_open_says_by_what_it_came():
+    """The chain answers what it can; another question that does not fit goes to messages."""
     x = rg.VariableArray("x", (50,), 40)
     graph = rg.FactorGraph([rg.FactorBlock((x[:-1], x[1:]), rg.Table(torch.zeros(40, 40)))])
     posterior = rg.infer(graph, scheduler=rg.Auto(memory=10.0))
@@ -299,8 +299,11 @@ def test_what_a_match_leaves_open_stays_exact():
     expected = torch.full((50, 40), 1 / 40)
     assert torch.allclose(posterior.marginal(x), expected)
     assert torch.allclose(posterior.entropy(), torch.tensor(50 * math.log(40.0)))
-    with pytest.raises(rg.errors.BudgetError, match="does not fit"):
-        posterior.factor_marginal((x[0], x[1]))
+    with pytest.warns(UserWarning, match="factor_marginal is approximate here"):
+        joint = posterior.factor_marginal((x[0], x[1]))
+    assert torch.allclose(joint, torch.full((40, 40), 1 / 1600))
+    assert posterior.status.exact
+    assert not posterior.status_of("factor_marginal").exact
 
 
 @settings(max_examples=20)
