@@ -1,11 +1,14 @@
 """Progress of long work: callbacks that may end it, and a line that shows it."""
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from rdpgraph._core import tuning
 from rdpgraph._core.arguments import typed
 from rdpgraph.errors import ModelError
 
@@ -14,9 +17,12 @@ from rdpgraph.errors import ModelError
 class Progress:
     """Progress of estimates, sweeps of pruning, training and rates, as given to a callback.
 
+    Work that has no step for two seconds, such as planning, is reported by its name, with NaN as
+    the value.
+
     Attributes:
         work: the work, in words.
-        number: steps done.
+        number: steps done; of work without steps, its reports.
         value: after them: the estimate of log Z, the mean score, the bound or log-likelihood; nats.
         seconds: since the start.
     """
@@ -27,7 +33,73 @@ class Progress:
     seconds: float
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return f"{self.work}: {self.seconds:.0f} s"
         return f"{self.work}: {self.number}, {self.value:.4f}"
+
+
+@dataclass(eq=False)
+class _Report:
+    """Work that is reported from time to time while it has no step to report."""
+
+    progress: Callable[[Any], object]
+    work: str
+    begin: float
+    last: float  # report, of a step or of work without one
+    number: int = 0
+    stop: bool = False  # the callback has asked to end
+
+    def look(self) -> None:
+        """Report the work if nothing was reported for a while."""
+        since = monotonic()
+        if self.stop or since - self.last < tuning.QUIET_SECONDS:
+            return
+        self.number += 1
+        self.last = math.inf  # what the callback asks of us is not reported
+        try:
+            self.progress(Progress(self.work, self.number, math.nan, since - self.begin))
+        except StopIteration:
+            self.stop = True
+        finally:
+            self.last = monotonic()
+
+
+_report: ContextVar[_Report | None] = ContextVar("report", default=None)
+
+
+@contextmanager
+def reporting(progress: Callable[[Any], object] | None, work: str) -> Generator[None]:
+    """Report work of some name every two seconds in which no step of it is reported.
+
+    Whatever looks at the clock (`plan/clock.py`) reports so; a single large product does not. Work
+    inside other work that is reported is named there; None alone reports nothing.
+    """
+    outer = _report.get()
+    if outer is None and progress is None:
+        yield
+        return
+    if outer is not None:
+        before, outer.work = outer.work, work
+        try:
+            yield
+        finally:
+            outer.work = before
+        return
+    assert progress is not None
+    token = _report.set(_Report(progress, work, (begin := monotonic()), begin))
+    try:
+        yield
+    finally:
+        _report.reset(token)
+
+
+def report_quiet_work() -> bool:
+    """Report work without steps, at most every two seconds; True if it is to end."""
+    report = _report.get()
+    if report is None:
+        return False
+    report.look()
+    return report.stop
 
 
 def goes_on(progress: Callable[[Any], object] | None, step: object) -> bool:
@@ -39,6 +111,8 @@ def goes_on(progress: Callable[[Any], object] | None, step: object) -> bool:
             progress(step)
         except StopIteration:
             return False
+        if (report := _report.get()) is not None:
+            report.last = monotonic()
     return True
 
 
@@ -47,7 +121,7 @@ def goes_on(progress: Callable[[Any], object] | None, step: object) -> bool:
 def show_progress(
     doing: str = "working", seconds: float | None = None
 ) -> Generator[Callable[[object], None]]:
-    """A line with the last step and the time left, on a terminal or in a notebook.
+    """A line with the last step, its age, and the time left, on a terminal or in a notebook.
 
     The line is on standard error, and gone afterwards. Where that is neither, nothing is shown.
 
@@ -77,17 +151,27 @@ def show_progress(
     if not (console.is_terminal or console.is_jupyter):
         yield lambda _: None
         return
-    until = None if seconds is None else monotonic() + seconds
+    last = monotonic()
+    until = None if seconds is None else last + seconds
 
     class Left(bars.ProgressColumn):
-        """The seconds that are left of the budget."""
+        """The seconds since the last step, if it is old, and those left of the budget."""
 
         def render(self, task: bars.Task) -> Text:
-            left = "" if until is None else f"{max(until - monotonic(), 0.0):.0f} s left"
-            return Text(left, style="dim")
+            now = monotonic()
+            parts = [f"for {now - last:.0f} s"] if now - last > tuning.QUIET_SECONDS else []
+            if until is not None:
+                parts.append(f"{max(until - now, 0.0):.0f} s left")
+            return Text(", ".join(parts), style="dim")
 
     text = bars.TextColumn("{task.description} ...", markup=False)
     columns: list[Any] = [bars.SpinnerColumn(), text, Left()]
     with bars.Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task(doing)
-        yield lambda step: shown.update(task, description=str(step))
+
+        def show(step: object) -> None:
+            nonlocal last
+            last = monotonic()
+            shown.update(task, description=str(step))
+
+        yield show

@@ -96,6 +96,9 @@ SECONDS_PER_FACTOR = 1e-4
 SECONDS_PER_EDGE = 1e-5
 """Seconds to find an order of decoding, for each edge, rounded up."""
 
+QUIET_SECONDS = 2.0
+"""Seconds without a step after which work is reported by its name."""
+
 SECONDS_PER_LOOK = 2e-5
 """Seconds between two looks at a clock that counts: a step of a greedy order."""
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
+from rdpgraph._core.progress import report_quiet_work
 from rdpgraph._core.types import broadcast_shapes
 
 
@@ -120,6 +121,7 @@ def _pieces(left: Tensor, right: Tensor, block: int) -> Iterator[tuple[Tensor, T
     step = tuning.per_block(math.prod(broadcast_shapes(left.shape[1:], right.shape[1:])), block)
     for start in range(0, max(len(left), len(right)), step):
         part = slice(start, start + step)
+        report_quiet_work()
         yield left if len(left) == 1 else left[part], right if len(right) == 1 else right[part]
 
 

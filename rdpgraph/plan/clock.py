@@ -10,6 +10,7 @@ from math import inf
 from time import perf_counter
 
 from rdpgraph._core import effort, tuning
+from rdpgraph._core.progress import report_quiet_work
 from rdpgraph.errors import BudgetError
 
 
@@ -49,6 +50,7 @@ class Stop:
 
 
 _stop: ContextVar[Stop | None] = ContextVar("stop", default=None)
+_ended = Stop(asked=True)  # of work whose progress has ended it
 
 
 @contextmanager
@@ -115,13 +117,15 @@ def _at_interrupt(handler: Callable[..., None]) -> Generator[None]:
 def stopped() -> bool:
     """Return whether the work is to end, for loops without a deadline."""
     stop = _stop.get()
-    return stop is not None and (stop.asked or stop.over)
+    return report_quiet_work() or (stop is not None and (stop.asked or stop.over))
 
 
 def now() -> float:
-    """Seconds on the clock of all deadlines."""
+    """Seconds on the clock of all deadlines; whatever watches it also reports that it goes on."""
     counter, stop = _counter.get(), _stop.get()
     passed = 0.0 if stop is None else stop.passed()
+    if report_quiet_work():
+        passed += _ended.passed()
     if counter is None:
         return perf_counter() + passed
     counter.seconds += tuning.SECONDS_PER_LOOK

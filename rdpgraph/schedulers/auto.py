@@ -57,6 +57,7 @@ from rdpgraph.schedulers.scheduler import (
     budget_of,
     compiled_functions,
     reduced,
+    reported,
     within,
 )
 from rdpgraph.structures.potential import StructurePotential
@@ -104,7 +105,8 @@ class Auto(Scheduler):
         seconds: for all answers; predicted, for exact inference. Planning takes at most a fifth.
             Approximate answers may use all of it, and the later ones what is left. None: see above.
         progress: called with a `Sweep` after every sweep of messages, a `Move` after every move of
-            a search, and a `Progress` after every population of an estimate.
+            a search, and a `Progress` after every population of an estimate, and every two seconds
+            in which there is none of these.
 
     Raises:
         ModelError: a limit that is no number above zero, or progress that is no function.
@@ -125,6 +127,9 @@ class Auto(Scheduler):
         return EXACT if self.seconds is None else self.seconds
 
     def plan(self, graph: FactorGraph) -> Planned:
+        return reported(self._planned, graph, self.progress)
+
+    def _planned(self, graph: FactorGraph) -> Planned:
         if has_projections(graph):
             return Counting(
                 min(self.seconds or Counting.seconds, effort.LONGEST_ADVISED), self.memory
@@ -222,7 +227,7 @@ class _Approximate:
     memory: float | None  # bytes as given
     memory_bytes: float  # bytes as given, or those of the machine
     allowance: Allowance
-    progress: Callable[[Sweep | Move | Progress], None] | None
+    progress: Callable[[Sweep | Move | Progress], None] | None = field(metadata={"elsewhere": None})
     remedy: str = ""  # advice that gives better answers
     clusters: Planned | None = None
     forward: Callable[[float], Solution] | None = None  # log Z alone, where that fits

@@ -2,15 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from rdpgraph._core import effort, tuning
+from rdpgraph._core.progress import reporting
 from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.exact.circuit import circuit_of
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.probing import refuted_states
+from rdpgraph.engines.reported import Reported
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError
@@ -24,6 +26,18 @@ from rdpgraph.structures.recursion.library import available, function
 
 Planned: TypeAlias = tuple[Plan, Callable[[], Solution]]
 """A plan, and the function that carries it out."""
+
+
+def reported(
+    plan: Callable[[FactorGraph], Planned], graph: FactorGraph,
+    progress: Callable[[Any], object] | None,
+) -> Planned:  # fmt: skip
+    """The plan of a graph, and its solution, which report their work where they have no steps."""
+    if progress is None:
+        return plan(graph)
+    with reporting(progress, "planning"):
+        planned, run = plan(graph)
+    return planned, lambda: Reported(run(), progress)
 
 
 class Scheduler(ABC):

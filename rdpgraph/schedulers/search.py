@@ -35,6 +35,7 @@ from rdpgraph.schedulers.scheduler import (
     budget_of,
     compiled_functions,
     reduced,
+    reported,
     seed_of,
 )
 
@@ -70,7 +71,8 @@ class Search(Scheduler):
         memory: bytes for the tables of a move; None: 60% of what the machine has available.
         patience: the part of the seconds after which a search without a gain ends.
         generator: the randomness; None: the same for each question.
-        progress: called with a `Sweep` of the messages, and a `Move` after every move.
+        progress: called with a `Sweep` of the messages, a `Move` after every move, and a `Progress`
+            every two seconds in which there is none of these.
 
     Raises:
         ModelError: a number out of range.
@@ -80,7 +82,7 @@ class Search(Scheduler):
     memory: float | None = None
     patience: float = 1.0
     generator: torch.Generator | None = field(default=None, compare=False)
-    progress: Callable[[Sweep | Move], None] | None = field(
+    progress: Callable[[Sweep | Move | Progress], None] | None = field(
         default=None, metadata={"elsewhere": None}
     )
 
@@ -88,6 +90,9 @@ class Search(Scheduler):
         require_fields(self, memory="(0, inf]", seconds="(0, inf)", patience="(0, inf]")
 
     def plan(self, graph: FactorGraph) -> Planned:
+        return reported(self._planned, graph, self.progress)
+
+    def _planned(self, graph: FactorGraph) -> Planned:
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         seed = seed_of(self.generator)
@@ -96,14 +101,13 @@ class Search(Scheduler):
             compiled=compiled_functions,
         )  # fmt: skip
         plan = asked_plan("search", "modes only, as asked for", network, budget)
-        start = partial(_by_messages, ForMessages(network, None), self.progress)
+        start = partial(_by_messages, ForMessages(network, None), self)
         return plan, partial(SearchSolution, network, limits, start)
 
 
-def _by_messages(
-    for_messages: ForMessages, progress: Callable[[Sweep], None] | None, seconds: float
-) -> Tensor:
+def _by_messages(for_messages: ForMessages, search: Search, seconds: float) -> Tensor:
     """(B, V) best states by plain messages: maxima, and with hard zeros also sums."""
+    progress = search.progress  # which a search that was pickled has lost
     begin, network, every = clock.now(), for_messages.network, list[Tensor]()
     if network.possible is not None:
         sums = Loopy(seconds=effort.SEARCH_SUMS * seconds, progress=progress)
@@ -155,7 +159,8 @@ class MiniBuckets(Scheduler):
             members are kept half by their weights and half by these scores. Its questions about the
             model are answered by loopy messages, so that `Oracle()` gives their beliefs. Z is
             unbiased for any proposal.
-        progress: called with a `Progress` after every population.
+        progress: called with a `Progress` after every population, and every two seconds in which
+            none ends.
 
     Raises:
         ModelError: a number out of range.
@@ -174,6 +179,9 @@ class MiniBuckets(Scheduler):
 
     def plan(self, graph: FactorGraph) -> Planned:
         """Plan passes and draws, which are made when an answer is asked for."""
+        return reported(self._planned, graph, self.progress)
+
+    def _planned(self, graph: FactorGraph) -> Planned:
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         pass_cells(network, budget.memory_bytes)

@@ -389,10 +389,10 @@ def test_printing_an_answer_begins_no_log_z_that_was_left_out(tmp_path):
     answered = answers.answer(known, Task.MAP, [], until=-math.inf)
     answers.as_text(answered, Format.JSON)
     answers.print_table(answered, Console(file=io.StringIO()))
-    assert not any(isinstance(step, rg.answers.Progress) for step in told)
+    assert not any("populations" in str(step) for step in told)
     assert "log Z" not in answered.status.method
     _ = known.log_partition
-    assert any(isinstance(step, rg.answers.Progress) for step in told)
+    assert any("populations" in str(step) for step in told)
 
 
 def test_evidence_files_and_rows(run, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields
-from rdpgraph._core.progress import Progress, goes_on
+from rdpgraph._core.progress import Progress, goes_on, reporting
 from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Model, Problem
@@ -146,7 +146,8 @@ class RandomizedPruning(Estimator):
         chains: independent ones, swept at once; two or more have an R-hat.
         warm_up: sweeps before the averages begin; default a tenth of `sweeps`.
         seconds: no sweep begins after that many.
-        progress: called with a `Progress` after every sweep.
+        progress: called with a `Progress` after every sweep, and every two seconds in which none
+            ends and a graph is solved.
         resume: a posterior of the same model by randomized pruning, to go on from; its chains,
             selections and averages are taken over, and it is not warmed up again: `selected`,
             `likely`, `chains` and `warm_up` are those of the earlier run.
@@ -184,7 +185,8 @@ class RandomizedPruning(Estimator):
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:
         """Run the sweeps; their averages need no solution of the model."""
-        return averaged(model, self.run(model, solve=solve, generator=generator))
+        with reporting(self.progress, "randomized pruning"):
+            return averaged(model, self.run(model, solve=solve, generator=generator))
 
     @torch.no_grad()
     def run(
