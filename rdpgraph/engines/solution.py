@@ -181,7 +181,7 @@ class Solution(ABC):
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): certain lower and upper bounds on log Z (nats)."""
-        log_z, status = self.log_partition().detach(), self.status()
+        log_z, status = self.log_partition().detach(), self.status_of("log_partition")
         sure = status.exact and not status.biased
         below = sure or status.bound == "lower"
         above = sure or status.bound == "upper"
@@ -276,7 +276,7 @@ class Solution(ABC):
 
     def mode_is_optimal(self) -> Tensor:
         """(B,) whether no configuration is better than the mode, proved."""
-        return torch.full((len(self.mode()),), self.status().exact, device="cpu")
+        return torch.full((len(self.mode()),), self.status_of("mode").exact, device="cpu")
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph.engines.solution import OF_LOG_PARTITION, OF_MODES, Question, Solution, Value
+from rdpgraph.engines.solution import OF_LOG_PARTITION, OF_MODES, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.estimate.estimator import Estimator, Lift, Model, Problem, Setting
 from rdpgraph.estimate.feature_errors import PartitionError, numbered, partition_error
@@ -101,16 +101,22 @@ class SummedOut(Lifted):
         self._require_as_exact(answer)
         return self._plain
 
+    def status_of(self, answer: str) -> Status:
+        """Status of the solution that gives the answer."""
+        return self._in_charge(answer).status_of(answer)
+
     def _require_as_exact(self, answer: str) -> None:
-        """Refuse an approximation where log Z is exact; modes say themselves if they are proved."""
-        if answer in OF_MODES or answer.startswith("marginal_mode"):
-            return
+        """Refuse an approximation where log Z is exact."""
+        if answer in OF_MODES:
+            answer = "mode"
+        elif answer.startswith("marginal_mode"):  # which says itself if it is proved
+            answer = "log_partition"
         exact = self.inner.status_of("log_partition").exact
         if exact and not self._plain.status_of(answer).exact:
             raise BudgetError(
-                "Max-marginals, the entropy and joints of rewritten factors have no shortcut by "
-                "added variables, and the model without these is beyond exact inference; give "
-                "Contraction(...) a larger budget, or Loopy() for an approximation."
+                "Modes, max-marginals, the entropy and joints of rewritten factors have no "
+                "shortcut by added variables, and the model without these is beyond exact "
+                "inference; give Contraction(...) a larger budget, or Loopy() for an approximation."
             )
 
     def variable_marginals(self) -> Tensor:

@@ -296,3 +296,25 @@ def test_evidence_on_a_part_stands_beside_supports_of_the_whole():
     torch.testing.assert_close(found.marginal("x[0]"), exact.marginal("x[0]"))
     error = (found.log_partition - exact.log_partition).abs()
     assert float(error) < 5 * float(found.standard_error)
+
+
+class Doubted(rg.extend.Lifted):
+    """A lift that says its own status alone, of all answers."""
+
+    def status(self):
+        return rg.Status(exact=False, biased=True)
+
+
+@dataclass(frozen=True)
+class Doubting(rg.extend.Estimator):
+    """The model itself, which is not believed."""
+
+    def prepare(self, model, *, solve, generator):
+        return rg.extend.Problem(model, Doubted)
+
+
+def test_a_status_of_ones_own_is_that_of_every_answer():
+    posterior = rg.infer(ring(), estimator=Doubting())
+    for name in ("log_partition", "marginals", "entropy", "max_marginals"):
+        assert not posterior.status_of(name).exact
+    assert float(posterior.standard_error) == math.inf  # of what is not exact nothing is known
