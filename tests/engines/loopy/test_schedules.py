@@ -252,7 +252,8 @@ def test_a_batch_of_mixed_factors_and_of_evidence_is_its_items(name):
     together = loopy(batch, name, damping=0.1)
     for item, (first, second) in enumerate([(0, -1), (-1, 1), (2, 0)]):
         alone = mixed([table[item] for table in tables])
-        single = loopy(alone.condition({"x1": first, "x3": second}), name, damping=0.1)
+        given = {"x1": torch.tensor(first), "x3": torch.tensor(second)}  # -1 is no state alone
+        single = loopy(alone.condition(given), name, damping=0.1)
         same(together.log_partition[item], single.log_partition, 1e-9)
         for variable, marginal in single.marginals().items():
             same(together.marginal(variable)[item], marginal, 1e-9)
