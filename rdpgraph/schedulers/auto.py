@@ -50,6 +50,7 @@ from rdpgraph.schedulers.counting import (
 )
 from rdpgraph.schedulers.loopy import ForMessages, JoinGraph, Loopy, sweep_seconds
 from rdpgraph.schedulers.rows import planned_rows
+from rdpgraph.schedulers.rows_apart import RowsApart
 from rdpgraph.schedulers.scheduler import (
     Planned,
     Scheduler,
@@ -144,7 +145,12 @@ class Auto(Scheduler):
 
     def _generally(self, graph: FactorGraph) -> Callable[[], Solution]:
         """Solver of a graph as no structure, for questions that a structure does not answer."""
-        return partial(solved, partial(self._whole, structures=False), graph)
+        planned = partial(self._whole, structures=False)
+        apart = graph.observed is not None and not any(b.batch_shape for b in graph.blocks)
+        if graph.batch_shape and apart:
+            memory = budget_of(self.memory, self._exact_seconds).memory_bytes
+            return partial(RowsApart, graph, planned, memory)
+        return partial(solved, planned, graph)
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
         """Circuit of a small graph which is no registered structure, or None."""
