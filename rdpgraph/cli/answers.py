@@ -34,13 +34,16 @@ _BAR = 24  # characters of a probability of one
 OUT_OF_TIME = Status(
     exact=False,
     converged=False,
-    remedy="the time ended before log Z, and how good the answer is, were known: raise --time",
+    remedy="the time ran out before log Z and the quality of the answer were known: raise --time",
 )
 """The status of an answer that is given before its status is known."""
 
 # Why a row has no answer.
 _IMPOSSIBLE = "The evidence has probability zero", "The model has probability zero"
-_NOTHING_KEPT = "Nothing is possible on the states kept; give a larger --keep or more --replicates"
+_NOTHING_KEPT = (
+    "No configuration is possible with the states that were kept; give a larger --keep or more "
+    "--replicates"
+)
 _NOT_FOUND = "No possible configuration was found: raise the time budget"
 
 
@@ -306,7 +309,7 @@ def as_text(answer: Answer, style: Format) -> str:
     if style is Format.JSON:
         return _json(answer)
     if answer.task is not Task.PR and (why := answer.lacking[0]):
-        raise ImpossibleEvidenceError(f"{why}: the uai format cannot say so; use json.")
+        raise ImpossibleEvidenceError(f"{why}: the uai format cannot express this; use json.")
     if answer.task is Task.PR:
         return format_pr(next(iter(answer.log_partition)) / math.log(10))
     if answer.task is Task.MAR:
@@ -331,7 +334,7 @@ def print_table(answer: Answer, console: Console) -> None:
             console.print(why)
         if math.isnan(log_z):
             if not why:
-                console.print("log Z is not known: the time budget was used for the question asked")
+                console.print("log Z is not known: the query used up the time budget")
         else:
             console.print(f"log Z = {_shown(log_z)} nats, log10 Z = {_shown(log_z / math.log(10))}")
         between = _between(answer.bounds, row)
@@ -401,7 +404,7 @@ def worth(answer: Answer) -> str:
     if isinstance(answer.posterior.solution, RestrictedSolution) and not status.exact:
         kind = "estimated on a few states of each variable"
         if answer.task is Task.MAP:
-            kind += ": the best assignment of these, which need not be the best of all"
+            kind += ": the best assignment among these states, which need not be the best of all"
     if status.bound:
         kind += f", log Z {'an' if status.bound == 'upper' else 'a'} {status.bound} bound"
     if status.iterations is None:

@@ -115,9 +115,11 @@ def infer_command(
     limit: Limit = None,
     encoding: Encoding = None,
     damping: Annotated[
-        float | None, typer.Option(help="Share of the old message kept (loopy, join).")
+        float | None, typer.Option(help="Weight of the old message in each update (loopy, join).")
     ] = None,
-    sweeps: Annotated[int | None, typer.Option(help="At most (loopy, join).")] = None,
+    sweeps: Annotated[
+        int | None, typer.Option(help="Limit on the number of sweeps (loopy, join).")
+    ] = None,
     estimator: Annotated[
         EstimatorName, typer.Option(help="The whole model, or a few weighted states of each.")
     ] = EstimatorName.EXACT,
@@ -230,7 +232,7 @@ def infer_command(
             ended = 3 if strict else ended
             warn(f"{model}: not converged. {answered.status.remedy}")
         elif style is Format.UAI and not answered.status.exact:
-            warn(f"{model}: {worth(answered)}, which the format does not say")
+            warn(f"{model}: {worth(answered)}; the uai format cannot express this")
         if lacking := rows_lacking(answered):
             warn(f"{model}: {lacking}")
         if len(models) == 1 and place()[0]:

@@ -243,7 +243,9 @@ def checked_target(target: Path | None, *sources: Path | None) -> None:
         if source is None or not source.is_file() or not target.exists():
             continue
         if os.path.samefile(source, target):
-            raise FileFormatError(f"{target}: this file is read; write to another one.")
+            raise FileFormatError(
+                f"{target}: this file is an input of the command; write to another one."
+            )
     mode = mode_of(target)
     if mode is not None and not stat.S_ISREG(mode):
         if stat.S_ISDIR(mode):
@@ -262,7 +264,9 @@ def checked_picture(target: Path | None, *sources: Path | None, output: Path | N
         checked_suffix(target)
     checked_target(target, *sources)
     if target is not None and output is not None and target.absolute() == output.absolute():
-        raise FileFormatError(f"{target}: this file is already an output; name another one.")
+        raise FileFormatError(
+            f"{target}: this file is already the target of another output; name another one."
+        )
 
 
 def _error(number: int, target: Path) -> OSError:

@@ -119,16 +119,18 @@ Time = Annotated[
     ),
 ]
 Whole = Annotated[
-    float, typer.Option("--time", parser=seconds, metavar="10m", help="When to end, come what may.")
+    float, typer.Option("--time", parser=seconds, metavar="10m", help="Hard limit on the time.")
 ]
 Limit = Annotated[
     float | None,
-    typer.Option("--limit", parser=memory, metavar="2GiB", help="Most text read of a file."),
+    typer.Option(
+        "--limit", parser=memory, metavar="2GiB", help="Limit on the text read from a file."
+    ),
 ]
 Encoding = Annotated[
     str | None,
     typer.Option(
-        "--encoding", metavar="NAME", help="Of the text that is read, where it is not said there."
+        "--encoding", metavar="NAME", help="Encoding of the files read, where they name none."
     ),
 ]
 Style = Annotated[ParseFormat, typer.Option("--format", help="How to write it.")]

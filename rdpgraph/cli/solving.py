@@ -135,9 +135,11 @@ def answered_here(
     if len(models) == 1:
         return [(models[0], output)]
     if evidence is not None:
-        raise typer.BadParameter("--evidence is of one MODEL; several take --set NAME=STATE")
+        raise typer.BadParameter(
+            "--evidence needs a single MODEL; with several, use --set NAME=STATE"
+        )
     if output is None and ranks > 1:
-        raise typer.BadParameter("several processes write to a folder: --output FOLDER")
+        raise typer.BadParameter("several processes need a folder: give --output FOLDER")
     if output is None:
         return [(model, None) for model in models]
     names = [f"{model.name}.{task}" for model in models]
@@ -164,7 +166,9 @@ def place() -> tuple[int, int]:
     """The rank of this process, and the number of processes."""
     rank, ranks = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if not 0 <= rank < ranks:
-        raise typer.BadParameter(f"RANK is from 0 to WORLD_SIZE - 1; got {rank} and {ranks}")
+        raise typer.BadParameter(
+            f"RANK must be from 0 to WORLD_SIZE - 1; got RANK {rank} and WORLD_SIZE {ranks}"
+        )
     return rank, ranks
 
 
@@ -175,8 +179,8 @@ def distributed_posterior(
     simple = isinstance(scheduler, Loopy) and estimator is None
     if not simple or task not in (Task.PR, Task.MAR):
         raise typer.BadParameter(
-            "one MODEL is spread over processes by --method loopy, for --task PR or MAR, without "
-            "--estimator"
+            "several processes can share one MODEL only with --method loopy and --task PR or MAR, "
+            "without --estimator"
         )
     assert isinstance(scheduler, Loopy)
     from rdpgraph.distributed.collectives import group
@@ -192,7 +196,9 @@ def _number(name: str, default: int) -> int:
     try:
         return int(os.environ.get(name, default))
     except ValueError:
-        raise typer.BadParameter(f"{name} is a number; got {os.environ[name]!r}") from None
+        raise typer.BadParameter(
+            f"{name} must be a whole number; got {os.environ[name]!r}"
+        ) from None
 
 
 @contextmanager

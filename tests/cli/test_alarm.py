@@ -86,7 +86,7 @@ def test_an_answer_is_given_without_what_the_time_left_out(task, run, monkeypatc
     rung(monkeypatch, "log_partition")
     code, out, err = run(*asked)
     assert code == 0
-    assert "not converged. the time ended before log Z, and how good the answer is" in err
+    assert "not converged. the time ran out before log Z and the quality of the answer" in err
     body = json.loads(out)
     assert (body["exact"], body["converged"], body["log_partition"]) == (False, False, None)
     if task == "MAR":
@@ -104,7 +104,7 @@ def test_an_answer_is_given_without_what_the_time_left_out(task, run, monkeypatc
 
 def test_an_answer_is_given_where_log_z_does_not_fit(run, monkeypatch):
     def refuse(_):
-        raise BudgetError("Exact inference would take 1e+03 s, more than was predicted.")
+        raise BudgetError("Exact inference would take 1e+03 s, longer than predicted.")
 
     monkeypatch.setattr(rg.Posterior, "log_partition", property(refuse))
     code, out, err = run("infer", ASIA, "--task", "MAP", "--json")

@@ -243,7 +243,7 @@ def test_a_model_without_variables_is_a_constant(run, tmp_path, name, text, log_
         assert run("infer", model, "--task", task)[0] == 0
     for target in ("m.bif", "m.xmlbif", "m.xdsl", "m.cnf"):  # they could not be read again
         code, _, err = run("convert", model, tmp_path / target)
-        assert (code, "holds a variable at least. Write a .uai file" in err) == (1, True)
+        assert (code, "needs at least one variable. Write a .uai file" in err) == (1, True)
         assert not (tmp_path / target).exists()
     assert run("sample", model) == (1, "", f"Error: {model}: the model has no variable to draw.\n")
 
@@ -827,7 +827,7 @@ def test_a_process_that_is_none_of_the_group_is_refused(run, monkeypatch, tmp_pa
     for models in ((ASIA,), (ASIA, tmp_path / "other.bif")):
         code, out, said = run("infer", *models, "--output", tmp_path / "out")
         assert (code, out) == (2, "")
-        assert "RANK is" in said
+        assert "RANK must be" in said
     assert not (tmp_path / "out").exists()
 
 

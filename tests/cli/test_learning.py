@@ -170,7 +170,7 @@ def test_outputs_are_refused_before_anything_is_read(run, data, tmp_path):
     model = tmp_path / "asia.bif"
     model.write_bytes(Path(ASIA).read_bytes())
     for command in (("fit", model, data, "-o", model), ("sample", model, "--output", model)):
-        refused = f"Error: {model}: this file is read; write to another one."
+        refused = f"Error: {model}: this file is an input of the command; write to another one."
         assert run(*command) == (1, "", f"{refused}\n")
     assert run("fit", ASIA, data, "-o", tmp_path / "fitted.txt")[0] == 1
     assert run("fit", ASIA, tmp_path / "none.csv", "-o", tmp_path / "f.bif")[0] == 1

@@ -98,7 +98,11 @@ def test_files_and_pictures(parse, tmp_path):
         ([LONG, "--draw", "tree.xyz"], 1, "picture"),
         ([LONG, "--task", "logz", "--draw", "tree.png"], 2, "trees"),
         ([LONG, "--count", "5"], 2, "--task sample"),
-        ([LONG, "--draw", "tree.png", "--output", "tree.png"], 1, "already an output"),
+        (
+            [LONG, "--draw", "tree.png", "--output", "tree.png"],
+            1,
+            "already the target of another output",
+        ),
         ([LONG, "--task", "sample", "--count", "0"], 2, "count"),
         ([LONG, "--task", "sample", "--count", "9" * 20], 2, "count"),
         ([LONG, "--task", "sample", "--count", "1000", "--memory", "1MB"], 1, "1,000 trees"),
