@@ -152,7 +152,7 @@ class _Blocks:
         if known is None:
             text.fail(at, f"the type of variable {shown}")
         if not name:
-            text.fail(named.start(), "a variable; its name is empty")
+            text.fail(named.start(), "a variable with a name that is not empty")
         if self._names.add_bytes(name) < len(self._sizes):
             text.fail(named.start(), "a variable that is not declared yet")
         self._list_of.append(known[0])
@@ -193,7 +193,7 @@ class _Blocks:
         """The variables, and the scope of every variable's block, in the file's order."""
         source, names = self._text.source, self._names
         if not self._sizes:
-            fail(source, "expected a variable; the file declares none.")
+            fail(source, "expected at least one variable; the file declares none.")
         spans = np.frombuffer(self._spans, np.int64).reshape(-1, 3)
         starts, members, defined = array("q", [0]), array("i"), bytearray(len(names))
         for at in range(0, len(spans), tuning.HEADERS):

@@ -75,7 +75,7 @@ def parse_rows(data: Bytes, domain: Domain, *, source: str) -> dict[str, Tensor]
         if column.get(str(MISSING)) == MISSING:
             warn_once(
                 f"{source}: -1 is no state of {column.name!r}, and is read as a missing value; "
-                "leave the field empty."
+                "leave the field empty where a value is missing."
             )
     if not count:
         fail(source, "there are no rows below the names of the columns.")

@@ -57,11 +57,11 @@ def parse_detectors(text: str, *, source: str = "A detector error model") -> Det
                 for _ in range(int(rest[0])):
                     shift = run(at, end, shift)
                     if len(columns) > _MOST:
-                        raise refused(number, f"at most {_MOST:,} errors are read")
+                        raise refused(number, f"expected at most {_MOST:,} errors in all")
                 at = end + 1
             elif name == "shift_detectors":
                 if rest and not rest[0].isdigit():
-                    raise refused(number, "a number of detectors is wanted")
+                    raise refused(number, "expected a number of detectors")
                 shift += int(rest[0]) if rest else 0
             elif name in ("error", "detector", "logical_observable"):
                 targets = {"D": list[int](), "L": list[int]()}
@@ -81,7 +81,7 @@ def parse_detectors(text: str, *, source: str = "A detector error model") -> Det
                     columns.append((targets["D"], targets["L"]))
                     rates.append(rate(number, parts["args"]))
             else:
-                raise refused(number, "error, detector, shift_detectors or repeat is wanted")
+                raise refused(number, "expected error, detector, shift_detectors or repeat")
         return shift
 
     def rate(number: int, args: str | None) -> float:
@@ -114,7 +114,9 @@ def parse_alist(text: str, *, source: str = "An alist") -> tuple[list[list[int]]
     try:
         numbers = [int(word) for word in text.split()]
     except ValueError:
-        raise FileFormatError(f"{source} is no alist: that is of whole numbers alone.") from None
+        raise FileFormatError(
+            f"{source} is not an alist file: expected whole numbers only."
+        ) from None
     bits, checks, most = (*numbers[:3], 0, 0, 0)[:3]
     first = 4 + bits + checks
     rows = [numbers[first + most * bit : first + most * (bit + 1)] for bit in range(max(bits, 0))]
@@ -122,13 +124,13 @@ def parse_alist(text: str, *, source: str = "An alist") -> tuple[list[list[int]]
     sound = len(numbers) >= first + most * bits and min(bits, checks, most) > 0
     if not sound or any(not 0 <= check <= checks for row in rows for check in row):
         raise FileFormatError(
-            f"{source} is no alist: bits, checks, two largest degrees, all degrees, and the checks "
-            "of each bit, padded with 0, are wanted."
+            f"{source} is not an alist file: expected the numbers of bits and checks, the two "
+            "largest degrees, all degrees, and the checks of each bit, padded with 0."
         )
     columns = [[check - 1 for check in row if check] for row in rows]
     if [len(row) for row in columns] != degrees:
         raise FileFormatError(
-            f"{source} is no alist: a bit has another number of checks than it says."
+            f"{source} is not an alist file: a bit lists another number of checks than its degree."
         )
     return columns, checks
 

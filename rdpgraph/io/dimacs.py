@@ -53,9 +53,9 @@ def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64
         place = f"{source}, line {number}"
         if words[:2] == ["c", "p"] and words[2:3] in (["weight"], ["show"]):
             if words[-1] != "0":
-                fail(place, "expected 0 at the end.")
+                fail(place, f"expected 0 at the end of the line; got {shown(words[-1])}.")
             if words[3:] == ["0"]:
-                fail(place, "expected a variable at least.")
+                fail(place, f"expected at least one variable after c p {words[2]}; got none.")
             if words[2] == "show":
                 shown_variables.update(abs(x) for x in _literals(words[3:-1], count, place))
                 continue
@@ -86,7 +86,7 @@ def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64
     if count < 0:
         fail(source, "expected a line p cnf VARIABLES CLAUSES; there is none.")
     if clause or len(clauses) != announced:
-        ended = " and one that no 0 ends" if clause else ""
+        ended = ", and one more that does not end in 0" if clause else ""
         fail(source, f"expected {announced:,} clauses; got {len(clauses):,}{ended}.")
     lacking = next((x for x in weights if -x not in weights), None)
     if lacking is not None:
@@ -161,7 +161,7 @@ def _graph(
         blocks.append(Block(scopes, Table.checked(values), (len(numbers),), None, declared))
     names = CompactVariables(Decimals(range(1, count + 1)), np.full(count, 2, np.int64))
     if not blocks and not count:
-        fail(source, "expected a variable at least.")
+        fail(source, "expected at least one variable; the file declares none.")
     blocks = blocks or [no_factors(dtype)]
     return FactorGraph.from_blocks(Domain(names.made()), blocks)
 
@@ -214,7 +214,7 @@ def format_dimacs(graph: FactorGraph) -> str:
         UnsupportedError: evidence, batches, variables of other sizes, or values that are no clause.
     """
     if not graph.num_variables:
-        raise UnsupportedError("A DIMACS file holds a variable at least. Write a .uai file.")
+        raise UnsupportedError("A DIMACS file needs at least one variable. Write a .uai file.")
     clauses, count, weights, weighted = clauses_of(graph)
     head = [f"p cnf {count} {len(clauses)}"]
     if count > graph.num_variables:
@@ -238,7 +238,9 @@ def clauses_of(graph: FactorGraph) -> tuple[list[tuple[int, ...]], int, Tensor, 
     sizes = graph.domain.sizes
     if bool((sizes != 2).any()):
         name = graph.domain.variable(int((sizes != 2).nonzero()[0])).name
-        raise UnsupportedError(f"DIMACS has variables of two states; {name!r} has others.")
+        raise UnsupportedError(
+            f"DIMACS needs variables of two states; {name!r} has another number of them."
+        )
     clauses, count = list[tuple[int, ...]](), graph.num_variables
     weights = torch.zeros(graph.num_variables, 2, dtype=torch.float64)
     weighted = torch.zeros(graph.num_variables, dtype=torch.bool)
@@ -264,8 +266,8 @@ def clauses_of(graph: FactorGraph) -> tuple[list[tuple[int, ...]], int, Tensor, 
                 clauses.append(tuple(-v - 1 if s else v + 1 for v, s in pairs))
                 if len(clauses) > _MOST_CLAUSES:
                     raise UnsupportedError(
-                        "DIMACS takes a clause for each impossible configuration: here more than "
-                        f"{_MOST_CLAUSES:,}. Write a UAI file."
+                        "DIMACS needs a clause for each impossible configuration, and this graph "
+                        f"has more than {_MOST_CLAUSES:,} of these. Write a UAI file."
                     )
         elif len(numbers) == 1:
             weights[numbers[0]] += values
@@ -273,8 +275,8 @@ def clauses_of(graph: FactorGraph) -> tuple[list[tuple[int, ...]], int, Tensor, 
         else:
             names = [graph.domain.variable(number).name for number in numbers]
             raise UnsupportedError(
-                f"DIMACS has weights of one variable each; the factor over {names} has other "
-                "values than 1 and 0. UAI files hold it."
+                "DIMACS has weights of single variables only; the factor over "
+                f"{names} has values other than 1 and 0. Write a UAI file."
             )
     return clauses, count, weights, weighted
 

@@ -202,7 +202,9 @@ def text_of(path: PathLike) -> Callable[[FactorGraph], str]:
     if known is not None and known.text is not None:
         return known.text
     names = " or ".join(FORMATS.suffixes)
-    raise UnsupportedError(f"{source}: a model is written to a name in {names} (then .gz).")
+    raise UnsupportedError(
+        f"{source}: the name of a model file must end in {names}, or in one of these and .gz."
+    )
 
 
 def _first_word(data: Bytes) -> str:

@@ -104,7 +104,7 @@ def conditional_tables(graph: FactorGraph) -> list[Scoped]:
     """The factors P(x | parents) over (*parents, x), for each x in order; refuses other graphs."""
     refuse_several(graph)
     if not graph.num_variables:
-        raise UnsupportedError("A file of a network holds a variable at least. Write a .uai file.")
+        raise UnsupportedError("A network file needs at least one variable. Write a .uai file.")
     try:
         network = Network.read(graph.domain, graph.blocks)
     except UnsupportedError as error:

@@ -93,7 +93,7 @@ class Source:
         until = monotonic() + self._wait
         while True:
             if self._waits and not _is_ready(self._file, select.POLLIN, until):
-                message = f"nothing came for {self._wait:g} seconds (is anything writing?)"
+                message = f"no data arrived for {self._wait:g} seconds (is a process writing?)"
                 raise TimeoutError(errno.ETIMEDOUT, message, self._name)
             try:
                 return os.read(self._file, most)
@@ -105,7 +105,9 @@ class Source:
 
 def pour(path: str | os.PathLike[str], data: bytes, wait: float = WAIT) -> None:
     """Write into a pipe or a terminal; TimeoutError where nobody reads for ``wait`` seconds."""
-    late = TimeoutError(errno.ETIMEDOUT, f"nobody read for {wait:g} seconds", str(path))
+    late = TimeoutError(
+        errno.ETIMEDOUT, f"no process read from this pipe for {wait:g} seconds", str(path)
+    )
     until, left, file = monotonic() + wait, memoryview(data), -1
     while file < 0:
         try:  # a blocking open could wait for a reader forever
@@ -228,8 +230,8 @@ class _Recoded:
             except LookupError:
                 fail(
                     source,
-                    f"it says that its encoding is {shown(self._encoding)}, which Python does not "
-                    "know; name it otherwise (`encoding`, or --encoding cp1252).",
+                    f"the file declares the encoding {shown(self._encoding)}, which Python does "
+                    "not know; name a known one (`encoding`, or --encoding cp1252).",
                 )
 
     def read(self, most: int) -> bytes:
@@ -428,7 +430,9 @@ def downloaded(folder: PathLike) -> PathLike:
     try:
         return importlib.import_module("huggingface_hub").snapshot_download(str(folder))
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"{folder}: no folder, nor on the hub: {_line(error)}") from None
+        raise FileFormatError(
+            f"{folder}: neither a folder nor a model on the hub: {_line(error)}"
+        ) from None
 
 
 def upload(
@@ -448,7 +452,7 @@ def upload(
             made = api.create_repo(name, private=private, exist_ok=True)
             sent = api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=note)
         except (OSError, ValueError) as error:  # no token or access, or no name of a repository
-            raise UnsupportedError(f"{name}: the hub took no model: {_line(error)}") from None
+            raise UnsupportedError(f"{name}: the hub refused the model: {_line(error)}") from None
     return str(sent.commit_url)
 
 

@@ -59,14 +59,16 @@ def _refuse_decision(source: str, name: str, kind: str, chance: str) -> NoReturn
         if kind == "decision"
         else "leave it out, and take expectations of it under the marginals"
     )
-    fail(source, f"{shown(name)} is a {kind}, and models here are of chance alone: {way}.")
+    fail(source, f"expected nodes of chance only; {shown(name)} is a {kind} node: {way}.")
 
 
 def xml_root(text: str | Bytes, source: str, tag: str) -> ElementTree.Element:
     """The root of an XML text with this tag; refuses declarations of entities."""
     text = decoded(text)
     if "<!ENTITY" in text:
-        fail(source, "expected no declarations of entities; got some.")
+        fail(
+            source, "expected no <!ENTITY> declarations; got one: write the text out in its place."
+        )
     try:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError) as error:
@@ -94,7 +96,10 @@ def network_of(
     states: dict[str, tuple[str, ...]] = {}
     for name, outcomes in variables:
         if name in states or not outcomes or len(set(outcomes)) < len(outcomes):
-            fail(source, f"expected variables that differ, of states that do; got {shown(name)}.")
+            fail(
+                source,
+                f"expected distinct variables with one or more distinct states; got {shown(name)}.",
+            )
         states[name] = outcomes
     scopes: dict[str, tuple[str, ...]] = {}
     tables: list[tuple[tuple[str, ...], torch.Tensor]] = []
@@ -192,7 +197,11 @@ def parse_xdsl(
     root = xml_root(text, source, "smile")
     nodes = root.find("nodes")
     if nodes is None or len(root.findall("nodes")) > 1 or root.find("dynamic") is not None:
-        fail(source, "expected smile with one list of nodes, and nothing dynamic; got another.")
+        fail(
+            source,
+            "expected <smile> with one <nodes> element and no <dynamic> element; got another "
+            "number of them.",
+        )
     states = {
         _id(source, node): tuple(_id(source, s) for s in node.iter("state")) for node in nodes
     }
@@ -274,8 +283,8 @@ def _noisy_max(
         if bool((part[-1, :-1] > 0).any()):
             fail(
                 source,
-                f"expected the weakest state of parent {place} of noisymax {shown(name)} to cause "
-                "its last state alone.",
+                f"expected the weakest state of parent {place} of noisymax {shown(name)} to give "
+                "its last state probability one.",
             )
         by_state = torch.empty_like(part)
         by_state[torch.tensor([int(state) for state in strengths])] = part

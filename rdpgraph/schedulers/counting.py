@@ -88,7 +88,7 @@ class Counting(Scheduler):
         hard, joint = _constraints(network)
         why = (
             "a model counter and a circuit, as asked for, in a time that is not predicted: "
-            f"{hard:,} of {joint:,} factors are constraints alone"
+            f"{hard:,} of {joint:,} factors are pure constraints"
         )
         plan = asked_plan("counting", why, network, budget)
         allowance = Allowance(self.seconds, shared=False)
@@ -136,13 +136,13 @@ def counting_of(network: Network, memory: float) -> tuple[str, CountOf | None]:
     trained = any(group.log_tables.requires_grad for group in network.groups)
     if trained or hard < effort.COUNTS_CONSTRAINTS * max(joint, 1):
         return "", None
-    why = f"{hard:,} of {joint:,} factors are constraints alone"
+    why = f"{hard:,} of {joint:,} factors are pure constraints"
     if network.batch > 1:
-        known = f"first asked of one circuit for all rows, as {why}"
+        known = f"computed from one circuit for all rows where possible, because {why}"
         return (known, partial(_counted, network, memory)) if _compiler() else ("", None)
     if not has_counter():
-        return f"estimated; pip install 'rdpgraph[counting]' to count it, as {why}", None
-    return f"counted first, as {why}", partial(_counted, network, memory)
+        return f"estimated; pip install 'rdpgraph[counting]' to count it, because {why}", None
+    return f"counted where possible, because {why}", partial(_counted, network, memory)
 
 
 def _counted(network: Network, memory: float, seconds: float) -> CountedSolution:
@@ -185,7 +185,9 @@ def _constraints(network: Network) -> tuple[int, int]:
 
 def _unread(_: object, /, *, source: str, **__: object) -> FactorGraph:
     """Refuse circuits, which are written alone."""
-    raise UnsupportedError(f"{source}: circuits are written, not read; read the clauses (.cnf).")
+    raise UnsupportedError(
+        f"{source}: circuits can be written but not read; read the clauses (.cnf)."
+    )
 
 
 def _nnf_of(graph: FactorGraph) -> str:
@@ -197,7 +199,10 @@ def _nnf_of(graph: FactorGraph) -> str:
     """
     compiler, limits = _compiler(), Counting()
     if compiler is None:
-        raise UnsupportedError("A circuit needs the compiled library, which is not to be had here.")
+        raise UnsupportedError(
+            "A circuit needs the compiled library, which is not available here: install a C++ "
+            "compiler."
+        )
     memory = budget_of(limits.memory, limits.seconds).memory_bytes
     clauses, count, *_ = clauses_of(graph)
     hidden = count - graph.num_variables

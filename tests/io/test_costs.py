@@ -267,11 +267,11 @@ def test_a_noisy_gate_of_many_parents_is_refused_before_its_table_is_made():
 
 @pytest.mark.parametrize("kind", ["decision", "utility", "Decision"])
 def test_decisions_and_utilities_are_no_chance(kind):
-    with pytest.raises(FileFormatError, match=f"'c' is a {kind.lower()}, and models here are of"):
+    with pytest.raises(FileFormatError, match=f"nodes of chance only; 'c' is a {kind.lower()}"):
         parse_xmlbif(XML.replace('"nature"><NAME>c', f'"{kind}"><NAME>c'))
     parse_xmlbif(XML.replace('"nature"', '"Nature"').replace(' TYPE="nature"', ""))
     if kind.islower():
-        with pytest.raises(FileFormatError, match=f"'rain' is a {kind}, and models here are of"):
+        with pytest.raises(FileFormatError, match=f"nodes of chance only; 'rain' is a {kind}"):
             parse_xdsl(XDSL.replace("cpt id=\"rain\"", f"{kind} id=\"rain\"").replace(
                 "0.75 0.25</probabilities></cpt>", f"0.75 0.25</probabilities></{kind}>"
             ))  # fmt: skip

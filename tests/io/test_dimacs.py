@@ -84,7 +84,7 @@ def test_clauses_over_several_lines_and_fractions_are_read() -> None:
         ("p cnf 2 1\n1 3 0", "line 2: expected literals of the variables 1 to 2; got '3'"),
         ("p cnf 2 1\nx1 2 0", "line 2: expected a literal; got 'x1'"),
         ("p cnf 2 2\n1 2 0", "expected 2 clauses; got 1"),
-        ("p cnf 2 1\n1 2", "got 0 and one that no 0 ends"),
+        ("p cnf 2 1\n1 2", "got 0, and one more that does not end in 0"),
         ("p cnf 99999999 0", "at most 1,048,576 variables"),
         (
             "p cnf 2 0\nc p weight 1 -3 0",
@@ -93,7 +93,7 @@ def test_clauses_over_several_lines_and_fractions_are_read() -> None:
         ("p cnf 2 0\nc p weight 1 0.5 0", "expected a weight for -1 too"),
         ("p cnf 2 0\nc p weight 1 0.5", "line 2: expected 0 at the end"),
         ("c nothing", "there is none"),
-        ("p cnf 2 0\nc p show 0", "line 2: expected a variable at least"),
+        ("p cnf 2 0\nc p show 0", "line 2: expected at least one variable"),
         (
             "p cnf 2 0\nc p show 1 0\nc p weight 2 3 0\nc p weight -2 1 0",
             "weights of the variables in c p show; 2 has one",
@@ -116,7 +116,7 @@ def test_other_models_are_not_written() -> None:
     soft = rg.FactorGraph([rg.Factor((x, rg.Variable("z", 2)), rg.Table(torch.ones(2, 2)))])
     with pytest.raises(UnsupportedError, match=r"factor over \['x', 'z'\]"):
         format_dimacs(soft)
-    with pytest.raises(UnsupportedError, match="'y' has others"):
+    with pytest.raises(UnsupportedError, match="'y' has another number"):
         format_dimacs(rg.FactorGraph([rg.Factor((y,), rg.Table(torch.zeros(3)))]))
 
 

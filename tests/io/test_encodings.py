@@ -81,7 +81,11 @@ def test_a_byte_order_mark_is_no_part_of_numbers(tmp_path):
         (BIF.encode("utf-16-le"), None, r"control character '\\x00'. If it is UTF-16, say so"),
         (BIF.encode("latin-1"), "utf-8", "expected text in utf-8; got the byte 0xf6"),
         (BIF.encode("utf-16")[:-1], None, "expected text in utf-16; got the byte 0x"),
-        (XML.format("x-foo").encode(), None, "its encoding is 'x-foo', which Python does not know"),
+        (
+            XML.format("x-foo").encode(),
+            None,
+            "the file declares the encoding 'x-foo', which Python does not know",
+        ),
     ],
 )
 def test_what_cannot_be_decoded_says_so(tmp_path, data, encoding, message):

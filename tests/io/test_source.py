@@ -24,7 +24,7 @@ def pipe(tmp_path):
 
 
 def test_a_pipe_without_a_writer_is_not_waited_for(pipe):
-    with pytest.raises(TimeoutError, match=r"nothing came for 0\.05 seconds") as caught:
+    with pytest.raises(TimeoutError, match=r"no data arrived for 0\.05 seconds") as caught:
         read_text(pipe, wait=0.05)
     assert caught.value.filename == str(pipe)
 
@@ -55,7 +55,9 @@ def test_a_pipe_is_read_as_it_comes(pipe, pack, most):
 
 
 def test_a_pipe_without_a_reader_is_not_waited_for(pipe):
-    with pytest.raises(TimeoutError, match=r"nobody read for 0\.05 seconds") as caught:
+    with pytest.raises(
+        TimeoutError, match=r"no process read from this pipe for 0\.05 seconds"
+    ) as caught:
         write_text_atomically(pipe, UAI, wait=0.05)
     assert caught.value.filename == str(pipe)
 

@@ -313,7 +313,9 @@ def test_a_name_that_is_no_folder_is_asked_of_the_hub(tmp_path, monkeypatch):
         raise OSError(f"no {name}:\ntwo lines")
 
     monkeypatch.setattr(hub, "snapshot_download", absent)
-    with pytest.raises(rg.errors.FileFormatError, match="nor on the hub: no us/else: two lines"):
+    with pytest.raises(
+        rg.errors.FileFormatError, match="nor a model on the hub: no us/else: two lines"
+    ):
         HMM.from_pretrained("us/else")
 
 
