@@ -119,8 +119,9 @@ def infer(
             planned = partial(_under(estimator, model), planned)
         elif problem.model is not model:
             raise ModelError(
-                f"{type(estimator).__name__}.prepare gave another model and no lift: give "
-                "Problem(model, lift), which says how its solution speaks of the model declared."
+                f"{type(estimator).__name__}.prepare returned another model without a lift. "
+                "Return Problem(model, lift), where lift turns its solution into one of the "
+                "declared model."
             )
     if isinstance(model, Structure):
         return StructuredPosterior(planned, solution, model, structured)
@@ -209,7 +210,9 @@ def _estimated(
     passes = "the factor graph has no cycles: two passes are exact"
     how = plan.why.replace(passes, "two passes over a graph without cycles")
     how = how.replace("exact, in", "solved in")
-    why = f"by the estimator {name}{counts}; width, work and time are of the model that {name} made"
+    why = (
+        f"by the estimator {name}{counts}; width, work and time describe the model that {name} made"
+    )
     return replace(
         plan, why=f"{why}: {how}", num_variables=declared[0], num_factors=declared[1],
         num_components=0, dropped_states=0,
@@ -225,9 +228,9 @@ def _checked(model: object) -> FactorGraph:
     require_room_for_states(model)
     if any(part._version != version for block in model.blocks for part, version in block.copied):
         raise ModelError(
-            "A table was changed in place, as by an optimizer, after the graph took a copy of it "
-            "with others of its shape: declare the graph again in each step, or put the tables "
-            "into one FactorBlock."
+            "A table was changed in place, as by an optimizer, after the graph had copied it "
+            "together with others of its shape. Declare the graph anew in each step, or put the "
+            "tables into one FactorBlock."
         )
     return model
 

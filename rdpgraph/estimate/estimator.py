@@ -138,8 +138,8 @@ def sites_of(model: Model, generator: torch.Generator | None = None) -> tuple[Si
     offered = model.sites()
     if offered is None and model.site_places() is not None:
         raise ModelError(
-            f"{type(model).__name__} has configurations here that use a site twice, on whose "
-            "states no estimate of Z would be unbiased; leave the estimator out."
+            f"Some configurations of this {type(model).__name__} use a site twice, and then no "
+            "estimate of Z from kept states is unbiased; leave the estimator out."
         )
     if offered is None:
         raise ModelError(

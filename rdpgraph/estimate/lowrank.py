@@ -114,9 +114,9 @@ class SummedOut(Lifted):
         exact = self.inner.status_of("log_partition").exact
         if exact and not self._plain.status_of(answer).exact:
             raise BudgetError(
-                "Modes, max-marginals, the entropy and joints of rewritten factors have no "
-                "shortcut by added variables, and the model without these is beyond exact "
-                "inference; give Contraction(...) a larger budget, or Loopy() for an approximation."
+                "Modes, max-marginals, the entropy and joints of low-rank factors need the model "
+                "with its full tables, which is beyond exact inference; give Contraction(...) a "
+                "larger budget, or use Loopy() for an approximation."
             )
 
     def variable_marginals(self) -> Tensor:
@@ -320,9 +320,9 @@ class LowRankFactors(Estimator):
             if self.shared:
                 raise
             raise ModelError(
-                f"LowRankFactors draws a map for each factor, and {type(model).__name__} takes one "
-                "LowRank for all; with LowRankFactors(..., shared=True) it has that, and Z is "
-                "biased."
+                f"LowRankFactors draws a random map for each factor, but {type(model).__name__} "
+                "takes a single LowRank for all. Use LowRankFactors(..., shared=True), with which "
+                "Z is biased."
             ) from None
 
     def _low_rank(
@@ -420,8 +420,8 @@ def _require_ranks(setting: Setting, features: int | None) -> None:
     worst = model.blocks[max(whole, key=whole.__getitem__)]
     names = [model.domain.variable(number).name for number in worst.scopes[0].tolist()]
     raise ModelError(
-        f"LowRankPilot solves a model of low rank, and the factor over {names!r:.80} of shape "
-        f"{worst.sizes} has no ranks, as LowRank and Bilinear have: {remedy}."
+        f"LowRankPilot needs large factors to be LowRank or Bilinear, and the factor over "
+        f"{names!r:.80} of shape {worst.sizes} is neither: {remedy}."
     )
 
 

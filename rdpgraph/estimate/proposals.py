@@ -44,8 +44,8 @@ class Proposal:
             ModelError: this proposal has `scores_of` of all sites together.
         """
         raise ModelError(
-            f"{type(self).__name__} has no scores of some sites alone: ask for scores_of(setting), "
-            "or give it log_scores(sites)."
+            f"{type(self).__name__} cannot score a subset of the sites: call scores_of(setting), "
+            "or implement log_scores(sites)."
         )
 
     def scores_of(self, setting: Setting) -> Scores:

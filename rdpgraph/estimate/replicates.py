@@ -87,8 +87,8 @@ class Replicates:
         """Raise `UnsupportedError` for draws of equal weights, which estimate no Z."""
         if self.equal:
             raise UnsupportedError(
-                "An average of dependent draws with equal weights has no log Z, and nothing that "
-                "needs one; its marginals, samples and modes are answered."
+                "An average of dependent draws with equal weights has no log Z, and no answer that "
+                "needs log Z; ask for marginals, samples or modes."
             )
 
     @property
@@ -187,26 +187,32 @@ class Replicates:
         logs, size = self.log_partitions.detach(), float(self.effective_sample_size.amin())
         if not bool(self.possible.any(0).all()):
             return (
-                "no replicate has a possible configuration, so that the kept states of neighbours "
-                "cannot be joined: keep more states, or take Exact()"
+                "no replicate has a possible configuration, because no states kept of "
+                "neighbouring variables are possible together: keep more states, or use Exact()"
             )
         # The error of messages that iterate is unknown, whatever the replicates show.
         if messages:
             return ""
         if bool((self._beyond > 0).any()):
             return (
-                "states that different replicates keep have more mass together than the estimate, "
-                "or all states another: keep more states, or take Exact()"
+                "the states kept by all replicates together have more mass than the estimate, or "
+                "all states have a different mass: keep more states, or use Exact()"
             )
         if self.count < _FEW:
             return (
-                f"{self.count} of {_FEW} replicates that an error is known by: replicates=16, and "
-                "interval() for the error by Student's t"
+                f"only {self.count} of the recommended {_FEW} replicates, so that the error is "
+                "uncertain: use replicates=16, or interval(), which accounts for it"
             )
         if not bool(is_worth_enough(logs).all()):
-            return f"{self.count} replicates are worth {size:.2g}: keep more states"
+            return (
+                f"{self.count} replicates are worth only {size:.2g} of equal weight: keep more "
+                "states"
+            )
         if error == math.inf:
-            return "replicates that do not differ show no error: keep more states, or take Exact()"
+            return (
+                "all replicates are equal, so that they cannot show an error: keep more states, or "
+                "use Exact()"
+            )
         return self._doubt_of_kept() if self.joined is not None else ""
 
     def _doubt_of_kept(self) -> str:
@@ -216,16 +222,16 @@ class Replicates:
         if least is not None and bool((least > _APART * mean_error(logs)).any()):
             return (
                 "the states of several replicates together give another estimate than the mean of "
-                "the replicates: keep more states, or take Exact()"
+                "the replicates: keep more states, or use Exact()"
             )
         # The deviation is NaN where a replicate is impossible.
         if not bool((logs.std(0) <= _ALIKE).all()):
-            return "some replicates miss most of Z: keep more states, or take Exact()"
+            return "some replicates miss most of Z: keep more states, or use Exact()"
         sure = self.bounds is not None and bool((self.bounds[0] == self.bounds[1]).all())
         if not sure and bool((self._error < _TINY).any()):
             return (
-                "replicates that hardly differ do not show what all of them miss: keep more "
-                "states, or take Exact()"
+                "the replicates hardly differ, so that they cannot show what all of them miss: "
+                "keep more states, or use Exact()"
             )
         return ""
 
@@ -352,7 +358,8 @@ class Averaged(Solution):
 
 def _no_average(answer: str) -> UnsupportedError:
     return UnsupportedError(
-        f"Replicates of a rewritten model together have no {answer}; take replicates=1, or Exact()."
+        f"Several replicates of a rewritten model cannot be combined to give {answer}; use "
+        "replicates=1, or Exact()."
     )
 
 

@@ -326,8 +326,8 @@ class RestrictedSolution(Solution):
         if not bool(possible.any(0).all()):
             items = items_named(~possible.any(0))
             raise ImpossibleEvidenceError(
-                "There are no samples and no mode: on the states kept no configuration is possible "
-                f"in {items}; keep more of them, or change the model."
+                "There are no samples and no mode: no configuration is possible with the states "
+                f"that were kept in {items}; keep more states, or change the model."
             )
         each = torch.arange(len(possible), device=possible.device).unsqueeze(-1)
         source = torch.where(possible, each, possible.long().argmax(0))

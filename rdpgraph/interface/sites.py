@@ -127,8 +127,8 @@ class Sites:
             return self.means(landmarks, self.generator)
         if self.graph is None:
             raise ModelError(
-                "These sites say nothing of their factors to proposals, which the default asks "
-                "for; use Local() or Uniform(), or give Sites(..., means=...)."
+                "The default proposal needs the factors around each site, and these sites do not "
+                "give them; use Local() or Uniform(), or give Sites(..., means=...)."
             )
         return self._gathered(
             (near.rows, self._mean_value(near, landmarks)) for near in self.neighbours()

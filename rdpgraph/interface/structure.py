@@ -137,8 +137,8 @@ class Structure(Opaque, ABC):
             UnsupportedError: this structure has no general form.
         """
         raise UnsupportedError(
-            f"{type(self).__name__} is not given as a factor graph, and so is declared and not "
-            "found in one; ask the structure itself."
+            f"{type(self).__name__} has no factor graph; ask the structure itself, as in "
+            "infer(structure)."
         )
 
     def score(self, states: Tensor, /) -> Tensor:

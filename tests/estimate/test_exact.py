@@ -49,5 +49,5 @@ def test_an_approximation_is_never_passed_off_as_exact():
     assert kept.status.biased
     table = model.blocks[0].select().table(2)
     assert torch.allclose(kept.log_partition, table.reshape(3, 2)[:2].flatten().logsumexp(0))
-    with pytest.raises(rg.errors.ModelError, match="gave another model and no lift"):
+    with pytest.raises(rg.errors.ModelError, match="returned another model without a lift"):
         rg.infer(model, estimator=Unsaid())

@@ -319,5 +319,5 @@ def test_chains_without_a_possible_first_state_are_answered():
 
 def test_what_is_declared_and_not_found_says_so():
     grid = rg.Bitext(torch.zeros(2, 2, 2, 2, 1))
-    with pytest.raises(rg.errors.UnsupportedError, match="declared and not found"):
+    with pytest.raises(rg.errors.UnsupportedError, match="has no factor graph"):
         grid.factor_graph()

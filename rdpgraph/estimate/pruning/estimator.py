@@ -204,8 +204,8 @@ class RandomizedPruning(Estimator):
             run, warm = sweeps_of(self.resume).run, 0
             if run.sampler.masks.model is not model:
                 raise ModelError(
-                    "RandomizedPruning resumes a posterior of the same model object; this one is "
-                    "of another: give infer the model of that posterior."
+                    "RandomizedPruning(resume=posterior) needs the model object of that posterior; "
+                    "got another one: give infer the model that it was made from."
                 )
         else:
             sampler = self.sampler(model, solve=solve)
@@ -231,8 +231,8 @@ class RandomizedPruning(Estimator):
         likely = self.likely.questions(masks, solve).to(asked.device) & asked
         if bool(asked.any()) and not bool(likely.any()):
             raise ModelError(
-                f"{type(self.likely).__name__} finds no question likely, so that no sweep "
-                "would have a mask: lower its threshold, or use Exact()."
+                f"{type(self.likely).__name__} finds no question likely, so that the sweeps have "
+                "no mask to draw: lower its threshold, or use Exact()."
             )
         return Sampler(masks, likely, self.selected, self.chains)
 

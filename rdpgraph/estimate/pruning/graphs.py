@@ -158,7 +158,9 @@ class MaskedGraph:
         """(count, states) bool: the states that the variables are in."""
         domain = self.masks.model.domain
         if not self.log_partition > -math.inf:
-            raise ImpossibleEvidenceError(f"{NOTHING}: nothing has the answers that it holds.")
+            raise ImpossibleEvidenceError(
+                f"{NOTHING}: no configuration agrees with the answers that the mask fixes."
+            )
         answers = torch.zeros(count, domain.total_states, dtype=torch.bool, device="cpu")
         drawn = self.answer.sample(count, generator=generator)
         for entry, states in self.supports.items():

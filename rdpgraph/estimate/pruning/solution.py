@@ -163,7 +163,7 @@ class PrunedSolution(Delegate):
         """Refuse answers that are no average over masks."""
         if question.name in _NEEDS_Z:
             raise UnsupportedError(
-                "Randomized pruning has no Z: it averages expectations over masks; use Exact() or "
+                "Randomized pruning averages expectations over masks and has no Z; use Exact() or "
                 "Randomized.default(keep=0.1)."
             )
         raise UnsupportedError(
@@ -188,7 +188,8 @@ class PrunedSolution(Delegate):
         remedy = "more sweeps: RandomizedPruning(..., resume=posterior)"
         if chains < _LEAST_CHAINS:
             remedy = (
-                f"chains={2 * _LEAST_CHAINS}: too few begin apart to show what they miss ({chains})"
+                f"{chains} chains are too few to show whether they agree: use "
+                f"chains={2 * _LEAST_CHAINS}"
             )
         elif worst > _AGREED:
             remedy = (

@@ -325,7 +325,7 @@ def test_recursions_that_mean_nothing_are_refused():
         Tags(draw(3, 2), draw(2, 2)).kl_divergence(Tags(draw(4, 2), draw(2, 2)))
     with pytest.raises(rg.errors.ModelError, match="k >= 1"):
         Tags(draw(3, 2), draw(2, 2)).k_best(0)
-    with pytest.raises(rg.errors.UnsupportedError, match="Tags is not given as a factor graph"):
+    with pytest.raises(rg.errors.UnsupportedError, match="Tags has no factor graph"):
         Tags(draw(3, 2), draw(2, 2)).factor_graph()
 
 
