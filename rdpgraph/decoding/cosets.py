@@ -144,7 +144,8 @@ class WindowDecoder:
         wrong = tuple(given.shape) != (checks.num_checks,) or given.is_floating_point()
         if wrong or not given.numel() or bool(given.amin() < 0):
             raise ModelError(
-                f"WindowDecoder of {checks} needs whole windows >= 0, ({checks.num_checks},); got "
+                f"WindowDecoder of {checks} needs the number of a window, an integer >= 0, for "
+                f"each check, in shape ({checks.num_checks},); got {given.dtype} of shape "
                 f"{tuple(given.shape)}."
             )
         object.__setattr__(self, "windows", given)
@@ -175,7 +176,9 @@ class WindowDecoder:
                 places = (self.windows == seen).nonzero().flatten()
                 piece = next(given, None)
                 if piece is None:
-                    raise EvidenceError(f"WindowDecoder needs a piece for window {seen}; got none.")
+                    raise EvidenceError(
+                        f"WindowDecoder needs syndromes for window {seen}; got none."
+                    )
                 piece = checked_syndrome(piece, len(places))
                 if syndrome is None:
                     lead = piece.shape[:-1]
@@ -183,8 +186,8 @@ class WindowDecoder:
                     carried = no_states(parities, self.keep, len(syndrome))
                 if piece.shape[:-1] != lead:
                     raise EvidenceError(
-                        f"WindowDecoder got pieces of batches {tuple(lead)} and "
-                        f"{tuple(piece.shape[:-1])}."
+                        "WindowDecoder needs syndromes of one batch shape in all windows; got "
+                        f"{tuple(lead)} and {tuple(piece.shape[:-1])}."
                     )
                 syndrome[:, places] = piece[None].flatten(0, -2)
             assert syndrome is not None

@@ -86,7 +86,9 @@ def learn_rates(
             "learn_rates needs a ParityModel without batch dims, of rates above 0 and below 1."
         )
     if tied is not None and len(tied) != total:
-        raise ModelError(f"learn_rates needs ties of {total} errors or none; got {len(tied)}.")
+        raise ModelError(
+            f"learn_rates needs one tie for each of {total} errors, or None; got {len(tied)}."
+        )
     tied = tied.tolist() if isinstance(tied, Tensor) else tied  # elements of tensors are not equal
     parities = model.checks
     groups: dict[Any, list[int]] = {}

@@ -99,7 +99,7 @@ def checked_alignment(
     if isinstance(transition, Tensor):
         checked_log_table("Alignment's transition", transition)
     if any(min(move) < 0 or max(move) < 1 for move in moves):
-        raise ModelError(f"Alignment needs moves that take something; got {tuple(moves)}.")
+        raise ModelError(f"Alignment needs moves that advance in a sequence; got {tuple(moves)}.")
     if transition is not None and tuple(transition.shape[-2:]) != (shape[-1],) * 2:
         raise ModelError(
             f"Alignment of {shape[-1]} states needs a transition [from, to] of that size; got "
@@ -152,7 +152,10 @@ def ctc_unary(
     device = log_probs.device
     spans, sizes = (part.to(device, torch.long) for part in (input_lengths, target_lengths))
     if spans.shape != (batch,) or sizes.shape != (batch,):
-        raise ModelError(f"Alignment.ctc of {batch} items needs a length of each, twice.")
+        raise ModelError(
+            f"Alignment.ctc needs input_lengths and target_lengths of shape ({batch},); got "
+            f"{tuple(spans.shape)} and {tuple(sizes.shape)}."
+        )
     targets = targets.to(device, torch.long)
     flat = targets.ndim == 1 and bool((sizes >= 0).all()) and int(sizes.sum()) == len(targets)
     if not flat and (targets.ndim != 2 or len(targets) != batch):

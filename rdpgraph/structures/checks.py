@@ -29,7 +29,10 @@ def checked_rules(rules: Rules, unary: Tensor, preterminals: int) -> None:
     """Check rules against the states of the unary potentials."""
     states, batch = unary.shape[-1], tuple(unary.shape[:-3])
     if not 0 <= preterminals < states:
-        raise ModelError(f"Hypertree of {states} states got {preterminals} preterminals.")
+        raise ModelError(
+            f"Hypertree of {states} states needs 0 to {states - 1} preterminals; got "
+            f"{preterminals}."
+        )
     wanted = (states - preterminals, states)
     if rules.shape is not None and rules.shape != wanted:
         raise ModelError(

@@ -75,9 +75,9 @@ class StructurePotential(Potential):
         if math.prod(lead) * math.prod(sizes) > tuning.MOST_ENUMERATED:
             raise UnsupportedError(
                 f"A {type(self.structure).__name__} as a factor over {arity} variables would be "
-                f"written out to {math.prod(lead) * math.prod(sizes):,} scores, at most "
-                f"{tuning.MOST_ENUMERATED:,} are: the structure answers where all other factors "
-                "are over one variable."
+                f"written out to {math.prod(lead) * math.prod(sizes):,} scores, more than the "
+                f"limit of {tuning.MOST_ENUMERATED:,}. The structure's own recursion is used where "
+                "all other factors are over one variable."
             )
         grid = [
             part.reshape(*part.shape[:-1], *(1,) * slot, sizes[slot], *(1,) * (arity - slot - 1))
@@ -99,7 +99,9 @@ class StructurePotential(Potential):
     ) -> "StructurePotential":
         """The potential of a factor, or of several that share a structure without batch dims."""
         if block and self.lead(arity):
-            raise ModelError("A StructurePotential with batch dims is one Factor, of no block.")
+            raise ModelError(
+                "A StructurePotential with batch dims needs a Factor, not a FactorBlock."
+            )
         return replace(self, _shared=True) if self.lead(arity) else self
 
 

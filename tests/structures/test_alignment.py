@@ -232,7 +232,7 @@ def test_the_edit_distance_is_its_definition(one, other):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(rg.errors.ModelError, match="a move of each"):
         rg.Alignment(torch.zeros(3, 3, 2))
-    with pytest.raises(rg.errors.ModelError, match="take something"):
+    with pytest.raises(rg.errors.ModelError, match="advance in a sequence"):
         rg.Alignment(torch.zeros(3, 3, 1), ((0, 0),))
     with pytest.raises(rg.errors.ModelError, match="transition"):
         rg.Alignment(torch.zeros(3, 3, 3), transition=torch.zeros(2, 2))

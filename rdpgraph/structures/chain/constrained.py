@@ -147,7 +147,8 @@ class ConstrainedHMM:
         words = self._checked(as_states("ConstrainedHMM's words", words))
         if bool((prefix.left < 1).any()):
             raise EvidenceError(
-                f"ConstrainedHMM of {self.automaton.arity} words got one more than that."
+                f"ConstrainedHMM has {self.automaton.arity} words, and this prefix has all of "
+                "them; got one more."
             )
         states, chance = self._ahead.seen(prefix.states, words)
         place = self.automaton.transitions[prefix.place, words]
@@ -248,8 +249,8 @@ class ConstrainedHMM:
                 return words[order[:k]], values[:k] - total
             tried *= 2
         raise BudgetError(
-            f"best finds the {k} most probable sequences of words in no beam of up to {width}; "
-            "give a larger width, or take the best of many samples."
+            f"best cannot prove the {k} most probable sequences with beams of up to {width} "
+            "prefixes; give a larger width, or take the best of many samples."
         )
 
     def processor(self, prompt: int = 0) -> Callable[[Tensor, Tensor], Tensor]:

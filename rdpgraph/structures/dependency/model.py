@@ -199,7 +199,10 @@ class Dependencies(Structure):
         inside = torch.arange(unary.shape[1], device=unary.device) < lengths.unsqueeze(1)
         flat = torch.where(inside, flat, 0)
         if flat.numel() and not bool(((flat >= -1) & (flat <= unary.shape[1])).all()):
-            raise EvidenceError("Heads are 0, the root, to the number of words; -1 is none.")
+            raise EvidenceError(
+                f"Heads must be from 0, the root, to the number of words, {unary.shape[1]}, or -1 "
+                f"for none; got {int(flat.min())} to {int(flat.max())}."
+            )
         headed = ((flat >= 0) & (flat <= lengths.unsqueeze(1))).all(2)
         flat = torch.where(headed.unsqueeze(2), flat, 0)
         values = unary.expand(len(flat), -1, -1, -1).gather(3, flat.unsqueeze(3)).squeeze(3)

@@ -170,7 +170,8 @@ class Derivations(Recursion):
                     below = by_node[tail] if tail >= 0 else torch.zeros_like(uses[:1])
                     if len(uses) * len(below) > MOST_LISTED:
                         raise ModelError(
-                            f"Derivations lists at most {MOST_LISTED:,} of them; these are more."
+                            f"Derivations lists at most {MOST_LISTED:,} derivations; this "
+                            "hypergraph has more. Draw some with sample(count)."
                         )
                     uses = (uses.unsqueeze(1) + below).flatten(0, 1)
                 ways.append(uses)

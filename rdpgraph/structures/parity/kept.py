@@ -71,9 +71,9 @@ def kept_cosets(
     slots = parities.slots
     if slots.masks.shape[1] > _MOST_WORDS:
         raise BudgetError(
-            f"{parities} has {parities.open_checks} checks open at once, and kept states hold "
-            f"{64 * _MOST_WORDS} with observables, however many are kept; flip fewer checks by an "
-            "error, or decode parts of the code apart."
+            f"{parities} has {parities.open_checks} checks open at once, and a kept state holds at "
+            f"most {64 * _MOST_WORDS} checks and observables. Give errors that flip fewer checks, "
+            "or decode parts of the code separately."
         )
     library.require("ParityModel.kept")
     weights, missing = linear(unary, slots.merges, zeros)

@@ -16,12 +16,14 @@ def products_of(step: str, ways: Sequence[Way]) -> list[tuple[View, ...]]:
     """Ways as products of views, each with as many alternatives or one."""
     products = [tuple(map(as_view, way if isinstance(way, tuple) else (way,))) for way in ways]
     if not products or () in products:
-        raise ModelError(f"Tape.{step} needs one value or view at least, in each way; got none.")
+        raise ModelError(
+            f"Tape.{step} needs at least one value or view in each alternative; got none."
+        )
     for product in products:
         if len(product) > 1 and len(many := {view.ways for view in product} - {1}) > 1:
             raise ModelError(
-                f"Tape.{step} needs the parts of a product with as many alternatives, or one; got "
-                f"{sorted(many)}."
+                f"Tape.{step} needs the parts of a product to have equally many alternatives, or "
+                f"one; got {sorted(many)}."
             )
     return products
 
@@ -34,8 +36,8 @@ def checked_merge(products: Sequence[tuple[View, ...]]) -> tuple[int, int]:
     stateless = kept and any(view.pool[0].labels.states is None for view in views)
     if len(set(places)) > 1 or stateless or (not kept and len(set(widths)) > 1):
         raise ModelError(
-            "Tape.merge needs values of as many places, whose labels are the states of sites; got "
-            f"{places} places and {widths} labels."
+            "Tape.merge needs values with equally many places, whose labels are states of sites; "
+            f"got {places} places and {widths} labels."
         )
     return places[0], widths[0]
 
@@ -46,7 +48,7 @@ def common(views: Sequence[View]) -> tuple[int, int]:
     most, widest = max(places), max(widths)
     if any(n not in (1, most) for n in places) or any(n not in (1, widest) for n in widths):
         raise ModelError(
-            "Tape.total needs values of as many places and as many labels, or one; got "
+            "Tape.total needs values with equally many places and labels, or one; got "
             f"{places} places and {widths} labels."
         )
     return most, widest
@@ -121,7 +123,7 @@ def checked_join(left: View, right: View, rules: Rules, to: Value) -> None:
         raise ModelError(f"Tape.join needs Rules, as DenseRules; got {type(rules).__name__}.")
     if (left.ways, left.places) != (right.ways, right.places):
         raise ModelError(
-            "Tape.join needs as many splits on both sides, (M, P); got "
+            "Tape.join needs equally many splits on both sides, (M, P); got "
             f"{left.ways, left.places} and {right.ways, right.places}."
         )
     all_kept = all(part.pool[0].labels.states is None for part in parts)
@@ -145,8 +147,8 @@ def checked_whole(value: Value) -> None:
     if not isinstance(value, Value) or value.places != 1:
         got = f"has {value.places}" if isinstance(value, Value) else f"is a {type(value).__name__}"
         raise ModelError(
-            f"A recursion gives a value of one place, the whole; this one {got}. Tape.choose takes "
-            "one of the places for each item, and tape.total makes a value of a view."
+            f"A recursion must return a value of one place, for the whole input; this one {got}. "
+            "Tape.choose picks one place for each item, and tape.total turns a view into a value."
         )
 
 

@@ -155,8 +155,8 @@ def _loaded() -> tuple[ctypes.CDLL | None, KernelStatus]:
             return library, KernelStatus(file, f"Compiled library {file}, built here.{lacking}")
     return None, KernelStatus(
         None,
-        f"{compiler} built no library ({failure}); using torch. Put a compiler of C++17 that works "
-        "first on the PATH.",
+        f"{compiler} failed to build the library ({failure}); using torch. Put a working C++17 "
+        "compiler first on the PATH.",
     )
 
 

@@ -107,7 +107,7 @@ def test_the_best_sequences_are_those_of_enumeration(kinds, weighted):
 
 def test_best_says_where_a_beam_does_not_tell():
     level = rg.nn.ConstrainedHMM(*hmm("dense", "dense", scale=0.0), automaton(weighted=False))
-    with pytest.raises(rg.errors.BudgetError, match="no beam of up to 8; give a larger width"):
+    with pytest.raises(rg.errors.BudgetError, match="up to 8 prefixes; give a larger width"):
         level.best(2, width=8)
     _, values = level.best(2, width=512)
     assert float(values[0]) == pytest.approx(float(values[1]))
@@ -282,7 +282,7 @@ def test_what_does_not_fit_is_refused():
     prefix = model.begin()
     for _ in range(LENGTH):
         prefix = model.advance(prefix, torch.tensor([0]))
-    with pytest.raises(rg.errors.EvidenceError, match="one more than that"):
+    with pytest.raises(rg.errors.EvidenceError, match="has all of them; got one more"):
         model.advance(prefix, torch.tensor([0]))
 
 

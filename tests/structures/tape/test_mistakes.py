@@ -39,20 +39,20 @@ STEPS = {
     "a recursion gives a view": (lambda tape: tape.view([tape.one], first(0)), "View"),
     "no such site": (lambda tape: tape.sites[7], r"Tape.sites of shape \(3,\) has no 7"),
     "dims that sites lack": (lambda tape: tape.sites[0, 1], r"Tape.sites of shape \(3,\)"),
-    "a sum of nothing": (lambda tape: tape.total(), "Tape.total needs one"),
-    "a product of nothing": (lambda tape: tape.total(()), "Tape.total needs one"),
+    "a sum of nothing": (lambda tape: tape.total(), "Tape.total needs at least one"),
+    "a product of nothing": (lambda tape: tape.total(()), "Tape.total needs at least one"),
     "a sum of a tensor": (lambda tape: tape.total(tape.unary), "got Tensor"),
     "a sum of other places": (
         lambda tape: tape.total(
             tape.leaf(torch.zeros(1, 2, 1)), tape.leaf(torch.zeros(1, 3, 1))
         ),
-        "as many places",
+        "equally many places",
     ),
     "a product of other alternatives": (
-        lambda tape: tape.total(tuple(halves(tape, 2, 3))), "as many alternatives"
+        lambda tape: tape.total(tuple(halves(tape, 2, 3))), "equally many alternatives"
     ),
-    "nothing merged": (lambda tape: tape.merge(), "Tape.merge needs one"),
-    "nothing concatenated": (lambda tape: tape.concatenate(), "Tape.concatenate needs one"),
+    "nothing merged": (lambda tape: tape.merge(), "Tape.merge needs at least one"),
+    "nothing concatenated": (lambda tape: tape.concatenate(), "concatenate needs at least one"),
     "no alternatives": (lambda tape: tape.total(tape.as_alternatives([])), "Tape.as_alternatives"),
     "a link of a tensor": (lambda tape: tape.link(tape.unary, draw(2, 2)), "got Tensor"),
     "a link to a view": (
@@ -125,7 +125,7 @@ STEPS = {
         lambda tape: joined(tape, rg.trees.DenseRules(draw(3, 3, 3))), "rules for 3"
     ),
     "a table for rules": (lambda tape: joined(tape, draw(2, 2, 2)), "Tape.join needs Rules"),
-    "other splits on the right": (lambda tape: joined(tape, DENSE, (1, 2)), "as many splits"),
+    "other splits on the right": (lambda tape: joined(tape, DENSE, (1, 2)), "equally many splits"),
     "parts that are no views": (
         lambda tape: tape.join(tape.sites[0], tape.sites[1], DENSE, to=tape.sites[2]), "two views"
     ),
