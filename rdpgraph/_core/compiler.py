@@ -17,8 +17,8 @@ Result = TypeVar("Result")
 
 
 _UNTRANSFORMED = (
-    "does not run in torch.func's transforms: compiled code answers it. Use torch.autograd.grad, "
-    "and batch dims in place of vmap."
+    "does not run inside torch.func's transforms, because it is compiled code that they cannot "
+    "look into. Use torch.autograd.grad in place of grad, and batch dims in place of vmap."
 )
 
 
@@ -35,8 +35,9 @@ def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
         nonlocal alone
         if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             raise UnsupportedError(
-                f"{function.__qualname__} does not run in torch.jit.trace: its steps depend on the "
-                "values. Trace the layers around it, or use torch.compile, which calls it as it is."
+                f"{function.__qualname__} does not run in torch.jit.trace, because its steps "
+                "depend on the values. Trace only the layers around it, or use torch.compile, "
+                "which leaves such calls uncompiled."
             )
         try:
             # A compiler that reads this line would read all of sys.modules.

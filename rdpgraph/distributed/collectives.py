@@ -49,8 +49,8 @@ class Peers:
         """The group of a `DeviceMesh`, which must have one dim."""
         if getattr(mesh, "ndim", 0) != 1:
             raise ModelError(
-                f"A model is spread over a DeviceMesh of one dim; got {mesh!r:.80} (of several "
-                'dims take one: mesh["states"]).'
+                f"A model needs a DeviceMesh of one dim; got {mesh!r:.80}. Select one dim of a "
+                'larger mesh, as in mesh["states"].'
             )
         return cls(mesh.get_group(), mesh.get_local_rank(), mesh.size())
 
@@ -164,8 +164,8 @@ class _Linear(torch.autograd.Function):
 
 
 _NO_SECOND = (
-    "What was sent between processes is differentiable once: its gradient has no "
-    "gradient; ask one process."
+    "An answer computed by several processes is differentiable once: its gradient has no "
+    "gradient. For second derivatives, solve the model in one process."
 )
 
 

@@ -86,11 +86,14 @@ class GraphPart:
                 )
             for other, mine in theirs.items():
                 if not 0 <= other < peers.ranks or other == rank:
-                    raise ModelError(f"Rank {rank} of {peers.ranks} shares variables with {other}.")
+                    raise ModelError(
+                        f"Rank {rank} shares variables with rank {other}, which is no other rank "
+                        f"of 0 to {peers.ranks - 1}."
+                    )
                 if told[other][2].get(rank) != mine:
                     raise ModelError(
-                        f"Ranks {rank} and {other} must say the same of the variables they share, "
-                        "in one order: the states of each, and its evidence."
+                        f"Ranks {rank} and {other} disagree about the variables that they share: "
+                        "both must list them in one order, with equal states and evidence."
                     )
 
     def _states(self, rank: int) -> list[tuple[object, int]]:
@@ -258,7 +261,8 @@ class PartPosterior:
         """The variables of the whole graph, and (B, S) their beliefs."""
         if self.part.home is None:
             raise UnsupportedError(
-                "Parts declared one by one have local names: gather what marginals() gives."
+                "These parts were declared one by one, so that their variables have local names "
+                "only: gather the marginals() of each part."
             )
         domain, numbers = self.part.home
         graph, peers = self.part.graph, self.part.peers
@@ -282,7 +286,7 @@ class PartPosterior:
             return Status(exact=True, method="loopy")
         local = self.solution.status()
         remedy = local.remedy if not local.converged else (
-            "approximate, unless the graph has no cycle; that is not looked for in its parts"
+            "approximate, unless the whole graph has no cycle, which was not checked"
         )  # fmt: skip
         return replace(local, exact=False, biased=True, bound="", remedy=remedy)
 
@@ -298,9 +302,9 @@ def _require_in_parts(scheduler: Loopy) -> None:
     for name, (given, fits) in named.items():
         if not fits:
             raise UnsupportedError(
-                f"The parts of a graph are solved by Loopy() with Flooding(), Bethe() or "
-                f"Fractional(), no start and no seconds; got {name}{given!r:.80}: leave it out, or "
-                "ask one process."
+                "The parts of a graph need Loopy() with Flooding(), Bethe() or Fractional(), and "
+                f"without start and seconds; got {name}{given!r:.80}: leave it out, or solve the "
+                "graph in one process."
             )
 
 

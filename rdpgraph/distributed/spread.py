@@ -251,8 +251,8 @@ class SpreadChains(Estimator):
         whole = self.pruning.resume is None and self.pruning.progress is None
         if not whole or self.pruning.seconds < math.inf:
             raise ModelError(
-                "SpreadChains takes RandomizedPruning without seconds, progress and resume: every "
-                "chain has equally many sweeps, from the first one on."
+                "SpreadChains needs RandomizedPruning without seconds, progress and resume, "
+                "because all chains must start anew and run equally many sweeps."
             )
 
     def prepare(

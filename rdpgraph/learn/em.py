@@ -223,11 +223,11 @@ class EM:
         if stopped and not converged:
             remedy = f"not converged in {steps} steps, after which it was stopped: let it go on"
         if not scored.exact:
-            remedy = "log Z was estimated: the history may fall, and so may the likelihood"
+            remedy = "log Z was estimated, so that the history and the likelihood may fall"
         if fell:
             remedy = (
-                "the objective fell: the model has to add up the values that it is handed, and "
-                "nothing else that depends on the parameters"
+                "the objective fell, as it cannot in exact EM: the model's log-weights must be "
+                "sums of the tables that it is given, and depend on the parameters in no other way"
             )
         status = Status(
             exact=scored.exact, converged=converged and not fell, biased=not scored.exact,

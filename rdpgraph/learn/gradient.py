@@ -133,8 +133,9 @@ def fit_by_gradient(
         )
     if not inside:
         remedy = (
-            "the objective or its gradient is not finite where the optimizer went, and the best "
-            "parameters before that are given: take smaller steps, or start from other parameters"
+            "the optimizer reached parameters where the objective or its gradient is not finite, "
+            "and the best parameters before these were kept: take smaller steps, or start from "
+            "other parameters"
         )
     status = Status(
         exact, converged, biased=not exact, iterations=len(history), method="gradient",

@@ -326,8 +326,8 @@ class BayesianNetwork(Arguments):
         chosen = networkx.find_minimal_d_separator(graph, cause, effect, restricted=known)
         if chosen is None:
             raise ModelError(
-                f"No variables with a column block every path into {cause!r} from {effect!r}: its "
-                "effect is not found by adjustment."
+                f"No set of observed variables blocks every path into {cause!r} from {effect!r}: "
+                f"the effect of {cause!r} cannot be found by adjustment."
             )
         return chosen
 

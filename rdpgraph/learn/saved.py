@@ -64,8 +64,8 @@ def load(folder: PathLike, *, classes: Iterable[type] = ()) -> Any:
         return _read(json.loads(path.read_bytes()), tensors, known)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FileFormatError(
-            f"{path}: not a model that was saved, or one of a class that classes=... has to name: "
-            f"{error!r:.80}."
+            f"{path}: expected a saved model; if it has classes of your own, name them in "
+            f"classes=...: {error!r:.80}."
         ) from None
 
 

@@ -185,15 +185,15 @@ def _is_lone_gap(item: Any, value: Any, domain: Domain) -> bool:
 def _refuse_lone_gap(item: Any, value: Any, domain: Domain) -> None:
     if _is_lone_gap(item, value, domain):
         raise EvidenceError(
-            f"-1 is no state of {_name(item)!r}, and would observe nothing: leave the "
-            "variable out, or give None. Only entries of tensors and arrays are missing at -1."
+            f"-1 is no state of {_name(item)!r}: leave the variable out, or give None. -1 means "
+            "missing only as an entry of a tensor or an array."
         )
 
 
 def _warn_of_gap(name: str) -> None:
     warn_once(
-        f"-1 is no state of {name!r}, and is read as a missing value. Give None or NaN there; if "
-        "it is a state, declare the variable with -1 among the names of its states."
+        f"-1 is no state of {name!r}, and is read as a missing value. Give None or NaN instead; "
+        "if -1 is meant as a state, declare the variable with -1 among the names of its states."
     )
 
 

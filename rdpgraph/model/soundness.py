@@ -75,8 +75,8 @@ def _refuse_wrong(name: str, values: Tensor) -> None:
     if values.numel() and not bool((values < math.inf).all()):
         kind = "NaN" if bool(values.isnan().any()) else "+inf"
         raise ModelError(
-            f"{name} holds {kind}, written into its tensor after it was declared; log-values are "
-            "numbers below +inf, or -inf."
+            f"{name} holds {kind}, which was written into its tensor after the factor was "
+            "declared; log-values must be finite or -inf."
         )
 
 

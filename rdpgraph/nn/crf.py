@@ -412,7 +412,8 @@ def lengths_of(mask: Tensor) -> Tensor:
     exchanged, hint = mask.t(), ""
     if bool(exchanged[:, :1].all()) and torch.equal(exchanged, inside(mask.sum(0), len(mask))):
         hint = (
-            " It is so with batch and steps exchanged: check its order, and batch_first of a CRF."
+            " The mask would be valid with batch and steps exchanged: check the order of its dims, "
+            "and batch_first of a CRF."
         )
     if not mask[:, :1].all():
         what = "mask must be on at the first step of every item; drop empty items."

@@ -195,15 +195,15 @@ class Watch:
         """
         if stopped():
             stop = _stop.get()
-            why = "Stopped" if stop is not None and stop.asked else "The time is over"
-            raise BudgetError(f"{why}; exact inference has no answer before its end.")
+            why = "Stopped" if stop is not None and stop.asked else "The time ran out"
+            raise BudgetError(f"{why} before exact inference had an answer.")
         spent = self.spent
         if spent <= effort.EARLY * self.seconds:
             return
         whole = spent if done is None else spent / max(done(), effort.LEAST_DONE)
         if spent > self.seconds or whole > effort.HOPELESS * self.seconds:
             raise BudgetError(
-                f"Exact inference would take {whole:.3g} s, more than was predicted; "
+                f"Exact inference would take {whole:.3g} s, longer than predicted; "
                 f"{ways_out(whole, 'time', 'use an approximate method')}."
             )
 

@@ -96,7 +96,7 @@ class Answers(dict[Entry, Tensor]):
             return values.unflatten(lead, wanted.shape) if wanted.ndim else values.squeeze(lead)
         name = item if isinstance(item, str) else item.name
         known = ", ".join(repr(key.name) for key in list(self)[:5])
-        raise UnknownVariableError(f"Nothing is said here of {name!r}; there is {known}.")
+        raise UnknownVariableError(f"These answers have no variable {name!r}; they have {known}.")
 
     def __contains__(self, item: object) -> bool:
         if super().__contains__(item):
@@ -244,7 +244,7 @@ _EXACT_ROUTES = ("forest", "contraction", "structure")
 
 _ZEROS = (
     "No configuration is possible in this model, or in some of its batch items: log Z is -inf "
-    "there, and marginals and entropy are zeros that say nothing."
+    "there, and the zeros in place of marginals and entropy have no meaning."
 )
 
 

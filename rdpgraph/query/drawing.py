@@ -163,8 +163,8 @@ def _draw_graph(graph: FactorGraph, target: Path | None, posterior: Posterior | 
 def _draw_plan(plan: Plan, target: Path | None) -> Any:
     if plan.tree is None or len(plan.tree.scopes) > _MOST:
         raise UnsupportedError(
-            f"A plan has a picture where it contracts, with at most {_MOST} factors and products; "
-            f"this one is by {plan.route}. Draw the graph."
+            f"Only plans by contraction with at most {_MOST} factors and products can be drawn; "
+            f"this plan is by {plan.route}. Draw the graph instead."
         )
     picture, axes = blank(needs=_LAID_OUT)
     tree = plan.tree

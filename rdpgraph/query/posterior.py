@@ -197,7 +197,8 @@ class Posterior(Inferred):
         if held is None:
             names = [self.graph.domain.variable(number).name for number in wanted[0].tolist()]
             raise ModelError(
-                f"No factor holds {names} together; joint({names}) needs none that does."
+                f"No factor has all of {names} in its scope; use joint({names}), which needs no "
+                "such factor."
             )
         return held
 

@@ -277,7 +277,9 @@ class StructuredPosterior(Inferred):
             UnsupportedError: there is no such estimator.
         """
         if not isinstance(self.solution, RestrictedSolution):
-            raise UnsupportedError("There are no supports: all states are in the model solved.")
+            raise UnsupportedError(
+                "There are no supports, because no states were left out of the model."
+            )
         (support,) = self.solution.restriction.supports
         assert support is not None
         return support

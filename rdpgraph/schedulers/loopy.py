@@ -270,7 +270,9 @@ class JoinGraph(Scheduler):
             sweeps=self.sweeps, damping=DAMPING, seconds=left, memory=self.memory,
             progress=self.progress,
         )  # fmt: skip
-        return loopy.plan_because(graph, "no clusters larger than factors keep to the budget")
+        return loopy.plan_because(
+            graph, "no clusters larger than single factors fit into the budget"
+        )
 
     def plan_network(
         self,

@@ -213,4 +213,6 @@ class MiniBuckets(Scheduler):
 
 def _unsolved(graph: FactorGraph) -> Solution:
     del graph
-    raise UnsupportedError("A proposal of MiniBuckets() has loopy messages to ask, nothing exact.")
+    raise UnsupportedError(
+        "MiniBuckets() needs a proposal that uses loopy messages, not exact ones."
+    )

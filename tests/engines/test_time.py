@@ -211,7 +211,7 @@ def test_a_pass_that_takes_longer_than_predicted_is_ended(watch):
     graph = frustrated()
     solution = rg.Contraction(seconds=10.0).solve(graph)
     watch.tick = 1.0
-    with pytest.raises(BudgetError, match="more than was predicted"):
+    with pytest.raises(BudgetError, match="longer than predicted"):
         solution.log_partition()
     watch.tick = 0.0
     found = solution.log_partition()

@@ -179,7 +179,7 @@ def test_an_adjustment_is_an_intervention():
     hidden = BayesianNetwork(edges, prior=1.0, states={"u": 2}, limit=1)
     assert hidden.fit(table.drop(columns="u")).adjustment_set("x", "y") == {"z"}
     hidden = BayesianNetwork(edges, prior=1.0, states={"u": 2, "z": 2}, limit=1)
-    with pytest.raises(rg.errors.ModelError, match="block every path"):
+    with pytest.raises(rg.errors.ModelError, match="blocks every path"):
         hidden.fit(table.drop(columns=["u", "z"])).adjustment_set("x", "y")
 
 

@@ -120,7 +120,7 @@ def test_other_files_are_refused_in_one_line(tmp_path):
     config = json.dumps(["object", ["class", "rdpgraph", "read"], ["mapping"], ["mapping"]])
     for wrong in ("{", config, "[]", json.dumps(["tensor", "77"])):
         (tmp_path / "config.json").write_text(wrong)
-        with pytest.raises(rg.errors.FileFormatError, match="not a model that was saved") as caught:
+        with pytest.raises(rg.errors.FileFormatError, match="expected a saved model") as caught:
             load(tmp_path)
         assert "\n" not in str(caught.value)
     (tmp_path / "model.safetensors").write_bytes(b"nothing")

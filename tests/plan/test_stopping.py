@@ -171,7 +171,7 @@ def test_work_ends_once_the_time_is_over_whatever_its_budget_is(hands):
     posterior = rg.infer(frustrated(14, 14, 2), rg.Contraction(seconds=10**6))
     with rg.interruptible(10.0):
         hands.time += 11.0
-        with pytest.raises(BudgetError, match="The time is over"):
+        with pytest.raises(BudgetError, match="The time ran out"):
             posterior.marginals()
 
 

@@ -54,8 +54,8 @@ def log_count(encoding: Encoding, program: str, *, seconds: float, memory: float
     counts = json.loads(_asked(program, parts, seconds, memory)) if parts else []
     if -math.inf in counts and lost:
         raise BudgetError(
-            "The counter leaves out what is as unlikely as scores of -1e9 say, and finds nothing "
-            "else possible; write -inf for absence."
+            "The counter drops configurations as unlikely as log-values of -1e9 make them, and "
+            "found no others. Write -inf where something is impossible."
         )
     return math.fsum([free, *counts])
 
@@ -90,8 +90,8 @@ def _parts(encoding: Encoding) -> tuple[float, list[Any], bool]:
             # A weight too small for a double is that of several literals that are one.
             elif (copies := math.ceil(gap / _WIDEST)) > _COPIES:
                 raise BudgetError(
-                    f"The counter holds no weights {gap:.3g} nats apart: write -inf for absence, "
-                    "or use an approximate method."
+                    f"The counter cannot represent weights that are {gap:.3g} nats apart. Write "
+                    "-inf where something is impossible, or use an approximate method."
                 )
             elif copies > 1:
                 pairs[x - 1] = one / copies, other / copies

@@ -38,7 +38,9 @@ _BY_CIRCUIT = (
 )  # fmt: skip
 """Questions that a circuit is compiled for."""
 
-_NO_GRADIENT = "Of the answers of a circuit log Z alone has a gradient; Contraction() has all."
+_NO_GRADIENT = (
+    "Counting() has a gradient of log Z only; use Contraction() for gradients of other answers."
+)
 _IF_COMPILED = dict.fromkeys(OF_MODES, "mode") | {"max_marginals": "max_marginals"}
 """Questions that a circuit answers if it is there, and the kind of each: a kind has one route."""
 
@@ -68,8 +70,8 @@ class CountedSolution(Solution):
         """Circuit of all items."""
         if self.compiler is None and not compiles(self._encoding):
             raise UnsupportedError(
-                "A circuit needs the compiled library, which is not to be had here, or d4 (pip "
-                "install d4solver); without them Counting answers log Z alone, without gradients."
+                "A circuit needs the compiled library, which is not available here, or d4 (pip "
+                "install d4solver); without them Counting gives only log Z, without gradients."
             )
         allowance = self.allowance.for_one_answer()
         with allowance.spending():

@@ -343,8 +343,8 @@ class SlicedSolution(Solution):
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """Refuse: marginal modes are not available in slices."""
         raise BudgetError(
-            "Marginal MAP does not run in slices; give the plan more memory "
-            "(Contraction(memory=...)) so that the model fits without."
+            "Marginal MAP does not run in slices; raise Contraction(memory=...) until the model "
+            "fits without slices."
         )
 
 

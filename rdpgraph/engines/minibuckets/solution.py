@@ -113,7 +113,7 @@ class _Means:
 
 def _refused(what: str, *_: object) -> NoReturn:
     raise UnsupportedError(
-        f"MiniBuckets() gives log Z, its bounds and marginals of variables, and not {what}; use "
+        f"MiniBuckets() gives log Z, its bounds and marginals of variables, but not {what}; use "
         "Auto(), or Search() for modes."
     )
 
@@ -225,11 +225,11 @@ class MiniBucketSolution(Solution):
         every = self.estimates
         remedy = "more seconds give smaller errors, and more memory tighter bounds"
         if not all(one.confirmed for one in every):
-            remedy = "too few starts confirm it: more seconds give more of them"
+            remedy = "too few independent runs confirm the estimate: more seconds give more of them"
         if not all(one.reliable for one in every):
             remedy = (
-                "the error is not reliable, so much do estimates differ: more seconds or memory "
-                "give better ones"
+                "the estimates differ so much that the standard error is not reliable: more "
+                "seconds or memory reduce it"
             )
         return Status(
             exact=False,
