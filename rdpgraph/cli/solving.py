@@ -179,8 +179,8 @@ def distributed_posterior(
     simple = isinstance(scheduler, Loopy) and estimator is None
     if not simple or task not in (Task.PR, Task.MAR):
         raise typer.BadParameter(
-            "several processes can share one MODEL only with --method loopy and --task PR or MAR, "
-            "without --estimator"
+            "with several processes, one MODEL needs --method loopy, and --task PR or MAR, without "
+            "--estimator"
         )
     assert isinstance(scheduler, Loopy)
     from rdpgraph.distributed.collectives import group

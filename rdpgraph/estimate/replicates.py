@@ -195,8 +195,8 @@ class Replicates:
             return ""
         if bool((self._beyond > 0).any()):
             return (
-                "the states kept by all replicates together have more mass than the estimate, or "
-                "all states have a different mass: keep more states, or use Exact()"
+                "the states kept by several replicates together have more mass than the estimate, "
+                "or all states have a different mass: keep more states, or use Exact()"
             )
         if self.count < _FEW:
             return (
