@@ -193,8 +193,8 @@ class Basis:
                 cholesky(
                     kernel(products),
                     f"{products.dots.shape[0]} inducing points",
-                    "drop points that repeat others or are sums of them, or give a number in their "
-                    "place",
+                    "drop points that repeat others or are sums of them, or give the number of "
+                    "points instead",
                 )
                 for kernel, products in zip(self.kernels, self._products, strict=True)
             ]

@@ -365,10 +365,16 @@ def _label_lists(labels: Iterable[Any], sizes: list[int]) -> list[list[Any]]:
         for one in each
     ]
     if len(given) != len(sizes):
-        raise ModelError(f"{len(sizes)} sequences have labels for {len(given)}.")
+        raise ModelError(
+            f"StructuredGP needs labels for each of {len(sizes)} sequences; got labels for "
+            f"{len(given)}."
+        )
     for place, (listed, size) in enumerate(zip(given, sizes, strict=True)):
         if len(listed) != size:
-            raise ModelError(f"Sequence {place} of {size} positions has {len(listed)} labels.")
+            raise ModelError(
+                f"Sequence {place} needs a label for each of {size} positions; got {len(listed)} "
+                "labels."
+            )
     return given
 
 
@@ -377,7 +383,10 @@ def _edge_list(edges: Iterable[Tensor] | None, features: list[Features]) -> list
         return None
     pairs = [torch.as_tensor(present("Edges", one)) for one in edges]
     if len(pairs) != len(features):
-        raise ModelError(f"{len(features)} sequences have edges for {len(pairs)}.")
+        raise ModelError(
+            f"StructuredGP needs edges for each of {len(features)} sequences; got edges for "
+            f"{len(pairs)}."
+        )
     for place, (one, sequence) in enumerate(zip(pairs, features, strict=True)):
         whole = one.shape[1:] == (2,) and not one.is_floating_point()
         if one.numel() and not (whole and 0 <= int(one.min()) <= int(one.max()) < sequence.rows):

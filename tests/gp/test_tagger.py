@@ -262,9 +262,9 @@ def test_time_ends_training():
 def test_bad_input_is_one_line(fitted):
     rows, labels = data()
     cases = [
-        (lambda: tagger().fit(rows, labels[:2]), "4 sequences have labels for 2"),
+        (lambda: tagger().fit(rows, labels[:2]), "each of 4 sequences; got labels for 2"),
         (lambda: tagger().fit(rows, [["up"] * len(one) for one in rows]), "the label 'up'"),
-        (lambda: tagger().fit(rows[:1], [["left"]]), "5 positions has 1 labels"),
+        (lambda: tagger().fit(rows[:1], [["left"]]), "each of 5 positions; got 1 labels"),
         (lambda: tagger().fit([torch.zeros(0, 3)], [[]]), "Sequence 0 is empty"),
         (lambda: tagger().fit([], []), "at least one sequence"),
         (lambda: tagger(inducing=torch.ones(2, 3)).fit(rows, labels), "not positive definite"),
@@ -279,7 +279,7 @@ def test_bad_input_is_one_line(fitted):
         (lambda: fitted.predict(rows[:1], edges=[torch.tensor([[0, 9]])]), "positions 0 to 4"),
         (lambda: fitted.predict(rows[:1], edges=[[[0.5, 1.0]]]), "edges .E, 2."),
         (lambda: fitted.predict(rows[:1], edges=[[[1, 1]]]), "between two positions; got"),
-        (lambda: fitted.score(rows, labels[:2]), "4 sequences have labels for 2"),
+        (lambda: fitted.score(rows, labels[:2]), "each of 4 sequences; got labels for 2"),
         (lambda: tagger(components=1.5).fit(rows, labels), "above 0, a whole number"),
         (lambda: fitted.predict(rows[:1], edges=[]), "edges for 0"),
         (lambda: Training(steps=0), "steps as a whole number of at least 1"),
