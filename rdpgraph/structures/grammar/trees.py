@@ -60,7 +60,8 @@ class Trees:
         """
         if self.lead:
             raise EvidenceError(
-                f"spans() is of one tree; these are {self.lead}: index them, as in trees[0]."
+                f"spans() needs a single tree; got trees of shape {self.lead}: index them, as in "
+                "trees[0]."
             )
         places = (self.states >= 0).nonzero().tolist()
         values = self.states[self.states >= 0].tolist()

@@ -114,8 +114,8 @@ class ParityModel(Structure):
             )
         if parities.num_observables > tuning.MOST_OBSERVABLES:
             raise ModelError(
-                f"ParityModel tells {tuning.MOST_OBSERVABLES} observables apart at most; got "
-                f"{parities.num_observables}: give those that are asked about."
+                f"ParityModel supports at most {tuning.MOST_OBSERVABLES} observables; got "
+                f"{parities.num_observables}: give only those that you ask about."
             )
         if self.syndrome is not None:
             syndrome = checked_syndrome(self.syndrome, parities.num_checks).to(unary.device)
@@ -124,8 +124,8 @@ class ParityModel(Structure):
                 batch = broadcast_shapes(unary.shape[:-2], syndrome.shape[:-1])
             except RuntimeError:
                 raise EvidenceError(
-                    f"ParityModel of batch {tuple(unary.shape[:-2])} got syndromes "
-                    f"{tuple(syndrome.shape)}, of another batch."
+                    f"ParityModel of batch {tuple(unary.shape[:-2])} needs syndromes whose batch "
+                    f"dims broadcast with these; got shape {tuple(syndrome.shape)}."
                 ) from None
             unary = unary.expand(*batch, total, 2)
         object.__setattr__(self, "unary", unary)

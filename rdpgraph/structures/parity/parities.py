@@ -347,7 +347,9 @@ def _matrix(name: str, given: Any) -> tuple[list[list[int]], tuple[int, int]]:
         )
     values = values.detach().cpu().double()
     if not bool((values == values.round()).all()):
-        raise ModelError(f"ParityModel needs {name} of whole numbers, odd where a bit is in.")
+        raise ModelError(
+            f"ParityModel needs {name} as whole numbers, odd where an error flips the row."
+        )
     rows: list[list[int]] = [[] for _ in range(shape[1])]
     odd = values.long() % 2 == 1
     for r, c in zip(row[odd].tolist(), column[odd].tolist(), strict=True):

@@ -54,8 +54,12 @@ def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
             f"{syndrome.dtype} of shape {tuple(syndrome.shape)}."
         )
     if not bool(((syndrome >= -int(erased)) & (syndrome <= 1)).all()):
-        also = ", and -1 where a check is erased" if erased else "; erased checks are not taken"
-        raise EvidenceError(f"A syndrome is of 0 and 1{also}.")
+        also = (
+            ", or -1 where a check is erased"
+            if erased
+            else "; erased checks are not supported here"
+        )
+        raise EvidenceError(f"Entries of a syndrome must be 0 or 1{also}.")
     return syndrome.to(torch.int8)
 
 
