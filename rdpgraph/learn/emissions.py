@@ -392,7 +392,9 @@ class Bernoulli(LinearEmission):
 def table_of(table: Tensor | None) -> Tensor:
     """The table of an emission; raises `ModelError` if it has none."""
     if table is None:
-        raise ModelError("This emission has no tables yet: fit it, or ask its started(...).")
+        raise ModelError(
+            "This emission has no tables yet: fit it, or call started(...) to draw them."
+        )
     return table
 
 

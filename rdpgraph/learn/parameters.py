@@ -375,8 +375,8 @@ class Batches:
             tensors_of(data)
         if isinstance(data, Iterator):
             raise ModelError(
-                "Batches are gone through in every step; got an iterator, which ends after one. "
-                "Give a list or a DataLoader."
+                "Every step reads all batches, and an iterator can be read only once. Give a list "
+                "of batches or a DataLoader."
             )
         batches = len(data) if count is None and isinstance(data, Sized) else None
         if batches == 0 or (batches and isinstance(weights, list) and len(weights) != batches):

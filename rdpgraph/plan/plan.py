@@ -68,7 +68,7 @@ def require_room(
     if needed > room:
         have = "are available" if memory is None else "is the budget"
         raise BudgetError(
-            f"{what} would take {_gigabytes(needed)}, but {_gigabytes(room)} {have}; {remedy}."
+            f"{what} would take {_gigabytes(needed)}, and {_gigabytes(room)} {have}; {remedy}."
         )
 
 

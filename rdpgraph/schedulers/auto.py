@@ -255,16 +255,17 @@ class _Approximate:
         clusters, hard = self.clusters, self.network.possible is not None
         if clusters is not None and hard:
             why += (
-                "; messages between factors answer where their likeliest states violate fewer "
-                "factors than those of messages between clusters"
+                "; messages between factors are used instead if their likeliest states violate "
+                "fewer factors than those of messages between clusters"
             )
         elif clusters is not None and self._plain_part(self.allowance):
             why += (
-                "; messages between clusters follow if those between factors do not converge soon"
+                "; messages between clusters are tried if those between factors do not converge "
+                "soon"
             )
             clusters = None
         elif clusters is not None:
-            why += "; messages between factors answer if those between clusters do not converge"
+            why += "; messages between factors are used if those between clusters do not converge"
         if self.counting[0] or _is_estimated(self.network):
             exactly = "exact" if self.forward else "estimated by populations"
             why += f"; log Z alone is {self.counting[0] or exactly}"

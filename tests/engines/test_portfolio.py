@@ -246,7 +246,7 @@ def test_a_plan_says_which_messages_are_first_and_which_others_may_answer(scale,
         plan = rg.explain(graph, scheduler)
         method = rg.infer(graph, scheduler).status_of("marginals").method
     assert plan.route == "join graph"
-    assert "answer if those between clusters do not converge" in plan.why
+    assert "are used if those between clusters do not converge" in plan.why
     assert method == answers  # as only a run shows
 
 

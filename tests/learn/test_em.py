@@ -273,7 +273,7 @@ def test_bad_input_is_told_in_one_line():
         EM(network, start()).fit(rows, torch.ones(2))
     with pytest.raises(rg.errors.ModelError, match="sum to 2, not to one"):
         Probabilities(torch.zeros(2))
-    with pytest.raises(rg.errors.ModelError, match="got an iterator"):
+    with pytest.raises(rg.errors.ModelError, match="an iterator can be read only once"):
         EM(network, start()).fit(part for part in [rows])
     with pytest.raises(rg.errors.ModelError, match="with a leading dim of rows"):
         EM(network, start()).fit(3)
