@@ -58,13 +58,14 @@ def _widened(settle: Callable[..., None] | None) -> Callable[..., None]:
             made.append(full)
         return made
 
-    def called(self: Any, *initial: Any) -> None:
+    # The name is that of the method it becomes: `is_declared_by_user` looks through constructors.
+    def __post_init__(self: Any, *initial: Any) -> None:
         settled = widen(self, [None] * len(field_names(type(self))))
         if settle is not None:
             settle(self, *map(in_full_precision, initial))
             widen(self, settled)
 
-    return called
+    return __post_init__
 
 
 @dataclass(frozen=True, eq=False)

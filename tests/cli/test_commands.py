@@ -502,10 +502,10 @@ def forbidden(*_, **__):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["infer", "MODEL", "--output", "MODEL"], "is read"),
-        (["infer", "MODEL", "--output", "LINK"], "is read"),
-        (["infer", ASIA, "--evidence", "MODEL", "--output", "MODEL"], "is read"),
-        (["convert", "MODEL", "MODEL"], "is read"),
+        (["infer", "MODEL", "--output", "MODEL"], "is an input"),
+        (["infer", "MODEL", "--output", "LINK"], "is an input"),
+        (["infer", ASIA, "--evidence", "MODEL", "--output", "MODEL"], "is an input"),
+        (["convert", "MODEL", "MODEL"], "is an input"),
         (["infer", "MODEL", "--output", "no/such/folder/x"], "No such file"),
         (["infer", "MODEL", "--output", "MODEL/x"], "Not a directory"),
         (["infer", "MODEL", "--output", "."], "Is a directory"),
