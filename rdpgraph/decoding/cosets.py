@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potentials.table import as_states
 from rdpgraph.structures.parity.kept import EVENT_COST, kept_cosets, no_states
@@ -35,11 +36,18 @@ class Decoded:
     log_probability: Tensor
 
 
+_GROUP = 10
+"""Observables that are decided on together, of a part of a code with more than can be listed."""
+
+
 @dataclass(frozen=True, eq=False)
 class CosetDecoder:
     """The most probable values of a parity model's observables, given syndromes.
 
-    Maximises P(l | s), summed over all errors: maximum likelihood under the model given.
+    Maximises P(l | s), summed over all errors: maximum likelihood under the model given. With more
+    than 20 observables, parts of the code that share no error are decided on apart, which is the
+    same; a part with more than 20 is decided on ten at a time, in the order of their numbers, each
+    ten the most probable given those before.
 
     Args:
         model: without a batch.
@@ -72,7 +80,27 @@ class CosetDecoder:
             )
         if self.keep is not None:
             with torch.no_grad():
-                self.model.kept(self.keep, event_cost=self.event_cost)  # refuses what cannot be
+                for part in self._parts:  # refuses what cannot be
+                    part.model.kept(self.keep, event_cost=self.event_cost)
+
+    @cached_property
+    def _parts(self) -> list["_Part"]:
+        """The observables that are decided on together, after those that they depend on."""
+        model, parities = self.model, self.model.checks
+        checks, seen = range(parities.num_checks), range(parities.num_observables)
+        if len(seen) <= tuning.MOST_OBSERVABLES:
+            return [_Part(replace(model, syndrome=None), list(checks), list(seen), first=True)]
+        parts: list[_Part] = []
+        for errors, rows, places in parities.parts():
+            size = len(places) if len(places) <= tuning.MOST_OBSERVABLES else _GROUP
+            for start in range(0, max(len(places), 1), max(size, 1)):
+                # Observables that are decided on are checks of those that follow.
+                known = [*rows, *(-1 - one for one in places[:start])]
+                wanted = places[start : start + size]
+                unary = model.unary[errors]
+                few = ParityModel(parities.part(errors, known, wanted), unary=unary)
+                parts.append(_Part(few, known, wanted, first=start == 0))
+        return parts
 
     def decode(self, syndrome: Any) -> Tensor:
         """(*batch, errors) the most probable errors, by an exact sweep.
@@ -93,15 +121,44 @@ class CosetDecoder:
         given = checked_syndrome(syndromes, self.model.checks.num_checks)
         padded = functional.pad(given[None].flatten(0, -2), (0, 1))  # torch needs a column
         rows, back = padded.unique(dim=0, return_inverse=True)
-        parts = [self._log_cosets(part) for part in rows[:, :-1].split(tuning.PIECE)]
-        logs = torch.cat(parts)[back].unflatten(0, (1, *given.shape[:-1])).squeeze(0)
-        return _decided(logs, self.model.checks.num_observables)
+        most = max(part.model.checks.num_observables for part in self._parts)
+        size = max(tuning.PIECE >> max(most - _GROUP, 0), 1)
+        parts = [self._decided(part) for part in rows[:, :-1].split(size)]
+        joined = (torch.cat(values)[back] for values in zip(*parts, strict=True))
+        return Decoded(
+            *(values.unflatten(0, (1, *given.shape[:-1])).squeeze(0) for values in joined)
+        )
 
-    def _log_cosets(self, rows: Tensor) -> Tensor:
-        model = self.model.condition(rows)
+    def _decided(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Observables, confidence and log P(s) of shots (B, checks), as of `Decoded`."""
+        count = self.model.checks.num_observables
+        found = torch.zeros(len(rows), count, dtype=torch.long, device=rows.device)
+        chance = torch.ones(len(rows), dtype=self.model.unary.dtype, device=rows.device)
+        log_p = torch.zeros_like(chance)
+        for part in self._parts:
+            known = [rows[:, at] if at >= 0 else found[:, -1 - at].to(rows) for at in part.known]
+            given = torch.stack(known, 1) if known else rows[:, :0]
+            logs = self._log_cosets(part.model.condition(given))
+            decided = _decided(logs, len(part.wanted))
+            found[:, part.wanted] = decided.observables.to(found)
+            chance = chance * decided.confidence
+            log_p = log_p + decided.log_probability if part.first else log_p
+        return torch.where((chance > 0).unsqueeze(1), found, 0), chance, log_p
+
+    def _log_cosets(self, model: ParityModel) -> Tensor:
         if self.keep is None:
             return model.log_cosets()
         return model.kept(self.keep, event_cost=self.event_cost).log_cosets
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Observables that are decided on together, given checks and other observables."""
+
+    model: ParityModel
+    known: list[int]  # checks, and observables as -1 - number
+    wanted: list[int]  # observables
+    first: bool  # of its part of the code
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +196,11 @@ class WindowDecoder:
 
     def __post_init__(self) -> None:
         CosetDecoder(self.model, self.keep, self.event_cost)
+        if self.model.checks.num_observables > tuning.MOST_OBSERVABLES:
+            raise ModelError(
+                f"WindowDecoder decides on {tuning.MOST_OBSERVABLES} observables at most; this "
+                f"model has {self.model.checks.num_observables}: CosetDecoder takes any number."
+            )
         given = as_states("WindowDecoder's windows", self.windows).cpu()
         checks = self.model.checks
         wrong = tuple(given.shape) != (checks.num_checks,) or given.is_floating_point()

@@ -41,7 +41,8 @@ class MessagesDecoder:
 
     Args:
         checks: (checks, errors), as for `ParityModel`.
-        log_odds: (errors,) or one number.
+        log_odds: (errors,) or one number; -inf and +inf for errors of probability 0 and 1, whose
+            decisions and beliefs stay as they are.
         iterations: the most for a shot.
         scale: the factor of min-sum's messages.
         product: sum-product instead of min-sum.
@@ -73,10 +74,10 @@ class MessagesDecoder:
         parities = Parities.of(self.checks, None)
         total = len(parities.columns)
         odds = as_values("MessagesDecoder's log_odds", self.log_odds).double().cpu()
-        if tuple(odds.shape) not in ((), (total,)) or not bool(odds.isfinite().all()):
+        if tuple(odds.shape) not in ((), (total,)) or bool(odds.isnan().any()):
             raise ModelError(
-                f"MessagesDecoder of {parities} needs finite log-odds ({total},), or one number; "
-                f"got shape {tuple(odds.shape)}."
+                f"MessagesDecoder of {parities} needs log-odds ({total},), or one number, and no "
+                f"NaN; got shape {tuple(odds.shape)}{' with NaN' if odds.isnan().any() else ''}."
             )
         require_fields(self, iterations="[1, inf)", scale="(0, inf]")
         count = sum(map(len, parities.rows))
@@ -117,7 +118,7 @@ class MessagesDecoder:
                 decoder's.
 
         Raises:
-            ModelError: log-odds of other shots or errors, or not finite.
+            ModelError: log-odds of other shots or errors, or NaN.
             EvidenceError: a syndrome of another length, or an erased check.
         """
         parities = self.checks
@@ -130,10 +131,11 @@ class MessagesDecoder:
         prior = self.log_odds
         if log_odds is not None:
             prior = as_values("MessagesDecoder's log_odds", log_odds).double().cpu()
-            if prior.shape != (*given.shape[:-1], total) or not bool(prior.isfinite().all()):
+            if prior.shape != (*given.shape[:-1], total) or bool(prior.isnan().any()):
                 raise ModelError(
-                    f"MessagesDecoder needs finite log-odds {(*given.shape[:-1], total)} for these "
-                    f"shots; got shape {tuple(prior.shape)}."
+                    f"MessagesDecoder needs log-odds {(*given.shape[:-1], total)} for these shots, "
+                    f"and no NaN; got shape {tuple(prior.shape)}"
+                    f"{' with NaN' if prior.isnan().any() else ''}."
                 )
         weights = (-prior).contiguous()
         tensors = *parts, weights, damping, rows, odds, errors, iterations, violated
@@ -231,7 +233,7 @@ def _passes(
     decoder: MessagesDecoder, damping: Tensor, syndromes: Tensor, wide: Tensor, bits: Tensor
 ) -> list[Tensor]:
     """(shots, errors) log-odds of no error after each iteration."""
-    prior = -decoder.log_odds.expand(len(syndromes), -1)
+    prior = -decoder.log_odds.nan_to_num(posinf=_SURE, neginf=-_SURE).expand(len(syndromes), -1)
     incoming, sent, totals = prior[:, bits], torch.zeros_like(prior[:, bits]), list[Tensor]()
     turn = (1 - 2 * syndromes).to(prior).unsqueeze(2)
     slots = torch.arange(wide.shape[1])

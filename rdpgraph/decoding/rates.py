@@ -81,16 +81,17 @@ def learn_rates(
     """
     odds = (model.unary[..., 1] - model.unary[..., 0]).detach().double()
     total = len(model.checks.columns)
-    if tuple(odds.shape) != (total,) or not bool(odds.isfinite().all()):
+    if not total or tuple(odds.shape) != (total,) or not bool(odds.isfinite().all()):
         raise ModelError(
-            "learn_rates needs a ParityModel without batch dims, of rates above 0 and below 1."
+            "learn_rates needs a ParityModel without batch dims, of one error at least and rates "
+            f"above 0 and below 1; got {model!r:.80}."
         )
     if tied is not None and len(tied) != total:
         raise ModelError(
             f"learn_rates needs one tie for each of {total} errors, or None; got {len(tied)}."
         )
     tied = tied.tolist() if isinstance(tied, Tensor) else tied  # elements of tensors are not equal
-    parities = model.checks
+    parities = model.checks.part(range(total), range(model.checks.num_checks), ())
     groups: dict[Any, list[int]] = {}
     for at, (checks, _) in enumerate(parities.columns):
         groups.setdefault(checks if tied is None else tied[at], []).append(at)

@@ -248,6 +248,101 @@ def test_learned_damping_leaves_fewer_shots_undecoded():
     assert undecoded(learned) < 0.6 * undecoded(best)
 
 
+def blocks(count, seed=0):
+    """Random codes side by side, of three observables each."""
+    draw = torch.Generator().manual_seed(seed)
+    flips = [(torch.rand(2, 5, generator=draw) < 0.5).long() for _ in range(count)]
+    seen = [(torch.rand(3, 5, generator=draw) < 0.5).long() for _ in range(count)]
+    rates = torch.rand(5 * count, generator=draw, dtype=torch.float64) / 2
+    return flips, seen, rates
+
+
+@pytest.mark.parametrize("keep", [None, 64])
+def test_parts_with_many_observables_are_decided_on_apart(keep):
+    flips, seen, rates = blocks(8)
+    model = rg.ParityModel.from_rates(
+        torch.block_diag(*flips), rates, observables=torch.block_diag(*seen)
+    )
+    shots = torch.randint(-1, 2, (20, 16), generator=torch.Generator().manual_seed(1))
+    found = decoding.CosetDecoder(model, keep).decode_observables(shots)
+    parts = [
+        rg.ParityModel.from_rates(each, rates[5 * at : 5 * at + 5], observables=seen[at])
+        for at, each in enumerate(flips)
+    ]
+    given = [part.condition(shots[:, 2 * at : 2 * at + 2]) for at, part in enumerate(parts)]
+    log_p = sum(part.log_partition() for part in given)
+    chance = torch.stack([part.coset_probabilities().amax(1) for part in given]).prod(0)
+    possible = log_p > -math.inf
+    assert bool(possible.any())
+    torch.testing.assert_close(found.log_probability, log_p)
+    torch.testing.assert_close(found.confidence, torch.where(possible, chance, 0.0))
+    best = torch.stack([part.log_cosets().argmax(1) for part in given], 1)
+    bits = (best.unsqueeze(2) >> torch.arange(3) & 1).flatten(1)
+    assert torch.equal(found.observables, torch.where(possible.unsqueeze(1), bits, 0))
+
+
+@pytest.mark.parametrize("keep", [None, 500])
+def test_many_observables_of_one_part_are_decided_on_in_turn(keep):
+    """Each ten are the most probable given those before, by sums over all errors."""
+    draw = torch.Generator().manual_seed(0)
+    flips, seen = (torch.rand(rows, 10, generator=draw) < 0.4 for rows in (3, 22))
+    seen[:, 0] = True  # one part
+    rates = torch.rand(10, generator=draw, dtype=torch.float64) / 2
+    model = rg.ParityModel.from_rates(flips, rates, observables=seen)
+    shots = torch.randint(0, 2, (6, 3), generator=draw)
+    found = decoding.CosetDecoder(model, keep).decode_observables(shots)
+    every = torch.tensor(list(itertools.product((0, 1), repeat=10)))
+    checks, bits = model.syndrome_of(every)
+    mass = model.score(every).exp()
+    for number, shot in enumerate(shots):
+        left = torch.where((checks == shot).all(1), mass, 0.0)
+        total = left.sum()
+        for start in range(0, 22, 10):
+            some = bits[:, start : start + 10]
+            kinds, which = some.unique(dim=0, return_inverse=True)
+            masses = torch.zeros(len(kinds), dtype=torch.float64).index_add_(0, which, left)
+            torch.testing.assert_close(
+                masses[(kinds == found.observables[number, start : start + 10]).all(1)].sum(),
+                masses.amax(),
+            )
+            left = torch.where(
+                (some == found.observables[number, start : start + 10]).all(1), left, 0.0
+            )
+        torch.testing.assert_close(found.confidence[number], left.sum() / total)
+        torch.testing.assert_close(found.log_probability[number], total.log())
+    with pytest.raises(rg.errors.ModelError, match="CosetDecoder takes any number"):
+        decoding.WindowDecoder(model, [0, 0, 1])
+
+
+@pytest.mark.parametrize(("product", "serial"), itertools.product((False, True), repeat=2))
+def test_certain_bits_stay_and_others_are_decoded_without_them(product, serial):
+    draw, options = torch.Generator().manual_seed(0), {"product": product, "serial": serial}
+    for _ in range(20):
+        flips = (torch.rand(4, 8, generator=draw) < 0.4).long()
+        odds = torch.randn(8, generator=draw, dtype=torch.float64) - 1
+        sure, value = torch.rand(2, 8, generator=draw) < 0.4
+        odds = torch.where(sure, torch.where(value, math.inf, -math.inf), odds)
+        errors = torch.where(sure, value, torch.rand(30, 8, generator=draw) < 0.5).long()
+        shots = errors @ flips.T % 2
+        found = decoding.MessagesDecoder(flips, odds, **options).run(shots)
+        assert bool((found.log_odds == odds)[:, sure].all())
+        assert bool((found.errors == value.long())[:, sure].all())
+        assert torch.equal(found.violated, (found.errors @ flips.T % 2 != shots).sum(1))
+        few = decoding.MessagesDecoder(flips[:, ~sure], odds[~sure], **options)
+        rest = few.run((shots - flips[:, sure & value].sum(1)) % 2)
+        torch.testing.assert_close(found.log_odds[:, ~sure], rest.log_odds, rtol=0, atol=0)
+        assert torch.equal(found.violated, rest.violated)
+        own = decoding.MessagesDecoder(flips, 0.0, **options).run(shots, odds.expand(30, -1))
+        assert torch.equal(own.log_odds, found.log_odds)
+
+
+def test_damping_is_learned_beside_certain_bits():
+    sure = decoding.MessagesDecoder(RING, [-math.inf, -1.0, math.inf, -1.0, -2.0])
+    shots = torch.randint(0, 2, (20, 4), generator=torch.Generator().manual_seed(0))
+    learned = decoding.learn_damping(sure, shots, steps=3, generator=torch.Generator())
+    assert bool(learned.damping.isfinite().all())
+
+
 def test_sinter_collects_with_it():
     sinter = pytest.importorskip("sinter", reason="sinter calls the decoder")
     stim = pytest.importorskip("stim")
@@ -271,6 +366,25 @@ def test_sinter_collects_with_it():
 def syndromes_of(model, shots, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return model.syndrome_of(model.sample(shots, generator))[0]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_sinter_collects_with_and_without_noise(noise):
+    sinter = pytest.importorskip("sinter", reason="sinter calls it")
+    import stim
+
+    circuit = stim.Circuit.generated(
+        "repetition_code:memory", distance=3, rounds=2, before_measure_flip_probability=noise
+    )
+    (done,) = sinter.collect(
+        num_workers=1,
+        tasks=[sinter.Task(circuit=circuit)],
+        decoders=["rdpgraph"],
+        custom_decoders={"rdpgraph": decoding.SinterDecoder()},
+        max_shots=50,
+    )
+    assert done.shots == 50
+    assert noise or not done.errors
 
 
 def test_rates_are_learned_and_what_cannot_be_told_apart_is_one():

@@ -3,12 +3,14 @@
 import itertools
 import math
 import pickle
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph import decoding
 from rdpgraph.testing import check_structure
 from tests.fuzz.parities import checked, drawn
 
@@ -349,6 +351,11 @@ def test_graphs_of_parity_checks_are_recognised(seed):
         torch.testing.assert_close(one, other)
 
 
+def many_observables():
+    """A bit for each of 21 observables."""
+    return rg.ParityModel.from_rates(torch.eye(21), [0.1] * 21, observables=torch.eye(21))
+
+
 BAD = {
     "a syndrome of another length": lambda: repetition().condition([1, 0, 0]),
     "a syndrome of other numbers": lambda: repetition().condition([1, 0, 0, 2]),
@@ -370,7 +377,8 @@ BAD = {
     "batches that differ": lambda: rg.ParityModel(
         [[1]], torch.zeros(3, 1), syndrome=torch.zeros(2, 1, dtype=torch.long)
     ),
-    "no error": lambda: rg.ParityModel(torch.zeros(2, 0), torch.zeros(0)),
+    "cosets of many observables": lambda: many_observables().log_cosets(),
+    "kept cosets of many observables": lambda: many_observables().kept(3),
     "text that is no model": lambda: rg.ParityModel.from_dem("error(0.1) D0\nnonsense(3)"),
     "a probability above one": lambda: rg.ParityModel.from_dem("error(1.5) D0"),
     "a repeat without an end": lambda: rg.ParityModel.from_dem("repeat 3 {\nerror(.1) D0"),
@@ -463,6 +471,199 @@ def test_text_of_stim_is_read_as_stim_reads_it(tmp_path):
     flat = rg.ParityModel.from_dem(dem.flattened())
     assert flat.checks.columns == model.checks.columns
     assert torch.equal(flat.unary, model.unary)
+
+
+READ = [
+    "",
+    " \n",
+    "# a comment",
+    "error(0.25)",
+    "error() D0",
+    "ERROR(1) d0 l1",
+    "error(0.125)\tD0 \t^  D1 L0\r\n",
+    "error[#1](0.25) D0 L0",
+    "error[a(b{c[d](.5) D00",
+    r"error[\n\r\B\C](1e-3) D0",
+    "error(.5) D0#c",
+    "detector() D3",
+    "detector[t](1,,-2.5e1) D3",
+    "shift_detectors(0, 1) 2\nerror( 0.5 ) D1\ndetector D0",
+    "logical_observable L2",
+    "repeat 2 { error(0.5) D0\n}",
+    "REPEAT[t] 3{#c\nerror(.5) D0\nshift_detectors 2\n} error(.25) D0",
+    "repeat 0 {\nerror(0.5) D3 L3\nshift_detectors 7\n}\nerror(0.5) D1",
+    "repeat 2 {}",
+    "repeat 2 {\nrepeat 3 {\nerror(.5) D0 L0\nshift_detectors 1\n}\nshift_detectors 1\ndetector D9\n}",
+    "error(0.5) D2 D0 D2",
+]
+REFUSED = [
+    "error D0",
+    "error(0.1, 0.2) D0",
+    "error(1.5) D0",
+    "error(-0.1) D0",
+    "error(nan) D0",
+    "error(1e400) D0",
+    "error(0.1)D0",
+    "error (0.1) D0",
+    "error(0.1) D0,D1",
+    "error(0.1) D0^D1",
+    "error(0.1) D0 ^ ^ D1",
+    "error(0.1) ^ D1",
+    "error(0.1) D0 ^",
+    "error(0.1) 5",
+    "error(0.1) X0",
+    "error(0.1) D",
+    "error(0.1) D-1",
+    "error(0.1) D0 error(0.1) D1",
+    "error [t](0.1) D0",
+    "error[t] (0.1) D0",
+    r"error[\x](0.1) D0",
+    "error[a\nb](0.1) D0",
+    "error(0.1) D0 {",
+    "error(0.1",
+    "detector",
+    "detector D0 D1",
+    "detector L0",
+    "detector(a) D0",
+    "logical_observable(1) L0",
+    "logical_observable D0",
+    "shift_detectors",
+    "shift_detectors -1",
+    "shift_detectors D1",
+    "shift_detectors 1 2",
+    "repeat {\n}",
+    "repeat 2\n{\n}",
+    "repeat 2 {\nerror(0.1) D0 }",
+    "repeat 2 {",
+    "}",
+    "repeat 2 {\n}\n}",
+    "repeat(1) 2 {\n}",
+    "errors(0.1) D0",
+    "error0(0.1) D0",
+    "error(0.1) D\u0661",
+    "error(0.1)\u00a0D0",
+    "\ufefferror(0.1) D0",
+]
+
+
+@pytest.mark.parametrize("text", READ)
+def test_what_stim_reads_is_read_alike(text):
+    stim = pytest.importorskip("stim", reason="stim says what it reads")
+    found, dem = rg.ParityModel.from_dem(text).checks, stim.DetectorErrorModel(text)
+    assert len(found.columns) == dem.num_errors
+    assert (found.num_checks, found.num_observables) == (dem.num_detectors, dem.num_observables)
+    assert found.columns == rg.ParityModel.from_dem(dem.flattened()).checks.columns
+    assert rg.ParityModel.from_dem(dem).checks.columns == found.columns
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_stim_refuses_is_refused_in_one_line(text, tmp_path):
+    with suppress(ImportError):
+        import stim
+
+        with pytest.raises((ValueError, IndexError)):
+            stim.DetectorErrorModel(text)
+    file = tmp_path / "model.dem"
+    file.write_text(text)
+    for given in (f"{text}\n", file):
+        with pytest.raises(rg.errors.FileFormatError, match=r"line [0-9]+: ") as caught:
+            rg.ParityModel.from_dem(given)
+        assert "\n" not in str(caught.value)
+
+
+def test_repeats_without_errors_take_no_time():
+    text = "repeat 1000000000 {\nrepeat 1000000000 {\ndetector D2\n}\n}\nerror(0.1) D0"
+    assert rg.ParityModel.from_dem(text).checks.num_checks == 3
+    with pytest.raises(rg.errors.FileFormatError, match="line 1: at most 10,000,000 errors"):
+        rg.ParityModel.from_dem("repeat 1000000000 {\nerror(0.1) D0\n}")
+
+
+def test_a_name_of_a_file_is_told_from_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("errors.dem", "error.dem", "model (1).dem", "detector-errors"):
+        (tmp_path / name).write_text("error(0.1) D0")
+        assert len(rg.ParityModel.from_dem(name).checks.columns) == 1
+    for text in ("detector D3", "shift_detectors 1", "logical_observable L0", "repeat 2 {}", "#"):
+        assert not rg.ParityModel.from_dem(text).checks.columns
+
+
+@pytest.mark.parametrize("checks", [0, 2])
+def test_a_model_without_errors(checks):
+    """One set of errors, the empty one, which explains the syndrome of zeros alone."""
+    text = "".join(f"detector D{at}\n" for at in range(checks)) + "logical_observable L1"
+    model = rg.ParityModel.from_dem(text)
+    every = torch.tensor(list(itertools.product((0, 1, -1), repeat=checks)), dtype=torch.long)
+    some = model.condition(every)
+    exact = torch.where((every < 1).all(1), 0.0, -math.inf).double()
+    assert torch.equal(some.log_partition(), exact)
+    assert torch.equal(some.log_cosets()[:, 0], exact)
+    assert bool((some.log_cosets()[:, 1:] == -math.inf).all())
+    assert torch.equal(some.kept(3).log_partition, exact)
+    assert torch.equal(rg.infer(some).log_partition, exact)
+    assert torch.equal(rg.infer(some.factor_graph()).log_partition.expand(exact.shape), exact)
+    scores = some.k_best(2).scores
+    assert torch.equal(scores, torch.stack([exact, torch.full_like(exact, -math.inf)]))
+    assert model.mode().shape == (0,)
+    assert model.sample(3).shape == (3, 0)
+    assert model.max_marginals().shape == model.marginals().shape == (0, 2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_max_marginals_are_those_of_enumeration(seed):
+    """Of random checks and batches, with erased checks and impossible states."""
+    draw = torch.Generator().manual_seed(seed)
+    flips = (torch.rand(3, 6, generator=draw) < 0.4).long()
+    unary = torch.randn(2, 6, 2, generator=draw, dtype=torch.float64)
+    unary[0, 0, 1] = -math.inf
+    syndrome = torch.randint(-1, 2, (2, 3), generator=draw)
+    model = rg.ParityModel(flips, unary=unary.requires_grad_(), syndrome=syndrome)
+    every = torch.tensor(list(itertools.product((0, 1), repeat=6)))
+    scores = model.score(every.unsqueeze(1).expand(-1, 2, -1))
+    has = torch.stack([every == 0, every == 1], -1).unsqueeze(1)
+    exact = torch.where(has, scores[..., None, None], -math.inf).amax(0)
+    torch.testing.assert_close(model.max_marginals(), exact)
+    torch.testing.assert_close(rg.infer(model).max_marginals(), exact)
+    weights = torch.randn(exact.shape, generator=draw, dtype=torch.float64)
+    found, wanted = (
+        torch.autograd.grad((values * weights)[values > -math.inf].sum(), unary)[0]
+        for values in (model.max_marginals(), exact)
+    )
+    torch.testing.assert_close(found, wanted)
+
+
+BITS = [[1, 0], [0, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [[bool(bit) for bit in row] for row in BITS],
+        [torch.tensor(row, dtype=torch.bool) for row in BITS],
+        *(np.array(BITS, dtype=kind) for kind in ("bool", "i1", "u1", "u2", "u4", "u8", "i8")),
+        *(
+            torch.tensor(BITS).to(kind)
+            for kind in (torch.bool, torch.int8, torch.uint8, torch.uint16)
+        ),
+    ],
+    ids=lambda given: f"{type(given).__name__} {getattr(given, 'dtype', '')}",
+)
+def test_bits_of_every_type_are_bits(given):
+    model = rg.ParityModel.from_rates([[1, 1], [0, 1]], [0.1, 0.2])
+    plain = torch.tensor(BITS)
+    assert torch.equal(
+        model.condition(given).log_partition(), model.condition(plain).log_partition()
+    )
+    assert torch.equal(model.score(given), model.score(plain))
+    assert torch.equal(model.syndrome_of(given)[0], model.syndrome_of(plain)[0])
+    coded = decoding.MessagesDecoder(model.checks, -1.0)
+    assert torch.equal(coded.decode(given), coded.decode(plain))
+
+
+@pytest.mark.parametrize("wrong", [255, 2])
+def test_unsigned_numbers_that_are_no_bits_are_refused(wrong):
+    model = rg.ParityModel.from_rates([[1, 1], [0, 1]], [0.1, 0.2])
+    with pytest.raises(rg.errors.EvidenceError, match="of 0 and 1"):
+        model.condition(torch.tensor([wrong, 0], dtype=torch.uint8))
 
 
 def test_a_constant_beside_parities_counts():

@@ -4,6 +4,7 @@ import math
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from os import PathLike
+from os.path import exists
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -16,13 +17,13 @@ from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Match, Structure
-from rdpgraph.io.detectors import parse_detectors, read_detectors
+from rdpgraph.io.detectors import is_detectors, parse_detectors, read_detectors
 from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.automaton import Automaton
-from rdpgraph.model.potentials.table import Table, as_states, as_values, checked_log_values
+from rdpgraph.model.potentials.table import Table, as_values, checked_log_values
 from rdpgraph.model.restriction import Support, check_support
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
@@ -55,7 +56,8 @@ class ParityModel(Structure):
         checks: (checks, errors) which errors flip which checks, odd entries: dense, or sparse of
             scipy or torch, or the path of a file: alist, or scipy's ``.npz``.
         log_odds: (*batch, errors) log p - log (1 - p) of each error; -inf and +inf for p = 0 and 1.
-        observables: (observables, errors), as checks; 20 at most.
+        observables: (observables, errors), as checks. All cosets of 20 are listed at most;
+            `decoding.CosetDecoder` decides on any number.
         syndrome: (*batch, checks) 0 or 1, and -1 where a check is erased; default: none is known.
         unary: (*batch, errors, 2) log-potentials (nats) instead of log-odds.
 
@@ -106,16 +108,11 @@ class ParityModel(Structure):
         else:
             unary = as_values("ParityModel's unary", given)
         checked_log_values("ParityModel's unary", unary)
-        if unary.ndim < 2 or tuple(unary.shape[-2:]) != (total, 2) or not total:
+        if unary.ndim < 2 or tuple(unary.shape[-2:]) != (total, 2):
             shape = tuple(unary.shape if log_odds is None else unary.shape[:-1])
             raise ModelError(
-                f"ParityModel of {parities} needs log-odds (*batch, errors), one error at least, "
-                f"or unary (*batch, errors, 2); got {shape}."
-            )
-        if parities.num_observables > tuning.MOST_OBSERVABLES:
-            raise ModelError(
-                f"ParityModel supports at most {tuning.MOST_OBSERVABLES} observables; got "
-                f"{parities.num_observables}: give only those that you ask about."
+                f"ParityModel of {parities} needs log-odds (*batch, errors), or "
+                f"unary (*batch, errors, 2); got {shape}."
             )
         if self.syndrome is not None:
             syndrome = checked_syndrome(self.syndrome, parities.num_checks).to(unary.device)
@@ -150,7 +147,9 @@ class ParityModel(Structure):
             >>> ParityModel.from_dem("error(0.1) D0 L0\nerror(0.2) D0").log_cosets().exp()
             tensor([0.9000, 0.1000], dtype=torch.float64)
         """
-        path = isinstance(model, PathLike) or (isinstance(model, str) and not {*"(\n"} & {*model})
+        path = isinstance(model, PathLike)
+        if isinstance(model, str) and not is_detectors(model):
+            path = "(" not in model or exists(model)
         read = read_detectors(model) if path else parse_detectors(str(model))
         parities = Parities(read.columns, read.num_detectors, read.num_observables)
         return cls(parities, torch.tensor(read.rates, dtype=dtype).logit())
@@ -219,8 +218,22 @@ class ParityModel(Structure):
         return self._cosets(observables=False)[..., 0]
 
     def log_cosets(self) -> Tensor:
-        """(*batch, 2^observables) log P(s, l) nats, with gradients; bit i of l is observable i."""
+        """(*batch, 2^observables) log P(s, l) nats, with gradients; bit i of l is observable i.
+
+        Raises:
+            ModelError: more than 20 observables.
+        """
+        self._require_list()
         return self._cosets(observables=True)
+
+    def _require_list(self) -> None:
+        """Raise `ModelError` if there are too many cosets to list."""
+        if self.checks.num_observables > tuning.MOST_OBSERVABLES:
+            raise ModelError(
+                f"The cosets of {tuning.MOST_OBSERVABLES} observables are listed at most; this "
+                f"ParityModel has {self.checks.num_observables}: give those that are asked about, "
+                "or decide on all of them by decoding.CosetDecoder."
+            )
 
     def coset_probabilities(self) -> Tensor:
         """(*batch, 2^observables) P(l | s); uniform where the syndrome is impossible."""
@@ -252,10 +265,11 @@ class ParityModel(Structure):
                 are compared.
 
         Raises:
-            ModelError: numbers out of range.
+            ModelError: numbers out of range, or more than 20 observables.
             BudgetError: more than 512 checks and observables are open.
             UnsupportedError: there is no compiled library.
         """
+        self._require_list()
         unary, syndrome = self._parts()
         zeros = self._zero_rows()
         seed = int(torch.randint(2**62, (), generator=generator)) if replicates else -1
@@ -286,6 +300,14 @@ class ParityModel(Structure):
         """(*batch,) of the errors given the syndrome, nats: log Z less the expected score."""
         return expectations.entropy(self)
 
+    def max_marginals(self) -> Tensor:
+        """(*batch, errors, 2) the largest score with each error absent, and present (nats).
+
+        About errors x 2^open for a shot, by torch; differentiable.
+        """
+        best = sweeps.max_marginals(self.checks, *self._parts())
+        return best.to(self.unary.dtype).reshape(*self.states_shape, 2)
+
     def mode(self) -> Tensor:
         """(*batch, errors) the most probable errors.
 
@@ -306,6 +328,8 @@ class ParityModel(Structure):
         k = checked_best("ParityModel", k, self.states_shape)
         states = sweeps.k_best(self.checks, *self._parts(), k).reshape(k, *self.states_shape)
         there = (states >= 0).all(-1)
+        if not self.checks.columns:
+            there[1:] = False  # without errors there is one set, the empty one
         scores = torch.where(there, self.score(states.clamp(min=0)), -math.inf)
         return KBestConfigurations(states, scores)
 
@@ -330,7 +354,7 @@ class ParityModel(Structure):
     def syndrome_of(self, errors: Tensor) -> tuple[Tensor, Tensor]:
         """(*lead, checks) and (*lead, observables) that errors (*lead, errors) flip, int64."""
         checks, seen = self.checks.matrices
-        given = as_states("The errors", errors).double()
+        given = sweeps.as_bits("The errors", errors).double()
         return tuple((given @ part.to(given.device).T).long() % 2 for part in (checks, seen))  # pyright: ignore
 
     def score(self, states: Tensor) -> Tensor:
@@ -339,7 +363,7 @@ class ParityModel(Structure):
         Raises:
             EvidenceError: another shape, or other states than 0 and 1.
         """
-        states = as_states("Errors", states)
+        states = sweeps.as_bits("Errors", states)
         shape = self.states_shape
         fits = tuple(states.shape[states.ndim - len(shape) :]) == shape
         if not fits or states.is_floating_point():
@@ -375,8 +399,10 @@ class ParityModel(Structure):
             if row:
                 accept = torch.cat(either, -1)
                 factors.append(Factor([sites[at] for at in row], Automaton(turn, accept, len(row))))
-            else:  # a check that no error flips
+            elif self.checks.columns:  # a check that no error flips
                 unary = unary + either[0].unsqueeze(-1)
+            else:
+                factors.append(Factor((), Table(either[0].squeeze(-1))))
         return FactorGraph([FactorBlock((sites,), Table(unary)), *factors])
 
     @classmethod

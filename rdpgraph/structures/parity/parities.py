@@ -91,6 +91,42 @@ class Parities:
         """The errors that flip an observable, and no check."""
         return tuple(at for at, (checks, seen) in enumerate(self.columns) if seen and not checks)
 
+    def parts(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """Errors, checks and observables of each part that shares nothing with the others."""
+        part: dict[int, int] = {}  # a parent of each check, and of each observable, -1 - number
+
+        def root(one: int) -> int:
+            while (above := part.setdefault(one, one)) != one:
+                part[one] = one = part[above]
+            return one
+
+        numbers = [*range(self.num_checks), *(-1 - seen for seen in range(self.num_observables))]
+        for checks, seen in self.columns:
+            ends = [*checks, *(-1 - one for one in seen)]
+            for one in ends[1:]:
+                part[root(one)] = root(ends[0])
+        found: dict[int, tuple[list[int], list[int], list[int]]] = {}
+        for one in numbers:
+            _, checks, seen = found.setdefault(root(one), ([], [], []))
+            (checks if one >= 0 else seen).append(one if one >= 0 else -1 - one)
+        for at, (checks, seen) in enumerate(self.columns):
+            for one in [*checks, *(-1 - each for each in seen)][:1]:
+                found[root(one)][0].append(at)
+        idle = [at for at, column in enumerate(self.columns) if not any(column)]
+        return [*found.values(), *([(idle, [], [])] if idle else [])]
+
+    def part(self, errors: Sequence[int], checks: Sequence[int], seen: Sequence[int]) -> "Parities":
+        """Some errors, with some checks, and observables -1 - number among the checks, in order."""
+        rows, places = ({one: at for at, one in enumerate(each)} for each in (checks, seen))
+        columns = [
+            (
+                [rows[one] for one in (*flips, *(-1 - each for each in sees)) if one in rows],
+                [places[one] for one in sees if one in places],
+            )
+            for flips, sees in (self.columns[at] for at in errors)
+        ]
+        return Parities(columns, len(checks), len(seen))
+
     @cached_property
     def rows(self) -> list[list[int]]:
         """The errors that flip each check."""
@@ -178,7 +214,8 @@ class Parities:
         groups: dict[Any, list[int]] = {}
         for number, (checks, seen) in enumerate(self.columns):
             groups.setdefault((checks, seen if observables else ()), []).append(number)
-        parities = Parities(groups, self.num_checks, self.num_observables)
+        seen = self.num_observables if observables else 0
+        parities = Parities(groups, self.num_checks, seen)
         vars(parities)["order"] = self.order
         rows, rounds = list(groups.values()), list[Tensor]()
         places: list[list[int]] = rows

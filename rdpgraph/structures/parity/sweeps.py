@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.masked import filled
-from rdpgraph.errors import BudgetError, EvidenceError
+from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import safe_log, soft_sum
 from rdpgraph.model.potentials.potential import WHOLE
-from rdpgraph.model.potentials.table import as_states
+from rdpgraph.model.potentials.table import converted
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.draws import uniform
 from rdpgraph.structures.parity.parities import FLIP, OPEN, Parities, Program
@@ -39,15 +39,26 @@ def normalised(logs: Tensor) -> Tensor:
     return torch.where(peak > -math.inf, logs, 0.0).softmax(-1)
 
 
+def as_bits(name: str, given: Any) -> Tensor:
+    """Signed integers from tensors, arrays and lists of integers of any kind, or of booleans."""
+    try:
+        bits = converted(name, given, "integers")
+    except ModelError as error:
+        raise EvidenceError(str(error)) from None
+    if bits.dtype == torch.bool:
+        return bits.to(torch.int8)
+    empty = not isinstance(given, Tensor) and not bits.numel()  # of no type
+    if empty or not (bits.is_floating_point() or bits.is_complex() or bits.dtype in WHOLE[:4]):
+        return bits.long()  # comparisons of unsigned numbers with -1 are wrong
+    return bits
+
+
 def checked_syndrome(given: Any, checks: int, *, erased: bool = True) -> Tensor:
     """Syndromes (*batch, checks) of 0, 1 and, if ``erased``, -1 as int8; else `EvidenceError`.
 
     A masked entry is an erased check.
     """
-    given = filled(given, -1)
-    if getattr(given, "dtype", None) in (torch.bool, "bool"):
-        given = torch.as_tensor(given).to(torch.int8)
-    syndrome = as_states("A syndrome", given)
+    syndrome = as_bits("A syndrome", filled(given, -1))
     if syndrome.dtype not in WHOLE or not syndrome.ndim or syndrome.shape[-1] != checks:
         raise EvidenceError(
             f"ParityModel of {checks} checks needs integer syndromes (*batch, {checks}); got "
@@ -304,6 +315,42 @@ def _before(
     ]
 
 
+def max_marginals(parities: Parities, unary: Tensor, syndrome: Tensor) -> Tensor:
+    """(B, errors, 2) largest log-mass of a set of errors without each, and with it."""
+    program = parities.program(observables=False, merged=False)
+    require_open(parities, program, len(program.steps) / 8.0)
+    unary, syndrome = unary.double(), syndrome.to(unary.device)
+    items = tuning.per_block(len(program.steps) << program.width)
+    if len(syndrome) > items:
+        parts = zip(_items(unary, items), syndrome.split(items), strict=False)
+        return torch.cat([max_marginals(parities, *part) for part in parts])
+    final, before = by_logs(program, unary, syndrome, best=True)
+    after = torch.zeros_like(final)  # (B, states) best completion of each state after the step
+    best: list[Tensor] = [after] * unary.shape[1]
+    for (kind, bit, number), logs in zip(
+        program.steps.flip(0).tolist(), reversed(before), strict=True
+    ):
+        if kind == OPEN:
+            after = after[:, : logs.shape[1]]
+        elif kind == FLIP:
+            flip = torch.arange(logs.shape[1], device=logs.device) ^ bit
+            # The two ways on from each state before it.
+            ways = torch.stack([after, after[:, flip]], -1) + unary[:, number].unsqueeze(1)
+            best[number] = (logs.unsqueeze(-1) + ways).amax(1)
+            after = ways.amax(-1)
+        else:
+            seen, halves = syndrome[:, number].reshape(-1, 1, 1), after.unflatten(1, (-1, 1 << bit))
+            parts = [torch.where(seen != other, halves, -math.inf) for other in (1, 0)]
+            after = torch.stack(parts, 2).flatten(1)
+    empty = unary.new_zeros(len(syndrome), 0, 2)
+    return torch.stack(best, 1) if best else empty
+
+
+def _items(unary: Tensor, items: int) -> Iterable[Tensor]:
+    """Log-weights (B or 1, errors, 2) of some items at a time."""
+    return unary.split(items) if len(unary) > 1 else itertools.repeat(unary)
+
+
 @torch.no_grad()
 def k_best(parities: Parities, unary: Tensor, syndrome: Tensor, count: int) -> Tensor:
     """(count, B, errors) int64: the most probable errors, best first; -1 where there are fewer.
@@ -316,10 +363,7 @@ def k_best(parities: Parities, unary: Tensor, syndrome: Tensor, count: int) -> T
     unary, syndrome = unary.double(), syndrome.to(unary.device)
     items = tuning.per_block(len(program.steps) << program.width)  # of 64 bytes each
     if len(syndrome) > items:
-        pairs = zip(
-            unary.split(items) if len(unary) > 1 else itertools.repeat(unary),
-            syndrome.split(items), strict=False,
-        )  # fmt: skip
+        pairs = zip(_items(unary, items), syndrome.split(items), strict=False)
         return torch.cat([k_best(parities, *pair, count) for pair in pairs], 1)
     before = by_logs(program, unary, syndrome, best=True)[1]
     at = syndrome.new_zeros(1, len(syndrome), dtype=torch.long)

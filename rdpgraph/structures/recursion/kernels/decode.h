@@ -126,7 +126,8 @@ struct Decode {
     return out[k] = x;
   }
 
-  // Beliefs of all bits, and what they send to each of their checks: all but what it sent.
+  // Beliefs of all bits, and what they send to each of their checks: all but what it sent. A bit whose
+  // prior is certain keeps and sends that, whatever checks say.
   template <typename Message>
   void gather(const Shots* channel, Shots* in, Shots* exps, Shots* total, Bytes* hard, Shots* room,
               Message message) const {
@@ -137,9 +138,11 @@ struct Decode {
         room[2 * k] = sum, room[2 * k + 1] = message(a + k);
         sum += room[2 * k + 1];
       }
+      const Mask open = (Mask)(size_of(channel[v]) < kFarthest);
+      sum = chosen(open, sum, channel[v]);
       total[v] = sum, hard[v] = decided(sum);
       for (int64_t k = n - 1; k >= 0; --k) {
-        in[a + k] = room[2 * k] + after;
+        in[a + k] = chosen(open, room[2 * k] + after, channel[v]);
         after += room[2 * k + 1];
         if (exps) exps[a + k] = exp_of<double>(-size_of(in[a + k]));
       }
