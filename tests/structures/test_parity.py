@@ -493,7 +493,8 @@ READ = [
     "REPEAT[t] 3{#c\nerror(.5) D0\nshift_detectors 2\n} error(.25) D0",
     "repeat 0 {\nerror(0.5) D3 L3\nshift_detectors 7\n}\nerror(0.5) D1",
     "repeat 2 {}",
-    "repeat 2 {\nrepeat 3 {\nerror(.5) D0 L0\nshift_detectors 1\n}\nshift_detectors 1\ndetector D9\n}",
+    "repeat 2 {\nrepeat 3 {\nerror(.5) D0 L0\nshift_detectors 1\n}\n"
+    "shift_detectors 1\ndetector D9\n}",
     "error(0.5) D2 D0 D2",
 ]
 REFUSED = [
@@ -542,7 +543,6 @@ REFUSED = [
     "error0(0.1) D0",
     "error(0.1) D\u0661",
     "error(0.1)\u00a0D0",
-    "\ufefferror(0.1) D0",
 ]
 
 
@@ -662,7 +662,7 @@ def test_bits_of_every_type_are_bits(given):
 @pytest.mark.parametrize("wrong", [255, 2])
 def test_unsigned_numbers_that_are_no_bits_are_refused(wrong):
     model = rg.ParityModel.from_rates([[1, 1], [0, 1]], [0.1, 0.2])
-    with pytest.raises(rg.errors.EvidenceError, match="of 0 and 1"):
+    with pytest.raises(rg.errors.EvidenceError, match="must be 0 or 1"):
         model.condition(torch.tensor([wrong, 0], dtype=torch.uint8))
 
 
