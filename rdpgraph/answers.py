@@ -5,7 +5,8 @@ relaxed draws, estimates with their errors, the progress of long work, and a lin
 `Posterior`, `Plan`, `Status` and `Segmentation` are names of `rdpgraph`.
 """
 
-from rdpgraph._core.progress import Progress, show_progress
+from rdpgraph._core.progress import Progress
+from rdpgraph._core.progress_line import show_progress
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.estimate.feature_errors import PartitionError
 from rdpgraph.estimate.randomized import ControlledEstimate

@@ -155,7 +155,7 @@ def infer_command(
         raise typer.BadParameter(
             f"--format uai writes all variables for {task}; with --query use table or json"
         )
-    from rdpgraph._core.progress import show_progress
+    from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.answers import Answer, answer, rows_lacking, worth
     from rdpgraph.cli.loading import (
         Given,
@@ -284,7 +284,7 @@ def explain_command(
     _json: Json = None,
 ) -> None:
     """Print the plan for a model, without running it."""
-    from rdpgraph._core.progress import show_progress
+    from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.answers import as_json
     from rdpgraph.cli.loading import Given, load
     from rdpgraph.cli.solving import ending
@@ -350,7 +350,7 @@ def draw(
     _json: Json = None,
 ) -> None:
     """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
-    from rdpgraph._core.progress import show_progress
+    from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.answers import print_report
     from rdpgraph.cli.loading import Given, checked_picture, load
     from rdpgraph.cli.solving import ending, posterior_of

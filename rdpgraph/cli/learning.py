@@ -48,7 +48,7 @@ def fit_command(
     last step are written.
     """
     begin = monotonic()
-    from rdpgraph._core.progress import show_progress
+    from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.answers import as_json
     from rdpgraph.cli.loading import checked_target, load, read_rows
     from rdpgraph.cli.solving import best_so_far, ending, warn
@@ -100,7 +100,7 @@ def sample_command(
     """Draw rows from a model, given what is set, as comma-separated values or JSON."""
     import torch
 
-    from rdpgraph._core.progress import show_progress
+    from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.loading import Given, checked_target, load
     from rdpgraph.cli.solving import ending, posterior_of, seeded
     from rdpgraph.errors import ModelError

@@ -939,7 +939,7 @@ def test_ctrl_c_prints_the_best_answer_so_far(run, grid, monkeypatch):
         if len(sweeps) == 3:  # after "planning" and "solving"
             signal.raise_signal(signal.SIGINT)
 
-    shown = "rdpgraph._core.progress.show_progress"
+    shown = "rdpgraph._core.progress_line.show_progress"
     monkeypatch.setattr(shown, lambda *_: nullcontext(press))
     options = ("--method", "loopy", "--set", "0=1", "--time", "60s", "--format", "json")
     code, out, error = run("infer", grid, "--task", "PR", *options)
@@ -978,7 +978,7 @@ def test_ctrl_c_that_an_import_swallows_ends_the_command(run, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         yield lambda step: None
 
-    monkeypatch.setattr("rdpgraph._core.progress.show_progress", shown)
+    monkeypatch.setattr("rdpgraph._core.progress_line.show_progress", shown)
     assert run("explain", ASIA) == (130, "", "Error: Stopped.\n")
 
 

@@ -103,7 +103,7 @@ def test_ctrl_c_writes_the_tables_of_the_last_step(run, data, tmp_path, monkeypa
         if step.number == 1:
             signal.raise_signal(signal.SIGINT)
 
-    shown = "rdpgraph._core.progress.show_progress"
+    shown = "rdpgraph._core.progress_line.show_progress"
     monkeypatch.setattr(shown, lambda *_: nullcontext(press_once))
     code, _, error = run("fit", ASIA, data, "-o", stopped)
     assert (code, len(told)) == (130, 2)
@@ -123,7 +123,7 @@ def test_the_end_of_the_time_writes_the_tables_of_the_last_step(
         if getattr(step, "number", 0) == 1:
             hands.time += 1000.0
 
-    shown = "rdpgraph._core.progress.show_progress"
+    shown = "rdpgraph._core.progress_line.show_progress"
     monkeypatch.setattr(shown, lambda *_: nullcontext(pass_time))
     code, _, error = run("fit", ASIA, data, "-o", late, "--time", "100s")
     assert code == 0
