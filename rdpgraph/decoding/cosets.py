@@ -204,7 +204,7 @@ class WindowDecoder:
         given = as_states("WindowDecoder's windows", self.windows).cpu()
         checks = self.model.checks
         wrong = tuple(given.shape) != (checks.num_checks,) or given.is_floating_point()
-        if wrong or not given.numel() or bool(given.amin() < 0):
+        if wrong or bool((given < 0).any()):
             raise ModelError(
                 f"WindowDecoder of {checks} needs the number of a window, an integer >= 0, for "
                 f"each check, in shape ({checks.num_checks},); got {given.dtype} of shape "
@@ -228,10 +228,11 @@ class WindowDecoder:
         steps = parities.slots.steps.tolist()
         unary, syndrome = self.model.unary.cpu().unsqueeze(0), None
         begin, seen, lead = 0, -1, ()
-        for window in range(max(windows) + 1):
+        last = max(windows, default=0)  # without checks there is one window, which is empty
+        for window in range(last + 1):
             closed = [at for at, (kind, _, number) in enumerate(steps)
                       if kind == CLOSE and windows[number] <= window]  # fmt: skip
-            end = len(steps) if window == max(windows) else max(closed, default=-1) + 1
+            end = len(steps) if window == last else max(closed, default=-1) + 1
             wanted = max([windows[c] for kind, _, c in steps[:end] if kind == OPEN] + [window])
             while seen < wanted:
                 seen += 1

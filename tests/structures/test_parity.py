@@ -280,8 +280,11 @@ def test_more_than_sixty_four_open_checks_are_kept():
     rng = np.random.default_rng(0)
     rows = torch.tensor(rng.random((150, 200)) < 0.06)
     model = rg.ParityModel.from_rates(rows, torch.full((200,), 0.01), observables=rows[:2])
-    assert model.cost().open_checks > 64
-    with pytest.raises(rg.errors.BudgetError, match="keep some of its states"):
+    cost = model.cost()
+    assert cost.open_checks > 64
+    assert cost.memory == 8 * 2.0 ** (cost.open_checks + 2)  # two observables beside the checks
+    assert cost.work >= 2.0 ** (cost.open_checks + 2)
+    with pytest.raises(rg.errors.BudgetError, match=f"has {cost.open_checks} bits open at once"):
         model.condition(torch.zeros(150, dtype=torch.int8)).log_partition()
     bound = model.condition(torch.zeros(150, dtype=torch.int8)).kept(200)
     assert 200 * math.log(0.99) - 1e-4 <= bound.log_partition <= 0

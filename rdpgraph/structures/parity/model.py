@@ -131,16 +131,18 @@ class ParityModel(Structure):
 
     @classmethod
     def from_dem(cls, model: Any, *, dtype: torch.dtype = torch.float64) -> "ParityModel":
-        r"""The errors of a detector error model: of stim, or its text, or a file of it.
+        r"""Return the model of the errors of a detector error model: of stim, its text, or a file.
 
-        Equal errors stay separate, and are merged where they are summed over. Does not need stim.
+        All of stim's language is read, and stim is not needed. Equal errors stay separate, and are
+        merged where they are summed over. A text without errors gives a model without errors, whose
+        only possible syndrome is all zeros.
 
         Args:
             model: a ``stim.DetectorErrorModel``, its text, or the path of a file.
             dtype: of the log-odds.
 
         Raises:
-            ModelError: no such model.
+            FileFormatError: the text is not in stim's language; the error gives the line.
             OSError: the file cannot be read.
 
         Example:

@@ -268,7 +268,11 @@ class Parities:
                 rows.append((OPEN, 0, -1))
         width = max(width, len(bits))
         if width > 60:
-            width, rows = self.open_checks + len(bits), []
+            # Masks of more bits do not fit into int64. Only the cost is of use: that of all checks
+            # that are open, with the observables beside them from the beginning.
+            beside = self.num_observables if observables else 0
+            width, rows = self.open_checks + beside, []
+            work = self._work(self.order) * 2.0 ** min(beside, 90)
         steps = torch.tensor(rows, dtype=torch.long, device="cpu").reshape(-1, 3)
         return Program(steps, rounds, tuple(-1 - one for one in bits), width, work)
 

@@ -98,7 +98,8 @@ def require_open(parities: Parities, program: Program, copies: float = 2.0) -> N
     if program.width > tuning.OPEN_CHECKS:
         raise BudgetError(
             f"The sweep of {parities} has {program.width} bits open at once, a table of "
-            f"2^{program.width}; keep some of its states: kept(states)."
+            f"2^{program.width} numbers; keep some of its states: kept(states) of the model, or "
+            "keep=100 for a decoder."
         )
     require_room(64.0 * copies * 2.0**program.width, f"The sweep of {parities}")
 
