@@ -49,6 +49,16 @@ def test_no_shots_and_shots_without_checks():
     assert silent.tolist() == [[0] * 3] * 3
 
 
+def test_a_model_of_nothing_is_decoded():
+    nothing, shots = rg.ParityModel.from_dem(""), np.zeros((3, 0), dtype=bool)
+    decoded = decoding.CosetDecoder(nothing).decode_observables(shots)
+    (last,) = decoding.WindowDecoder(nothing, torch.zeros(0, dtype=torch.long)).decode([shots])
+    for each in (decoded, last):
+        assert each.observables.shape == (3, 0)
+        assert each.confidence.tolist() == [1, 1, 1]
+        assert each.log_probability.tolist() == [0, 0, 0]
+
+
 def test_an_impossible_shot_is_no_exception():
     model = rg.ParityModel([[1], [0]], [-1.0], observables=[[1]])
     decoded = decoding.CosetDecoder(model).decode_observables([[1, 1], [1, 0]])
@@ -368,23 +378,47 @@ def syndromes_of(model, shots, seed=0):
     return model.syndrome_of(model.sample(shots, generator))[0]
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02])
-def test_sinter_collects_with_and_without_noise(noise):
-    sinter = pytest.importorskip("sinter", reason="sinter calls it")
+def test_sinter_collects_with_and_without_noise_checks_and_observables():
+    sinter = pytest.importorskip("sinter", reason="sinter calls the decoder")
     import stim
 
-    circuit = stim.Circuit.generated(
-        "repetition_code:memory", distance=3, rounds=2, before_measure_flip_probability=noise
-    )
-    (done,) = sinter.collect(
+    def memory_of(kind, noise):
+        return stim.Circuit.generated(
+            kind, distance=3, rounds=2, before_measure_flip_probability=noise
+        )
+
+    triples = stim.Circuit()
+    for bit in range(0, 72, 3):  # 24 observables, each of a code of three bits
+        triples += stim.Circuit(
+            f"X_ERROR(0.02) {bit} {bit + 1} {bit + 2}\nM {bit} {bit + 1} {bit + 2}\n"
+            "DETECTOR rec[-1] rec[-2]\nDETECTOR rec[-2] rec[-3]\n"
+            f"OBSERVABLE_INCLUDE({bit // 3}) rec[-1]"
+        )
+    # Circuits by the largest number of 200 shots that may be decoded wrong.
+    limits = [
+        (memory_of("repetition_code:memory", 0.0), 0),
+        (memory_of("repetition_code:memory", 0.02), 30),
+        (memory_of("surface_code:rotated_memory_x", 0.005), 30),
+        (triples, 30),
+        (stim.Circuit("X_ERROR(1) 0\nM 0\nDETECTOR rec[-1]\nOBSERVABLE_INCLUDE(0) rec[-1]"), 0),
+        (stim.Circuit("X_ERROR(0.1) 0\nM 0\nOBSERVABLE_INCLUDE(0) rec[-1]"), 60),
+        (stim.Circuit("X_ERROR(0.1) 0\nM 0\nDETECTOR rec[-1]"), 0),
+    ]
+    decoders = {"all": decoding.SinterDecoder(), "few": decoding.SinterDecoder(keep=60)}
+    collected = sinter.collect(
         num_workers=1,
-        tasks=[sinter.Task(circuit=circuit)],
-        decoders=["rdpgraph"],
-        custom_decoders={"rdpgraph": decoding.SinterDecoder()},
-        max_shots=50,
+        tasks=[
+            sinter.Task(circuit=circuit, json_metadata=number)
+            for number, (circuit, _) in enumerate(limits)
+        ],
+        decoders=list(decoders),
+        custom_decoders=decoders,
+        max_shots=200,
     )
-    assert done.shots == 50
-    assert noise or not done.errors
+    assert len(collected) == 2 * len(limits)
+    for done in collected:
+        assert done.shots == 200
+        assert done.errors <= limits[done.json_metadata][1]
 
 
 def test_rates_are_learned_and_what_cannot_be_told_apart_is_one():
