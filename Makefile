@@ -77,7 +77,7 @@ wheel: $(VENV)/pip.stamp  ## a wheel with the compiled library for this platform
 	$(BIN)/python -m pip --disable-pip-version-check wheel --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf .venv build dist docs/gallery docs/generated rdpgraph/structures/recursion/compiled
+	rm -rf .venv build dist docs/gallery docs/generated rdpgraph/native/compiled
 
 # The pip that comes with Python 3.11 does not know dependency groups (--group).
 $(VENV)/pip.stamp:

@@ -184,7 +184,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.fixture
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], object]:
     """Ask as where there is no compiled library: by torch, with steps laid out anew."""
-    from rdpgraph.structures.recursion import library
+    from rdpgraph.native import library
 
     def asked(answer: Callable[[], object]) -> object:
         with monkeypatch.context() as patch:

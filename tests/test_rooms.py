@@ -19,7 +19,7 @@ PACKAGE = Path(rdpgraph.__file__).parent
 ROWS = (
     {"errors"},
     {"_core"},
-    {"logspace"},
+    {"logspace", "native"},
     {"model"},
     {"interface"},
     {"io", "plan"},

@@ -432,7 +432,7 @@ app.command("sample")(sample_command)
 def _print_version(asked: bool) -> None:  # noqa: FBT001
     if asked:
         typer.echo(f"rdpgraph {version('rdpgraph')}")
-        from rdpgraph.structures.recursion.library import (
+        from rdpgraph.native.library import (
             status,  # loads torch, so after the first line
         )
 

@@ -10,9 +10,9 @@ from torch.nn import functional
 from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.table import as_values
+from rdpgraph.native import library
 from rdpgraph.structures.parity.parities import Parities
 from rdpgraph.structures.parity.sweeps import checked_syndrome
-from rdpgraph.structures.recursion import library
 
 
 @dataclass(frozen=True, eq=False)

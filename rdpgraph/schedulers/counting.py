@@ -22,6 +22,7 @@ from rdpgraph.model.block import Block
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.sparse import Projection
 from rdpgraph.model.potentials.table import Table
+from rdpgraph.native.library import available, function
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.schedulers.scheduler import (
     Planned,
@@ -31,7 +32,6 @@ from rdpgraph.schedulers.scheduler import (
     compiled_functions,
     reduced,
 )
-from rdpgraph.structures.recursion.library import available, function
 
 CountOf: TypeAlias = Callable[[float], CountedSolution]
 

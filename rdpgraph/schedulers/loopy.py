@@ -28,6 +28,7 @@ from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.native import library
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph, choose_join_graph
@@ -40,7 +41,6 @@ from rdpgraph.schedulers.scheduler import (
     budget_of,
     compiled_functions,
 )
-from rdpgraph.structures.recursion import library
 
 
 @dataclass(frozen=True, eq=False)

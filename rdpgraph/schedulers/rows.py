@@ -28,10 +28,10 @@ from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable
+from rdpgraph.native.library import available, function, threads
 from rdpgraph.plan.plan import PASSES, Budget, Plan
 from rdpgraph.schedulers.rows_apart import RowsApart
 from rdpgraph.schedulers.scheduler import Planned
-from rdpgraph.structures.recursion.library import available, function, threads
 
 _SUMS = {name for name, kind in PASS_OF.items() if kind in ("log_partition", "variable_marginals")}
 """Questions that compiled code answers row by row."""

@@ -18,11 +18,11 @@ from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.native.library import available, function
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.plan import Budget, Plan, require_room
 from rdpgraph.plan.scheduler import is_easy
-from rdpgraph.structures.recursion.library import available, function
 
 Planned: TypeAlias = tuple[Plan, Callable[[], Solution]]
 """A plan, and the function that carries it out."""

@@ -373,7 +373,7 @@ def scale(bench: Bench) -> None:
 
 def in_torch(run: Run) -> Run:
     """The same without kernels of our own."""
-    from rdpgraph.structures.recursion import library
+    from rdpgraph.native import library
 
     def plain() -> tuple:
         available = library.available
@@ -391,7 +391,7 @@ def on_device(name: str, batches: list[int], counts: list[int]) -> None:
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.structures.recursion import library
+    from rdpgraph.native import library
 
     device = torch.device(name)
     cuda = device.type == "cuda"

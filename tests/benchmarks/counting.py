@@ -190,7 +190,7 @@ def equivalences(seconds: float) -> None:
     import torch
 
     from rdpgraph.engines.counting.circuit import circuit_of
-    from rdpgraph.structures.recursion.library import function
+    from rdpgraph.native.library import function
 
     compiler = function("compile", torch.float64)
     ratios: list[float] = []

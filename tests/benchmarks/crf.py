@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 import torchcrf
 
+from rdpgraph.native import library
 from rdpgraph.nn import CRF
-from rdpgraph.structures.recursion import library
 
 SIZES = [
     (1, 10, 5), (1, 30, 9), (1, 100, 9), (8, 30, 9), (32, 50, 9), (4, 64, 32), (64, 128, 50),

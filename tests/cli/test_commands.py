@@ -22,8 +22,8 @@ from rdpgraph.cli.app import app
 from rdpgraph.cli.loading import load
 from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import ModelError
+from rdpgraph.native import library
 from rdpgraph.plan import clock
-from rdpgraph.structures.recursion import library
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 

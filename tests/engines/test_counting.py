@@ -19,9 +19,9 @@ from rdpgraph.engines.counting.encoding import encoded
 from rdpgraph.engines.counting.solution import CountedFirst, CountedSolution
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.dimacs import parse_dimacs
+from rdpgraph.native.library import function
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.schedulers.scheduler import reduced
-from rdpgraph.structures.recursion.library import function
 
 pytest.importorskip("pyganak")
 

@@ -12,6 +12,7 @@ from torch.autograd import Function
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import is_transformed, mean_scores, regradient
 from rdpgraph.logspace.logmatrix import finite, soft_sum
+from rdpgraph.native import library
 from rdpgraph.structures.chain import logs
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.programs import chain_program
@@ -23,7 +24,7 @@ from rdpgraph.structures.chain.steps import (
     of_tables,
     tables_of,
 )
-from rdpgraph.structures.recursion import derivatives, library, machine
+from rdpgraph.structures.recursion import derivatives, machine
 from rdpgraph.structures.recursion.inputs import Inputs
 from rdpgraph.structures.recursion.program import Program
 

@@ -14,12 +14,12 @@ from rdpgraph._core.types import Arcs, Lengths, LogZ
 from rdpgraph.logspace.gradients import by_autograd, is_transformed, regradient
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.native import library
 from rdpgraph.structures import expectations
 from rdpgraph.structures.dependency import elimination
 from rdpgraph.structures.dependency.model import Dependencies
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest, perturbed
 from rdpgraph.structures.grammar.spans import kept_layout
-from rdpgraph.structures.recursion import library
 from rdpgraph.structures.recursion.descend import best
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value, View

@@ -11,10 +11,10 @@ from rdpgraph.errors import BudgetError
 from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.logspace.means import mean_error
+from rdpgraph.native import library
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.parity.parities import FLIP, Parities
 from rdpgraph.structures.parity.sweeps import linear, normalised
-from rdpgraph.structures.recursion import library
 
 EVENT_COST = 0.05
 """Factor of a state's mass for each event still to be explained, when states are compared."""

@@ -16,10 +16,10 @@ from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import safe_log, soft_sum
 from rdpgraph.model.potentials.potential import WHOLE
 from rdpgraph.model.potentials.table import converted
+from rdpgraph.native import library
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.draws import uniform
 from rdpgraph.structures.parity.parities import FLIP, OPEN, Parities, Program
-from rdpgraph.structures.recursion import library
 
 
 @dataclass(frozen=True)

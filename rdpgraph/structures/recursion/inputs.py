@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph.structures.recursion import library
+from rdpgraph.native import library
 from rdpgraph.structures.recursion.links import Table
 from rdpgraph.structures.recursion.program import NotLoweredError, Program, Slot, lowered
 from rdpgraph.structures.recursion.steps import Leaf

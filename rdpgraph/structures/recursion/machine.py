@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.logspace.gradients import is_transformed
-from rdpgraph.structures.recursion import library
+from rdpgraph.native import library
 from rdpgraph.structures.recursion.inputs import (
     DIRECT,
     TABLE,

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 import rdpgraph as rg
 from rdpgraph._core import tuning
-from rdpgraph.structures.recursion import layouts, library
+from rdpgraph.native import library
+from rdpgraph.structures.recursion import layouts
 from tests.structures.tape.models import draw
 
 SCALE, TABLE, CALLS = 2.0, draw(2, 2, seed=9), [0.0]

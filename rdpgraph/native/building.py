@@ -130,7 +130,7 @@ def get_build_hook() -> type:
             hook.app.display_warning(f"Without compiled code, a wheel of Python alone: {error}")
             return
         platforms = importlib.import_module("packaging.tags").platform_tags()
-        build_data["artifacts"].append("/rdpgraph/structures/recursion/compiled/*.so")
+        build_data["artifacts"].append("/rdpgraph/native/compiled/*.so")
         build_data.update(pure_python=False, tag=f"py3-none-{next(platforms)}")
 
     interface = importlib.import_module("hatchling.builders.hooks.plugin.interface")

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.structures.recursion import building
+from rdpgraph.native import building
 
 _log = logging.getLogger(__name__)
 

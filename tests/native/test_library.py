@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from rdpgraph.structures.recursion import building, library
+from rdpgraph.native import building, library
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 real = library.status().kernel
 needs_kernel = pytest.mark.skipif(real is None, reason=str(library.status()))
 CODE = (
     "import pathlib, sys, torch\n"
     "from rdpgraph.structures.chain import recursion\n"
-    "from rdpgraph.structures.recursion import building, library\n"
+    "from rdpgraph.native import building, library\n"
     "building.PACKAGED = pathlib.Path(sys.argv[1])\n"
     "parts = torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.tensor([3])\n"
     "for _ in range(2):\n"
@@ -280,7 +280,7 @@ def test_a_packaged_library_of_other_sources_is_not_loaded_and_is_replaced(
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling builds wheels")
 def test_wheels_hold_the_library_where_there_is_a_compiler(cache, tmp_path):
-    part = Path("rdpgraph/structures/recursion")
+    part = Path("rdpgraph/native")
     for folder in (part, part / "kernels"):
         (tmp_path / folder).mkdir(parents=True)
         for file in (ROOT / folder).glob("*.*"):
