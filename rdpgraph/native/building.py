@@ -1,19 +1,22 @@
-"""Building the compiled library: natively on first use, and portably for wheels.
+"""Building compiled libraries: natively on first use, and portably for wheels.
 
 Also the build hook of pyproject.toml, which runs without torch: this file imports nothing of the
-package. A library's name holds a digest of its sources and flags, and one of its content.
+package. Each `Unit` is a library of its own, so a change to one kernel rebuilds that one alone. The
+name of a library's file holds a digest of its sources and flags, and one of its content.
 """
 
 import hashlib
 import importlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,39 @@ PACKAGED = Path(__file__).with_name("compiled")
 """The folder of portable libraries, in the wheel and in an installed source tree."""
 SECONDS = 300  # time limit of a build command
 _SOURCES = Path(__file__).with_name("kernels")
+_INCLUDE = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A library, made of one source file of `kernels/`.
+
+    Attributes:
+        name: of the source file, without its suffix.
+        parts: macros; the file is compiled once with each of them, in parallel, and all parts are
+            linked.
+        openmp: the flag that turns on its OpenMP pragmas.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    openmp: str
+
+    def sources(self) -> list[Path]:
+        """The source file and all files that it includes, in a fixed order."""
+        found, waiting = set[Path](), [_SOURCES / f"{self.name}.cpp"]
+        while waiting:
+            file = waiting.pop()
+            if file not in found:
+                found.add(file)
+                waiting += [
+                    _SOURCES / name.decode() for name in _INCLUDE.findall(file.read_bytes())
+                ]
+        return sorted(found)
+
+
+CHAIN = Unit("chain", ("CHAIN_FLOAT", "CHAIN_DOUBLE"), "-fopenmp")
+UNITS = (CHAIN,)
 
 
 def compiler() -> str | None:
@@ -36,11 +72,11 @@ def compiler() -> str | None:
     return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
-def stem_of(*parts: str) -> str:
-    """The first part of a library's name: a digest of sources and flags."""
+def stem_of(unit: Unit, *parts: str) -> str:
+    """The first part of a library's name: a digest of its sources and flags."""
     content = [part.encode() for part in parts]
-    content += [source.read_bytes() for source in sorted(_SOURCES.iterdir())]
-    return f"chain-{hashlib.sha256(bytes(1).join(content)).hexdigest()[:20]}-"
+    content += [source.read_bytes() for source in unit.sources()]
+    return f"{unit.name}-{hashlib.sha256(bytes(1).join(content)).hexdigest()[:20]}-"
 
 
 def name_of(stem: str, content: bytes) -> str:
@@ -48,9 +84,9 @@ def name_of(stem: str, content: bytes) -> str:
     return f"{stem}{hashlib.sha256(content).hexdigest()[:32]}.so"
 
 
-def packaged(level: str) -> Iterable[Path]:
-    """Intact portable libraries for a level, built from the current sources."""
-    stem = stem_of(level, *FLAGS, *LEVELS[level])
+def packaged(unit: Unit, level: str) -> Iterable[Path]:
+    """Intact portable libraries of a unit for a level, built from the current sources."""
+    stem = stem_of(unit, level, *FLAGS, *LEVELS[level])
     for file in sorted(PACKAGED.glob(f"{stem}*.so")):
         with suppress(OSError):
             if file.name == name_of(stem, file.read_bytes()):
@@ -65,36 +101,42 @@ def package() -> None:
     """
     PACKAGED.mkdir(exist_ok=True)
     levels = LEVELS if platform.machine() in ("x86_64", "AMD64") else {"base": LEVELS["base"]}
-    sound = {level: list(packaged(level)) for level in levels}
+    wanted = [(unit, level) for unit in UNITS for level in levels]
+    sound = {pair: list(packaged(*pair)) for pair in wanted}
     for file in set(PACKAGED.glob("*.so")).difference(*sound.values()):
         file.unlink()
-    for level in (level for level in levels if not sound[level]):
+    for unit, level in (pair for pair in wanted if not sound[pair]):
         flags = *FLAGS, *LEVELS[level]
-        command, stem = [compiler() or "c++", *flags], stem_of(level, *flags)
+        command, stem = [compiler() or "c++", *flags], stem_of(unit, level, *flags)
+        if unit.openmp == "-fopenmp-simd":  # vectors alone, no threads: no runtime is needed
+            build(unit, [*command, unit.openmp], PACKAGED, stem)
+            continue
         with suppress(subprocess.CalledProcessError):
-            file = build(command, PACKAGED, stem, unlinked=["-fopenmp"])
+            file = build(unit, command, PACKAGED, stem, unlinked=[unit.openmp])
             if b"GOMP_parallel" in file.read_bytes():
                 continue
             file.unlink()  # torch does not load the runtime of this compiler
-        build(command, PACKAGED, stem)
+        build(unit, command, PACKAGED, stem)
 
 
-def build(command: list[str], folder: Path, stem: str, *, unlinked: Iterable[str] = ()) -> Path:
+def build(
+    unit: Unit, command: list[str], folder: Path, stem: str, *, unlinked: Iterable[str] = ()
+) -> Path:
     """Build a library in a folder, synchronised to disk before it gets its name.
 
     ``stem`` is from `stem_of`; flags ``unlinked`` are not for the linker. Raises OSError or
     SubprocessError where it fails.
     """
-    with tempfile.TemporaryDirectory(dir=folder) as room:
-        made = Path(room) / "chain.so"
-        halves = {half: str(Path(room) / f"{half}.o") for half in ("CHAIN_FLOAT", "CHAIN_DOUBLE")}
+    with tempfile.TemporaryDirectory(dir=folder) as workspace:
+        made, source = Path(workspace) / "made.so", str(_SOURCES / f"{unit.name}.cpp")
+        objects = {part: str(Path(workspace) / f"{part}.o") for part in unit.parts}
         with ThreadPoolExecutor() as pool:
             builds = [
-                [*command, *unlinked, "-c", f"-D{half}", str(_SOURCES / "chain.cpp"), "-o", part]
-                for half, part in halves.items()
+                [*command, *unlinked, "-c", f"-D{part}", source, "-o", compiled]
+                for part, compiled in objects.items()
             ]
             list(pool.map(partial(run, seconds=SECONDS), builds))
-        run([*command, *halves.values(), "-o", str(made)], seconds=SECONDS)
+        run([*command, *objects.values(), "-o", str(made)], seconds=SECONDS)
         made.chmod(0o755)
         file = folder / name_of(stem, made.read_bytes())
         _synchronised(made)
