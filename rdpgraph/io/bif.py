@@ -16,6 +16,7 @@ from rdpgraph.io.bif_tables import Headers, read_tables
 from rdpgraph.io.tables import Array, all_variables, conditional_tables, find_cycle, values_of
 from rdpgraph.io.text import Bytes, fail
 from rdpgraph.io.tokens import MARKS, BifText, unquoted, words_of
+from rdpgraph.model.block import no_factors
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.names import CODEC, MOST_SHARED, SHARED, CompactVariables, Names, StateLists
@@ -56,7 +57,7 @@ def parse_bif(
     headers = blocks.read()
     del blocks
     _refuse_cycles(source, headers)
-    tables = read_tables(prepared, headers, dtype)
+    tables = read_tables(prepared, headers, dtype) or [no_factors(dtype)]
     return FactorGraph.from_blocks(Domain(headers.variables.made()), tables)
 
 
@@ -192,8 +193,8 @@ class _Blocks:
     def _headers(self) -> Headers:
         """The variables, and the scope of every variable's block, in the file's order."""
         source, names = self._text.source, self._names
-        if not self._sizes:
-            fail(source, "expected at least one variable; the file declares none.")
+        if self._text.next(0) is None:
+            fail(source, "expected a network; the file is empty.")
         spans = np.frombuffer(self._spans, np.int64).reshape(-1, 3)
         starts, members, defined = array("q", [0]), array("i"), bytearray(len(names))
         for at in range(0, len(spans), tuning.HEADERS):

@@ -44,7 +44,7 @@ def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64
     """
     count = announced = -1
     weights: dict[int, float] = {}
-    shown_variables: set[int] = set()
+    shown_variables: set[int] | None = None  # without c p show all are shown
     clauses: list[list[int]] = []
     clause: list[int] = []
     most = max(MOST_UNLISTED, len(data))
@@ -54,9 +54,8 @@ def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64
         if words[:2] == ["c", "p"] and words[2:3] in (["weight"], ["show"]):
             if words[-1] != "0":
                 fail(place, f"expected 0 at the end of the line; got {shown(words[-1])}.")
-            if words[3:] == ["0"]:
-                fail(place, f"expected at least one variable after c p {words[2]}; got none.")
             if words[2] == "show":
+                shown_variables = shown_variables or set()
                 shown_variables.update(abs(x) for x in _literals(words[3:-1], count, place))
                 continue
             if len(words) != 6:
@@ -91,9 +90,9 @@ def parse_dimacs(data: Bytes, *, source: str, dtype: torch.dtype = torch.float64
     lacking = next((x for x in weights if -x not in weights), None)
     if lacking is not None:
         fail(source, f"expected a weight for {-lacking} too, as {lacking} has one.")
-    if shown_variables and len(shown_variables) < count:
+    if shown_variables is not None and len(shown_variables) < count:
         return _projected(sorted(shown_variables), clauses, weights, source, dtype)
-    return _graph(count, clauses, weights, source, dtype)
+    return _graph(count, clauses, weights, dtype)
 
 
 def _literals(words: list[str], count: int, place: str, *, zero: bool = False) -> list[int]:
@@ -128,7 +127,7 @@ def _weight(word: str, place: str) -> float:
 
 
 def _graph(
-    count: int, clauses: list[list[int]], weights: dict[int, float], source: str, dtype: torch.dtype
+    count: int, clauses: list[list[int]], weights: dict[int, float], dtype: torch.dtype
 ) -> FactorGraph:
     by_shape: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
     for number, clause in enumerate(clauses):
@@ -160,8 +159,6 @@ def _graph(
         declared = len(clauses) + torch.arange(len(numbers))
         blocks.append(Block(scopes, Table.checked(values), (len(numbers),), None, declared))
     names = CompactVariables(Decimals(range(1, count + 1)), np.full(count, 2, np.int64))
-    if not blocks and not count:
-        fail(source, "expected at least one variable; the file declares none.")
     blocks = blocks or [no_factors(dtype)]
     return FactorGraph.from_blocks(Domain(names.made()), blocks)
 
@@ -213,8 +210,6 @@ def format_dimacs(graph: FactorGraph) -> str:
     Raises:
         UnsupportedError: evidence, batches, variables of other sizes, or values that are no clause.
     """
-    if not graph.num_variables:
-        raise UnsupportedError("A DIMACS file needs at least one variable. Write a .uai file.")
     clauses, count, weights, weighted = clauses_of(graph)
     head = [f"p cnf {count} {len(clauses)}"]
     if count > graph.num_variables:

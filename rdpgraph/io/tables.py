@@ -103,8 +103,6 @@ def _shortest(values: Array, log_values: Array) -> Array:
 def conditional_tables(graph: FactorGraph) -> list[Scoped]:
     """The factors P(x | parents) over (*parents, x), for each x in order; refuses other graphs."""
     refuse_several(graph)
-    if not graph.num_variables:
-        raise UnsupportedError("A network file needs at least one variable. Write a .uai file.")
     try:
         network = Network.read(graph.domain, graph.blocks)
     except UnsupportedError as error:

@@ -15,6 +15,7 @@ from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.tables import all_variables, conditional_tables, graph_of, values_of
 from rdpgraph.io.text import Bytes, decoded, fail, shown
 from rdpgraph.io.tokens import MOST_BY_DEFAULT, non_negative
+from rdpgraph.model.block import no_factors
 from rdpgraph.model.conditional import SumsOff, cycle_of
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import names_of
@@ -123,8 +124,8 @@ def network_of(
         table = torch.tensor(values, dtype=torch.float64).reshape(shape)
         off.add([len(tables)], table.sum(-1).reshape(1, -1).numpy())
         tables.append((scope, table))
-    if not states or len(scopes) < len(states):
-        lacking = next((name for name in states if name not in scopes), "no variable")
+    if len(scopes) < len(states):
+        lacking = next(name for name in states if name not in scopes)
         fail(source, f"expected a table for each variable; {shown(lacking)} has none.")
     cycle = cycle_of(scopes)
     if cycle is not None:
@@ -135,7 +136,7 @@ def network_of(
         graph = graph_of(states, ((scope, values.to(dtype)) for scope, values in tables))
     except ModelError as error:
         fail(source, str(error))
-    return graph
+    return graph if tables else FactorGraph.from_blocks(graph.domain, [no_factors(dtype)])
 
 
 def _words(

@@ -93,7 +93,6 @@ def test_clauses_over_several_lines_and_fractions_are_read() -> None:
         ("p cnf 2 0\nc p weight 1 0.5 0", "expected a weight for -1 too"),
         ("p cnf 2 0\nc p weight 1 0.5", "line 2: expected 0 at the end"),
         ("c nothing", "there is none"),
-        ("p cnf 2 0\nc p show 0", "line 2: expected at least one variable"),
         (
             "p cnf 2 0\nc p show 1 0\nc p weight 2 3 0\nc p weight -2 1 0",
             "weights of the variables in c p show; 2 has one",
@@ -108,6 +107,12 @@ def test_bad_files_are_told_in_one_line(text: str, message: str) -> None:
 
 def test_hidden_variables_are_not_in_the_graph() -> None:
     assert of("p cnf 2 0\nc p show 1 2 0").num_variables == 2
+    # If none is shown, the formula counts once where it is satisfiable.
+    for clauses, log_count in ([], 0.0), (["1 2 0"], 0.0), (["1 0", "-1 0"], -math.inf):
+        hidden = of("\n".join([f"p cnf 2 {len(clauses)}", "c p show 0", *clauses]))
+        assert hidden.num_variables == 0
+        assert rg.infer(hidden).log_partition.item() == log_count
+        assert rg.infer(of(format_dimacs(hidden))).log_partition.item() == log_count
     assert [v.name for v in of("p cnf 3 1\nc p show 2 0\n1 3 0").variables] == ["2"]
 
 
