@@ -48,7 +48,7 @@ def require_fields(owner: Any, **intervals: str) -> None:
     for argument in _CHECKS[kind]:
         given = getattr(owner, argument.name)
         if given is not argument.default and not argument.fits(given):
-            object.__setattr__(owner, argument.name, argument.listed(given))
+            object.__setattr__(owner, argument.name, argument.converted(given))
 
 
 def typed(
@@ -67,11 +67,15 @@ def typed(
 
         @wraps(function)
         def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            given = signature.bind(*args, **kwargs).arguments
-            for name in given.keys() & known.keys():
-                if not known[name].fits(given[name]):
-                    known[name].listed(given[name])
-            return function(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            given = bound.arguments
+            wrong = [
+                name for name in given.keys() & known.keys() if not known[name].fits(given[name])
+            ]
+            if not wrong:
+                return function(*args, **kwargs)
+            given |= {name: known[name].converted(given[name]) for name in wrong}
+            return function(*bound.args, **bound.kwargs)
 
         return called
 
@@ -83,13 +87,20 @@ class _Argument:
 
     def __init__(self, owner: str, name: str, kind: Any, default: Any, interval: str) -> None:
         self.name, self.default, self.fits = name, default, _test(kind, interval)
+        self._called = f"{owner}'s {name}"
         self._is_tuple = get_origin(kind) is tuple
         self._needs = f"{owner} needs {name} as {_described(kind, interval)}"
         if type(default).__module__.startswith("rdpgraph"):
             self._needs += f", such as {type(default).__name__}()"
 
-    def listed(self, given: Any) -> Any:
-        """The tuple of a list that fits; else `ModelError`."""
+    def converted(self, given: Any) -> Any:
+        """The tuple of a list that fits, the plain tensor of a masked one; else `ModelError`."""
+        if _is_masked(given):
+            from rdpgraph._core.masked import present  # imports torch
+
+            given = present(self._called, given)
+            if self.fits(given):
+                return given
         if self._is_tuple and not isinstance(given, str | dict):
             listed = given.tolist() if hasattr(given, "tolist") else given
             if hasattr(listed, "__iter__") and self.fits(made := tuple(listed)):
@@ -123,11 +134,18 @@ def _test(kind: Any, interval: str) -> Callable[[Any], bool]:
             and all(test(part) for test, part in zip(tests, value, strict=True))
         )
     if origin is Sequence:
-        return lambda value: hasattr(value, "__len__") and hasattr(value, "__getitem__")  # arrays
+        return lambda value: (  # arrays too
+            hasattr(value, "__len__") and hasattr(value, "__getitem__") and not _is_masked(value)
+        )
     plain: Any = getattr(origin or kind, "array_type", origin or kind)  # that of jaxtyping
     if isinstance(plain, type) and plain is not Any and not getattr(plain, "_is_protocol", False):
-        return lambda value: isinstance(value, plain)
+        return lambda value: isinstance(value, plain) and not _is_masked(value)
     return lambda _: True
+
+
+def _is_masked(value: Any) -> bool:
+    """Test for a masked array or tensor, whose absent entries hold numbers too."""
+    return type(value).__name__ in ("MaskedArray", "MaskedTensor")
 
 
 def _inside(interval: str) -> Callable[[Any], bool]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.masked import present
 from rdpgraph._core.types import broadcast_shapes, broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import soft_scatter
@@ -101,6 +102,8 @@ def gathered(
 def check_support(owner: str, unary: Tensor, states: Tensor, log_weights: Tensor) -> None:
     """Check states and weights (*replicates, *batch, *sites, kept) of sites against ``unary``."""
     shape = tuple(unary.shape)
+    for name, given in (("states", states), ("log_weights", log_weights)):
+        present(f"{owner}.restrict's {name}", given)
     if not (isinstance(states, Tensor) and isinstance(log_weights, Tensor)):
         raise ModelError(
             f"{owner}.restrict needs states and log_weights as tensors; got {states!r:.40} and "

@@ -14,7 +14,7 @@ from rdpgraph._core.masked import present
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potentials.features import RandomFeatures
 from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.model.potentials.table import as_states
+from rdpgraph.model.potentials.table import as_states, as_values
 from rdpgraph.structures.chain.constructors import checked_lengths
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
@@ -53,11 +53,12 @@ class FeatureMap(nn.Module):
         """(*lead, n, dimension) as log-features (*lead, n, features), nats.
 
         Raises:
-            ModelError: embeddings of another dimension.
+            ModelError: embeddings of another dimension, or with masked entries.
         """
-        if embeddings.shape[-1] != self.weight.shape[1]:
+        embeddings = as_values("FeatureMap's embeddings", embeddings)
+        if embeddings.ndim < 1 or embeddings.shape[-1] != self.weight.shape[1]:
             raise ModelError(
-                f"FeatureMap of dimension {self.weight.shape[1]} got embeddings "
+                f"FeatureMap needs embeddings (*lead, n, {self.weight.shape[1]}); got shape "
                 f"{tuple(embeddings.shape)}."
             )
         return embeddings @ self.weight.mT - math.log(len(self.weight)) / 2

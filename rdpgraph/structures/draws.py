@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
@@ -144,6 +145,7 @@ def straight_through(relaxed: Tensor) -> Tensor:
         tensor([[0., 1., 0.],
                 [0., 0., 0.]])
     """
+    relaxed = present("straight_through's weights", relaxed)
     if not isinstance(relaxed, Tensor) or not relaxed.is_floating_point():
         raise ModelError(f"straight_through needs a floating tensor (..., N); got {relaxed!r:.80}.")
     return _Hard.apply(relaxed)  # pyright: ignore[reportReturnType]

@@ -190,5 +190,5 @@ def test_features_that_are_learned():
     assert torch.allclose(values, expected)
     values.sum().backward()
     assert bool((weight.grad != 0).all())
-    with pytest.raises(rg.errors.ModelError, match="dimension 4"):
+    with pytest.raises(rg.errors.ModelError, match=r"needs embeddings \(\*lead, n, 4\)"):
         feature_map(left[:, :2])

@@ -8,10 +8,11 @@ import torch
 from torch.distributions import Normal
 
 import rdpgraph as rg
-from rdpgraph import gp, learn
+from rdpgraph import decoding, gp, learn
 from rdpgraph.distributions import HMM, LinearChain
 from rdpgraph.errors import RdpgraphError
-from rdpgraph.nn import CRF, SemiCRF
+from rdpgraph.extend import Support
+from rdpgraph.nn import CRF, FeatureMap, SemiCRF, exchange_clusters
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors"),
@@ -159,6 +160,17 @@ REFUSED = {
     "emissions of segments": (lambda x: SemiCRF(2, 2).decode(x), [PAIR[0]], [PAIR[1]]),
     "tags": (lambda x: crf()(torch.zeros(1, 2, 2), x), [[0, 1]], [[False, True]]),
     "mask": (lambda x: crf().decode(torch.zeros(1, 2, 2), x), [[True, True]], [[False, True]]),
+    "embeddings": (FeatureMap(2, 4), *PAIR),
+    "embeddings of a potential": (lambda x: FeatureMap(2, 4).low_rank(x, x), *PAIR),
+    "sentences": (lambda x: exchange_clusters(x, 3, 2), [[0, 1, 2]], [[False, True, False]]),
+    "relaxed states": (rg.straight_through, *PAIR),
+    "states of a support": (lambda x: Support(x, torch.zeros(2, 2)), [[0, 1], [0, 1]], PAIR[1]),
+    "states that are kept": (lambda x: CHAIN.restrict(x, torch.zeros(3, 1)),
+                             [[0], [1], [0]], [[False], [True], [False]]),
+    "weights of states": (lambda x: CHAIN.restrict(torch.zeros(3, 1).long(), x),
+                          [[0.0], [1.0], [0.0]], [[False], [True], [False]]),
+    "ties of rates": (lambda x: decoding.learn_rates(rg.ParityModel.from_rates(CHECKS, RATES),
+                                                     [[0, 1]], tied=x), *STATES),
     "mask of a program": (lambda x: crf().exportable()(torch.zeros(1, 2, 2), x),
                           [[True, True]], [[False, True]]),
 }  # fmt: skip
