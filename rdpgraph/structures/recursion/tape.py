@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
+from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.recursion.checks import (
@@ -170,7 +171,14 @@ class Tape:
             index: (P,) the place for each new place; (M, P) or (B, M, P) M alternatives for each.
                 Below 0: none, -inf.
         """
-        return some_places(pool, torch.as_tensor(index, device=self.device))
+        index = torch.as_tensor(index, device=self.device)
+        if index.ndim == 3 and len(index) not in (1, self.batch):
+            raise ModelError(
+                f"Tape.view needs places (B, M, P) of 1 or {self.batch} items; got {len(index)}. "
+                "A tape may have several copies of the batch: "
+                "index[torch.arange(tape.batch) % len(index)]."
+            )
+        return some_places(pool, index)
 
     def as_alternatives(self, pool: Value | Sequence[Value], which: Tensor | None = None) -> View:
         """Places as the alternatives of one.
@@ -184,7 +192,8 @@ class Tape:
     def total(self, *ways: Way) -> Value:
         """The sum over ways; a way is a value or view, or a product of several.
 
-        Values of one place or one label serve all of them.
+        Values of one place or one label serve all of them. The alternatives of a view are summed
+        if they are over the states of one site.
 
         Raises:
             ModelError: labels of different sites, which mean different states.

@@ -241,22 +241,61 @@ def mixed_states(views: Sequence[View]) -> Tensor:
 def agreed(views: Sequence[View]) -> Labels:
     """The common labels of a sum; `ModelError` for those of different sites."""
     owned = [view for view in views if view.pool[0].labels.sites is not None]
-    if any(view.ways > 1 for view in owned) or not all(_agree(owned[0], view) for view in owned):
+    if not owned:
+        return Labels()
+    one = next((view for view in owned if view.ways == 1), owned[0])
+    labels = _of_one_site(one)
+    if labels is None or not all(_agree(one, labels, view) for view in owned):
         raise ModelError(
             "Tape.total needs alternatives over the same labels; these are the states of different "
             "sites. Link them to one site first, or merge them."
         )
-    return owned[0].labels if owned else Labels()
+    if any(view.width > 1 and view.pool[0].labels.sites is None for view in views):
+        raise ModelError(
+            "Tape.total needs alternatives over the same labels; these are the states of a site, "
+            "and numbers of no site, whose order an estimator would not follow. "
+            "Tape.lookup(values, to=site) gives a number for each state, and "
+            "Tape.link(x, potential, to=site) a value over the states of that site."
+        )
+    return labels
 
 
-def _agree(one: View, other: View) -> bool:
-    """Return whether two views have the states of the same sites."""
+def _agree(one: View, labels: Labels, other: View) -> bool:
+    """Return whether another view has the states of the same sites as the labels of a view."""
     if one is other or (one.whole and other.whole and one.labels is other.labels):
         return True
-    first, second = one.sites, other.sites
-    assert first is not None
-    assert second is not None
-    return torch.equal(first, second) and bool((first >= 0).all())
+    second = _of_one_site(other)
+    if second is None:
+        return False
+    assert labels.sites is not None
+    assert second.sites is not None
+    return torch.equal(labels.sites, second.sites) and bool((labels.sites >= 0).all())
+
+
+def _of_one_site(view: View) -> Labels | None:
+    """The labels of a view; None if the alternatives of a place are of different sites."""
+    if view.ways == 1:
+        return view.labels
+    if view.parts > 1 or view.sites is None:
+        return None
+    if view.index is None:  # all places of the pool are the alternatives of one
+        sites = view.sites.expand(view.ways).reshape(1, -1, 1)
+        present = torch.ones_like(sites, dtype=torch.bool)
+    else:
+        sites = view.sites.reshape(-1, view.ways, view.places)
+        present = (view.index < view.size).reshape(sites.shape)
+    first = present.int().argmax(1, keepdim=True)
+    found = sites.gather(1, first)
+    if bool(((sites != found) & present).any()) or bool((found != found[:1]).any()):
+        return None
+    states = view.states
+    if states is not None:
+        if states.shape[1] == 1 < view.ways * view.places:
+            states = states.expand(-1, view.ways * view.places, -1)
+        at = (first * view.places + torch.arange(view.places, device=first.device)).squeeze(1)
+        item = torch.arange(len(states), device=at.device).unsqueeze(1)
+        states = states[item, at]
+    return Labels(found[0, 0], states)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import torch
 from rdpgraph.structures.chain.programs import chain_program
 from rdpgraph.structures.recursion.program import lowered
 from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.values import Labels
 
 FIELDS = "size", "levels", "levelled", "rows", "pairs", "places", "leaves", "unstored", "work"
 
@@ -20,9 +21,10 @@ def tape_of(total, widths, each, *, ragged):
     ]
     sites, state, links = tape.sites[:], tape.sites[0], []
     for step in range(1, total):
-        link = state
-        for table, one in zip(tables, each, strict=True):
-            link = tape.link(link, table, at=step - 1 if one else None)
+        link, here = state, Labels(torch.tensor([step]))
+        for number, (table, one) in enumerate(zip(tables, each, strict=True)):
+            to = here if number == len(tables) - 1 else None
+            link = tape.link(link, table, to=to, at=step - 1 if one else None)
         state = tape.total((tape.view(sites, torch.tensor([step])), link))
         links.append(link)
     if ragged:

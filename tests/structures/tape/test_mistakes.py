@@ -42,6 +42,26 @@ STEPS = {
     "a sum of nothing": (lambda tape: tape.total(), "Tape.total needs at least one"),
     "a product of nothing": (lambda tape: tape.total(()), "Tape.total needs at least one"),
     "a sum of a tensor": (lambda tape: tape.total(tape.unary), "got Tensor"),
+    "places of other items": (
+        lambda tape: tape.view(tape.one, torch.zeros(3, 1, 1, dtype=torch.long)), "1 or 2 items"
+    ),
+    "a number for each state": (
+        lambda tape: tape.total((tape.sites[0], tape.leaf(draw(1, 1, 2)))), "Tape.lookup"
+    ),
+    "alternatives of two sites": (
+        lambda tape: tape.total(tape.view(tape.sites[:], first(0, 1).unsqueeze(1))),
+        "different sites",
+    ),
+    "alternatives of two sites in one item": (
+        lambda tape: tape.total(tape.view(tape.sites[:], first([[0], [0]], [[0], [1]]))),
+        "different sites",
+    ),
+    "alternatives of another site": (
+        lambda tape: tape.total(
+            (tape.sites[1], tape.total(tape.view(tape.sites[:], first(0, 0).unsqueeze(1))))
+        ),
+        "different sites",
+    ),
     "a sum of other places": (
         lambda tape: tape.total(
             tape.leaf(torch.zeros(1, 2, 1)), tape.leaf(torch.zeros(1, 3, 1))
