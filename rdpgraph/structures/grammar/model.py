@@ -113,7 +113,8 @@ class Hypertree(HypertreeFields):
     def parses(cls, grammar: Grammar, sentences: Sequence[Sequence[str]]) -> Self:
         """Parses of sentences by a grammar read from a text, one item for each sentence.
 
-        States are the grammar's symbols; log Z is the log of the summed weights of the trees.
+        States are the grammar's symbols; log Z is the log of the summed weights of the trees, and
+        -inf where there is none, as for an empty sentence.
 
         Args:
             grammar: see `read_grammar` and `parse_grammar`.

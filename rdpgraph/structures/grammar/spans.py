@@ -242,12 +242,16 @@ def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tupl
     """(S, T, T, N) span potentials of the words of sentences, and lengths (S,)."""
     if not sentences:
         raise ModelError("Hypertree.parses needs at least one sentence.")
-    total, size = max(map(len, sentences)), len(grammar.symbols)
+    # An empty sentence has no tree: it is one word that no symbol derives, so that log Z is -inf.
+    lengths = [max(len(sentence), 1) for sentence in sentences]
+    total, size = max(lengths), len(grammar.symbols)
     unary = grammar.log_weights.new_zeros(len(sentences), total, total, size)
     for item, sentence in enumerate(sentences):
         place = torch.arange(len(sentence), device=unary.device)
         unary[item, place, place] = grammar.lexical(sentence)
-    return unary, torch.tensor([len(sentence) for sentence in sentences], device="cpu")
+        if not sentence:
+            unary[item, 0, 0] = -math.inf
+    return unary, torch.tensor(lengths, device="cpu")
 
 
 def grammar_rules(grammar: Grammar) -> DenseRules | SparseRules:

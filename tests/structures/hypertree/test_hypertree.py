@@ -477,9 +477,10 @@ def test_no_rules_take_any_number_of_states():
 def test_parses_of_a_grammar_in_a_text():
     grammar = rg.trees.parse_grammar('0.4 S -> S S\n0.1 S -> S T\n0.5 S -> "a"\n1 T -> "b"')
     model = Hypertree.parses(grammar, ["a", "aaa", "aba", "ba", ""])
-    weights = [0.5, 2 * 0.4**2 * 0.5**3, 0.1 * 0.4 * 0.5**2, 0.0, 1.0]
+    weights = [0.5, 2 * 0.4**2 * 0.5**3, 0.1 * 0.4 * 0.5**2, 0.0, 0.0]
     expected = torch.tensor(weights, dtype=torch.float64)
     torch.testing.assert_close(model.log_partition().exp(), expected)
+    assert Hypertree.parses(grammar, [""]).log_partition().item() == -math.inf  # it has no tree
     with pytest.raises(rg.errors.EvidenceError, match="'c'"):
         Hypertree.parses(grammar, ["abc"])
     with pytest.raises(rg.errors.ModelError, match="one sentence"):
