@@ -24,7 +24,18 @@ from rdpgraph.structures.chain.model import Chain
 __all__ = ["HMM", "LinearChain", "StateSequences"]
 
 _EMPTY = torch.Size()
-_BELOW_INFINITY = constraints.independent(constraints.less_than(math.inf), 2)
+
+
+class _BelowInfinity(constraints.Constraint):
+    """Matrices of log-values below +inf, which may have no rows."""
+
+    event_dim = 2
+
+    def check(self, value: Tensor) -> Tensor:
+        return (value < math.inf).all(-1).all(-1)
+
+
+_BELOW_INFINITY = _BelowInfinity()
 
 
 class StateSequences(constraints.Constraint):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -12,7 +12,7 @@ from rdpgraph._core.compiler import opaque
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.recognised import StructureSolution, plan_of
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.estimator import Estimator, Exact, Model
+from rdpgraph.estimate.estimator import Estimator, Exact, Model, Problem
 from rdpgraph.interface.sites import free_variables
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
@@ -105,7 +105,7 @@ def infer(
     read = model.blocks if isinstance(model, FactorGraph) else model
     with recording(lambda: tensors_in(read)):
         solve = partial(infer, scheduler=scheduler, generator=generator)
-        problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
+        problem = _prepared(estimator or Exact(), model, solve, generator)
         graph = structured = None
         if isinstance(problem.model, Structure):
             planned = partial(plan_of, problem.model)
@@ -157,7 +157,7 @@ def explain(
     _require_choices("explain", estimator, scheduler, generator)
     model = _conditioned("explain", model, evidence)
     solve = partial(infer, scheduler=scheduler, generator=generator)
-    problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
+    problem = _prepared(estimator or Exact(), model, solve, generator)
     if isinstance(problem.model, Structure):
         plan = plan_of(problem.model)
     else:
@@ -178,6 +178,23 @@ def _conditioned(asked: str, model: Model, evidence: "Evidence | None") -> Model
             f"{asked}(structure.factor_graph(), evidence=...)."
         )
     return _checked(model).condition(evidence)
+
+
+def _prepared(
+    estimator: Estimator,
+    model: Model,
+    solve: Callable[[Model], Any],
+    generator: torch.Generator | None,
+) -> Problem:
+    """What an estimator makes of a model, checked: estimators may be users' own."""
+    problem: object = estimator.prepare(model, solve=solve, generator=generator)
+    if not isinstance(problem, Problem):
+        raise ModelError(
+            f"{type(estimator).__name__}.prepare must return a Problem; got "
+            f"{type(problem).__name__}. Problem(model, lift) says which model is solved, and how "
+            "its solution becomes one of the declared model."
+        )
+    return problem
 
 
 def _under(

@@ -116,7 +116,7 @@ def frame_of_values(
         lead = tuple(tensor.shape[: tensor.ndim - len(entry.shape) - 1])
         names = names_of(domain.states_of(entry))
         index.extend((member, state) for member in _member_names(entry) for state in names)
-        parts.append(tensor.reshape([math.prod(lead), -1]))
+        parts.append(tensor.reshape(math.prod(lead), math.prod(tensor.shape[len(lead) :])))
     levels = pandas.MultiIndex.from_tuples(index, names=["variable", "state"])
     return _frame_of_numbers(pandas, torch.cat(parts, 1), levels, lead, labels)
 
@@ -129,7 +129,8 @@ def frame_of_joint(values: Tensor, variables: Iterable[Entry], labels: Labels | 
         [names_of(variable.states) for variable in scope],
         names=[variable.name for variable in scope],
     )
-    return _frame_of_numbers(pandas, values.reshape([math.prod(lead), -1]), levels, lead, labels)
+    rows = values.reshape(math.prod(lead), math.prod(values.shape[len(lead) :]))
+    return _frame_of_numbers(pandas, rows, levels, lead, labels)
 
 
 def _frame_of_numbers(

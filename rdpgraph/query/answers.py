@@ -427,7 +427,8 @@ class Inferred(Portable, Opaque, ABC):
     @property
     def log_partitions(self) -> Tensor:
         """(replicates, *batch) log Z of each replicate, nats."""
-        return self._answers.log_partitions().reshape(-1, *self.batch_shape)
+        logs = self._answers.log_partitions()
+        return logs.reshape(len(logs), *self.batch_shape)
 
     @property
     def standard_error(self) -> Tensor:

@@ -289,7 +289,7 @@ class Posterior(Inferred):
         any size, and of mini-buckets, all in a small part of the time. +inf with an estimator that
         approximates.
         """
-        states = self._mode_states().reshape(*self.graph.batch_shape, -1)
+        states = self._mode_states().reshape(*self.graph.batch_shape, self.graph.num_variables)
         known = self._answers.mode_bound().reshape(self.graph.batch_shape)
         score = self.graph.score_states(states).detach().double().cpu()
         # The graph's own sum may round upwards; a bound is below no score.

@@ -34,6 +34,7 @@ from rdpgraph.schedulers.scheduler import (
     Planned,
     Scheduler,
     budget_of,
+    plan_by,
     reduced,
     require_fit,
     within,
@@ -206,7 +207,7 @@ def prepared(scheduler: Scheduler, graph: FactorGraph, *, keep: bool) -> Planned
     if earlier is not None and earlier.value[0] == scheduler and earlier.is_current(read):
         _, plan, run = earlier.value
     else:
-        plan, run = scheduler.plan(graph)
+        plan, run = plan_by(scheduler, graph)
     if keep or not plan.fits:
         graph.__dict__[_NAME] = Kept.of((scheduler, plan, run), read)
     return plan, run

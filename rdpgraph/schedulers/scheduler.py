@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +16,7 @@ from rdpgraph.engines.reduction.probing import refuted_states
 from rdpgraph.engines.reported import Reported
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.trws.bounding import Bounding
-from rdpgraph.errors import BudgetError
+from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.native.library import available, function
@@ -50,6 +51,28 @@ class Scheduler(ABC):
     def circuit(self, graph: FactorGraph) -> Circuit | None:
         """Circuit of a graph so small that its plan can wait until it is asked for, or None."""
         return None
+
+
+def plan_by(scheduler: Scheduler, graph: FactorGraph) -> Planned:
+    """What a scheduler plans for a graph, checked: schedulers may be users' own."""
+    made: object = scheduler.plan(graph)
+    name = f"{type(scheduler).__name__}.plan"
+    parts = tuple[object, ...](made) if isinstance(made, tuple) else ()  # pyright: ignore
+    if len(parts) != 2 or not isinstance(parts[0], Plan) or not callable(parts[1]):
+        got = f"({', '.join(type(part).__name__ for part in parts)})"
+        raise ModelError(
+            f"{name} must return (plan, run), a Plan and a function without arguments that gives "
+            f"the Solution; got {got if parts else type(made).__name__}. Another scheduler's may "
+            "be returned: Auto().plan(graph)."
+        )
+    return parts[0], partial(_run, f"The function that {name} returned", parts[1])
+
+
+def _run(what: str, run: Callable[[], object]) -> Solution:
+    solution = run()
+    if not isinstance(solution, Solution):
+        raise ModelError(f"{what} must give a Solution; got {type(solution).__name__}.")
+    return solution
 
 
 def within(memory: float | None, seconds: float, graph: FactorGraph) -> Circuit | None:

@@ -249,3 +249,18 @@ def test_a_wrong_shape_of_draws_is_refused_in_one_line(shape):
         with pytest.raises(rg.errors.ModelError, match=r"as 3, or their shape") as caught:
             draw(shape)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 0)])
+def test_a_chain_of_one_step_has_transitions_for_no_steps(batch):
+    unary = torch.randn(*batch, 1, 3, dtype=torch.float64)
+    chain = LinearChain(unary, torch.zeros(*batch, 0, 3, 3, dtype=torch.float64))
+    one = torch.distributions.Categorical(logits=unary.squeeze(-2), validate_args=False)
+    states = chain.sample((4,))
+    assert states.shape == (4, *batch, 1)
+    torch.testing.assert_close(chain.log_prob(states), one.log_prob(states.squeeze(-1)))
+    torch.testing.assert_close(chain.entropy(), one.entropy())
+    wrong = torch.full((*batch, 1, 3), math.inf)
+    if wrong.numel():
+        with pytest.raises(ValueError, match="unary"):
+            LinearChain(wrong, torch.zeros(*batch, 0, 3, 3))

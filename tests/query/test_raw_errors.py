@@ -75,6 +75,21 @@ TRANSITIONS = {
 }
 
 
+@pytest.mark.parametrize("batch", [(0,), (2, 0)])
+def test_estimates_and_frames_of_an_empty_batch(batch):
+    chain = rg.Chain(torch.zeros(*batch, 3, 4), torch.zeros(4, 4))
+    assert rg.infer(chain).to_frame().shape == (12, 0)  # no column for an item
+    estimate = rg.infer(chain, estimator=rg.Randomized.default(keep=2, replicates=4))
+    assert estimate.log_partitions.shape == (4, *batch)
+    assert estimate.effective_sample_size.shape == batch
+    tables = torch.zeros(*batch, 2, 2, 2)
+    trees = rg.Hypertree(torch.zeros(*batch, 2, 2, 2), rg.trees.DenseRules(tables))
+    estimate = rg.infer(trees, estimator=rg.Randomized.default(keep=1))
+    assert estimate.log_partition.shape == batch
+    messages = rg.infer(chain.factor_graph(), rg.Loopy())
+    assert messages.mode_bound().shape == messages.standard_error.shape == batch
+
+
 @pytest.mark.parametrize("name", TRANSITIONS)
 @pytest.mark.parametrize("total", [1, 3])
 def test_chains_of_an_empty_batch(name, total):
@@ -85,3 +100,48 @@ def test_chains_of_an_empty_batch(name, total):
     assert chain.sample(2).shape == (2, 0, total)
     assert chain.rsample(2, temperature=1.0).shape == (2, 0, total, 2)
     assert rg.infer(chain).entropy().shape == (0,)
+
+
+GRAPH = rg.FactorGraph([rg.Factor((rg.Variable("x", 2),), rg.Table(torch.zeros(2)))])
+RETURNED = {
+    "a plan alone": (lambda: rg.explain(GRAPH), "plan, run.*got Plan"),
+    "one thing": (lambda: (rg.explain(GRAPH),), r"plan, run.*got \(Plan\)"),
+    "nothing": (lambda: None, "plan, run.*got NoneType"),
+    "no function": (lambda: (rg.explain(GRAPH), 3), r"plan, run.*got \(Plan, int\)"),
+    "no plan": (lambda: ("a plan", lambda: None), r"plan, run.*got \(str, function\)"),
+    "no solution": (lambda: (rg.explain(GRAPH), lambda: 7), "must give a Solution; got int"),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_schedulers_of_users_are_checked(name):
+    made, words = RETURNED[name]
+
+    class Own(rg.extend.Scheduler):
+        def plan(self, graph):
+            return made()
+
+    with pytest.raises(rg.errors.ModelError, match=f"Own.plan.*{words}"):
+        _ = rg.infer(GRAPH, Own()).log_partition
+    if name != "no solution":
+        with pytest.raises(rg.errors.ModelError, match=f"Own.plan.*{words}"):
+            rg.explain(GRAPH, Own())
+
+
+def test_a_scheduler_may_return_the_plan_of_another():
+    class Own(rg.extend.Scheduler):
+        def plan(self, graph):
+            return rg.Auto().plan(graph)
+
+    assert rg.infer(GRAPH, Own()).log_partition == rg.infer(GRAPH).log_partition
+
+
+@pytest.mark.parametrize("made", [GRAPH, None])
+def test_estimators_of_users_are_checked(made):
+    class Own(rg.extend.Estimator):
+        def prepare(self, model, *, solve, generator):
+            return made
+
+    for ask in (rg.infer, rg.explain):
+        with pytest.raises(rg.errors.ModelError, match=r"Own\.prepare must return a Problem"):
+            ask(GRAPH, estimator=Own())

@@ -28,7 +28,10 @@ class Binary:
         sides: list[Tensor] = []
         for dim in (3, 4):
             rows = stack.movedim(dim, 0).flatten(1)
-            _, classes = rows.unique(dim=0, return_inverse=True)
+            # Rows of no numbers are alike.
+            classes = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
+            if rows.numel():
+                _, classes = rows.unique(dim=0, return_inverse=True)
             first = torch.full((int(classes.max()) + 1,), len(classes), device=classes.device)
             every = torch.arange(len(classes), device=classes.device)
             first, order = first.scatter_reduce(0, classes, every, "amin").sort()

@@ -126,7 +126,8 @@ class LookupLink:
             if self.after is None or self.before is None:
                 return table[before] if self.after is None else table.mT[after].mT
             return looked_up(table, (before.unsqueeze(-1), after.unsqueeze(-2)))
-        item = torch.arange(max(len(before), len(after)), device=before.device) % len(self.source)
+        item = torch.arange(max(len(before), len(after)), device=before.device)
+        item = item % max(len(self.source), 1)
         # Copy whole rows or columns.
         if self.after is None:
             return self.source[item.reshape(-1, 1, 1), 0, before]
