@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import rdpgraph as rg
 
@@ -35,6 +37,11 @@ QUESTIONS = {
     "messages": lambda table: rg.infer(ring(table), rg.Loopy()).entropy(),
     "segments": lambda table: rg.SemiMarkov(table.expand(4, 2, 3, 3)[..., 0], table).entropy(),
     "a layer": lambda table: CRF(table[TAGS], TAGS, TAGS < 9),
+}
+ASKED = QUESTIONS | {
+    "a factor": lambda table: (
+        rg.infer(rg.FactorGraph([rg.Factor(XS[:2], rg.Table(table))])).log_partition
+    )
 }
 
 
@@ -86,10 +93,10 @@ def test_a_compiled_module_holds_its_variables():
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("asked", QUESTIONS)
+@pytest.mark.parametrize("asked", ASKED)
 def test_a_trace_is_refused_in_a_line(asked):
     with pytest.raises(rg.errors.UnsupportedError, match=r"torch\.jit\.trace") as caught:
-        torch.jit.trace(QUESTIONS[asked], numbers(3, 3))
+        torch.jit.trace(ASKED[asked], numbers(3, 3))
     assert "\n" not in str(caught.value)
 
 
@@ -100,6 +107,27 @@ def test_a_transform_of_torch_func_is_refused_in_a_line(asked, transform):
         transform(QUESTIONS[asked])(
             numbers(3, 3) if transform is torch.func.grad else numbers(2, 3, 3)
         )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("way", [pytest.param("export", marks=pytest.mark.long), "make_fx", "fake"])
+@pytest.mark.parametrize("asked", ["evidence", "messages", "segments", "a factor"])
+def test_an_export_is_refused_in_a_line(asked, way):
+    def ask(table):
+        return ASKED[asked](table)
+
+    def faked(table):
+        with FakeTensorMode() as mode:
+            return ask(mode.from_tensor(table))
+
+    def exported(table):
+        module = torch.nn.Module()
+        module.forward = ask
+        return torch.export.export(module, (table,))
+
+    ways = {"export": exported, "make_fx": make_fx(ask), "fake": faked}
+    with pytest.raises(rg.errors.UnsupportedError, match=r"torch\.export") as caught:
+        ways[way](numbers(3, 3))
     assert "\n" not in str(caught.value)
 
 

@@ -20,13 +20,17 @@ _UNTRANSFORMED = (
     "does not run inside torch.func's transforms, because it is compiled code that they cannot "
     "look into. Use torch.autograd.grad in place of grad, and batch dims in place of vmap."
 )
+_UNEXPORTED = (
+    "does not run in torch.export, in make_fx or on fake tensors, because its steps depend on the "
+    "values. Export the layers around it; CRF.exportable() is a layer of plain torch."
+)
 
 
 def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Make a function that `torch.compile` calls between the parts that it traces.
 
     As `torch.compiler.disable`, which takes seconds to load and so is asked for late. In
-    `torch.jit.trace`, `torch.func.grad` and `vmap` it raises an error.
+    `torch.jit.trace`, `torch.export`, `torch.func.grad` and `vmap` it raises an error.
     """
     alone: Callable[Arguments, Result] | None = None
 
@@ -48,12 +52,12 @@ def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
                 alone = made
             return alone(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
         except (RuntimeError, NotImplementedError) as error:
-            ours = isinstance(error, RdpgraphError) and _UNTRANSFORMED not in str(error)
-            if ours or not in_transform():
+            reason = _UNTRANSFORMED if in_transform() else _UNEXPORTED if _is_exported() else ""
+            if not reason or (isinstance(error, RdpgraphError) and reason not in str(error)):
                 raise
             # The outermost call, which users know, is named.
             name = function.__qualname__.removesuffix(".__post_init__")
-            raise UnsupportedError(f"{name} {_UNTRANSFORMED}") from error
+            raise UnsupportedError(f"{name} {reason}") from error
 
     return called
 
@@ -111,6 +115,19 @@ def in_transform() -> bool:
     """Return whether this runs in a transform of torch.func."""
     functorch: Any = getattr(torch._C, "_functorch", None)  # pyright: ignore[reportPrivateUsage]
     return functorch is not None and functorch.peek_interpreter_stack() is not None
+
+
+def refuse_exported(what: str) -> None:
+    """Refuse tensors without values, of an export; `torch.compile` may look at some."""
+    if not torch.compiler.is_compiling() and _is_exported():
+        raise UnsupportedError(f"{what} {_UNEXPORTED}")
+
+
+def _is_exported() -> bool:
+    """Return whether tensors have no values here, as they are fake or stand for a graph's nodes."""
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()  # pyright: ignore
+    names = {type(mode).__name__ for mode in modes}  # by name, to import nothing
+    return bool(names & {"FakeTensorMode", "ProxyTorchDispatchMode"})
 
 
 class Opaque:

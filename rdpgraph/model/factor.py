@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
+from rdpgraph._core.compiler import Opaque
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.potential import Potential, checked_shape
@@ -16,7 +17,7 @@ Slot: TypeAlias = Variable | VariableArray | Sequence[Variable]
 
 
 @dataclass(frozen=True, eq=False)
-class Factor:
+class Factor(Opaque):
     """A potential over variables, in the order of its slots.
 
     Args:
@@ -51,7 +52,7 @@ class Factor:
 
 
 @dataclass(frozen=True, eq=False)
-class FactorBlock:
+class FactorBlock(Opaque):
     """Many alike factors at once: one slot per variable of the scope, each an array of variables.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rdpgraph._core.compiler import in_transform
+from rdpgraph._core.compiler import in_transform, refuse_exported
 from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.types import broadcast_shapes, broadcasts
@@ -43,6 +43,7 @@ def checked_log_values(name: str, log_values: Tensor) -> float:
 def refuse_hollow(name: str, values: Tensor) -> None:
     """Refuse a tensor without its values: on meta, sparse, masked, or on several ranks."""
     present(name, values)
+    refuse_exported(name)
     if type(values).__name__ == "DTensor":  # tested by name, to import nothing
         raise ModelError(
             f"{name} needs values that are all here; got a DTensor: take its full_tensor(), or "
