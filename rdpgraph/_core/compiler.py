@@ -51,7 +51,7 @@ def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
                 made: Any = torch.compiler.disable(function)
                 alone = made
             return alone(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
             reason = _UNTRANSFORMED if in_transform() else _UNEXPORTED if _is_exported() else ""
             if not reason or (isinstance(error, RdpgraphError) and reason not in str(error)):
                 raise
