@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from rdpgraph._core.numbers import ROUNDING
+from rdpgraph.cli.advice import in_options
 from rdpgraph.cli.options import Format, ParseFormat, Task
 from rdpgraph.engines.solution import Status, of_answers
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, printable
@@ -339,8 +340,9 @@ def print_table(answer: Answer, console: Console) -> None:
             console.print(f"log Z = {_shown(log_z)} nats, log10 Z = {_shown(log_z / math.log(10))}")
         between = _between(answer.bounds, row)
         if between is not None:
-            least, most = between
-            console.print(f"log Z is at least {_shown(least)} and at most {_shown(most)} nats")
+            ends = zip(("at least", "at most"), between, strict=True)
+            known = (f"{side} {_shown(end)}" for side, end in ends if math.isfinite(end))
+            console.print(f"log Z is {' and '.join(known)} nats")
         likely = _between(answer.interval, row)
         if likely is not None and likely != between:
             least, most = map(_shown, likely)
@@ -364,9 +366,11 @@ def print_table(answer: Answer, console: Console) -> None:
                 console.print(f"no configuration is better by more than {gap:.4g} nats")
         if answer.optimal and not answer.optimal[row]:
             console.print("the best configuration that was found; there may be better ones")
-    console.print(f"{worth(answer)}, by {status.method or plan.route} (width {plan.width:.1f})")
+    route = status.method or plan.route
+    route = route if " by " in route else f"by {route}"  # "log Z by loopy; modes by search"
+    console.print(f"{worth(answer)}, {route} (width {plan.width:.1f})")
     if status.remedy:
-        console.print(status.remedy)
+        console.print(in_options(status.remedy))
 
 
 def _between(ends: Sequence[tuple[float, float]], row: int) -> tuple[float, float] | None:
@@ -454,7 +458,7 @@ def _json(answer: Answer) -> str:
         "converged": status.converged,
         "sweeps": status.iterations,
         "residual": status.residual,
-        "remedy": status.remedy,
+        "remedy": in_options(status.remedy),
         "route": status.method or answer.posterior.plan.route,
     }
     rows = list[dict[str, Any]]()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from rdpgraph.cli.advice import in_options
 from rdpgraph.cli.learning import fit_command, sample_command
 from rdpgraph.cli.options import (
     Device,
@@ -301,7 +302,8 @@ def explain_command(
             }  # fmt: skip
             graph = load(model, evidence, given, **reading)
         plan = explain(graph, scheduler=Auto(memory_bytes, allowance.left()))
-    typer.echo(str(plan) if style is ParseFormat.TEXT else as_json(plan.figures()))
+    figures = plan.figures() | {"remedy": in_options(plan.remedy)}
+    typer.echo(in_options(str(plan)) if style is ParseFormat.TEXT else as_json(figures))
 
 
 @app.command()

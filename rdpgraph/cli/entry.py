@@ -8,6 +8,7 @@ from contextlib import suppress
 from io import TextIOBase
 from typing import NoReturn
 
+from rdpgraph.cli.advice import in_options
 from rdpgraph.errors import RdpgraphError, in_a_line
 from rdpgraph.plan.clock import recorded, was_interrupted
 
@@ -61,7 +62,7 @@ def _run() -> None:
 def _say(message: Warning | str, *_: object) -> None:
     """Print a warning on one line, without the place in the code."""
     if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stderr.write(f"Warning: {in_a_line(str(message))}\n")
+        sys.stderr.write(f"Warning: {in_options(in_a_line(str(message)))}\n")
 
 
 def _drop_stdout() -> None:
@@ -73,5 +74,5 @@ def _drop_stdout() -> None:
 
 def _fail(message: str, code: int = 1) -> NoReturn:
     if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stderr.write(f"Error: {in_a_line(message)}\n")
+        sys.stderr.write(f"Error: {in_options(in_a_line(message))}\n")
     sys.exit(code)

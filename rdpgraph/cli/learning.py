@@ -103,7 +103,7 @@ def sample_command(
     from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.loading import Given, checked_target, load
     from rdpgraph.cli.solving import ending, posterior_of, seeded
-    from rdpgraph.errors import ModelError
+    from rdpgraph.errors import ModelError, UnsupportedError
     from rdpgraph.io.comma_separated import format_records, format_rows
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.schedulers import Auto
@@ -116,7 +116,14 @@ def sample_command(
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds))
         if not graph.num_variables:
             raise ModelError(f"{model}: the model has no variable to draw.")
-        draws = posterior.sample(count, generator)
+        try:
+            draws = posterior.sample(count, generator)
+        except UnsupportedError:  # messages have no joint distribution
+            why = posterior.plan.why.split(";")[0]
+            raise UnsupportedError(
+                f"{model}: rows are drawn by exact inference, which does not fit ({why}): raise "
+                "--time, or observe more variables by --set."
+            ) from None
         states = torch.cat([draw.reshape(count, -1) for draw in draws.values()], 1)
         written = format_rows if style is ParseFormat.TEXT else format_records
         text = written(states, graph.domain)

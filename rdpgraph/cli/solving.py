@@ -15,6 +15,7 @@ import torch
 import typer
 
 from rdpgraph._core import effort
+from rdpgraph.cli.advice import in_options
 from rdpgraph.cli.options import EstimatorName, Method, ProposalName, Task
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.errors import BudgetError, ModelError, RdpgraphError, in_a_line
@@ -85,7 +86,7 @@ def posterior_of(
         posterior = infer(graph, estimator=estimator, scheduler=scheduler, generator=generator)
     except BudgetError:
         if estimator is None:
-            typer.echo(str(explain(graph, scheduler=scheduler)), err=True)
+            typer.echo(in_options(str(explain(graph, scheduler=scheduler))), err=True)
         raise
     assert isinstance(posterior, Posterior)
     return posterior
@@ -93,7 +94,7 @@ def posterior_of(
 
 def warn(message: str) -> None:
     """Print a warning on one line of standard error."""
-    typer.echo(in_a_line(f"Warning: {message}"), err=True)
+    typer.echo(in_options(in_a_line(f"Warning: {message}")), err=True)
 
 
 def estimator_of(

@@ -323,7 +323,10 @@ class Approximation(Solution):
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """Refuse: marginal modes need exact inference."""
-        raise UnsupportedError("Marginal MAP needs exact inference; use Contraction().")
+        raise UnsupportedError(
+            "Message passing gives no marginal modes; use Auto(), which searches for them, or "
+            "Contraction()."
+        )
 
 
 @dataclass(frozen=True)
