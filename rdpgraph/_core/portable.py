@@ -11,7 +11,21 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ModelError, UnsupportedError
+
+
+def optional_module(name: str, asked: str, package: str) -> Any:
+    """Return a module of a package that need not be installed.
+
+    Raises:
+        UnsupportedError: it is not installed; ``asked`` names what needs it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UnsupportedError(
+            f"{asked} needs {name.split('.')[0]}, which is not installed: pip install {package}."
+        ) from None
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -1,6 +1,5 @@
 """Factor graphs to and from objects of networkx, pgmpy and pyAgrum; structures to networkx."""
 
-import importlib
 import itertools
 import math
 from collections.abc import Hashable, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core.portable import optional_module
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.structure import Structure
 from rdpgraph.io.tables import (
@@ -317,8 +317,8 @@ def to_pgmpy(graph: FactorGraph) -> Any:
     """
     require_graph("to_pgmpy", graph)
     tables, directed = probabilities(graph, "pgmpy")
-    kinds: Any = importlib.import_module("pgmpy.models")
-    parts: Any = importlib.import_module("pgmpy.factors.discrete")
+    kinds = optional_module("pgmpy.models", "to_pgmpy", "pgmpy")
+    parts = optional_module("pgmpy.factors.discrete", "to_pgmpy", "pgmpy")
     names = {v.name: list(names_of(v.states)) for v in all_variables(graph)}
     model = kinds.DiscreteBayesianNetwork() if directed else kinds.DiscreteMarkovNetwork()
     model.add_nodes_from(names)
@@ -344,11 +344,15 @@ def from_pyagrum(model: Any) -> FactorGraph:
     Raises:
         ModelError: another object.
     """
-    if hasattr(model, "cpt"):
+    if not hasattr(model, "nodes"):
+        tables = None
+    elif hasattr(model, "cpt"):
         tables = [model.cpt(node) for node in model.nodes()]
     elif hasattr(model, "factors") and hasattr(model, "factor"):
         tables = [model.factor(scope) for scope in model.factors()]
     else:
+        tables = None
+    if tables is None:
         raise ModelError(
             "from_pyagrum needs a BayesNet or a MarkovRandomField of pyAgrum; got "
             f"{type(model).__name__}."
@@ -369,11 +373,12 @@ def to_pyagrum(graph: FactorGraph) -> Any:
 
     Raises:
         ModelError: no FactorGraph.
-        UnsupportedError: a batch, evidence, or values beyond the range of float64.
+        UnsupportedError: a batch, evidence, or values beyond the range of float64; or pyAgrum is
+            not installed.
     """
     require_graph("to_pyagrum", graph)
     tables, directed = probabilities(graph, "pyAgrum")
-    pyagrum: Any = importlib.import_module("pyagrum")
+    pyagrum = optional_module("pyagrum", "to_pyagrum", "pyagrum")
     model = pyagrum.BayesNet() if directed else pyagrum.MarkovRandomField()
     for variable in all_variables(graph):
         labels = [str(state) for state in names_of(variable.states)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import require_fields
-from rdpgraph._core.portable import Arguments
+from rdpgraph._core.portable import Arguments, optional_module
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.infer import infer
 from rdpgraph.io.tables import all_variables
@@ -195,8 +195,7 @@ class BayesianNetwork(Arguments):
         Raises:
             ImpossibleEvidenceError: a row that no configuration explains.
         """
-        import pandas
-
+        pandas = optional_module("pandas", "Prediction", "'rdpgraph[pandas]'")
         wanted = self._targets(data, targets)
         parts = [np.zeros((0, sum(v.size for v in wanted)))]
 
@@ -227,8 +226,7 @@ class BayesianNetwork(Arguments):
             data: as for `predict_proba`.
             targets: as for `predict_proba`.
         """
-        import pandas
-
+        pandas = optional_module("pandas", "Prediction", "'rdpgraph[pandas]'")
         wanted = self._targets(data, targets)
         values = self.predict_proba(data, [variable.name for variable in wanted])
         result: dict[str, Any] = {}

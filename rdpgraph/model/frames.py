@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import EvidenceError, UnsupportedError
+from rdpgraph._core.portable import optional_module
+from rdpgraph.errors import EvidenceError
 from rdpgraph.model.domain import Domain, Entry
 from rdpgraph.model.variable import VariableArray, names_of
 
@@ -164,13 +165,7 @@ def _index(pandas: Any, lead: tuple[int, ...], labels: Labels | None) -> Any:
 
 
 def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise UnsupportedError(
-            "to_frame() needs pandas, which is not installed: pip install 'rdpgraph[pandas]'."
-        ) from None
-    return pandas
+    return optional_module("pandas", "to_frame()", "'rdpgraph[pandas]'")
 
 
 def _kind(value: object) -> str:
