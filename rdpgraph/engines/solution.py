@@ -208,6 +208,11 @@ class Solution(ABC):
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes) probabilities of the configurations of a block's factors."""
 
+    def factor_marginals_of(self, block: int, rows: Tensor) -> Tensor:
+        """(B, n, *sizes) those of some of the block's factors, by their rows (n,)."""
+        values = self.factor_marginals(block)
+        return values[:, rows.to(values.device)]
+
     def possible(self) -> Tensor:
         """(B,) whether any configuration is possible, by log Z."""
         return self.log_partition().detach() > -math.inf
@@ -339,6 +344,8 @@ class Question(Generic[Value]):
     @property
     def subject(self) -> str:
         """The answer that is asked for, or whose status is."""
+        if self.name == "factor_marginals_of":
+            return "factor_marginals"
         return str(self.arguments[0]) if self.name == "status_of" else self.name
 
     def __call__(self, solution: Solution) -> Value:
@@ -365,6 +372,11 @@ class Delegate(Solution):
     @abstractmethod
     def _ask(self, question: Question[Value]) -> Value:
         """The answer of the solution in charge."""
+
+    def factor_marginals_of(self, block: int, rows: Tensor) -> Tensor:
+        if type(self).factor_marginals is not Delegate.factor_marginals:
+            return super().factor_marginals_of(block, rows)
+        return self._ask(Question("factor_marginals_of", (block, rows)))
 
     status = _asked(Solution.status)
     status_of = _asked(Solution.status_of)
@@ -418,6 +430,11 @@ class Supplemented(Solution):
     def status_of(self, answer: str) -> Status:
         """Status of this solution, or of the general one where that answers."""
         return self.status() if self._answers(answer) else self._general.status_of(answer)
+
+    def factor_marginals_of(self, block: int, rows: Tensor) -> Tensor:
+        if self._answers("factor_marginals"):
+            return super().factor_marginals_of(block, rows)
+        return self._general.factor_marginals_of(block, rows)
 
     check_factor_marginals = _asked(Solution.check_factor_marginals)
     factor_marginals = _asked(Solution.factor_marginals)

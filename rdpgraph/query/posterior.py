@@ -228,10 +228,9 @@ class Posterior(Inferred):
                 continue
             rows, slots = place
             self._answers.check_factor_marginals(number)
-            self._require_room(block.count * math.prod(block.sizes), "The marginals of a factor")
-            values = self._with_word(self._answers.factor_marginals(number))
+            self._require_room(len(rows) * math.prod(block.sizes), "The marginals of a factor")
+            values = self._with_word(self._answers.factor_marginals_of(number, rows))
             self._warn_if_apart("factor_marginals")
-            values = values[:, rows.to(self.graph.device)]
             others = [slot + 2 for slot in range(block.arity) if slot not in slots]
             values = values.sum(others) if others else values
             order = sorted(slots)

@@ -224,8 +224,11 @@ class RowsSolution(Delegate):
         if self._recorded() or not self._fit:
             return self._ask(Question("factor_marginals", (block,)))
         network = replace(self.network, graph=self.graph)
-        tables = factor_tables(network, block, lambda group: self._beliefs(group, self.observed))
-        return self._of_possible(tables)
+
+        def beliefs(group: int, rows: Tensor) -> Tensor:
+            return self._beliefs(group, self.observed)[:, rows]
+
+        return self._of_possible(factor_tables(network, block, beliefs))
 
     def expected_score(self) -> Tensor:
         if self._recorded() or not self._fit:

@@ -213,7 +213,11 @@ class CountedSolution(Solution):
         if self._none:
             shape = self.network.batch, declared.count, *declared.sizes
             return self.network.constant.new_zeros(shape)
-        tables = factor_tables(self.network, block, self._beliefs)
+
+        def beliefs(group: int, rows: Tensor) -> Tensor:
+            return self._beliefs(group)[:, rows]
+
+        tables = factor_tables(self.network, block, beliefs)
         return self._guarded(tables * self._alive.reshape(-1, *[1] * (tables.ndim - 1)))
 
     def _beliefs(self, group: int) -> Tensor:

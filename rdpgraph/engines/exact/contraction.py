@@ -7,8 +7,8 @@ the steps from the roots and draws, or maximises over, what each step eliminated
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph.engines.exact.products import Value, from_logs, joined, multiply, reduce
-from rdpgraph.engines.exact.program import BatchedStep, Operand, Program
+from rdpgraph.engines.exact.program import BatchedStep, Operand, Program, Side
 from rdpgraph.engines.reduction.network import Group
-from rdpgraph.logspace.logmatrix import safe_log
+from rdpgraph.logspace.logmatrix import finite, safe_log
 from rdpgraph.plan.clock import Watch
 
 
@@ -49,7 +49,10 @@ def upward(
         watch: looked at before every step.
     """
     watch = watch or Watch()
-    leaves = [from_logs(group.log_tables, keep_logs=maximise).rows(group.rows) for group in groups]
+    leaves = [
+        replace(from_logs(group.log_tables, keep_logs=maximise), shared=group.rows)
+        for group in groups
+    ]
     pools: list[Value | None] = [*leaves, *([None] * len(program.steps))]
     for number, step in enumerate(program.steps):
         watch.look(lambda: program.shares[number])  # noqa: B023
@@ -77,7 +80,7 @@ def log_total(up: Upward) -> Tensor:
     """(batch or 1,) float64 sum over components of the logs of their scalars."""
     total: Tensor | None = None
     for pool in up.program.roots:
-        value = _stored(up.pools[pool])
+        value = stored(up.pools[pool])
         logs = value.values.double() if value.is_log else safe_log(value.values).double()
         logs = logs if value.is_log else logs + value.log_scale
         logs = logs.expand(-1, up.program.steps[pool - up.program.groups].count).sum(1)
@@ -85,40 +88,225 @@ def log_total(up: Upward) -> Tensor:
     return torch.zeros(1, dtype=torch.float64, device="cpu") if total is None else total
 
 
-def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) -> list[Value]:
-    """Products of all other tables of the component, on the dims of each factor pool.
+@dataclass(frozen=True, eq=False)
+class Downward:
+    """What the pass down gives for every step.
 
-    Times the factor itself this is its unnormalised marginal, or if maximising its max-marginal.
-    One matrix product per operand of each step.
+    The message to a factor is not among it, because messages to all factors would be as large as
+    all joint marginals: `to_factors` makes those of one group.
+    """
+
+    up: Upward
+    maximise: bool
+    # per step the product of all tables of the component outside of its result, on its dims
+    above: tuple[Value, ...]
+    # (variables (n,), (batch or 1, n, states) unnormalised marginals, or max-marginals)
+    marginals: tuple[tuple[Tensor, Value], ...]
+    # messages to operands with small tables that were made on the way, by step and side
+    kept: Mapping[tuple[int, int], tuple[Value, tuple[int, ...]]]
+
+    def to_factors(self, wanted: Mapping[int, Tensor | None]) -> dict[int, Value]:
+        """Products of all other tables of the component, on the dims of some factors.
+
+        Times the factor itself this is its unnormalised marginal, or if maximising its
+        max-marginal.
+
+        Args:
+            wanted: per group the rows (n,) of it, each once; None for the whole group.
+        """
+        parts = {group: list[tuple[Tensor | None, Value]]() for group in wanted}
+        for number, (step, above) in enumerate(zip(self.up.program.steps, self.above, strict=True)):
+            for place, side in enumerate(step.sides):
+                asked = {pool for pool, _ in side.operand.pieces if pool in wanted}
+                if not asked:
+                    continue
+                if all(wanted[group] is None for group in asked):
+                    message = self.kept.get((number, place)) or _message(
+                        side, step, above, self.up, maximise=self.maximise
+                    )
+                    for pool, rows, part in _pieces(
+                        _expanded(*message, side, self.up), side.operand
+                    ):
+                        if pool in asked:
+                            parts[pool].append((rows, part))
+                    continue
+                # Messages of those steps alone, of the ones that run as one, that read such a row.
+                for group, members, rows in side.operand.members():
+                    if group in asked:
+                        found = _places(rows, wanted[group])
+                        chosen = members[found >= 0]
+                        if len(chosen):
+                            message = _message(
+                                side, step, above, self.up, maximise=self.maximise, members=chosen
+                            )
+                            part = _expanded(*message, side, self.up)
+                            parts[group].append((found[found >= 0], part))
+        return {group: _assembled(each) for group, each in parts.items()}
+
+
+def _places(rows: Tensor, wanted: Tensor | None) -> Tensor:
+    """The place of each row among those wanted (None: all), -1 where it is not among them."""
+    if wanted is None:
+        return rows
+    place = torch.full((int(max(rows.max(), wanted.max())) + 1,), -1, device="cpu")
+    place[wanted] = torch.arange(len(wanted), device="cpu")
+    return place[rows]
+
+
+def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) -> Downward:
+    """Pass messages from the roots to every step, and read the marginal of every variable.
+
+    Each variable is read at the step that eliminates it, off the smaller operand that has it: the
+    messages to large factors, whose size is that of a joint marginal, are never made. At most one
+    matrix product per operand of each step.
     """
     program = up.program
     waiting: list[list[tuple[Tensor | None, Value]]] = [[] for _ in up.pools]
     for pool in program.roots:
-        root = _stored(up.pools[pool]).values
+        root = stored(up.pools[pool]).values
         ones = root.new_full((1, program.steps[pool - program.groups].count), float(not maximise))
         none = torch.zeros_like(ones, dtype=torch.float64)
         waiting[pool].append((None, Value(ones, none, is_log=maximise)))
+    every: list[Value] = []
+    marginals: list[tuple[Tensor, Value]] = []
+    kept: dict[tuple[int, int], tuple[Value, tuple[int, ...]]] = {}
     for number in range(len(program.steps) - 1, -1, -1):
         if watch is not None:
             watch.look(lambda: 1.0 - program.shares[number + 1])  # noqa: B023
         step = program.steps[number]
         above = _assembled(waiting[program.groups + number])
         waiting[program.groups + number] = []
-        if step.right is None:
-            private = [d for d in step.left_dims if d not in step.out_dims]
-            message = _reordered(above, step.out_dims, step.left_dims, private, up, step.left)
-            _deposit(message, step.left, waiting)
-            continue
-        left, right = _gathered(step.left, up.pools), _gathered(step.right, up.pools)
-        for target, dims, other, other_dims in (
-            (step.left, step.left_dims, right, step.right_dims),
-            (step.right, step.right_dims, left, step.left_dims),
-        ):
-            private = [d for d in dims if d not in other_dims and d not in step.out_dims]
-            shown = tuple(d for d in dims if d not in private)
-            message = multiply(above, step.out_dims, other, other_dims, shown, maximise=maximise)
-            _deposit(_reordered(message, shown, dims, private, up, target), target, waiting)
-    return [_assembled(parts) for parts in waiting[: program.groups]]
+        every.append(above)
+        for place, side in enumerate(step.sides):
+            inner = any(pool >= program.groups for pool, _ in side.operand.pieces)
+            if not inner and not side.read:
+                continue
+            message, shown = _message(side, step, above, up, maximise=maximise)
+            value = _gathered(side.operand, up.pools)
+            if math.prod(value.dims) < tuning.CORE_BLOCK and not maximise:
+                kept[number, place] = message, shown
+            if side.read:
+                each = _marginals(side, value, message, shown, maximise=maximise)
+                marginals += [(step.variables[:, label], part) for label, part in each.items()]
+            if inner:
+                message = _expanded(message, shown, side, up)
+                for pool, rows, part in _pieces(message, side.operand):
+                    if pool >= program.groups:
+                        waiting[pool].append((rows, part))
+    return Downward(up, maximise, tuple(reversed(every)), tuple(marginals), kept)
+
+
+def _marginals(
+    side: Side, value: Value, message: Value, shown: tuple[int, ...], *, maximise: bool
+) -> dict[int, Value]:
+    """Unnormalised marginals of the variables that are read off an operand, by label."""
+    # Where one table stands for all steps, and where a variable is in no other table, their product
+    # would be larger than both.
+    large = set(shown) != set(side.dims) or value.values.shape[1] < message.values.shape[1]
+    if large:
+        return {
+            label: multiply(value, side.dims, message, shown, (label,), maximise=maximise)
+            for label in side.read
+        }
+    joint = multiply(value, side.dims, message, shown, side.dims, maximise=maximise)
+    return {label: reduce(joint, side.dims, (label,), maximise=maximise) for label in side.read}
+
+
+def expected_scores(down: Downward, number: int, group: Group) -> Tensor:
+    """(batch or 1,) float64 expectation of the summed log-values of a group with large tables.
+
+    For a factor f whose message from all else is m, the expectation of log f is
+
+        E[log f] = c - sum_x f m (c - log f) / sum_x f m,    c = 1 + max log f,
+
+    in which both sums have positive terms only. Neither the message nor the joint marginal is made:
+    see `_total`.
+    """
+    up, tables = down.up, group.layout[1]
+    assert tables is not None
+    total = torch.zeros(1, dtype=torch.float64, device="cpu")
+    last: tuple[int, Value] | None = None
+    for step, above in zip(up.program.steps, down.above, strict=True):
+        for side in step.sides:
+            (pool, rows), *_ = side.operand.pieces
+            if pool != number:
+                continue
+            # Steps that run as one share their large table.
+            table = tables[0 if rows is None else int(rows[0])]
+            leaf = _in_double(_gathered(side.operand, up.pools))
+            logs = group.log_tables[:, table : table + 1]
+            if last is None or last[0] != table:
+                last = table, _times_gap(leaf, logs)
+            gaps = _ratio(
+                _total(side, step, above, last[1], up), _total(side, step, above, leaf, up)
+            )
+            total = total + (_top(logs) - gaps).expand(-1, step.count).sum(1)
+    return total
+
+
+def _total(side: Side, step: BatchedStep, above: Value, value: Value, up: Upward) -> Value:
+    """Sums of an operand times all else, which is multiplied in turn, the smaller part last."""
+    above, out = _in_double(above), step.out_dims
+    if side.other is None:
+        return multiply(above, out, value, side.dims, ())
+    other = _in_double(_gathered(side.other, up.pools))
+    pairs = (value, side.dims), (other, side.other_dims)
+    (large, large_dims), (small, small_dims) = sorted(
+        pairs, key=lambda pair: math.prod(pair[0].dims), reverse=True
+    )
+    shown = tuple(d for d in small_dims if d in large_dims or d in out)
+    onto_small = multiply(above, out, large, large_dims, shown)
+    return multiply(onto_small, shown, small, small_dims, ())
+
+
+def _top(log_tables: Tensor) -> Tensor:
+    """(batch or 1, tables) float64: 1 above the largest log-value of each table."""
+    return finite(log_tables.detach().flatten(2).amax(-1)).double() + 1.0
+
+
+def _times_gap(leaf: Value, log_tables: Tensor) -> Value:
+    """Tables times the gap, at least 1, between `_top` and their log-values; 0 where they are."""
+    top = _top(log_tables).to(log_tables)
+    top = top.reshape(*top.shape, *(1,) * (log_tables.ndim - 2))
+    gap = torch.where(log_tables > -math.inf, top - log_tables, 1.0)
+    if leaf.is_log:
+        return replace(leaf, values=leaf.values + gap.double().log())
+    return replace(
+        leaf, values=leaf.values * gap, high=leaf.high + math.log(float(gap.detach().amax()))
+    )
+
+
+def _in_double(value: Value) -> Value:
+    """Logs in double precision: two sums of large logs are going to be subtracted."""
+    return replace(value, values=value.values.double()) if value.is_log else value
+
+
+def _ratio(above: Value, below: Value) -> Tensor:
+    """(batch or 1, count or 1) float64 quotients of scalars; 0 where the divisor is 0."""
+    logs, divisor = (
+        each.values.double() if each.is_log else safe_log(each.values.double()) + each.log_scale
+        for each in (above, below)
+    )
+    possible = divisor > -math.inf
+    difference = logs - torch.where(possible, divisor, 0.0)
+    return torch.where(possible, torch.where(possible, difference, 0.0).exp(), 0.0)
+
+
+def _message(
+    side: Side, step: BatchedStep, above: Value, up: Upward, *, maximise: bool,
+    members: Tensor | None = None,
+) -> tuple[Value, tuple[int, ...]]:  # fmt: skip
+    """The product of all tables outside of an operand, on those of its dims that others have.
+
+    ``members`` are some of the steps that run as one; None: all of them.
+    """
+    above = above.rows(members)
+    if side.other is None:
+        return above, step.out_dims
+    shown = tuple(d for d in side.dims if d in side.other_dims or d in step.out_dims)
+    other = _gathered(side.other, up.pools).rows(members)
+    message = multiply(above, step.out_dims, other, side.other_dims, shown, maximise=maximise)
+    return message, shown
 
 
 def traceback(
@@ -197,24 +385,21 @@ def _entries(
 
 
 def _gathered(operand: Operand, pools: Sequence[Value | None]) -> Value:
-    parts = [_stored(pools[pool]).rows(rows) for pool, rows in operand.pieces]
+    parts = [stored(pools[pool]).rows(rows) for pool, rows in operand.pieces]
     if len(parts) == 1 and operand.order is None:
         return parts[0]
     value = joined(parts, operand.counts)
     return value if operand.order is None else value.rows(operand.order)
 
 
-def _deposit(
-    message: Value, operand: Operand, waiting: list[list[tuple[Tensor | None, Value]]]
-) -> None:
-    """Send messages for an operand to the pools of its tables."""
+def _pieces(message: Value, operand: Operand) -> Iterator[tuple[int, Tensor | None, Value]]:
+    """The pool, the rows of it, and the messages for each piece of an operand."""
     if operand.order is not None:
         message = message.rows(operand.inverse)
     start = 0
     for (pool, rows), count in zip(operand.pieces, operand.counts, strict=True):
         whole = count == message.values.shape[1]
-        part = message if whole else message.rows(slice(start, start + count))
-        waiting[pool].append((rows, part))
+        yield pool, rows, message if whole else message.rows(slice(start, start + count))
         start += count
 
 
@@ -227,23 +412,21 @@ def _assembled(parts: list[tuple[Tensor | None, Value]]) -> Value:
     return value.rows(torch.argsort(torch.cat(rows)))
 
 
-def _reordered(
-    message: Value, shown: Sequence[int], dims: Sequence[int], private: Sequence[int],
-    up: Upward, target: Operand,
-) -> Value:  # fmt: skip
-    """A message in the order of its target's dims, broadcast over private ones."""
-    tensor, wanted = message.values, [dim for dim in dims if dim in shown]
+def _expanded(message: Value, shown: Sequence[int], side: Side, up: Upward) -> Value:
+    """A message in the order of its operand's dims, broadcast over those that no other has."""
+    tensor, wanted = message.values, [dim for dim in side.dims if dim in shown]
     if wanted != list(shown):
-        tensor = tensor.permute(0, 1, *(2 + shown.index(dim) for dim in wanted))
-    if private:
-        sizes = _stored(up.pools[target.pieces[0][0]]).dims
-        for place, dim in enumerate(dims):
-            if dim in private:
+        tensor = tensor.permute(0, 1, *(2 + list(shown).index(dim) for dim in wanted))
+    if len(wanted) < len(side.dims):
+        sizes = stored(up.pools[side.operand.pieces[0][0]]).dims
+        for place, dim in enumerate(side.dims):
+            if dim not in shown:
                 tensor = tensor.unsqueeze(place + 2)
         tensor = tensor.expand(*tensor.shape[:2], *sizes)
     return Value(tensor, message.log_scale, message.low, message.high, message.is_log)
 
 
-def _stored(value: Value | None) -> Value:
+def stored(value: Value | None) -> Value:
+    """The tables of a pool."""
     assert value is not None, "the tables of this pass were not kept"
     return value

@@ -9,9 +9,18 @@ from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph.engines.exact.contraction import Upward, downward, log_total, traceback, upward
+from rdpgraph.engines.exact.contraction import (
+    Downward,
+    Upward,
+    downward,
+    expected_scores,
+    log_total,
+    stored,
+    traceback,
+    upward,
+)
 from rdpgraph.engines.exact.products import Value, float_limits, rescaled
-from rdpgraph.engines.exact.program import Owner, compiled
+from rdpgraph.engines.exact.program import Layout, compiled
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
 from rdpgraph.engines.solution import Solution
@@ -27,7 +36,7 @@ def log_partition_by(network: Network, tree: ContractionTree) -> Tensor:
     """(B,) log Z of a network by one pass up a tree of its topology, without gradients."""
     if network.impossible:
         return torch.full_like(network.constant, -math.inf).expand(network.batch)
-    program = compiled(tree, tuple(len(group.scopes) for group in network.groups))
+    program = compiled(tree, tuple(group.layout for group in network.groups))
     up = upward(program, network.groups, keep=False)
     return (log_total(up).to(network.constant) + network.constant).expand(network.batch)
 
@@ -47,8 +56,8 @@ class ExactSolution(Solution):
     seconds: float = math.inf  # for a pass up and one down; the first takes three fifths at most
 
     @cached_property
-    def _layout(self) -> tuple[int, ...]:
-        return tuple(len(group.scopes) for group in self.network.groups)
+    def _layout(self) -> Layout:
+        return tuple(group.layout for group in self.network.groups)
 
     @differentiable_property
     def _sums(self) -> Upward:
@@ -83,43 +92,62 @@ class ExactSolution(Solution):
         return total.expand(network.batch)
 
     @differentiable_property
-    def _beliefs(self) -> tuple[Tensor, ...]:
-        """Per group (batch or 1, F, *sizes) probabilities."""
-        down = downward(self._sums, watch=self._watch(self._sums))
-        leaves = zip(self._sums.pools, down, strict=False)
-        return tuple(_belief(leaf, message) for leaf, message in leaves)
+    def _down(self) -> Downward:
+        return downward(self._sums, watch=self._watch(self._sums))
+
+    @differentiable_property
+    def _beliefs(self) -> dict[int, Tensor]:
+        return {}
+
+    def _belief(self, group: int, rows: Tensor) -> Tensor:
+        """(batch or 1, n, *sizes) probabilities of some of a group's factors.
+
+        Those of a whole group are computed and kept if all are asked for, or its tables are small.
+        """
+        known, (count, tables) = self._beliefs, self.network.groups[group].layout
+        every = torch.arange(count, device="cpu")
+        leaf = stored(self._sums.pools[group])
+        if group not in known and (tables is None or torch.equal(rows, every)):
+            message = self._down.to_factors({group: None})[group]
+            known[group] = _belief(leaf.rows(None), message)
+        if group in known:
+            return known[group][:, rows.to(known[group].device)]
+        distinct, back = torch.unique(rows, return_inverse=True)
+        message = self._down.to_factors({group: distinct})[group]
+        belief = _belief(leaf.rows(distinct), message)
+        return belief[:, back.to(belief.device)]
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) probabilities, read off the smallest factor of each variable."""
+        """(B, S) probabilities, without those of factors: see `downward`."""
         if self.network.impossible:
             return variable_table(self.network, [], 0.0, 0.0)
-        owners = compiled(self.tree, self._layout).owners
-        parts = [
-            (owner.variables, self._of_owner(owner, self._beliefs[owner.group], torch.sum))
-            for owner in owners
-        ]
+        parts = [(variables, _normalised(value)) for variables, value in self._down.marginals]
         return self._of_possible(variable_table(self.network, parts, 0.0, 1.0))
 
-    def _of_owner(
-        self, owner: Owner, beliefs: Tensor, fold: Callable[[Tensor, list[int]], Tensor]
-    ) -> Tensor:
-        """(batch or 1, variables, states) of the variables that a factor's slot owns."""
-        rows = beliefs[:, owner.rows.to(beliefs.device)]
-        others = [dim for dim in range(2, rows.ndim) if dim != owner.slot + 2]
-        return fold(rows, others) if others else rows
-
     def factor_marginals(self, block: int) -> Tensor:
-        beliefs = self._beliefs
-        return self._of_possible(factor_tables(self.network, block, beliefs.__getitem__))
+        return self._of_possible(factor_tables(self.network, block, self._belief))
+
+    def factor_marginals_of(self, block: int, rows: Tensor) -> Tensor:
+        return self._of_possible(factor_tables(self.network, block, self._belief, rows))
 
     def expected_score(self) -> Tensor:
         network = self.network
         total = network.constant.expand(network.batch)
         if network.impossible:
             return torch.zeros_like(total)
-        for group, belief in zip(network.groups, self._beliefs, strict=True):
-            logs = torch.where(belief > 0, group.each(), 0.0)
-            total = total + (belief * logs).flatten(1).sum(1)
+        # Small tables by their joint marginals; messages to all of them are made in one pass.
+        known, small = self._beliefs, list[int]()
+        for number, group in enumerate(network.groups):
+            if group.layout[1] is not None:
+                total = total + expected_scores(self._down, number, group).to(total)
+            else:
+                small.append(number)
+        missing = [number for number in small if number not in known]
+        for number, message in self._down.to_factors(dict.fromkeys(missing)).items():
+            known[number] = _belief(stored(self._sums.pools[number]).rows(None), message)
+        for number in small:
+            logs = torch.where(known[number] > 0, network.groups[number].each(), 0.0)
+            total = total + (known[number] * logs).flatten(1).sum(1)
         return self._of_possible(total)
 
     def max_marginals(self) -> Tensor:
@@ -127,21 +155,16 @@ class ExactSolution(Solution):
         network = self.network
         if network.impossible:
             return variable_table(network, [], -math.inf, 0.0)
-        up, program = self._maxima, compiled(self.tree, self._layout)
+        up = self._maxima
         down = downward(up, maximise=True, watch=self._watch(up))
         total = log_total(up).to(network.constant) + network.constant
-        parts = []
-        for owner in program.owners:
-            leaf, message = up.pools[owner.group], down[owner.group]
-            assert leaf is not None
-            logs = leaf.values + message.values
-            parts.append(self._of_owner(owner, logs, torch.amax))
         # A component's best score is the maximum over any of its variables: raise it to the total.
         alive = (total > -math.inf).reshape(-1, 1, 1)
         raised: list[tuple[Tensor, Tensor]] = []
-        for owner, part in zip(program.owners, parts, strict=True):
+        for variables, value in down.marginals:
+            part = value.logs().expand(-1, len(variables), -1)
             other = torch.where(alive, total.reshape(-1, 1, 1) - part.amax(2, keepdim=True), 0.0)
-            raised.append((owner.variables, torch.where(alive, part + other, -math.inf)))
+            raised.append((variables, torch.where(alive, part + other, -math.inf)))
         return variable_table(network, raised, -math.inf, total.expand(network.batch))
 
     def log_maximum(self) -> Tensor:
@@ -204,9 +227,19 @@ class ExactSolution(Solution):
         return kept[key]
 
 
-def _belief(leaf: Value | None, message: Value) -> Tensor:
+def _normalised(value: Value) -> Tensor:
+    """(batch or 1, n, states) probabilities in proportion to values; 0 where all values are."""
+    if value.is_log:
+        peak = value.values.detach().amax(2, keepdim=True)
+        values = (value.values - finite(peak)).exp()
+    else:
+        values = value.values
+    total = values.sum(2, keepdim=True)
+    return values / torch.where(total > 0, total, 1.0)
+
+
+def _belief(leaf: Value, message: Value) -> Tensor:
     """Product of a factor and all others, normalised; in logs where the range requires it."""
-    assert leaf is not None
     dims = list(range(2, message.values.ndim))
     if not leaf.is_log and not message.is_log:
         least = float_limits(message.values.dtype)[0]

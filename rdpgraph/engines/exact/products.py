@@ -6,14 +6,14 @@ fit the floating type, and for maxima, the same product streams over the elimina
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_letters
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.cache import remembered
+from rdpgraph._core.cache import differentiable_property, remembered
 from rdpgraph.logspace.logmatrix import finite, safe_log, streamed_max, streamed_sum
 
 
@@ -26,6 +26,8 @@ class Value:
     low: float = 0.0  # lower bound on the log of the non-zero ``values`` (scaled form only)
     high: float = 0.0  # upper bound on the log of ``values`` (scaled form only)
     is_log: bool = False  # ``values`` are logs
+    # (count,) the table of each row, where rows share tables and these are not written out for each
+    shared: Tensor | None = None
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -39,13 +41,36 @@ class Value:
         return safe_log(self.values) + _over(self.log_scale, self.values)
 
     def rows(self, index: Tensor | slice | None) -> "Value":
-        """A part of the tables; a shared one (count 1) stands for any of them."""
+        """A part of the tables, written out; a single one (count 1) stands for any of them."""
+        if self.shared is not None:
+            index = self.shared if index is None else self.shared[index]
         if index is None:
             return self
+        if isinstance(index, Tensor) and self._is_large and len(index):
+            first = int(index[0])
+            if bool((index == first).all()):
+                return self._single(first)
         index = index.to(self.values.device) if isinstance(index, Tensor) else index
         values = self.values if self.values.shape[1] == 1 else self.values[:, index]
         scale = self.log_scale if self.log_scale.shape[1] == 1 else self.log_scale[:, index]
         return Value(values, scale, self.low, self.high, self.is_log)
+
+    @property
+    def _is_large(self) -> bool:
+        """Return whether tables are too large to be copied."""
+        count = self.values.shape[1]
+        return count > 1 and math.prod(self.values.shape[2:]) >= tuning.CORE_BLOCK
+
+    @differentiable_property
+    def _apart(self) -> tuple[Tensor, ...]:
+        """Each table as a view, all made at once: their gradients are written out together."""
+        return self.values.unbind(1)
+
+    def _single(self, number: int) -> "Value":
+        """One table, without a copy."""
+        many = self.log_scale.shape[1] > 1
+        scale = self.log_scale[:, number : number + 1] if many else self.log_scale
+        return Value(self._apart[number].unsqueeze(1), scale, self.low, self.high, self.is_log)
 
 
 @remembered(16)
@@ -64,11 +89,18 @@ def from_logs(logs: Tensor, *, keep_logs: bool = False) -> Value:
     peak = detached.flatten(2).amax(-1) if detached.ndim > 2 else detached
     peak = finite(peak)
     shifted = logs - _over(peak, logs)
-    lowest = finite(shifted.detach())
-    low = min(float(lowest.amin()), 0.0) if lowest.numel() else 0.0
+    low = _lowest(shifted.detach())
     if low < float_limits(logs.dtype)[0]:
         return Value(logs, none, is_log=True)
-    return Value(shifted.exp(), peak.double(), low=low, high=0.0)
+    return Value(shifted.exp_(), peak.double(), low=low, high=0.0)
+
+
+def _lowest(shifted: Tensor) -> float:
+    """The smallest finite log-value, at most 0; without a copy where there are no hard zeros."""
+    if not shifted.numel():
+        return 0.0
+    low = float(shifted.amin())
+    return min(float(finite(shifted).amin()) if low == -math.inf else low, 0.0)
 
 
 def rescaled(value: Value) -> Value:
@@ -140,15 +172,17 @@ def multiply(
 
 def reduce(value: Value, dims: Sequence[int], out_dims: Sequence[int], *, maximise: bool) -> Value:
     """Tables over ``out_dims`` from tables over ``dims``, the rest eliminated."""
-    if not value.is_log and not maximise:
+    if value.is_log == maximise:
         product = _product(tuple(dims), (), tuple(out_dims))
-        terms = product.log_terms(value.values, value.values)
-        if value.high + terms <= float_limits(value.values.dtype)[1]:
-            values = value.values.sum(product.left_gone) if product.left_gone else value.values
+        gone = product.left_gone
+        terms = 0.0 if maximise else product.log_terms(value.values, value.values)
+        if maximise or value.high + terms <= float_limits(value.values.dtype)[1]:
+            fold = torch.amax if maximise else torch.sum
+            values = fold(value.values, gone) if gone else value.values
             left = [dim for dim in dims if dim in out_dims]
             if left != list(out_dims):
                 values = values.permute(0, 1, *(2 + left.index(dim) for dim in out_dims))
-            return Value(values, value.log_scale, value.low, value.high + terms)
+            return replace(value, values=values, high=value.high + terms)
     one = Value(
         torch.full((1, 1), 0.0 if value.is_log else 1.0, device="cpu").to(value.values),
         torch.zeros_like(value.log_scale[:1, :1]),

@@ -1,9 +1,8 @@
 """Contraction trees compiled into batched steps: alike steps of one level run as one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -28,6 +27,15 @@ class Operand:
         """Permutation back to the pieces."""
         return None if self.order is None else torch.argsort(self.order)
 
+    def members(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """For each piece its pool, the steps that read it, and the rows that they read."""
+        start = 0
+        for (pool, rows), count in zip(self.pieces, self.counts, strict=True):
+            places = torch.arange(start, start + count, device="cpu")
+            steps = places if self.inverse is None else self.inverse[places]
+            yield pool, steps, torch.arange(count, device="cpu") if rows is None else rows
+            start += count
+
 
 @dataclass(frozen=True, eq=False)
 class BatchedStep:
@@ -41,21 +49,32 @@ class BatchedStep:
     variables: Tensor  # (count, labels) variable behind each label
     gone: tuple[int, ...]  # labels that are eliminated
     maximise: bool  # they are maximised out instead of summed
+    # The eliminated labels whose marginals are read off the left and off the right operand. Each
+    # is read off the smaller operand that has it, because a message has its operand's size.
+    read: tuple[tuple[int, ...], tuple[int, ...]]
 
     @property
     def count(self) -> int:
         """Number of steps that run as one."""
         return self.variables.shape[0]
 
+    @property
+    def sides(self) -> tuple["Side", ...]:
+        """Each operand, seen as the one that receives a message from the other."""
+        left = Side(self.left, self.left_dims, self.right, self.right_dims, self.read[0])
+        if self.right is None:
+            return (left,)
+        return left, Side(self.right, self.right_dims, self.left, self.left_dims, self.read[1])
 
-@dataclass(frozen=True, eq=False)
-class Owner:
-    """Variables whose marginals are read off one slot of one group of factors."""
 
-    group: int
-    slot: int
-    rows: Tensor
-    variables: Tensor
+class Side(NamedTuple):
+    """An operand of a step, and the operand that it is multiplied with, if there is one."""
+
+    operand: Operand
+    dims: tuple[int, ...]
+    other: Operand | None
+    other_dims: tuple[int, ...]
+    read: tuple[int, ...]  # labels whose marginals are read off this operand
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +85,6 @@ class Program:
     steps: tuple[BatchedStep, ...]  # in order of execution
     roots: tuple[int, ...]  # the pools of scalars, one scalar per component
     last_use: tuple[int, ...]  # per pool the last step that reads it
-    owners: tuple[Owner, ...]  # for every variable the smallest factor that holds it
     sizes: tuple[int, ...]  # number of states of each variable
 
     @cached_property
@@ -80,11 +98,15 @@ class Program:
         return tuple(part / max(work[-1], 1.0) for part in work)
 
 
+Layout: TypeAlias = tuple[tuple[int, tuple[int, ...] | None], ...]
+"""Each group's number of factors and, where its tables are large, the table of each factor."""
+
+
 @remembered(256)
 def compiled(
-    tree: ContractionTree, layout: tuple[int, ...], maximise: frozenset[int] = frozenset()
+    tree: ContractionTree, layout: Layout, maximise: frozenset[int] = frozenset()
 ) -> Program:
-    """Program of a tree whose leaves are in groups of ``layout`` factors; cached.
+    """Program of a tree whose leaves are in groups of ``layout``; cached.
 
     Variables ``maximise`` are maximised out instead of summed.
     """
@@ -100,6 +122,8 @@ class _Signature(NamedTuple):
     out_dims: tuple[int, ...]
     joined: bool
     maximise: bool
+    # the large table that the left and right operand share: its group and number, or None
+    tables: tuple[tuple[int, int] | None, ...]
 
 
 _Member: TypeAlias = tuple[int, int, int, tuple[int, ...]]
@@ -107,14 +131,12 @@ _Member: TypeAlias = tuple[int, int, int, tuple[int, ...]]
 
 
 class _Compiler:
-    def __init__(
-        self, tree: ContractionTree, layout: tuple[int, ...], maximise: frozenset[int]
-    ) -> None:
+    def __init__(self, tree: ContractionTree, layout: Layout, maximise: frozenset[int]) -> None:
         self.tree, self.layout, self.maximise = tree, layout, maximise
         self.sizes = tree.topology.sizes
         self.scopes: list[tuple[int, ...]] = list(tree.topology.scopes)
-        self.places = [(g, row) for g, count in enumerate(layout) for row in range(count)]
-        self.pool_counts = list(layout)
+        self.places = [(g, row) for g, (count, _) in enumerate(layout) for row in range(count)]
+        self.pool_counts = [count for count, _ in layout]
 
     def program(self) -> Program:
         steps: list[BatchedStep] = []
@@ -136,10 +158,7 @@ class _Compiler:
             for operand in (step.left, step.right):
                 for pool, _ in operand.pieces if operand else ():
                     last_use[pool] = number
-        owners = _owners(self.tree, self.layout)
-        return Program(
-            len(self.layout), tuple(steps), tuple(roots), tuple(last_use), owners, self.sizes
-        )
+        return Program(len(self.layout), tuple(steps), tuple(roots), tuple(last_use), self.sizes)
 
     def _levels(self) -> list[dict[_Signature, list[_Member]]]:
         """Per level the steps by signature."""
@@ -168,6 +187,7 @@ class _Compiler:
                 tuple(labels[v] for v in out),
                 right >= 0,
                 largest,
+                (self._large_table(left), self._large_table(right)),
             )
             scopes.append(tuple(out))
             depth = depths[leaves + number] - 1
@@ -176,24 +196,33 @@ class _Compiler:
             levels[depth].setdefault(signature, []).append((number, left, right, tuple(labels)))
         return levels
 
+    def _large_table(self, node: int) -> tuple[int, int] | None:
+        """The group and the number of a factor's table, if it is large."""
+        if not 0 <= node < len(self.tree.topology.scopes):
+            return None
+        group, row = self.places[node]
+        tables = self.layout[group][1]
+        return None if tables is None else (group, tables[row])
+
     def _batched(
         self,
         signature: _Signature,
         members: Sequence[_Member],
     ) -> BatchedStep:
+        left_dims, labels = tuple(range(signature.num_left)), range(len(signature.sizes))
+        gone = tuple(label for label in labels if label not in signature.out_dims)
         return BatchedStep(
             left=self._operand([member[1] for member in members]),
             right=self._operand([member[2] for member in members]) if signature.joined else None,
-            left_dims=tuple(range(signature.num_left)),
+            left_dims=left_dims,
             right_dims=signature.right_dims,
             out_dims=signature.out_dims,
             variables=torch.tensor([member[3] for member in members], device="cpu").reshape(
                 len(members), -1
             ),
-            gone=tuple(
-                label for label in range(len(signature.sizes)) if label not in signature.out_dims
-            ),
+            gone=gone,
             maximise=signature.maximise,
+            read=_read_off(gone, left_dims, signature.right_dims, signature.sizes),
         )
 
     def _operand(self, nodes: Sequence[int]) -> Operand:
@@ -215,25 +244,15 @@ class _Compiler:
         return Operand(tuple(pieces), counts, torch.argsort(torch.tensor(order, device="cpu")))
 
 
-def _owners(tree: ContractionTree, layout: tuple[int, ...]) -> tuple[Owner, ...]:
-    topology = tree.topology
-    starts = list(accumulate(layout, initial=0))
-    cells = [
-        float(math.prod(topology.sizes[v] for v in topology.scopes[start])) for start in starts[:-1]
-    ]
-    owned = bytearray(len(topology.sizes))
-    owners: list[Owner] = []
-    for group in sorted(range(len(layout)), key=cells.__getitem__):
-        scopes = topology.scopes[starts[group] : starts[group + 1]]
-        for slot in range(len(scopes[0])):
-            rows: list[int] = []
-            variables: list[int] = []
-            for row, scope in enumerate(scopes):
-                if not owned[scope[slot]]:
-                    owned[scope[slot]] = 1
-                    rows.append(row)
-                    variables.append(scope[slot])
-            if rows:
-                both = (torch.tensor(part, device="cpu") for part in (rows, variables))
-                owners.append(Owner(group, slot, *both))
-    return tuple(owners)
+def _read_off(
+    gone: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The labels to read off the left and off the right operand: the smaller one that has each."""
+    volumes = [math.prod(sizes[label] for label in dims) for dims in (left, right)]
+    off_right = {
+        label for label in gone if label in right and (label not in left or volumes[1] < volumes[0])
+    }
+    return (
+        tuple(label for label in gone if label not in off_right),
+        tuple(label for label in gone if label in off_right),
+    )

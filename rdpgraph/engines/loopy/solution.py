@@ -294,11 +294,12 @@ class LoopySolution(Approximation):
     def factor_marginals(self, block: int) -> Tensor:
         kernels = message_groups(self.network)
 
-        def beliefs(group: int) -> Tensor:
+        def beliefs(group: int, rows: Tensor) -> Tensor:
             messages = self.outcome.messages
             if group in kernels:
-                return self.equations.factor_beliefs(kernels.index(group), messages)
-            scopes = self.network.groups[group].scopes[:, 0]
+                values = self.equations.factor_beliefs(kernels.index(group), messages)
+                return values[:, rows.to(values.device)]
+            scopes = self.network.groups[group].scopes[rows, 0]
             home = int(self.edges.home[scopes[0]])
             belief = self.equations.normalised_beliefs(messages)[home]
             return take(belief, self.edges.local[scopes]).transpose(1, 2)

@@ -34,6 +34,20 @@ class Group:
         low, high = tables.aminmax()
         return float(low), float(high)
 
+    @cached_property
+    def layout(self) -> tuple[int, tuple[int, ...] | None]:
+        """Number of factors and, where tables are large, the table of each.
+
+        Steps on different large tables run one by one, because running them as one would copy the
+        tables into one tensor.
+        """
+        count = len(self.scopes)
+        if math.prod(self.log_tables.shape[2:]) < tuning.CORE_BLOCK:
+            return count, None
+        if self.rows is not None:
+            return count, tuple(self.rows.tolist())
+        return count, (0,) * count if self.log_tables.shape[1] == 1 else tuple(range(count))
+
     def each(self) -> Tensor:
         """(batch or 1, F or 1, *sizes) table of every factor."""
         if self.rows is None:

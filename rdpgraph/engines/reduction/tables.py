@@ -232,10 +232,19 @@ def state_table(
     return variable_table(network, parts, empty, settled)
 
 
-def factor_tables(network: Network, block: int, beliefs: Callable[[int], Tensor]) -> Tensor:
-    """(B, F, *sizes) probabilities of a block's factors, settled slots included.
+def factor_tables(
+    network: Network,
+    block: int,
+    beliefs: Callable[[int, Tensor], Tensor],
+    rows: Tensor | None = None,
+) -> Tensor:
+    """(B, n, *sizes) probabilities of a block's factors, settled slots included.
 
-    ``beliefs`` gives a group's probabilities (batch or 1, F, *sizes left).
+    Args:
+        network: the reduced model.
+        block: the number of the block.
+        beliefs: gives a group's probabilities (batch or 1, n, *sizes left) of some of its factors.
+        rows: (n,) of the block's factors; None: all of them.
     """
     declared = network.graph.blocks[block]
     sizes = declared.sizes
@@ -244,12 +253,21 @@ def factor_tables(network: Network, block: int, beliefs: Callable[[int], Tensor]
             f"Factor marginals of {type(declared.potential).__name__} over {len(sizes)} variables "
             "are not available; ask for fewer variables that another factor holds together."
         )
-    shape = (network.batch, declared.count, math.prod(sizes))
+    rows = torch.arange(declared.count, device="cpu") if rows is None else rows.cpu()
+    shape = (network.batch, len(rows), math.prod(sizes))
     flat = torch.zeros(shape, dtype=network.constant.dtype, device=network.constant.device)
     batch = torch.arange(network.batch, device="cpu").reshape(-1, 1, 1)
+    place_in_group = torch.empty(declared.count, dtype=torch.long, device="cpu")
     for members, group, slots in network.origins[block]:
-        scopes = declared.scopes[members]
-        places = torch.zeros(1, len(members), 1, dtype=torch.long, device="cpu")
+        # The rows asked for that are among these members, and their places in the group.
+        place_in_group.fill_(-1)
+        place_in_group[members] = torch.arange(len(members), device="cpu")
+        asked = (place_in_group[rows] >= 0).nonzero().flatten()
+        if not len(asked):
+            continue
+        scopes = declared.scopes[rows[asked]]
+        # The place of each remaining configuration in the declared table.
+        places = torch.zeros(1, len(asked), 1, dtype=torch.long, device="cpu")
         for slot, size in enumerate(sizes):
             if slot in slots:
                 kept = network.groups[group].log_tables.shape[2 + slots.index(slot)]
@@ -257,9 +275,12 @@ def factor_tables(network: Network, block: int, beliefs: Callable[[int], Tensor]
             else:
                 states = network.settled[:, scopes[:, slot]].unsqueeze(-1)
             places = (places.unsqueeze(-1) * size + states.unsqueeze(-2)).flatten(2)
-        values = flat.new_ones(1, 1, 1) if group < 0 else beliefs(group).flatten(2)
-        index = (batch, members.reshape(1, -1, 1), places)
-        values = values.to(flat.dtype).expand(network.batch, len(members), -1)
+        if group < 0:
+            values = flat.new_ones(1, 1, 1)
+        else:
+            values = beliefs(group, place_in_group[rows[asked]]).flatten(2)
+        index = (batch, asked.reshape(1, -1, 1), places)
+        values = values.to(flat.dtype).expand(network.batch, len(asked), -1)
         flat = flat.index_put(tuple(i.to(flat.device) for i in index), values)
     return flat.reshape([*shape[:2], *sizes])
 
