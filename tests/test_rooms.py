@@ -23,7 +23,7 @@ ROWS = (
     {"model"},
     {"interface"},
     {"io", "plan"},
-    {"engines"},
+    {"engines", "recurrences"},
     {"structures"},
     {"decoding", "estimate"},
     {"query"},
