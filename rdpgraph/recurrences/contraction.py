@@ -1,0 +1,164 @@
+"""Sums of products of tensors whose dims have names, as matrix products where that is less work."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rdpgraph.recurrences.semirings import Prepared, Semiring
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """A tensor (items, *dims) whose dims have names; items: 1 where all have the same.
+
+    Attributes:
+        fixed: whether it takes part in many products, so that work to prepare it is worth keeping.
+    """
+
+    values: Tensor
+    names: tuple[str, ...]
+    fixed: bool = False
+
+    def size(self, name: str) -> int:
+        """The size of a dim."""
+        return self.values.shape[1 + self.names.index(name)]
+
+    def arranged(self, names: Sequence[str]) -> Tensor:
+        """(items, *dims) in the order of some names, of size 1 where the tensor lacks one."""
+        own = [name for name in names if name in self.names]
+        values = self.values
+        if own != [*self.names]:
+            values = values.permute(0, *(1 + self.names.index(name) for name in own))
+        for place, name in enumerate(names):
+            if name not in self.names:
+                values = values.unsqueeze(1 + place)
+        return values
+
+
+Step = tuple[int, int, tuple[str, ...]]
+"""Multiply the factors at two places, or take one (-1), and sum names out; append the result."""
+
+
+def plan_steps(
+    factors: Sequence[tuple[str, ...]], over: Sequence[str], sizes: Mapping[str, int]
+) -> list[Step]:
+    """The order of products and sums: variable after variable, the cheapest first.
+
+    Args:
+        factors: the names of the dims of each.
+        over: the names to sum over.
+        sizes: of all names.
+    """
+    alive = {place: {*names} for place, names in enumerate(factors)}
+    steps: list[Step] = []
+
+    def join(one: int, other: int, summed: Sequence[str]) -> None:
+        names = alive.pop(one) | (alive.pop(other) if other >= 0 else set[str]())
+        steps.append((one, other, tuple(summed)))
+        alive[len(factors) + len(steps) - 1] = names - {*summed}
+
+    left = [*over]
+    while left:
+        # The cost of a variable is the number of terms of the sum over it.
+        def cost(name: str) -> int:
+            names = set[str]().union(*(own for own in alive.values() if name in own))
+            return math.prod(sizes[each] for each in names)
+
+        first = min(left, key=cost)
+        while len(group := [place for place, own in alive.items() if first in own]) > 2:
+            small = sorted(group, key=lambda place: math.prod(sizes[n] for n in alive[place]))
+            join(small[0], small[1], ())
+        # Whatever else only these have is summed over in the same product.
+        elsewhere = set[str]().union(*(own for place, own in alive.items() if place not in group))
+        summed = [name for name in left if name == first or (
+            name not in elsewhere and all(name in alive[place] for place in group)
+        )]  # fmt: skip
+        join(group[0], group[1] if len(group) == 2 else -1, summed)
+        left = [name for name in left if name not in summed]
+    while len(alive) > 1:
+        one, other, *_ = sorted(alive, key=lambda p: math.prod(sizes[n] for n in alive[p]))
+        join(one, other, ())
+    return steps
+
+
+def contract(
+    semiring: Semiring, factors: Sequence[Named], steps: Sequence[Step],
+    kept: dict[tuple[object, ...], Prepared],
+) -> Named:  # fmt: skip
+    """The sum of the product of factors, by steps that were planned for their names.
+
+    Args:
+        semiring: of their values.
+        factors: at least one.
+        steps: from `plan_steps`.
+        kept: matrices that were prepared of fixed factors; added to.
+    """
+    made = [*factors]
+    for one, other, summed in steps:
+        if other < 0:
+            made.append(_summed(semiring, made[one], summed))
+        else:
+            made.append(_joined(semiring, made[one], made[other], summed, kept))
+    return made[-1]
+
+
+def _summed(semiring: Semiring, x: Named, summed: Sequence[str]) -> Named:
+    dims = [1 + x.names.index(name) for name in summed]
+    rest = tuple(name for name in x.names if name not in summed)
+    return Named(semiring.sum(x.values, dims), rest)
+
+
+def _joined(
+    semiring: Semiring, x: Named, y: Named, summed: Sequence[str],
+    kept: dict[tuple[object, ...], Prepared],
+) -> Named:  # fmt: skip
+    """The product of two factors, summed over some names that both have."""
+    shared = [name for name in x.names if name in y.names and name not in summed]
+    left = [name for name in x.names if name not in y.names]
+    right = [name for name in y.names if name not in x.names]
+    if x.fixed and not y.fixed:
+        x, y, left, right = y, x, right, left
+    # Rows that one matrix multiplies: several, or one in each of many steps.
+    several = bool(left) or len(x.values) > len(y.values) or y.fixed
+    if not summed or not several or not right:
+        # Nothing is read twice, so a matrix product saves nothing.
+        names = (*shared, *summed, *left, *right)
+        values = semiring.multiply(x.arranged(names), y.arranged(names))
+        product = Named(values, names)
+        return _summed(semiring, product, summed) if summed else product
+    rows, lead_x, size_x = _as_matrix(x, shared, left, summed, fold=len(y.values) == 1)
+    key = (id(y.values), tuple(shared), tuple(summed), len(x.values) == 1)
+    columns, lead_y, size_y = _as_matrix(y, shared, right, summed, fold=len(x.values) == 1)
+    matrix = kept.get(key)
+    if matrix is None:
+        matrix = semiring.prepare(columns)
+        if y.fixed:
+            kept[key] = matrix
+    product = matrix.times(rows)  # (items, *shared, rows, columns)
+    shape = [max(lead_x, lead_y), *(x.size(name) for name in shared), *size_x, *size_y]
+    values = product.reshape(shape)
+    names = (*shared, *left, *right)
+    if len(size_x) > len(left):  # items of x were folded into its rows
+        values = values.movedim(1 + len(shared), 0).flatten(0, 1)
+    elif len(size_y) > len(right):
+        values = values.movedim(1 + len(shared) + len(left), 0).flatten(0, 1)
+    return Named(values, names)
+
+
+def _as_matrix(
+    x: Named, shared: Sequence[str], own: Sequence[str], summed: Sequence[str], *, fold: bool
+) -> tuple[Tensor, int, list[int]]:
+    """(items, *shared, rows, columns), how many items, and the sizes that are the rows.
+
+    With ``fold`` several items are rows, too: the other factor has one for all.
+    """
+    values = x.arranged((*shared, *own, *summed))
+    sizes, items = [x.size(name) for name in own], len(values)
+    if fold and items > 1:
+        values = values.unsqueeze(0).movedim(1, 1 + len(shared))
+        sizes, items = [len(x.values), *sizes], 1
+    rows, columns = math.prod(sizes), math.prod(x.size(name) for name in summed)
+    shape = [items, *(x.size(name) for name in shared), rows, columns]
+    return values.reshape(shape), items, sizes

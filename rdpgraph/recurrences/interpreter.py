@@ -1,0 +1,500 @@
+"""Recurrences by torch operations: over any semiring, on any device, with all derivatives.
+
+One step of the order is computed at a time, for all items, places and labels. It reads whole steps
+of before, so a link from N labels to N is one matrix product; no array has more entries than the
+inputs, the tables, and the pairs of labels of one step. This is the reference that the executor is
+compared with, and what answers where the executor does not.
+
+Which places a step reads depends on the sizes alone, so it is worked out once for a program and
+sizes (`Layout`) and kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rdpgraph.recurrences.affine import Affine
+from rdpgraph.recurrences.contraction import Named, Step, contract, plan_steps
+from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule, Table, inside
+from rdpgraph.recurrences.semirings import Prepared, Semiring
+
+Index = NDArray[np.int64]
+
+STEP = "step"
+"""The name of the order where it is a variable of its own; users' variables may not hide it."""
+
+
+def evaluate(
+    program: Program, inputs: Mapping[str, Tensor], lengths: Mapping[str, Tensor | int],
+    sizes: Mapping[str, int], semiring: Semiring,
+) -> Tensor:  # fmt: skip
+    """The goal of each item, (items,); `semiring.one` where its ends are before the first cells.
+
+    Args:
+        program: the recurrence.
+        inputs: (items or 1, *dims) each; logs, or whole numbers inside of what they index.
+        lengths: (items,) whole numbers, or one for all.
+        sizes: of the inputs.
+        semiring: log-sums, maxima or counts.
+    """
+    run = _Run(program, inputs, lengths, sizes, semiring)
+    run.fill()
+    return run.goal()
+
+
+# ---- layouts ----
+
+
+@dataclass(frozen=True, eq=False)
+class _TableRead:
+    """What one step reads of a table: rows of the steps from `low` to `high`.
+
+    Attributes:
+        rows: numbers of rows, for steps one below the other; a slice where they are in sequence.
+        names, sizes: of the dims that the rows have, before those of labels.
+    """
+
+    table: str
+    low: int
+    high: int
+    rows: Tensor | slice
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Term:
+    """A rule in one step.
+
+    Attributes:
+        box: the values, from and to, of each place and loop in which it adds anything.
+        mask: where in the box it does; None: everywhere.
+        reads: of tables, in the order of the factors.
+    """
+
+    rule: int
+    box: Mapping[str, tuple[int, int]]
+    mask: Tensor | None
+    reads: tuple[_TableRead, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Shape:
+    """A table's coordinates: the axis that the order gives, the others, and labels.
+
+    Attributes:
+        solved: the axis that is known from the step and the places; None: the order has none.
+        places, labels: axes, with their sizes.
+        steps: how many there are.
+    """
+
+    table: Table
+    solved: str | None
+    places: Mapping[str, int]
+    labels: Mapping[str, int]
+    steps: int
+
+    def coordinates(self) -> dict[str, Affine]:
+        """Every axis by the step and the places."""
+        found = {axis: Affine.of(axis) for axis in (*self.places, *self.labels)}
+        if self.solved:
+            sign = self.table.order.coefficient(self.solved)
+            rest = self.table.order - Affine.of(self.solved) * sign
+            found[self.solved] = (Affine.of(STEP) - rest) * sign
+        return found
+
+
+def shape_of(program: Program, table: Table, sizes: Mapping[str, int]) -> _Shape:
+    """A table's coordinates at some sizes."""
+    known = {axis: size.evaluate(sizes) for axis, size in zip(table.axes, table.sizes, strict=True)}
+    order = table.order
+    solved = next(
+        (axis for axis in reversed(table.axes) if abs(order.coefficient(axis)) == 1), None
+    )
+    labels = {axis: size for axis, size in known.items() if axis in program.labels}
+    places = {a: size for a, size in known.items() if a not in program.labels and a != solved}
+    steps = max(0, table.order_end.evaluate(sizes) + 1) if all(known.values()) else 0
+    return _Shape(table, solved, places, labels, steps)
+
+
+class Layout:
+    """Which places each step of a program reads, at some sizes."""
+
+    def __init__(self, program: Program, sizes: Mapping[str, int]) -> None:
+        self.program, self.sizes = program, sizes
+        self.shapes = {table.name: shape_of(program, table, sizes) for table in program.tables}
+        self.ranges = {name: size.evaluate(sizes) for name, size in program.ranges.items()}
+        self.steps = max((shape.steps for shape in self.shapes.values()), default=0)
+        self.plans: dict[tuple[int, tuple[tuple[str, ...], ...]], list[Step]] = {}
+        self.terms: dict[tuple[str, int], list[_Term]] = {}
+
+    def terms_at(self, table: str, step: int) -> list[_Term]:
+        """The rules of a table that add something in a step."""
+        key = table, step
+        if key not in self.terms:
+            found = [
+                self._term(number, rule, step)
+                for number, rule in enumerate(self.program.rules)
+                if rule.table == table
+            ]
+            self.terms[key] = [term for term in found if term is not None]
+        return self.terms[key]
+
+    def loops(self, rule: Rule) -> list[str]:
+        """The variables that a rule sums over and that are no labels."""
+        return [name for name in rule.over if name not in self.program.labels]
+
+    def _term(self, number: int, rule: Rule, step: int) -> _Term | None:
+        shape = self.shapes[rule.table]
+        dims = [*shape.places, *self.loops(rule)]
+        # The value of every name in this step: along its own dim, if it is a place or a loop.
+        grid: dict[str, Any] = {**self.sizes, STEP: step}
+        for k, name in enumerate(dims):
+            count = self.ranges[name]
+            grid[name] = np.arange(count).reshape(-1, *[1] * (len(dims) - 1 - k))
+        for axis, form in shape.coordinates().items():
+            if axis not in self.program.labels and axis not in grid:
+                grid[axis] = _number(form, grid)
+        holds = np.ones([self.ranges[name] for name in dims], dtype=bool)
+        for form in self._conditions(rule):
+            if not form.names & self.program.labels:
+                holds &= _number(form, grid) >= 0
+        if not holds.any():
+            return None
+        # The smallest box around everything that holds.
+        box: dict[str, tuple[int, int]] = {}
+        for k, name in enumerate(dims):
+            rest = tuple(j for j in range(len(dims)) if j != k)
+            some = np.flatnonzero(holds.any(rest))
+            box[name] = int(some[0]), int(some[-1]) + 1
+        cut = tuple(slice(*ends) for ends in box.values())
+        holds = holds[cut]
+        for k, name in enumerate(dims):
+            grid[name] = grid[name][(slice(*box[name]), *[slice(None)] * (len(dims) - 1 - k))]
+        for axis, form in shape.coordinates().items():
+            if axis == shape.solved:
+                grid[axis] = _number(form, grid)
+        reads = tuple(
+            self._read(factor, table, dims, grid, holds)
+            for factor in rule.factors
+            if (table := self.program.table(factor.array)) is not None
+        )
+        mask = None if holds.all() else torch.from_numpy(holds)
+        return _Term(number, box, mask, reads)
+
+    def _conditions(self, rule: Rule) -> list[Affine]:
+        """Forms that are at least 0 where a rule adds something."""
+        table = self.program.by_name[rule.table]
+        assert isinstance(table, Table)
+        forms = [*table.domain, *rule.guards, *rule.equal, *(-form for form in rule.equal)]
+        forms += inside(Read(rule.table, tuple(map(Affine.of, table.axes))), table)
+        for factor in rule.factors:
+            forms += inside(factor, self.program.by_name[factor.array])
+            for at in factor.index:
+                if isinstance(at, Lookup):
+                    forms += inside(Read(at.array, at.index), self.program.by_name[at.array])
+        return [form for form in dict.fromkeys(forms) if form.terms or form.constant < 0]
+
+    def _read(
+        self, read: Read, table: Table, dims: list[str], grid: Mapping[str, Any], holds: Any
+    ) -> _TableRead:
+        """The rows of a table that a term reads, for the box of its places and loops."""
+        shape = self.shapes[table.name]
+        at = dict(zip(table.axes, read.index, strict=True))
+        point = {
+            axis: _number(form, grid)
+            for axis, form in at.items()
+            if isinstance(form, Affine) and axis not in self.program.labels
+        }
+        order = np.broadcast_to(_number(table.order, {**self.sizes, **point}), holds.shape)
+        low, high = int(order[holds].min()), int(order[holds].max())
+        rows: Any = order - low
+        for axis, size in shape.places.items():
+            rows = rows * size + point[axis]
+        rows = np.broadcast_to(rows, holds.shape)
+        count = int(np.prod([*shape.places.values()], dtype=np.int64))
+        rows = np.where(holds, rows, np.clip(rows, 0, (high - low + 1) * count - 1))
+        # Leave out dims along which nothing changes.
+        names = tuple(dims)
+        for name in dims:
+            k = names.index(name)
+            if (rows == rows.take([0], k)).all():
+                rows = rows.take(0, k)
+                names = tuple(each for each in names if each != name)
+        flat = rows.reshape(-1)
+        in_sequence = bool((np.diff(flat) == 1).all())
+        chosen = slice(int(flat[0]), int(flat[0]) + len(flat)) if in_sequence else None
+        labels = tuple(str(at[axis]) for axis in table.axes if axis in self.program.labels)
+        return _TableRead(
+            table.name, low, high,
+            torch.from_numpy(flat.copy()) if chosen is None else chosen,
+            names, tuple(rows.shape), labels,
+        )  # fmt: skip
+
+
+def _number(form: Affine, values: Mapping[str, Any]) -> Any:
+    """The number, or array of numbers, that a form is."""
+    total: Any = form.constant
+    for name, times in form.terms:
+        total = total + (values[name] if times == 1 else times * values[name])
+    return total
+
+
+@lru_cache(maxsize=64)
+def _layout(program: Program, sizes: tuple[tuple[str, int], ...]) -> Layout:
+    return Layout(program, dict(sizes))
+
+
+# ---- runs ----
+
+
+class _Run:
+    """One evaluation: the steps of all tables, as far as they are computed."""
+
+    def __init__(
+        self, program: Program, inputs: Mapping[str, Tensor],
+        lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int], semiring: Semiring,
+    ) -> None:  # fmt: skip
+        self.program, self.semiring, self.sizes = program, semiring, sizes
+        self.layout = _layout(program, tuple(sorted(sizes.items())))
+        self.whole = {a.name: inputs[a.name] for a in program.inputs if a.whole}
+        logs = {a.name: inputs[a.name] for a in program.inputs if not a.whole}
+        self.inputs = {name: semiring.lift(values) for name, values in logs.items()}
+        counts = [len(x) for x in inputs.values()]
+        counts += [len(x) for x in lengths.values() if isinstance(x, Tensor)]
+        self.items = max(counts, default=1)
+        some = next(iter(self.inputs.values()), None)
+        self.like = torch.zeros(()) if some is None else some.detach()
+        self.prepared: dict[tuple[object, ...], Prepared] = {}
+        self.gathered: dict[tuple[int, int], Named | list[Named]] = {}
+        self.done: dict[str, dict[int, Tensor]] = {table.name: {} for table in program.tables}
+        # Where each item's goals are: the index of each axis, and the steps.
+        self.ends = [self._end(goal, lengths) for goal in program.goals]
+
+    def _end(
+        self, goal: Read, lengths: Mapping[str, Tensor | int]
+    ) -> tuple[list[Tensor | int], Any]:
+        values: dict[str, Any] = {**self.sizes, **lengths}
+        index = [_number(at, values) for at in goal.index if isinstance(at, Affine)]
+        table = self.layout.shapes[goal.array].table
+        return index, _number(table.order, {**values, **dict(zip(table.axes, index, strict=True))})
+
+    def fill(self) -> None:
+        """Compute all steps of all tables, and of the goals those that items need."""
+        wanted: dict[str, set[int]] = {}
+        for goal, (_, order) in zip(self.program.goals, self.ends, strict=True):
+            wanted[goal.array] = {*order.tolist()} if isinstance(order, Tensor) else {int(order)}
+        for step in range(self.layout.steps):
+            for table in self.program.tables:
+                if step < self.layout.shapes[table.name].steps and (
+                    table.name not in wanted or step in wanted[table.name]
+                ):
+                    self.done[table.name][step] = self._step(table, step)
+
+    def _step(self, table: Table, step: int) -> Tensor:
+        """(items, places, *labels) of a table in a step."""
+        shape = self.layout.shapes[table.name]
+        sizes = [*shape.places.values(), *shape.labels.values()]
+        found = [self._value(term, shape, step) for term in self.layout.terms_at(table.name, step)]
+        if not found:
+            values = self.like.new_full((1, *sizes), self.semiring.zero)
+        elif len(found) == 1:
+            values = found[0]
+        else:
+            full = [way.expand(self.items, *sizes) for way in found]
+            values = self.semiring.sum(torch.stack(full), [0])
+        count = int(np.prod([*shape.places.values()], dtype=np.int64))
+        return values.reshape(len(values), count, *shape.labels.values()).expand(
+            self.items, -1, *[-1] * len(shape.labels)
+        )
+
+    def _value(self, term: _Term, shape: _Shape, step: int) -> Tensor:
+        """(items or 1, *places, *labels) of a rule in a step; what its box lacks is absent."""
+        rule = self.program.rules[term.rule]
+        reads = iter(term.reads)
+        factors = [
+            self._table(next(reads))
+            if self.program.table(factor.array) is not None
+            else self._input(term, k, factor, step)
+            for k, factor in enumerate(rule.factors)
+        ]
+        factors = self._masked(term, factors)
+        dims = tuple(factor.names for factor in factors)
+        plan = self.layout.plans.get((term.rule, dims))
+        if plan is None:
+            over = [name for name in rule.over if any(name in names for names in dims)]
+            plan = plan_steps(dims, over, self.layout.ranges)
+            self.layout.plans[term.rule, dims] = plan
+        value = contract(self.semiring, factors, plan, self.prepared)
+        names = [*shape.places, *shape.labels]
+        values = value.arranged(names)
+        sizes = [end - start for start, end in (term.box[name] for name in shape.places)]
+        values = values.expand(-1, *sizes, *shape.labels.values())
+        # Put the box where it is among all places.
+        pad: list[int] = []
+        for name, size in reversed([*shape.places.items()]):
+            start, end = term.box[name]
+            pad += [start, size - end]
+        if any(pad):
+            pad = [0] * (2 * len(shape.labels)) + pad
+            values = torch.nn.functional.pad(values, pad, value=self.semiring.zero)
+        return values
+
+    def _masked(self, term: _Term, factors: list[Named]) -> list[Named]:
+        """The factors, with nothing where the rule does not hold, and with all that is summed."""
+        places = tuple(term.box)
+        # A variable that only conditions have is summed over as well: it counts its values.
+        known = {name for factor in factors for name in factor.names}
+        counted = [n for n, (low, high) in term.box.items() if n not in known and high - low > 1]
+        if term.mask is None and not counted and factors:
+            return factors
+        if counted or not factors:
+            sizes = [term.box[name][1] - term.box[name][0] for name in counted]
+            ones = self.like.new_full((1, *sizes), self.semiring.one)
+            factors = [*factors, Named(ones, tuple(counted))]
+        if term.mask is None:
+            return factors
+        most = max(range(len(factors)), key=lambda k: len({*factors[k].names} & {*places}))
+        factor = factors[most]
+        labels = tuple(name for name in factor.names if name not in places)
+        mask = term.mask.reshape(1, *term.mask.shape, *[1] * len(labels)).to(self.like.device)
+        values = torch.where(mask, factor.arranged((*places, *labels)), self.semiring.zero)
+        factors[most] = Named(values, (*places, *labels))
+        return factors
+
+    def _table(self, read: _TableRead) -> Named:
+        """What a term reads of a table."""
+        steps = [self.done[read.table][step] for step in range(read.low, read.high + 1)]
+        pool = steps[0] if len(steps) == 1 else torch.cat(steps, 1)
+        if isinstance(read.rows, slice):
+            chosen = pool[:, read.rows]
+        else:
+            chosen = pool.index_select(1, read.rows.to(pool.device))
+        values = chosen.reshape(len(pool), *read.sizes, *pool.shape[2:])
+        return Named(values, (*read.names, *read.labels))
+
+    # ---- inputs ----
+
+    def _input(self, term: _Term, number: int, factor: Read, step: int) -> Named:
+        """What a term reads of an input: gathered for all steps at once, so that gradients are."""
+        key = term.rule, number
+        if key not in self.gathered:
+            self.gathered[key] = self._gather(self.program.rules[term.rule], factor)
+        found = self.gathered[key]
+        whole = found[step] if isinstance(found, list) else found
+        values = whole.values
+        for name, (start, end) in term.box.items():
+            if name in whole.names and end - start < whole.size(name):
+                values = values.narrow(1 + whole.names.index(name), start, end - start)
+        return whole if values is whole.values else Named(values, whole.names)
+
+    def _gather(self, rule: Rule, factor: Read) -> Named | list[Named]:
+        """An input at the places of a rule; a list of steps if it changes from one to the next."""
+        array, shape = self.program.by_name[factor.array], self.layout.shapes[rule.table]
+        assert isinstance(array, Array)
+        values, labels = self.inputs[array.name], self.program.labels
+        moves = shape.coordinates() if shape.solved else {}
+        at = [form.substitute(moves) for form in factor.index]
+        bare = [form.bare for form in at]
+        kept = [k for k, name in enumerate(bare) if name in labels and bare.count(name) == 1]
+        taken = [k for k in range(len(at)) if k not in kept]
+        sizes = {**self.layout.ranges, STEP: shape.steps}
+        names = tuple(name for name in sizes if any(name in at[k].names for k in taken))
+        values = values.permute(0, *(1 + k for k in (*taken, *kept)))
+        values = values.reshape(len(values), -1, *values.shape[1 + len(taken) :])
+        if taken:
+            dims = [array.dims[k].evaluate(self.sizes) for k in taken]
+            flat = self._flat([at[k] for k in taken], dims, names, sizes)
+            values = _taken(values, flat)
+        values = values.reshape(len(values), *(sizes[name] for name in names), *values.shape[2:])
+        names += tuple(bare[k] or "" for k in kept)
+        if STEP not in names:
+            return Named(values, names, fixed=True)
+        place = names.index(STEP)
+        rest = names[:place] + names[place + 1 :]
+        return [Named(part, rest) for part in values.unbind(1 + place)]
+
+    def _flat(
+        self, at: Sequence[Affine | Lookup], dims: Sequence[int], names: tuple[str, ...],
+        sizes: Mapping[str, int],
+    ) -> Tensor:  # fmt: skip
+        """(items or 1, entries) numbers of entries; any for those outside, which are masked."""
+        device = self.like.device
+        grid: dict[str, Any] = dict(self.sizes)
+        for k, name in enumerate(names):
+            values = torch.arange(sizes[name], device=device)
+            grid[name] = values.reshape(-1, *[1] * (len(names) - 1 - k))
+        flat = torch.zeros(1, *[1] * len(names), dtype=torch.int64, device=device)
+        for form, dim in zip(at, dims, strict=True):
+            if isinstance(form, Lookup):
+                data = self.whole[form.array]
+                places = [
+                    torch.as_tensor(_number(one, grid), device=device).clamp(0, max(0, size - 1))
+                    for one, size in zip(form.index, data.shape[1:], strict=True)
+                ]
+                places = [p.reshape(*[1] * (1 + len(names) - p.ndim), *p.shape) for p in places]
+                item = torch.arange(len(data), device=device).reshape(-1, *[1] * len(names))
+                index: Any = data[(item, *places)]
+            else:
+                index = torch.as_tensor(_number(form, grid), device=device).clamp(
+                    0, max(0, dim - 1)
+                )
+            flat = flat * dim + index
+        full = [sizes[name] for name in names]
+        return flat.expand(len(flat), *full).reshape(len(flat), -1)
+
+    # ---- the goal ----
+
+    def goal(self) -> Tensor:
+        """(items,) the products of the goals."""
+        result: Tensor | None = None
+        for goal, (index, order) in zip(self.program.goals, self.ends, strict=True):
+            value = self._end_value(goal.array, index, order)
+            result = value if result is None else self.semiring.multiply(result, value)
+        assert result is not None
+        return result
+
+    def _end_value(self, name: str, index: Sequence[Tensor | int], order: Any) -> Tensor:
+        """(items,) a goal's table at each item's end."""
+        shape, device = self.layout.shapes[name], self.like.device
+        axes = {
+            axis: torch.as_tensor(at, device=device).expand(self.items)
+            for axis, at in zip(shape.table.axes, index, strict=True)
+        }
+        orders = torch.as_tensor(order, device=device).expand(self.items)
+        steps = self.done[name]
+        known = sorted(steps)
+        inside = torch.ones(self.items, dtype=torch.bool, device=device)
+        before = torch.full_like(inside, fill_value=bool(axes))
+        for axis, size in zip(shape.table.axes, shape.table.sizes, strict=True):
+            inside &= (axes[axis] >= 0) & (axes[axis] < size.evaluate(self.sizes))
+            before &= axes[axis] < 0
+        if known:
+            number = torch.zeros(max(known) + 1, dtype=torch.int64, device=device)
+            number[known] = torch.arange(len(known), device=device)
+            rows = number[torch.where(inside, orders, known[0])]
+            for axis, size in shape.places.items():
+                rows = rows * size + axes[axis].clamp(0, max(0, size - 1))
+            pool = torch.cat([steps[step] for step in known], 1)
+            values = pool.gather(1, rows.unsqueeze(1)).squeeze(1)
+        else:
+            values = self.like.new_full((self.items,), self.semiring.zero)
+        values = torch.where(inside, values, self.semiring.zero)
+        return torch.where(before, self.semiring.one, values)
+
+
+def _taken(values: Tensor, flat: Tensor) -> Tensor:
+    """(items, entries, *labels) some entries of the second dim of values, for each item its own."""
+    if len(flat) == 1:
+        (index,) = flat
+        entries = torch.arange(values.shape[1], device=index.device)
+        return values if torch.equal(index, entries) else values.index_select(1, index)
+    item = torch.arange(len(flat), device=flat.device).unsqueeze(1)
+    return values[item if len(values) > 1 else 0, flat]

@@ -1,0 +1,378 @@
+"""What a user writes, a class of inputs and rules, and what its objects answer."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.types import broadcast_shapes
+from rdpgraph.errors import ModelError
+from rdpgraph.logspace.gradients import by_autograd, expectations, mean_scores
+from rdpgraph.model.potentials.potential import checked_log_values
+from rdpgraph.model.potentials.table import as_values, as_whole
+from rdpgraph.recurrences.affine import Affine
+from rdpgraph.recurrences.inference import infer_program
+from rdpgraph.recurrences.interpreter import evaluate
+from rdpgraph.recurrences.parsing import is_size, parse
+from rdpgraph.recurrences.program import Array, Lookup, Program
+from rdpgraph.recurrences.semirings import Count, LogSum, Max, Semiring
+
+
+class _Declared:
+    """A class attribute whose value on an object is the tensor that it was given."""
+
+    name: str
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> "_Declared": ...
+    @overload
+    def __get__(self, instance: "Recurrence", owner: type) -> Any: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else instance.given[self.name]
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        raise AttributeError(f"{self.name} is set when the object is made")
+
+
+class Input(_Declared):
+    """A tensor that a recurrence is given: (*batch, *dims) logs in nats, -inf for what is absent.
+
+    Attributes:
+        dims: the sizes after the batch, in words, as "T N", "T-1 N N" or "I+1 J+1 3". Sizes begin
+            with a capital letter; one name is the same size wherever it stands.
+        whole: whether it holds whole numbers instead, by which other inputs are indexed, as in
+            ``emission[n, words[t]]``.
+    """
+
+    def __init__(self, dims: str = "", *, whole: bool = False) -> None:
+        self.dims, self.whole = dims, whole
+
+
+class Lengths(_Declared):
+    """A whole number for each item, (*batch,), from 0 to a size, which it is if none is given.
+
+    Attributes:
+        most: the size, as "T".
+    """
+
+    def __init__(self, most: str) -> None:
+        self.most = most
+
+
+class Recurrence:
+    """A dynamic program that is its recurrence: inputs, and rules in the notation of sums.
+
+    A rule adds a product to a cell of a table, for all values of its variables. A variable that the
+    left side lacks is summed over; what is read outside of an array is absent; rules for one cell
+    add up; `goal` is what the recurrence is asked for. Nothing else is declared: ranges, sizes, and
+    the order in which cells are computed follow from the rules (see `inference`).
+
+    ========================  ======================================================================
+    rules                     meaning
+    ========================  ======================================================================
+    ``a[t, n] += ...``        a cell of the table a, for all t and n
+    ``a[t - 1, m]``           another cell; an index is a sum of names and whole numbers
+    ``emission[n, words[t]]`` an entry at a place that is data
+    ``x * y + z``, ``1``      products, sums, and the empty product
+    ``... if i < j``          where the rule holds
+    ``T``, ``I + 1``          sizes, which begin with a capital letter
+    ``goal += a[lengths-1]``  the answer of each item, at the end of its length; an item of length 0
+                              has one empty derivation, log Z 0
+    ========================  ======================================================================
+
+    Objects take the inputs in the order of the class, or by name, with any batch dims. An input
+    without batch dims is shared by all items. Whatever differs from one call to the next, sizes
+    included, is no part of the program: it is made once for a class.
+
+    Example:
+        >>> import torch
+        >>> from rdpgraph.recurrences import Input, Lengths, Recurrence
+        >>> class Segments(Recurrence):
+        ...     sites, transition, lengths = Input("T D N"), Input("N N"), Lengths("T")
+        ...     rules = '''
+        ...         a[t, n] += sites[t, t, n]
+        ...         a[t, n] += a[t-d-1, m] * transition[m, n] * sites[t, d, n]
+        ...         goal    += a[lengths-1, n]
+        ...     '''
+        >>> segments = Segments(torch.zeros(2, 4, 3, 5), torch.zeros(5, 5), torch.tensor([4, 3]))
+        >>> segments.log_partition()
+        tensor([6.9801, 5.1930])
+        >>> segments.count()
+        tensor([1075.,  180.], dtype=torch.float64)
+
+    Raises:
+        ModelError: in one line, for rules that cannot be computed, which it repeats, or for tensors
+            that do not fit.
+    """
+
+    rules: ClassVar[str] = ""
+    given: dict[str, Any]
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        owner, program = type(self).__name__, self.make_program()
+        declared = [name for name, _ in self.declared()]
+        if len(args) > len(declared):
+            raise ModelError(f"{owner} takes {', '.join(declared)}; got {len(args)} values.")
+        given = dict(zip(declared, args, strict=False))
+        for name, value in named.items():
+            if name not in declared or name in given:
+                why = " twice" if name in given else f"; it takes {', '.join(declared)}"
+                raise ModelError(f"{owner} got {name}{why}.")
+            given[name] = value
+        lacking = [array.name for array in program.inputs if given.get(array.name) is None]
+        if lacking:
+            raise ModelError(f"{owner} needs {', '.join(lacking)}.")
+        self.given = dict.fromkeys(declared) | given
+        self._settle_tensors(program)
+        self._sizes = self._checked_sizes(program)
+        self._batch = self._checked_batch(program)
+        self._check_whole(program)
+
+    @classmethod
+    def declared(cls) -> Iterator[tuple[str, Input | Lengths]]:
+        """The inputs and lengths by name, those of base classes first."""
+        parts = [part for base in reversed(cls.__mro__) for part in vars(base).items()]
+        yield from {name: one for name, one in parts if isinstance(one, Input | Lengths)}.items()
+
+    @classmethod
+    def make_program(cls) -> Program:
+        """The program of the class, made on first use; ``print`` shows it.
+
+        Raises:
+            ModelError: see the class.
+        """
+        return _program_of(cls)
+
+    @property
+    def program(self) -> Program:
+        """The program of the class."""
+        return self.make_program()
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes of the inputs by name."""
+        return self._sizes
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The batch dims: all that the inputs and lengths have, broadcast."""
+        return self._batch
+
+    # ---- checks ----
+
+    def _settle_tensors(self, program: Program) -> None:
+        """Make every input a tensor, those of logs of one dtype, lengths int64."""
+        owner = type(self).__name__
+        dtypes: list[torch.dtype] = []
+        for array in program.inputs:
+            name, value = f"{owner}'s {array.name}", self.given[array.name]
+            if array.whole:
+                self.given[array.name] = as_whole(name, value).long()
+                continue
+            values = as_values(name, value)
+            checked_log_values(name, values)
+            self.given[array.name] = values
+            dtypes.append(values.dtype)
+        dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
+        for array in program.inputs:
+            if not array.whole:
+                self.given[array.name] = self.given[array.name].to(dtype)
+        for name, _ in program.lengths:
+            if self.given[name] is not None:
+                self.given[name] = as_whole(f"{owner}'s {name}", self.given[name]).long()
+        devices = {value.device for value in self.given.values() if value is not None}
+        if len(devices) > 1:
+            raise ModelError(
+                f"{owner} needs its tensors on one device; got {sorted(map(str, devices))}."
+            )
+
+    def _checked_sizes(self, program: Program) -> dict[str, int]:
+        """The sizes by name, the same in every input."""
+        sizes: dict[str, int] = {}
+        for array in program.inputs:
+            shape = tuple(self.given[array.name].shape)
+            own = shape[len(shape) - len(array.dims) :] if len(shape) >= len(array.dims) else None
+            for dim, size in zip(array.dims, own or (), strict=own is not None):
+                for name, _ in dim.terms:
+                    sizes.setdefault(name, size - dim.constant)
+            if own is None or any(
+                dim.evaluate(sizes) != size for dim, size in zip(array.dims, own, strict=True)
+            ):
+                known = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+                where = f" where {known}" if own is not None and known else ""
+                raise ModelError(
+                    f"{type(self).__name__} needs {array}, after batch dims{where}; got a tensor "
+                    f"of shape {shape}."
+                )
+        return sizes
+
+    def _checked_batch(self, program: Program) -> tuple[int, ...]:
+        """The batch dims, to which all tensors broadcast, and check lengths."""
+        owner = type(self).__name__
+        shapes = {array.name: self._lead(array) for array in program.inputs}
+        for name, most in program.lengths:
+            lengths, end = self.given[name], most.evaluate(self._sizes)
+            if lengths is not None:
+                shapes[name] = tuple(lengths.shape)
+                wrong = lengths[(lengths < 0) | (lengths > end)]
+                if len(wrong):
+                    raise ModelError(
+                        f"{owner} needs {name} from 0 to {most} = {end}; got {int(wrong[0])}."
+                    )
+        try:
+            return broadcast_shapes(*shapes.values())
+        except RuntimeError:
+            said = ", ".join(f"{shape} of {name}" for name, shape in shapes.items() if shape)
+            raise ModelError(f"{owner} needs batch dims that broadcast; got {said}.") from None
+
+    def _check_whole(self, program: Program) -> None:
+        """Check that indices that are data are within what they index."""
+        for rule in program.rules:
+            for factor in rule.factors:
+                for k, at in enumerate(factor.index):
+                    if not isinstance(at, Lookup):
+                        continue
+                    array = program.by_name[factor.array]
+                    assert isinstance(array, Array)
+                    size, data = array.dims[k].evaluate(self._sizes), self.given[at.array]
+                    wrong = data[(data < 0) | (data >= size)]
+                    if len(wrong):
+                        raise ModelError(
+                            f"{type(self).__name__} needs {at.array} from 0 to {size - 1}, as an "
+                            f"index of {factor.array}; got {int(wrong[0])}: put 0 where it pads."
+                        )
+
+    def _lead(self, array: Array) -> tuple[int, ...]:
+        shape = tuple(self.given[array.name].shape)
+        return shape[: len(shape) - len(array.dims)]
+
+    # ---- answers ----
+
+    def _flat(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs with one batch dim, of size 1 where all items share an input."""
+        made: dict[str, Tensor] = {}
+        for array in self.program.inputs:
+            values, lead = tensors[array.name], self._lead(array)
+            shape = tuple(values.shape[len(lead) :])
+            if all(size == 1 for size in lead):
+                made[array.name] = values.reshape(1, *shape)
+            else:
+                made[array.name] = values.expand(*self._batch, *shape).reshape(-1, *shape)
+        return made
+
+    def _flat_lengths(self) -> dict[str, Tensor | int]:
+        made: dict[str, Tensor | int] = {}
+        for name, most in self.program.lengths:
+            lengths = self.given[name]
+            if lengths is None:
+                made[name] = most.evaluate(self._sizes)
+            else:
+                made[name] = lengths.expand(self._batch).reshape(-1)
+        return made
+
+    def _evaluated(self, tensors: Mapping[str, Tensor], semiring: Semiring) -> Tensor:
+        """(*batch,) the goal of some inputs, whole numbers among them."""
+        goal = evaluate(
+            self.program, self._flat(tensors), self._flat_lengths(), self._sizes, semiring
+        )
+        return goal.expand(self._items).reshape(self._batch)
+
+    @property
+    def _items(self) -> int:
+        return functools.reduce(lambda one, other: one * other, self._batch, 1)
+
+    def _logs(self) -> dict[str, Tensor]:
+        """The inputs of logs by name."""
+        return {
+            array.name: self.given[array.name] for array in self.program.inputs if not array.whole
+        }
+
+    def _log_partition_of(self, *logs: Tensor) -> Tensor:
+        """(*batch,) log Z for other logs of the inputs, in their order."""
+        return self._evaluated(self.given | dict(zip(self._logs(), logs, strict=True)), LogSum())
+
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats; -inf where nothing is possible. All derivatives exist."""
+        return self._log_partition_of(*self._logs().values())
+
+    @torch.no_grad()
+    def best_score(self) -> Tensor:
+        """(*batch,) the score in nats of the best derivation; -inf where there is none."""
+        return self._evaluated(self.given, Max())
+
+    @torch.no_grad()
+    def count(self) -> Tensor:
+        """(*batch,) the number of derivations that are possible, in float64: exact up to 2^53."""
+        return self._evaluated(self.given, Count())
+
+    @by_autograd
+    def marginals(self) -> dict[str, Tensor]:
+        """How often a random derivation is expected to use each entry of each input of logs.
+
+        (*batch, *dims) each: the gradients of every item's log Z, zero for impossible items.
+        Differentiable again.
+        """
+        full = {
+            array.name: self.given[array.name].expand(
+                *self._batch, *self.given[array.name].shape[len(self._lead(array)) :]
+            )
+            for array in self.program.inputs
+            if not array.whole
+        }
+        whole = type(self)(**(self.given | full))
+        tracked = any(values.requires_grad for values in full.values())
+        _, gradients = expectations(whole._log_partition_of, [*full.values()], tracked=tracked)
+        return dict(zip(full, gradients, strict=True))
+
+    @by_autograd
+    def entropy(self) -> Tensor:
+        """(*batch,) nats, of derivations; 0 where nothing is possible. Differentiable.
+
+        Log Z less the mean of what a derivation's entries add up to.
+        """
+        logs = [*self._logs().values()]
+        scores = [torch.where(values > -torch.inf, values, 0.0) for values in logs]
+        log_z, mean = mean_scores(self._log_partition_of, logs, scores)
+        return torch.where(log_z > -torch.inf, log_z - mean, 0.0)
+
+
+@functools.cache
+def _program_of(cls: type[Recurrence]) -> Program:
+    declared, owner = dict(cls.declared()), cls.__name__
+    arrays = [
+        Array(name, _dims(owner, name, one.dims), one.whole)
+        for name, one in declared.items()
+        if isinstance(one, Input)
+    ]
+    sizes = {name for array in arrays for dim in array.dims for name in dim.names}
+    lengths: list[tuple[str, Affine]] = []
+    for name, one in declared.items():
+        if isinstance(one, Lengths):
+            (most,) = _dims(owner, name, one.most)
+            if not most.names <= sizes:
+                raise ModelError(
+                    f"{owner}: {name} are at most {most}, which is the size of no input."
+                )
+            lengths.append((name, most))
+    if not isinstance(cls.rules, str):
+        raise ModelError(f"{owner}: rules are a text, of one rule a line.")
+    return infer_program(owner, arrays, lengths, parse(owner, cls.rules))
+
+
+def _dims(owner: str, name: str, text: str) -> tuple[Affine, ...]:
+    """Sizes in words, as "T-1 N 3"."""
+    dims: list[Affine] = []
+    for word in text.split():
+        sign = "+" if "+" in word else "-"
+        size, found, number = word.partition(sign)
+        known = size.isdigit() or (size.isidentifier() and is_size(size))
+        if not known or bool(found) != number.isdigit():
+            raise ModelError(f"{owner}: {name} has sizes such as T, N, T-1 or 3; got {word!r}.")
+        form = Affine.of(int(size)) if size.isdigit() else Affine.of(size)
+        dims.append(form + (int(sign + number) if found else 0))
+    return tuple(dims)

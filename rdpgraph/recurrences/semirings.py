@@ -1,0 +1,122 @@
+"""What a recurrence adds up and multiplies: log-sums, maxima or counts."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core import tuning
+from rdpgraph.logspace.logmatrix import LogMatrix, soft_sum, streamed_max
+
+
+class Prepared(Protocol):
+    """A matrix that is multiplied many times."""
+
+    def times(self, rows: Tensor) -> Tensor:
+        """(*lead, m, k) as (*lead, m, n): the sum over k of products with (*lead, n, k)."""
+        ...
+
+
+class Semiring(ABC):
+    """Sums and products of tensors, entry by entry, with -inf or 0 for what is absent.
+
+    Attributes:
+        zero: the sum of nothing.
+        one: the product of nothing.
+    """
+
+    zero: float
+    one: float
+
+    @abstractmethod
+    def lift(self, logs: Tensor) -> Tensor:
+        """The values of inputs, given in nats."""
+
+    @abstractmethod
+    def multiply(self, one: Tensor, other: Tensor) -> Tensor:
+        """The products of entries of tensors that broadcast."""
+
+    @abstractmethod
+    def sum(self, values: Tensor, dims: Sequence[int]) -> Tensor:
+        """The sums over some dims."""
+
+    @abstractmethod
+    def prepare(self, matrix: Tensor) -> Prepared:
+        """A matrix (*lead, n, k) for products with many rows."""
+
+
+class _Logs(Semiring):
+    """Logs in nats, whose products are sums."""
+
+    zero, one = -math.inf, 0.0
+
+    def lift(self, logs: Tensor) -> Tensor:
+        return logs
+
+    def multiply(self, one: Tensor, other: Tensor) -> Tensor:
+        return one + other
+
+
+class LogSum(_Logs):
+    """Logs in nats; sums are log-sums, so that the goal is log Z.
+
+    Exact at any range of scores; all derivatives exist, and are zero at -inf.
+    """
+
+    def sum(self, values: Tensor, dims: Sequence[int]) -> Tensor:
+        return soft_sum(values, dims)
+
+    def prepare(self, matrix: Tensor) -> Prepared:
+        return LogMatrix.of(matrix)
+
+
+class Max(_Logs):
+    """Logs in nats; sums are maxima, so that the goal is the score of the best derivation."""
+
+    def sum(self, values: Tensor, dims: Sequence[int]) -> Tensor:
+        return soft_sum(values, dims, 0.0)
+
+    def prepare(self, matrix: Tensor) -> Prepared:
+        return _MaxMatrix(matrix)
+
+
+class _MaxMatrix:
+    """A matrix (*lead, n, k) of logs, for maxima of sums; k is gone through in blocks."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.columns = matrix.movedim(-1, 0).unsqueeze(-2)
+
+    def times(self, rows: Tensor) -> Tensor:
+        return streamed_max(rows.movedim(-1, 0).unsqueeze(-1), self.columns, tuning.BLOCK)
+
+
+class Count(Semiring):
+    """Whole numbers in float64: an entry counts 1 where it is possible.
+
+    The goal is the number of derivations with a score above -inf, exact up to 2^53.
+    """
+
+    zero, one = 0.0, 1.0
+
+    def lift(self, logs: Tensor) -> Tensor:
+        return (logs > -math.inf).to(torch.float64)
+
+    def multiply(self, one: Tensor, other: Tensor) -> Tensor:
+        return one * other
+
+    def sum(self, values: Tensor, dims: Sequence[int]) -> Tensor:
+        return values.sum([*dims])
+
+    def prepare(self, matrix: Tensor) -> Prepared:
+        return _CountMatrix(matrix)
+
+
+class _CountMatrix:
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def times(self, rows: Tensor) -> Tensor:
+        return rows @ self.matrix.mT

@@ -1,0 +1,61 @@
+"""A small object of every recurrence in `written`, of all lengths and some hard zeros."""
+
+import math
+
+import torch
+
+from tests.recurrences import written
+
+
+def logs(generator, *shape, hard=0.0):
+    values = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    zeros = torch.rand(*shape, generator=generator) < hard
+    return values.masked_fill(zeros, -math.inf)
+
+
+def small(name, hard=0.0, seed=0):
+    """An object of a recurrence with a batch of three; ``hard`` is the share of zeros."""
+    g = torch.Generator().manual_seed(seed)
+
+    def r(*shape):
+        return logs(g, *shape, hard=hard)
+
+    def whole(most, *shape):
+        return torch.randint(most, shape, generator=g)
+
+    lengths = torch.tensor([3, 1, 0])
+    return {
+        "Chain": lambda: written.Chain(r(3, 3, 2), r(2, 2), lengths),
+        "Steps": lambda: written.Steps(r(3, 3, 2), r(3, 2, 2, 2), lengths),
+        "LowRankChain": lambda: written.LowRankChain(r(3, 3, 2), r(2, 2), r(2, 2), lengths),
+        "BackwardChain": lambda: written.BackwardChain(r(3, 3, 2), r(2, 2)),
+        "Segments": lambda: written.Segments(r(3, 3, 2, 2), r(2, 2), lengths),
+        "Alignment": lambda: written.Alignment(
+            r(3, 3, 3, 3), torch.tensor([2, 1, 0]), torch.tensor([2, 0, 0])
+        ),
+        "Ctc": lambda: written.Ctc(
+            r(3, 3, 3), whole(3, 3, 4), r(3, 4), torch.tensor([3, 2, 1]), torch.tensor([4, 3, 1])
+        ),
+        "Trees": lambda: written.Trees(r(3, 3, 3, 2), r(2, 2, 2), lengths),
+        "Pcfg": lambda: written.Pcfg.of(r(2), r(2, 4, 4), r(3, 3, 2), torch.tensor([3, 2, 0])),
+        "LowRankTrees": lambda: written.LowRankTrees(
+            r(3, 3, 3, 2), r(2, 2), r(2, 2), r(2, 2), lengths
+        ),
+        "Projective": lambda: written.Projective(r(3, 3, 4), lengths),
+        "Bitext": lambda: written.Bitext(r(3, 2, 2), r(3, 2), r(3, 2)),
+        "Tagged": lambda: written.Tagged(r(2), r(2, 2), r(2, 3), whole(3, 3, 3), lengths),
+        "KeptChain": lambda: written.KeptChain(r(3, 3, 2), r(4, 4), whole(4, 3, 3, 2), lengths),
+        "KeptSegments": lambda: written.KeptSegments(
+            r(3, 3, 2, 2), r(3, 3), whole(3, 3, 3, 2, 2), lengths
+        ),
+        "Factorial": lambda: written.Factorial(r(2, 2), r(2, 2), r(3, 3, 2, 2)),
+        "Paths": lambda: written.Paths(r(3, 2, 3, 2), r(2, 2)),
+        "Nested": lambda: written.Nested(r(3, 3, 2), r(3, 3, 2), r(2, 2), lengths),
+    }[name]()
+
+
+NAMES = (
+    "Chain", "Steps", "LowRankChain", "BackwardChain", "Segments", "Alignment", "Ctc", "Trees",
+    "Pcfg", "LowRankTrees", "Projective", "Bitext", "Tagged", "KeptChain", "KeptSegments",
+    "Factorial", "Paths", "Nested",
+)  # fmt: skip

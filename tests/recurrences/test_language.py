@@ -1,0 +1,159 @@
+"""Rules as text: what follows from them, how a program prints, and errors that repeat the rule."""
+
+import pytest
+import torch
+
+from rdpgraph import ModelError
+from rdpgraph.recurrences import Input, Lengths, Recurrence
+from tests.recurrences import written
+
+
+def recurrence(rules, **inputs):
+    return type("Ahead", (Recurrence,), {"rules": rules, **inputs})
+
+
+CHAIN = {"sites": Input("T N"), "transition": Input("N N"), "lengths": Lengths("T")}
+END = "\n goal += a[lengths-1, n]"
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (
+            "a[t, n] += sites[t, n]\n"
+            "a[t, n] += a[t-1, m] * transition[m, n] * sites[t, n]\n"
+            "a[t, n] += a[t+1, m] * transition[m, n] * sites[t, n]" + END,
+            r"Ahead: a reads a\[t \+ 1, m\] before it is there, as where t = 0, in a\[t, n\] \+= "
+            r"a\[t\+1, m\] \* transition\[m, n\] \* sites\[t, n\]",
+        ),
+        (
+            "a[t, n] += a[t, n] * sites[t, n]" + END,
+            r"Ahead: a reads a\[t, n\] before it is there, as where t = 0 and n = 0, in",
+        ),
+        (
+            "a[t, n] += b[t, n] * sites[t, n]\n b[t, n] += a[t, n] * sites[t, n]" + END,
+            r"reads . ?.*before it is there",
+        ),
+        (
+            "a[t, n] += site[t, n]" + END,
+            "site is no input, and no rule makes it .known: sites, tra",
+        ),
+        ("a[t, n] += sites[t]" + END, "sites has 2 indices; got 1, in a"),
+        ("a[t, n] += sites[t, n]\n a[t] += sites[t, 0]" + END, "a has 2 indices in another rule"),
+        ("a[t, n] = sites[t, n]" + END, "a rule adds to a table, as .* does, in a.t, n. = sites"),
+        ("a[t, n] += sites[t, n] - 1" + END, "is no entry such as sites.t, n., no product"),
+        ("a[t, n] += sites[t, n] * (" + END, "this is not the form of a rule"),
+        ("a[t, n] += 2 * sites[t, n]" + END, "`2` is no entry"),
+        ("a[t * t, n] += sites[t, n]" + END, "the index `t . t` is no sum of names and whole numb"),
+        ("a[t, n] += sites[t, n] if t" + END, "a condition compares indices"),
+        ("a[t, n] += sites[t, n] if t != 1" + END, "indices are compared by <"),
+        (
+            "a[t, n] += a[t-1, m] * transition[m, n]" + END,
+            "nothing says how far t goes.*`if t < T`",
+        ),
+        ("a[t, n] += sites[t, n] * transition[m, K]" + END, "K is the size of no input"),
+        ("a[t, n] += sites[t, lengths]" + END, "only reads of the goal have the index lengths"),
+        ("a[t, n] += sites[t, transition[0, n]]" + END, "transition holds logs, no indices"),
+        ("sites[t, n] += transition[t, n]" + END, "sites is an input, and no rule writes to it"),
+        ("a[t, n] += sites[t, n]", "no rule says what the goal is"),
+        ("a[t, n] += sites[t, n]\n goal[n] += a[0, n]", "the goal is one number"),
+        ("a[t, n] += sites[t, n] * goal" + END, "known: sites, transition, a|goal"),
+        ("a[sites[t, n]] += 1" + END, "is written to a place that is data"),
+        ("", "rules are a text of one rule a line"),
+    ],
+)
+def test_errors_repeat_the_rule_in_one_line(rules, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        recurrence(rules, **CHAIN).make_program()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_advice_for_a_variable_without_a_range_works():
+    rules = "a[t, n] += sites[0, n] if t == 0\n a[t, n] += a[t-1, m] * transition[m, n]{}" + END
+    bounded = recurrence(rules.format(" if t < T"), **CHAIN)
+    log_z = bounded(torch.zeros(4, 3), torch.zeros(3, 3)).log_partition()
+    assert round(log_z.exp().item()) == 3**4
+
+
+def test_the_advice_for_axes_of_two_sizes_works():
+    inputs = {"sites": Input("T N"), "first": Input("D N"), "lengths": Lengths("T")}
+    rules = "a[t, n] += first[t, n]{}\n a[t, n] += a[t-1, n] * sites[t, n]" + END
+    with pytest.raises(ModelError, match="`if t < T`"):
+        recurrence(rules.format(""), **inputs).make_program()
+    both = recurrence(rules.format(" if t < T"), **inputs)
+    log_z = both(torch.zeros(4, 1), torch.zeros(2, 1)).log_partition()
+    assert round(log_z.exp().item()) == 2  # the last two cells are reached from either of the first
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (
+            ((3, 2), (3, 3)),
+            r"needs transition\[N, N\], after batch dims where .*N = 2; got .*\(3, 3\)",
+        ),
+        (((2,), (3, 3)), r"needs sites\[T, N\], after batch dims; got a tensor of shape \(2,\)"),
+        (
+            ((2, 3, 2), (3, 2, 2)),
+            r"batch dims that broadcast; got \(2,\) of sites, \(3,\) of trans",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit(sizes, message):
+    with pytest.raises(ModelError, match=message):
+        written.Chain(*map(torch.zeros, sizes))
+
+
+def test_numbers_that_do_not_fit():
+    sites, transition = torch.zeros(2, 3, 2), torch.zeros(2, 2)
+    with pytest.raises(ModelError, match="Chain needs lengths from 0 to T = 3; got 4"):
+        written.Chain(sites, transition, torch.tensor([3, 4]))
+    with pytest.raises(ModelError, match=r"Chain's sites needs log-values below .inf.*got NaN"):
+        written.Chain(sites / 0, transition)
+    with pytest.raises(ModelError, match="Chain needs transition"):
+        written.Chain(sites)
+    with pytest.raises(ModelError, match="Chain got site; it takes sites, transition, lengths"):
+        written.Chain(site=sites)
+    with pytest.raises(ModelError, match="needs words from 0 to 3, as an index of emission; got 4"):
+        written.Tagged(torch.zeros(2), transition, torch.zeros(2, 4), torch.tensor([0, 4]))
+
+
+def test_a_program_prints_its_recurrence():
+    lines = str(written.Segments.make_program()).splitlines()
+    assert len(lines) <= 10
+    assert "  a[t, n] += sum d, m: a[t - d - 1, m] * transition[m, n] * sites[t, d, n]" in lines
+    assert "  table a[t, n] by t where t < T, n < N" in lines
+
+
+def test_domains_and_orders_are_found():
+    """Each is the smallest form that is sound: spans by their width, brackets by both widths."""
+    trees, bitext = written.Trees.make_program(), written.Bitext.make_program()
+    assert str(trees.table("b").order) == "j - i"
+    assert [*map(str, trees.table("b").domain)] == ["j - i"]
+    assert {*bitext.table("b").order.terms} == {("j", 1), ("l", 1), ("i", -1), ("k", -1)}
+    assert {*map(str, bitext.table("b").domain)} == {"j - i", "l - k", "j + l - i - k - 1"}
+    assert str(written.BackwardChain.make_program().table("b").order) == "T - t - 1"
+
+
+def test_a_program_is_the_same_for_all_sizes():
+    small, large = (written.Segments(torch.zeros(t, 3, 2), torch.zeros(2, 2)) for t in (2, 90))
+    assert small.program is large.program
+
+
+def test_axes_end_where_nobody_reads_on():
+    program = written.Factorial.make_program()
+    assert str(program.table("half").sizes[0]) == "T"
+
+
+def test_a_sum_within_a_product_is_a_table_that_is_multiplied_once():
+    program = written.Paths.make_program()
+    (rule,) = [rule for rule in program.rules_of("a") if rule.over]
+    assert sum(factor.array == "transition" for factor in rule.factors) == 1
+
+
+def test_a_subclass_takes_the_inputs_of_its_base():
+    assert [name for name, _ in written.Steps.declared()] == ["sites", "transition", "lengths"]
+    chain = written.Chain(torch.zeros(3, 2), torch.zeros(2, 2))
+    assert chain.sites.shape == (3, 2)
+    with pytest.raises(AttributeError, match="is set when the object is made"):
+        chain.sites = torch.zeros(3, 2)

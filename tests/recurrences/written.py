@@ -1,0 +1,245 @@
+"""The structures of the library, and some others, as recurrences."""
+
+from rdpgraph.recurrences import Input, Lengths, Recurrence
+
+
+class Chain(Recurrence):
+    sites, transition, lengths = Input("T N"), Input("N N"), Lengths("T")
+    rules = """
+        a[0, n] += sites[0, n]
+        a[t, n] += a[t-1, m] * transition[m, n] * sites[t, n]
+        goal    += a[lengths-1, n]
+    """
+
+
+class Steps(Chain):
+    """A chain with a table for each step."""
+
+    transition = Input("T-1 N N")
+    rules = """
+        a[0, n] += sites[0, n]
+        a[t, n] += a[t-1, m] * transition[t-1, m, n] * sites[t, n]
+        goal    += a[lengths-1, n]
+    """
+
+
+class LowRankChain(Recurrence):
+    sites, left, right, lengths = Input("T N"), Input("N R"), Input("R N"), Lengths("T")
+    rules = """
+        a[0, n] += sites[0, n]
+        a[t, n] += k[t-1, r] * right[r, n] * sites[t, n]
+        k[t, r] += a[t, m] * left[m, r]
+        goal    += a[lengths-1, n]
+    """
+
+
+class BackwardChain(Chain):
+    """A chain from its end to its start."""
+
+    rules = """
+        b[t, n] += sites[t, n]   if t == T - 1
+        b[t, m] += sites[t, m] * transition[m, n] * b[t+1, n]
+        goal    += b[0, n]
+    """
+
+
+class Segments(Recurrence):
+    """Segments [last position, duration - 1] with labels."""
+
+    sites, transition, lengths = Input("T D N"), Input("N N"), Lengths("T")
+    rules = """
+        a[t, n] += sites[t, t, n]
+        a[t, n] += a[t-d-1, m] * transition[m, n] * sites[t, d, n]
+        goal    += a[lengths-1, n]
+    """
+
+
+class Alignment(Recurrence):
+    """Two sequences, by moves in both, in the first and in the second."""
+
+    sites, first, second = Input("I+1 J+1 3"), Lengths("I"), Lengths("J")
+    rules = """
+        a[0, 0] += 1
+        a[i, j] += a[i-1, j-1] * sites[i, j, 0]
+                 + a[i-1, j] * sites[i, j, 1]
+                 + a[i, j-1] * sites[i, j, 2]
+        goal    += a[first, second]
+    """
+
+
+class Ctc(Recurrence):
+    """Frames [class], and a spelling with blanks around its labels."""
+
+    sites, spelt, skips = Input("T V"), Input("U", whole=True), Input("U")
+    frames, ends = Lengths("T"), Lengths("U")
+    rules = """
+        e[0, 0] += 1
+        e[0, 1] += 1
+        e[t, u] += a[t-1, u] + a[t-1, u-1] + a[t-1, u-2] * skips[u]
+        a[t, u] += e[t, u] * sites[t, spelt[u]]
+        goal    += a[frames-1, ends-1] + a[frames-1, ends-2]
+    """
+
+
+class Trees(Recurrence):
+    """Spans [first, last] with labels, by rules [whole, left, right]."""
+
+    sites, ruled, lengths = Input("T T N"), Input("N N N"), Lengths("T")
+    rules = """
+        b[i, j, a] += b[i, k, l] * b[k+1, j, r] * ruled[a, l, r] * sites[i, j, a]
+        b[i, i, a] += sites[i, i, a]
+        goal       += b[0, lengths-1, a]
+    """
+
+
+class Pcfg(Recurrence):
+    """Rules of labels of spans and of words, in four parts, and a root."""
+
+    terms, root, lengths = Input("T P"), Input("N"), Lengths("T")
+    spans, before = Input("N N N"), Input("N P N")
+    after, words = Input("N N P"), Input("N P P")
+    rules = """
+        b[i, j, a]   += b[i, k, l] * b[k+1, j, r] * spans[a, l, r]
+        b[i, j, a]   += terms[i, p] * b[i+1, j, r] * before[a, p, r]
+        b[i, j, a]   += b[i, j-1, l] * terms[j, p] * after[a, l, p]
+        b[i, i+1, a] += terms[i, p] * terms[i+1, q] * words[a, p, q]
+        goal         += b[0, lengths-1, a] * root[a]
+    """
+
+    @classmethod
+    def of(cls, root, rules, terms, lengths=None):
+        n = rules.shape[-3]
+        return cls(
+            terms, root, lengths, rules[..., :n, :n], rules[..., n:, :n], rules[..., :n, n:],
+            rules[..., n:, n:],
+        )  # fmt: skip
+
+
+class LowRankTrees(Recurrence):
+    """Trees over spans, by rules of R ranks."""
+
+    sites, left, right, parent = Input("T T N"), Input("N R"), Input("N R"), Input("N R")
+    lengths = Lengths("T")
+    rules = """
+        q[i, j, r] += x[i, k, r] * y[k+1, j, r]
+        b[i, j, a] += q[i, j, r] * parent[a, r] * sites[i, j, a]
+        b[i, i, a] += sites[i, i, a]
+        x[i, j, r] += b[i, j, a] * left[a, r]
+        y[i, j, r] += b[i, j, a] * right[a, r]
+        goal       += b[0, lengths-1, a]
+    """
+
+
+class Projective(Recurrence):
+    """Eisner's trees; sites [dependent, head + 1], the root, head 0, with one dependent."""
+
+    sites, lengths = Input("T T+1"), Lengths("T")
+    rules = """
+        r[i, j] += R[i, k] * L[k+1, j] * sites[j, i+1]
+        l[i, j] += R[i, k] * L[k+1, j] * sites[i, j+1]
+        R[i, j] += r[i, k] * R[k, j]
+        R[i, i] += 1                          if i < T
+        L[i, j] += L[i, k] * l[k, j]
+        L[i, i] += 1                          if i < T
+        goal    += L[0, k] * sites[k, 0] * R[k, lengths-1]
+    """
+
+
+class Bitext(Recurrence):
+    """Two sentences in brackets, straight or inverted, around pairs of words or one word alone."""
+
+    pairs, first, second = Input("I J"), Input("I"), Input("J")
+    rules = """
+        b[i, j, k, l]     += b[i, m, k, n] * b[m, j, n, l] + b[i, m, n, l] * b[m, j, k, n]
+        b[i, i+1, k, k+1] += pairs[i, k]
+        b[i, i+1, k, k]   += first[i]    if k <= J
+        b[i, i, k, k+1]   += second[k]   if i <= I
+        goal              += b[0, I, 0, J]
+    """
+
+
+class Tagged(Recurrence):
+    """A hidden Markov model on words, whose emissions are looked up."""
+
+    start, transition, emission = Input("N"), Input("N N"), Input("N V")
+    words, lengths = Input("T", whole=True), Lengths("T")
+    rules = """
+        a[0, n] += start[n] * emission[n, words[0]]
+        a[t, n] += a[t-1, m] * transition[m, n] * emission[n, words[t]]
+        goal    += a[lengths-1, n]
+    """
+
+
+class KeptChain(Recurrence):
+    """A chain on K states that were kept of each site."""
+
+    sites, transition = Input("T K"), Input("N N")
+    states, lengths = Input("T K", whole=True), Lengths("T")
+    rules = """
+        a[0, n] += sites[0, n]
+        a[t, n] += a[t-1, m] * transition[states[t-1, m], states[t, n]] * sites[t, n]
+        goal    += a[lengths-1, n]
+    """
+
+
+class KeptSegments(Recurrence):
+    """Segments [last position, duration - 1] on K labels kept of each."""
+
+    sites, transition = Input("T D K"), Input("N N")
+    states, lengths = Input("T D K", whole=True), Lengths("T")
+    rules = """
+        a[t, t, n] += sites[t, t, n]
+        a[t, d, n] += a[t-d-1, c, m] * sites[t, d, n]
+                      * transition[states[t-d-1, c, m], states[t, d, n]]
+        goal       += a[lengths-1, d, n]
+    """
+
+
+class Factorial(Recurrence):
+    """Two chains side by side, with one observation of both."""
+
+    first, second, seen = Input("N N"), Input("M M"), Input("T N M")
+    rules = """
+        a[0, n, m]    += seen[0, n, m]
+        a[t, n, m]    += half[t, n, j] * second[j, m] * seen[t, n, m]
+        half[t, n, j] += a[t-1, i, j] * first[i, n]
+        goal          += a[T-1, n, m]
+    """
+
+
+class Apart(Recurrence):
+    """Two chains that know nothing of each other."""
+
+    one, other, ends, more = Input("T N"), Input("S M"), Lengths("T"), Lengths("S")
+    rules = """
+        a[0, n] += one[0, n]
+        a[t, n] += a[t-1, m] * one[t, n]
+        b[0, n] += other[0, n]
+        b[t, n] += b[t-1, m] * other[t, n]
+        goal    += a[ends-1, n] * b[more-1, m]
+    """
+
+
+class Paths(Recurrence):
+    """Paths through a grid whose cells have states, to the right, down or both."""
+
+    sites, transition = Input("I J N"), Input("N N")
+    rules = """
+        a[0, 0, n] += sites[0, 0, n]
+        a[i, j, n] += (a[i-1, j, m] + a[i, j-1, m] + a[i-1, j-1, m])
+                      * transition[m, n] * sites[i, j, n]
+        goal       += a[I-1, J-1, n]
+    """
+
+
+class Nested(Recurrence):
+    """Segments of labels, each cut into words whose lengths are scored."""
+
+    words, sites, transition, lengths = Input("T L"), Input("T N"), Input("N N"), Lengths("T")
+    rules = """
+        w[i, j] += words[j, d] * w[i, j-d-1]   if i <= j - d - 1
+        w[i, j] += words[j, j-i]
+        a[t, n] += w[0, t] * sites[t, n]
+        a[t, n] += a[s, m] * w[s+1, t] * transition[m, n] * sites[t, n]
+        goal    += a[lengths-1, n]
+    """
