@@ -56,7 +56,11 @@ def small(module: ModuleType) -> dict[str, Any]:
 
 def settings(module: ModuleType) -> dict[str, Any]:
     small = {"states": 30, "steps": 4, "batch": 2, "dim": 4, "keep": 5}
-    return {"SETTINGS": [replace(setting, **small) for setting in module.SETTINGS]}
+    made = {"SETTINGS": [replace(setting, **small) for setting in module.SETTINGS]}
+    if hasattr(module, "BESIDE"):
+        small = {"states": 30, "steps": 4, "keep": 5, "runs": 1}
+        made["BESIDE"] = [replace(setting, **small) for setting in module.BESIDE]
+    return made
 
 
 def grids(module: ModuleType) -> dict[str, Any]:

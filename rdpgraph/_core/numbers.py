@@ -36,7 +36,14 @@ def lowest(values: Tensor) -> float:
     """The least of some values; of few without torch's kernels, whose calls would take longer."""
     if 0 < values.numel() <= tuning.LISTED:
         return min(values.flatten().tolist())
-    return values.min().item() if values.numel() else math.inf
+    return values.amin().item() if values.numel() else math.inf
+
+
+def are_finite(values: Tensor) -> bool:
+    """Return whether no value is NaN or infinite, by two reductions without a temporary."""
+    if not values.numel():
+        return True
+    return values.amin().item() > -math.inf and values.amax().item() < math.inf
 
 
 def student(chance: float, freedom: int) -> float:

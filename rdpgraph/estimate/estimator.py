@@ -178,13 +178,19 @@ class Layout:
         """(*sites, states) positions in the potentials of a structure that has no sites."""
         return self.model.site_places() if isinstance(self.model, Structure) else None
 
+    @property
+    def _sites(self) -> tuple[int, ...]:
+        """The dims of the sites of a structure, and their number of states."""
+        assert isinstance(self.model, Structure)
+        shape = self.model.unary.shape[len(self.model.batch_shape) :]
+        return tuple(shape if self.site_places is None else self.site_places.shape)
+
     @cached_property
     def domain(self) -> Domain:
         """Variables of the model; the sites of a structure are those of one array."""
         if isinstance(self.model, FactorGraph):
             return self.model.domain
-        shape = self.model.unary.shape[len(self.model.batch_shape) :]
-        *sites, states = shape if self.site_places is None else self.site_places.shape
+        *sites, states = self._sites
         entry = VariableArray("site", tuple(sites), states) if sites else Variable("site", states)
         return Domain((entry,))
 
@@ -212,12 +218,17 @@ class Layout:
     def expanded(self) -> tuple[Support, ...]:
         """Per entry (replicates, *batch, *shape, K), all states where all are selected."""
         like, lead = self._like, (self.replicates, *self.model.batch_shape)
+        if isinstance(self.model, FactorGraph):
+            entries = [(repr(each.name), (*each.shape, each.size)) for each in self.model.variables]
+        else:
+            entries = [("its sites", self._sites)]
         every: list[Support] = []
-        for entry, support in zip(self.domain.entries, self.supports, strict=True):
+        for (name, (*shape, size)), support in zip(entries, self.supports, strict=True):
             if support is None:
-                support = Support.plain(torch.arange(entry.size, device="cpu"), like)
-            support = support.map(lambda part: part.to(like.device))
-            every.append(expanded(repr(entry.name), support, (*lead, *entry.shape)))
+                support = Support.plain(torch.arange(size, device="cpu"), like)
+            if support.states.device != like.device or support.log_weights.device != like.device:
+                support = support.map(lambda part: part.to(like.device))
+            every.append(expanded(name, support, (*lead, *shape)))
         return tuple(every)
 
     @cached_property

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.numbers import lowest
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats
 from rdpgraph.errors import ModelError
@@ -89,12 +90,41 @@ def mixed(scores: Iterable[Scores], weights: Sequence[float]) -> Scores:
 
     ``scores`` are made one after the other, so that none is held for longer than it takes.
     """
-    means: list[Tensor] = []
+    means: list[_Mean] = []
     for weight, every in zip(weights, scores, strict=True):
-        shares = [normalised(part, math.log(weight / sum(weights))) for part in every]
+        share = weight / sum(weights)
+        if means:
+            means = [mean.plus(part, share) for mean, part in zip(means, every, strict=True)]
+        else:
+            means = [_Mean.of(part, share) for part in every]
         del every
-        means = list(map(torch.logaddexp, means, shares)) if means else shares
-    return tuple(means)
+    return tuple(mean.values if mean.in_logs else mean.values.log() for mean in means)
+
+
+@dataclass(frozen=True, eq=False)
+class _Mean:
+    """A weighted mean of probabilities, or its log where a probability would underflow."""
+
+    values: Tensor
+    in_logs: bool
+
+    @staticmethod
+    def of(log_scores: Tensor, share: float) -> "_Mean":
+        """The first term of a mean."""
+        chances = log_scores.softmax(-1).mul_(share)
+        # Sums of probabilities take less time than those of logs. A state of probability zero, and
+        # a row of them, whose softmax is NaN, need logs.
+        if chances.numel() and float(chances.amin()) >= torch.finfo(chances.dtype).tiny:
+            return _Mean(chances, in_logs=False)
+        return _Mean(normalised(log_scores, math.log(share)), in_logs=True)
+
+    def plus(self, log_scores: Tensor, share: float) -> "_Mean":
+        """The mean with one more term."""
+        term = _Mean.of(log_scores, share)
+        if not self.in_logs and not term.in_logs:
+            return _Mean(self.values + term.values, in_logs=False)
+        mine, other = (each.values if each.in_logs else each.values.log() for each in (self, term))
+        return _Mean(torch.logaddexp(mine, other), in_logs=True)
 
 
 def normalised(log_scores: Tensor, share: float = 0.0) -> Tensor:
@@ -108,6 +138,8 @@ class Uniform(Proposal):
     """Equal scores for all states that a site's potential allows."""
 
     def log_scores(self, sites: Sites) -> Tensor:
+        if lowest(sites.unary) > -math.inf:
+            return sites.unary.new_zeros(sites.states)
         return torch.where(sites.unary > -math.inf, 0.0, -math.inf).to(sites.unary)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields, typed
+from rdpgraph._core.numbers import lowest
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Model, Problem, Setting, sites_of
 from rdpgraph.estimate.proposals import Pilot, Proposal, Scores, Uniform, broad, mixed
@@ -112,9 +113,10 @@ class Randomized(Estimator):
         scores = scores.to(sites.unary)
         # A state that its potential makes impossible adds nothing, and takes no place.
         # One that is not a number is left to the selection to refuse.
-        possible = torch.where(sites.unary > -torch.inf, scores, sites.unary)
-        draws = (self.selection.select(possible, generator) for _ in range(self.replicates))
-        return Support.joined([draw.map(lambda part: part.unsqueeze(0)) for draw in draws], 0)
+        if not lowest(sites.unary) > -math.inf:
+            scores = torch.where(sites.unary > -math.inf, scores, sites.unary)
+        scores = scores.expand(sites.unary.shape)
+        return self.selection.select_each(scores, self.replicates, generator)
 
 
 def _halves(of: str, keep: Size) -> Selection:

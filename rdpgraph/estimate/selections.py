@@ -3,13 +3,14 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.numbers import lowest
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.restriction import Support
@@ -41,6 +42,11 @@ class Selection(ABC):
             entries left over have log-weight -inf.
         """
 
+    def select_each(self, log_q: Tensor, count: int, generator: torch.Generator | None) -> Support:
+        """Choose states as `select` does, ``count`` times, as a support (count, *lead, kept)."""
+        draws = (self.select(log_q, generator) for _ in range(count))
+        return Support.joined([draw.map(lambda part: part.unsqueeze(0)) for draw in draws], 0)
+
     @property
     def bound(self) -> str:
         """``"lower"`` if log Z of the kept states never exceeds the true log Z, otherwise empty."""
@@ -55,13 +61,22 @@ class Inversion(Selection):
     `rdpgraph.testing.check_selection` relies on this to find all outcomes by bisection.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A class that changes what is chosen does not inherit how it is chosen several times.
+        if "choose" in cls.__dict__ and "choose_each" not in cls.__dict__:
+            cls.choose_each = Inversion.choose_each
+
     def select(self, log_q: Tensor, generator: torch.Generator | None) -> Support:
         """Choose states and their log-weights for every row of scores.
 
         Raises:
             ModelError: if a score is NaN or +inf.
         """
-        if log_q.ndim < 1 or not bool((log_q < math.inf).all()):
+        return self.select_each(log_q, 1, generator).map(lambda part: part.squeeze(0))
+
+    def select_each(self, log_q: Tensor, count: int, generator: torch.Generator | None) -> Support:
+        if log_q.ndim < 1 or (log_q.numel() and not bool(log_q.amax() < math.inf)):
             raise ModelError(
                 f"{type(self).__name__} needs log-scores of shape (..., states) that are below "
                 "+inf and not NaN."
@@ -69,11 +84,17 @@ class Inversion(Selection):
         *lead, states = log_q.shape
         flat = log_q.reshape(-1, states)
         # All numbers are drawn at once, so that the choice does not depend on the size of a block.
-        uniforms = uniform((len(flat), self.num_uniforms(states)), log_q.device, generator)
+        size = len(flat), self.num_uniforms(states)
+        uniforms = torch.stack([uniform(size, log_q.device, generator) for _ in range(count)])
         # Rows are chosen block by block, to bound the memory of the temporaries.
         rows = tuning.per_block(states, tuning.BLOCK)
-        parts = list(map(self.choose, flat.split(rows), uniforms.split(rows)))
-        return Support.joined(parts, 0).map(lambda part: part.reshape(*lead, parts[0].kept))
+        if len(flat) <= rows:
+            support = self.choose_each(flat, uniforms)
+        else:
+            pairs = zip(flat.split(rows), uniforms.split(rows, 1), strict=True)
+            support = Support.joined([self.choose_each(*pair) for pair in pairs], 1)
+        kept = support.kept
+        return support.map(lambda part: part.reshape(count, *lead, kept))
 
     @abstractmethod
     def num_uniforms(self, states: int) -> int:
@@ -87,6 +108,14 @@ class Inversion(Selection):
             log_q: (*lead, N) log-scores.
             uniforms: (*lead, num_uniforms(N)) float64 numbers in [0, 1).
         """
+
+    def choose_each(self, log_q: Tensor, uniforms: Tensor) -> Support:
+        """`choose` for each of several uniform numbers, (count, *lead, num_uniforms(N)).
+
+        A selection overrides it where the choices have work in common.
+        """
+        parts = [self.choose(log_q, each) for each in uniforms]
+        return Support.joined([part.map(lambda values: values.unsqueeze(0)) for part in parts], 0)
 
 
 def checked_size(owner: str, name: str, size: Size, least: int = 1) -> None:
@@ -216,6 +245,10 @@ class TopSystematic(Inversion):
         return 1
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
+        one = TopSystematic.choose_each(self, log_q, uniforms.unsqueeze(0))
+        return one.map(lambda part: part.squeeze(0))
+
+    def choose_each(self, log_q: Tensor, uniforms: Tensor) -> Support:
         states = log_q.shape[-1]
         top, tail = count_of(self.top, states), count_of(self.tail, states)
         return _sample_systematically(log_q, uniforms, min(top + tail, states), top)
@@ -246,6 +279,10 @@ class Threshold(Inversion):
         return 1
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
+        one = Threshold.choose_each(self, log_q, uniforms.unsqueeze(0))
+        return one.map(lambda part: part.squeeze(0))
+
+    def choose_each(self, log_q: Tensor, uniforms: Tensor) -> Support:
         keep = count_of(self.keep, log_q.shape[-1])
         return _sample_systematically(log_q, uniforms, keep, top=0)
 
@@ -271,36 +308,69 @@ def _sample_systematically(log_q: Tensor, uniforms: Tensor, keep: int, top: int)
     sampling order, and entry m + j holds the state in whose interval target j lies. State i is
     therefore kept with probability ``pi_i = q_i / s``, and its log-weight is ``log s - log q_i``,
     whatever the order is.
+
+    Args:
+        log_q: (*lead, N) log-scores.
+        uniforms: (count, *lead, 1), for as many samples, which share all but the targets.
+        keep: the number K of entries.
+        top: the number of states that are certain in any case.
+
+    Returns:
+        A support (count, *lead, K).
     """
+    count = len(uniforms)
     if keep == log_q.shape[-1]:
-        return _keep_all(log_q)
+        return _keep_all(log_q).map(lambda part: part.expand(count, *part.shape))
 
     # The certain states: those in the first m of the K largest.
     scores = log_q.double()
     largest, order = scores.topk(keep)
-    num_certain = _count_certain(largest, scores.scatter(-1, order, -math.inf), top)
+    log_shift = finite(largest[..., :1])
+    masses = (scores - log_shift).exp_()
+    masses_kept = masses.gather(-1, order)
+    masses.scatter_(-1, order, 0.0)
+    is_any_beyond = torch.ones(1, dtype=torch.bool, device=log_q.device)
+    if not lowest(log_q) > -math.inf:
+        is_any_beyond = (log_q > -math.inf).sum(-1, keepdim=True) > keep
+    mass_beyond = masses.sum(-1, keepdim=True)
+    num_certain = _count_certain(masses_kept, mass_beyond, is_any_beyond, top)
     entry = torch.arange(keep, device=log_q.device)
     is_certain = entry < num_certain
     certain_log_weights = torch.where(largest > -math.inf, 0.0, -math.inf).to(log_q)
 
-    # The sample. The clamps only affect entries of certain states, which are not sampled.
-    rest = scores.scatter(-1, order, torch.where(is_certain, -math.inf, largest))
-    along = _sampling_order(scores)
-    log_shift, cumulative = _cumulative_masses(rest.gather(-1, along))
+    # The rest, in the order of the sample. Where it is so far below the largest score that its
+    # masses might underflow, they are relative to its own largest.
+    masses.scatter_(-1, order, torch.where(is_certain, 0.0, masses_kept))
+    along = _sampling_order(log_q)
+    if bool((masses.amax(-1) < _LEAST_MASS).any()):
+        rest = scores.scatter(-1, order, torch.where(is_certain, -math.inf, largest))
+        log_shift = finite(rest.amax(-1, keepdim=True))
+        masses = (rest - log_shift).exp_()
+    cumulative = masses.gather(-1, along).cumsum(-1)
     spacing = cumulative[..., -1:] / (keep - num_certain).clamp(min=1)
+    # The clamps only affect entries of certain states, which are not sampled.
     targets = (uniforms + (entry - num_certain)).clamp(min=0.0) * spacing
-    sampled = along.gather(-1, _invert_cumulative(cumulative, targets))
+    # Targets of all samples in a row: (*lead, count * K).
+    places = _invert_cumulative(cumulative, targets.movedim(0, -2).flatten(-2))
+    sampled = along.gather(-1, places)
     # -log pi_i = log s - log q_i. The masses, and so the spacing, are relative to exp(log_shift).
-    log_weights = _log_or_zero(spacing) + log_shift - rest.gather(-1, sampled)
-    log_weights = _mask_impossible(log_weights, rest, sampled, log_q.dtype)
-
+    log_q_sampled = log_q.gather(-1, sampled).double()
+    log_weights = _log_or_zero(spacing) + log_shift - log_q_sampled
+    log_weights = torch.where(masses.gather(-1, sampled) > 0, log_weights, -math.inf).to(log_q)
+    sample = Support(sampled, log_weights).map(
+        lambda part: part.unflatten(-1, (count, keep)).movedim(-2, 0)
+    )
     return Support(
-        torch.where(is_certain, order, sampled),
-        torch.where(is_certain, certain_log_weights, log_weights),
+        torch.where(is_certain, order, sample.states),
+        torch.where(is_certain, certain_log_weights, sample.log_weights),
     )
 
 
-def _count_certain(largest: Tensor, beyond: Tensor, top: int) -> Tensor:
+_LEAST_MASS = 1e-200
+"""Mass relative to the largest, below which masses of a row are taken relative to their own."""
+
+
+def _count_certain(masses: Tensor, mass_beyond: Tensor, is_any_beyond: Tensor, top: int) -> Tensor:
     """Return how many of the K largest scores are kept for certain, at least ``top``.
 
     Let ``q_0 >= q_1 >= ...`` be the scores in descending order. With the first m certain, the next
@@ -308,30 +378,26 @@ def _count_certain(largest: Tensor, beyond: Tensor, top: int) -> Tensor:
     more, it is certain too.
 
     Args:
-        largest: (*lead, K) the largest log-scores, descending.
-        beyond: (*lead, N) all log-scores, with -inf in place of the K largest.
+        masses: (*lead, K) the largest masses, descending.
+        mass_beyond: (*lead, 1) the mass of all other states.
+        is_any_beyond: whether one of these is possible, (*lead, 1) or the same for all rows.
         top: the number of states that are certain in any case.
 
     Returns:
         (*lead, 1) int64.
     """
-    # Only ratios of masses matter, so they are taken relative to the largest.
-    keep = largest.shape[-1]
-    log_shift = finite(largest[..., :1])
-    masses = (largest - log_shift).exp()
-    mass_beyond = (beyond - log_shift).exp().sum(-1, keepdim=True)
+    keep = masses.shape[-1]
     # q_m + q_{m+1} + ... is summed from its small end; a total less a running sum would cancel.
     mass_from_here = mass_beyond + masses.flip(-1).cumsum(-1).flip(-1)
-    entries_left = keep - torch.arange(keep, device=largest.device)
+    entries_left = keep - torch.arange(keep, device=masses.device)
     is_certain = entries_left * masses > mass_from_here * _CERTAIN_PROBABILITY
     # m is the length of the run of True at the start.
     num_certain = is_certain.long().cumprod(-1).sum(-1, keepdim=True)
 
     # Once pi_m < 1, making further states certain only lowers the pi of the rest. So all pi of the
     # rest stay below one if `top` is imposed here.
-    num_certain = torch.maximum(num_certain, num_certain.new_tensor(top))
+    num_certain = num_certain.clamp(min=top)
     # A possible state beyond the K largest must have an entry in which it may be kept.
-    is_any_beyond = beyond.amax(-1, keepdim=True) > -math.inf
     return torch.where(is_any_beyond, num_certain.clamp(max=keep - 1), num_certain)
 
 
@@ -357,13 +423,17 @@ def _sampling_order(scores: Tensor) -> Tensor:
     own = torch.arange(states, device=scores.device).expand(scores.shape)
     # The rank of every state; one that is impossible has that of the possible state before it.
     ranks = torch.empty_like(falling).scatter_(-1, falling, own)
-    possible = scores > -math.inf
-    before = torch.where(possible, own, 0).cummax(-1).values
-    steps = ranks.gather(-1, before).diff(dim=-1).abs().double().sum(-1, keepdim=True)
+    count = torch.full((1,), states, dtype=torch.float64, device=scores.device)
+    if not lowest(scores) > -math.inf:
+        possible = scores > -math.inf
+        ranks = ranks.gather(-1, torch.where(possible, own, 0).cummax(-1).values)
+        count = possible.sum(-1, keepdim=True).double()
+    steps = ranks.diff(dim=-1).abs_().sum(-1, keepdim=True)
     # In random order m ranks have a mean step of (m + 1) / 3.
-    count = possible.sum(-1, keepdim=True).double()
     is_smooth = steps <= _SMOOTH * (count - 1) * (count + 1) / 3
-    return torch.where(is_smooth, own, falling)
+    if not bool(is_smooth.any()):
+        return falling
+    return own if bool(is_smooth.all()) else torch.where(is_smooth, own, falling)
 
 
 def _falling_order(scores: Tensor) -> Tensor:
@@ -372,7 +442,7 @@ def _falling_order(scores: Tensor) -> Tensor:
     On the CPU scores are compared by the first 16 bits of their distance from the largest one, as
     a float32: to one part in 256, and by a sort in linear time.
     """
-    distance = (scores.amax(-1, keepdim=True) - scores).nan_to_num(nan=math.inf).float()
+    distance = (scores.amax(-1, keepdim=True) - scores).nan_to_num_(nan=math.inf).float()
     if distance.device.type != "cpu":
         return distance.argsort(dim=-1, stable=True)
     keys = (distance.view(torch.int32) >> 15).numpy().astype(np.uint16)
@@ -385,7 +455,7 @@ def _cumulative_masses(scores: Tensor) -> tuple[Tensor, Tensor]:
     The shift is the largest score, or 0 if all scores are -inf.
     """
     log_shift = finite(scores.amax(-1, keepdim=True))
-    return log_shift, (scores - log_shift).exp().cumsum(-1)
+    return log_shift, (scores - log_shift).exp_().cumsum(-1)
 
 
 def _invert_cumulative(cumulative: Tensor, targets: Tensor) -> Tensor:

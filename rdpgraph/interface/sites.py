@@ -1,7 +1,7 @@
 """Sites of models, which estimators choose states of; variables of a graph as sites."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.model.block import Block
@@ -40,8 +41,10 @@ class Sites:
             evidence included; -inf: impossible, and never kept. Proposals see it without gradient.
         restrict: the model on (states, log_weights) of (*replicates, *batch, *sites, kept), the
             log-weights added to its unary potentials; repeats are separate entries.
-        graph: gives a graph whose factors proposals read; None: `means` is used instead. Sites
-            that a batch item lacks may be free in it, where holding them costs large tables.
+        links: gives the factors that join a site to others, for sites of one dim; proposals read
+            them. They may join sites that a batch item lacks.
+        graph: gives a graph with these factors, where there are no ``links``. If it is None as
+            well, `means` is used instead.
         means: instead of factors, of (landmarks, generator): the log of each state's mean
             factor value over as many random states of the other sites, broadcastable to ``unary``.
         masses: of (states, log_weights) as for ``restrict``: the log-mass of every state of a
@@ -56,6 +59,7 @@ class Sites:
 
     unary: Tensor
     restrict: Callable[[Tensor, Tensor], Any] = field(kw_only=True)
+    links: Callable[[], Sequence[Neighbours]] | None = field(default=None, kw_only=True)
     graph: Callable[[], FactorGraph] | None = field(default=None, kw_only=True)
     means: Callable[[int, torch.Generator | None], Tensor] | None = field(
         default=None, kw_only=True
@@ -74,27 +78,15 @@ class Sites:
     def _graph(self) -> FactorGraph | None:
         return None if self.graph is None else self.graph()
 
+    @cached_property
+    def _neighbours(self) -> tuple[Neighbours, ...]:
+        if self.links is not None:
+            return tuple(self.links())
+        return () if self._graph is None else tuple(_links_in(self._graph, self.numbers))
+
     def neighbours(self) -> Iterator[Neighbours]:
-        """The factors over a site and other free variables, for each slot; none without a graph."""
-        graph = self._graph
-        if graph is None:
-            return
-        free = free_variables(graph)
-        place = torch.full((graph.num_variables,), -1, device="cpu")
-        numbers = (
-            torch.arange(graph.num_variables, device="cpu")
-            if self.numbers is None
-            else self.numbers
-        )
-        place[numbers] = torch.arange(len(numbers), device="cpu")
-        for block in graph.blocks:
-            joint = free[block.scopes].sum(1) > 1
-            for slot in range(block.arity):
-                held = place[block.scopes[:, slot]]
-                inside = ((held >= 0) & joint).nonzero().flatten()
-                if len(inside):
-                    some = None if len(inside) == block.count else inside
-                    yield Neighbours(held[inside], slot, block.select(some), block.sizes)
+        """The factors over a site and other free variables, for each slot; none if not known."""
+        return iter(self._neighbours)
 
     def norms(self) -> Tensor | None:
         """The mean L1 norm of each state's embeddings in `Bilinear` potentials, like ``unary``.
@@ -103,7 +95,7 @@ class Sites:
         """
         gathered = [
             (near.rows, near.potential.norms(near.slot))
-            for near in self.neighbours()
+            for near in self._neighbours
             if isinstance(near.potential, Bilinear)
         ]
         if not gathered:
@@ -123,54 +115,86 @@ class Sites:
         Raises:
             ModelError: there are neither factors nor `means`.
         """
-        if self.graph is None and self.means is not None:
-            return self.means(landmarks, self.generator)
-        if self.graph is None:
+        if self.links is None and self.graph is None:
+            if self.means is not None:
+                return self.means(landmarks, self.generator)
             raise ModelError(
                 "The default proposal needs the factors around each site, and these sites do not "
                 "give them; use Local() or Uniform(), or give Sites(..., means=...)."
             )
         return self._gathered(
-            (near.rows, self._mean_value(near, landmarks)) for near in self.neighbours()
+            (near.rows, self._mean_value(near, landmarks)) for near in self._neighbours
         )
 
     def _mean_value(self, near: Neighbours, landmarks: int) -> Tensor:
         """Log mean values (*batch, F or 1, states)."""
-        device = near.potential.device
+        potential, arity = near.potential, len(near.sizes)
+        device, lead = potential.device, potential.lead(arity)
+        source = device if self.generator is None else self.generator.device
         asked = [
-            torch.randint(
-                size, (landmarks, 1), generator=self.generator,
-                device=device if self.generator is None else self.generator.device,
-            ).to(device)
+            torch.randint(size, (landmarks,), generator=self.generator, device=source).to(device)
             for size in near.sizes
-        ]  # fmt: skip
+        ]
         everything = torch.arange(self.states, device=device)
-        total: Tensor | None = None
-        for landmark in range(landmarks):
-            states = [of_slot[landmark] for of_slot in asked]
+        parts: list[Tensor] = []
+        # As many landmarks are evaluated at once as a block has room for.
+        width = tuning.per_block(math.prod(lead) * self.states, tuning.BLOCK)
+        for first in range(0, landmarks, width):
+            some = [states[first : first + width] for states in asked]
+            states = list(some)
+            if arity == 2:  # the landmarks are the states of the other slot
+                over = -1 - near.slot
+            else:  # each is a state of every other slot, and they are a dim in front of the lead
+                states = [part.reshape(-1, *(1,) * (len(lead) + 1)) for part in some]
+                over = -2 - len(lead)
             states[near.slot] = everything
-            values = near.potential.evaluate(states).detach()
-            values = values.reshape(*values.shape[: values.ndim - len(states)], self.states)
-            total = values if total is None else torch.logaddexp(total, values)
-        assert total is not None
-        return total - torch.tensor(landmarks, device="cpu").log().to(total)
+            values = potential.evaluate(states).detach()
+            if arity != 2:
+                values = values.reshape(*values.shape[: values.ndim - arity], self.states)
+            parts.append(values.logsumexp(over))
+        total = parts[0] if len(parts) == 1 else torch.stack(parts).logsumexp(0)
+        return total - math.log(landmarks)
 
     def _gathered(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Sum values of factors (*batch, F or 1, n) by site, broadcastable with ``unary``."""
-        graph = self._graph
-        assert graph is not None
-        shape = graph.variables[0].shape if self.numbers is None else tuple(self.unary.shape[-2:-1])
-        count = graph.num_variables if self.numbers is None else len(self.numbers)
-        total = torch.zeros(count, 1, dtype=self.unary.dtype, device=self.unary.device)
+        shape = tuple(self.unary.shape[-2:-1])
+        if self.links is None and self.numbers is None:
+            assert self._graph is not None
+            shape = self._graph.variables[0].shape  # sites of any number of dims
+        count, total = math.prod(shape), None
         for rows, values in parts:
-            if values.ndim < 2:
-                values = values.unsqueeze(0)
-            values = values.expand(*values.shape[:-2], len(rows), -1).to(total)
-            sums = values.new_zeros(*values.shape[:-2], count, values.shape[-1])
+            values = values if values.ndim > 1 else values.unsqueeze(0)
+            values = values.expand(*values.shape[:-2], len(rows), -1).to(self.unary)
+            wanted = *values.shape[:-2], count, values.shape[-1]
             # As large as all potentials: what is there already is added to in place.
-            sums.index_add_(-2, rows.to(sums.device), values)
-            total = total.add_(sums) if total.shape == sums.shape else total + sums
+            if total is None or total.shape != wanted:
+                sums = values.new_zeros(wanted)
+                total = sums if total is None else total + sums
+            first = int(rows[0]) if len(rows) else 0
+            if torch.equal(rows, torch.arange(first, first + len(rows), device=rows.device)):
+                total.narrow(-2, first, len(rows)).add_(values)
+            else:
+                total.index_add_(-2, rows.to(total.device), values)
+        if total is None:
+            total = self.unary.new_zeros(count, 1)
         return total.reshape(*total.shape[:-2], *shape, total.shape[-1])
+
+
+def _links_in(graph: FactorGraph, numbers: Tensor | None) -> Iterator[Neighbours]:
+    """The factors of a graph that join variables of some numbers to other free variables."""
+    free = free_variables(graph)
+    place = torch.full((graph.num_variables,), -1, device="cpu")
+    if numbers is None:
+        numbers = torch.arange(graph.num_variables, device="cpu")
+    place[numbers] = torch.arange(len(numbers), device="cpu")
+    for block in graph.blocks:
+        joint = free[block.scopes].sum(1) > 1
+        for slot in range(block.arity):
+            held = place[block.scopes[:, slot]]
+            inside = ((held >= 0) & joint).nonzero().flatten()
+            if len(inside):
+                some = None if len(inside) == block.count else inside
+                yield Neighbours(held[inside], slot, block.select(some), block.sizes)
 
 
 def free_variables(graph: FactorGraph) -> Tensor:

@@ -1,6 +1,6 @@
-"""The randomized estimator at scale: seconds and peak memory.
+"""The randomized estimator at scale: seconds and peak memory; and its cost beside exact inference.
 
-    python tests/benchmarks/randomized.py [--threads 2] [--no-million]
+    python tests/benchmarks/randomized.py [--threads 2] [--no-million] [--only-beside]
 
 Each case runs in a process of its own. Seconds are of one run from the embeddings to the gradient,
 the second of two where it takes less than ten seconds; memory is the largest resident set of the
@@ -10,6 +10,11 @@ by embeddings; no table of all pairs of states is made, forwards or backwards.
 - million: 1,000,000 states, 50 steps, embeddings of 64 numbers, 1,000 states kept: log Z and its
   gradient in the embeddings, by the default, and with a pilot.
 - batch: 10,000 states, 100 steps, 8 items, 100 states kept: log Z and its gradient.
+
+Then, on one thread, the default beside exact inference, for chains with a table of 2,000 x 2,000:
+processor seconds of log Z, and of log Z with its gradient in both potentials, the smallest of
+several runs, each as a share of the exact one's; and the Python calls of the first of these within
+the package.
 """
 
 import argparse
@@ -18,7 +23,10 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import FrameType
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,80 @@ SETTINGS = (
     Setting("million, default", 1_000_000, 50, 0, 64, 1000, pilot=False),
     Setting("million, with pilot", 1_000_000, 50, 0, 64, 1000, pilot=True),
 )
+
+
+@dataclass(frozen=True)
+class Beside:
+    """An estimate beside exact inference.
+
+    Attributes:
+        states: N.
+        steps: T.
+        keep: states kept.
+        replicates: of the estimate.
+        runs: of which the quickest is taken.
+    """
+
+    states: int
+    steps: int
+    keep: int
+    replicates: int
+    runs: int = 20
+
+
+BESIDE = tuple(Beside(2000, steps, 100, count) for steps in (10, 100) for count in (1, 8))
+
+
+def calls(ask: Callable[[], object]) -> int:
+    """Python calls within the package."""
+    number = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal number
+        number += event == "call" and "/rdpgraph/" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        ask()
+    finally:
+        sys.setprofile(None)
+    return number
+
+
+def beside(setting: Beside) -> None:
+    """Print a row: an estimate's seconds, their shares of exact ones, and calls."""
+    import torch
+
+    import rdpgraph as rg
+
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (setting.steps, setting.states), (setting.states, setting.states)
+    parts = [torch.randn(*shape, generator=generator).requires_grad_() for shape in shapes]
+    estimator = rg.Randomized.default(keep=setting.keep, replicates=setting.replicates)
+
+    def value(**options: object) -> torch.Tensor:
+        return rg.infer(rg.Chain(*parts), **options).log_partition
+
+    def gradients(ask: Callable[[], torch.Tensor]) -> object:
+        return torch.autograd.grad(ask(), parts)
+
+    estimate = partial(value, estimator=estimator, generator=generator)
+    seconds: list[float] = []
+    for ask in (estimate, value, lambda: gradients(estimate), lambda: gradients(value)):
+        taken: list[float] = []
+        for _ in range(setting.runs):
+            start = time.process_time()
+            ask()
+            taken.append(time.process_time() - start)
+        seconds.append(min(taken))
+
+    few, exact, slope, exact_slope = seconds
+    print(
+        f"{setting.steps:6d}{setting.replicates:12d}{few:10.4f}{few / exact:8.2f}"
+        f"{slope:10.4f}{slope / exact_slope:8.2f}{calls(estimate):8d}",
+        flush=True,
+    )
 
 
 def resident() -> float:
@@ -91,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-million", action="store_true")
+    parser.add_argument("--only-beside", action="store_true")
     parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.run is not None:
@@ -98,7 +181,7 @@ def main() -> None:
         return
     print(f"{'case':20s}{'seconds':>10s}{'peak GB':>10s}{'before GB':>11s}")
     for number, setting in enumerate(SETTINGS):
-        if chosen.no_million and setting.states >= 1_000_000:
+        if chosen.only_beside or (chosen.no_million and setting.states >= 1_000_000):
             continue
         command = [sys.executable, __file__, "--run", str(number), "--threads", str(chosen.threads)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -108,6 +191,10 @@ def main() -> None:
             f"{found['before']:11.2f}",
             flush=True,
         )
+    print(f"\n{'steps':>6s}{'replicates':>12s}{'log Z':>10s}{'share':>8s}", end="")
+    print(f"{'gradient':>10s}{'share':>8s}{'calls':>8s}")
+    for setting in BESIDE:
+        beside(setting)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
+from rdpgraph._core.numbers import are_finite
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_sum
 from rdpgraph.model.potentials.potential import Stored, message_lead, select_lead
-from rdpgraph.model.potentials.table import as_values, checked_log_table, settle
+from rdpgraph.model.potentials.table import as_values, checked_log_table, is_every, settle
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ class Bilinear(Stored):
                     f"Bilinear needs floating embeddings (..., states, d); {name} is "
                     f"{tuple(values.shape)}."
                 )
-            if not bool(values.detach().isfinite().all()):
+            if not are_finite(values.detach()):
                 raise ModelError(
                     f"Bilinear needs finite embeddings; {name} holds an infinity or NaN. Hard "
                     "zeros belong into a separate factor, such as a Sparse or a unary Table."
@@ -107,7 +108,8 @@ def rows_of(embeddings: Tensor, states: Tensor) -> Tensor:
     """(*lead, m, d) the embeddings of some states, the leads of both broadcast."""
     states = states.to(embeddings.device)
     if embeddings.shape[:-2].numel() == 1:
-        return embeddings.reshape(embeddings.shape[-2:])[states]
+        embeddings = embeddings.reshape(embeddings.shape[-2:])
+        return embeddings if is_every(states, len(embeddings)) else embeddings[states]
     lead = broadcast_shapes(embeddings.shape[:-2], states.shape[:-1])
     index: list[Tensor] = []
     for dim, size in enumerate(lead):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.compiler import in_transform
 from rdpgraph._core.masked import is_masked, present
 from rdpgraph._core.once import is_declared_by_user, warn_once
 from rdpgraph._core.types import ArrayLike
@@ -226,6 +227,10 @@ class Table(Stored):
         """The log-values on a grid of states, by indexing; cost and memory of the result."""
         arity = len(states)
         lead, index = self.lead(arity), list[Tensor]()
+        if arity == 2 and not lead and states[0].ndim == states[1].ndim == 1:
+            lines = _lines_of(self.log_values, *states)
+            if lines is not None:
+                return lines
         # Not expanded: the gradient of an expanded table would be as large as the result.
         for dim, size in enumerate(lead):
             places = torch.arange(size, device=self.device)
@@ -238,6 +243,28 @@ class Table(Stored):
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Table":
         values = select_lead(self.log_values, trailing=arity, block=block, rows=rows)
         return Table.checked(values)
+
+
+def _lines_of(table: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
+    """(m, n) the entries of a matrix in some rows and columns, read as whole lines.
+
+    None where the lines that hold them are much longer than the result.
+    """
+    rows, columns = rows.to(table.device), columns.to(table.device)
+    ahead, across = len(rows) * table.shape[1], len(columns) * table.shape[0]
+    if min(ahead, across) > 2 * len(rows) * len(columns):
+        return None
+    for dim, chosen in ((0, rows), (1, columns))[:: 1 if ahead <= across else -1]:
+        if not is_every(chosen, table.shape[dim]):
+            table = table.index_select(dim, chosen)
+    return table
+
+
+def is_every(states: Tensor, size: int) -> bool:
+    """Return whether some states are all of ``size``, in order; False where values are not read."""
+    if states.shape != (size,) or torch.compiler.is_compiling() or in_transform():
+        return False
+    return torch.equal(states, torch.arange(size, device=states.device))
 
 
 def checked_log_table(name: str, values: Tensor, remedy: str = "take .log() of them") -> None:

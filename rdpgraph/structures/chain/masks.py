@@ -285,7 +285,7 @@ def kept(
     rank if it is and that is cheaper.
     """
     few = gathered("Chain", unary, states, log_weights, sites=1)
-    potential = transition if isinstance(transition, Potential) else Table.from_logs(transition)
+    potential = transition if isinstance(transition, Potential) else Table.checked(transition)
     ends = states[..., :-1, :], states[..., 1:, :]
     if isinstance(potential, LowRank) and 2 * potential.rank <= states.shape[-1]:
         return few, potential.rows(*ends)
@@ -305,7 +305,7 @@ def log_masses(
     O(T N K) time and O(T N) memory. -inf where nothing leads from or to the states kept, and beyond
     the length. Unary and transition are of all states, ``few`` is the chain on those kept.
     """
-    potential = transition if isinstance(transition, Potential) else Table.from_logs(transition)
+    potential = transition if isinstance(transition, Potential) else Table.checked(transition)
     total = unary.shape[-2]
     masses = unary.detach().expand(*states.shape[:-1], unary.shape[-1]).clone()
     sent = messages(few.unary, few.transition, few.lengths)

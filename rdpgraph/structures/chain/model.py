@@ -35,7 +35,7 @@ from rdpgraph.structures.chain.constructors import (
 from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.masks import ChainMasks
-from rdpgraph.structures.chain.recognition import chain_graph, recognised
+from rdpgraph.structures.chain.recognition import chain_graph, neighbours_of, recognised
 from rdpgraph.structures.chain.steps import ChainTensors, Parts, RankTensors
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 
@@ -335,9 +335,9 @@ class Chain(Structure):
         return Chain(unary, transition, lengths=lengths)
 
     def sites(self) -> Sites:
-        """The steps; proposals read the graph with all items of full length, and one transition."""
-        graph = partial(chain_graph, self.unary, self.transition, None)
-        return Sites(self.unary, restrict=self.restrict, graph=graph, masses=self._log_masses)
+        """The steps; proposals read the transition between all of them, whatever the lengths."""
+        links = partial(neighbours_of, self.transition, self.unary)
+        return Sites(self.unary, restrict=self.restrict, links=links, masses=self._log_masses)
 
     def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, N) by messages between the kept states; O(T N K)."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph.interface.sites import Neighbours
 from rdpgraph.model.block import Block
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
@@ -54,6 +55,16 @@ def chain_graph(
     if total > 1:
         blocks.append(FactorBlock((sites[:-1], sites[1:]), potential))
     return FactorGraph(blocks)
+
+
+def neighbours_of(transition: Tensor | Potential, unary: Tensor) -> tuple[Neighbours, ...]:
+    """The transition as the factors of each site and the next, and of each site and the last."""
+    total, states = unary.shape[-2:]
+    if total < 2:
+        return ()
+    potential = Table.checked(transition) if isinstance(transition, Tensor) else transition
+    sites, sizes = torch.arange(total, device="cpu"), (states, states)
+    return Neighbours(sites[:-1], 0, potential, sizes), Neighbours(sites[1:], 1, potential, sizes)
 
 
 def recognised(graph: FactorGraph) -> Recognised | None:
