@@ -90,7 +90,7 @@ class EM:
             of log Z.
         scheduler: as for `infer`.
         estimator: as for `infer`; counts are then estimates, and `Fit.status` says so.
-        progress: called with a `Step` after every step.
+        progress: called with a `Step` after every step. A step is not reported while it runs.
 
     Raises:
         ModelError: an option that is none of these.

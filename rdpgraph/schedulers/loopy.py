@@ -12,6 +12,7 @@ from rdpgraph._core import effort, tuning
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import cached_property, recording
 from rdpgraph._core.portable import tensors_in
+from rdpgraph._core.progress import Progress
 from rdpgraph.engines.loopy.interpolation import started_from
 from rdpgraph.engines.loopy.join_graph import JoinedSolution
 from rdpgraph.engines.loopy.network_equations import Bethe, CountingNumbers
@@ -25,6 +26,7 @@ from rdpgraph.engines.loopy.schedules import (
 )
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.reduction.network import Network, reduce_graph
+from rdpgraph.engines.reported import Reported
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
@@ -40,6 +42,7 @@ from rdpgraph.schedulers.scheduler import (
     Scheduler,
     budget_of,
     compiled_functions,
+    reported,
 )
 
 
@@ -66,7 +69,7 @@ class Loopy(Scheduler):
         start: a posterior of this scheduler, of the same model or one that shares factors with
             it, whose messages to begin with.
         seconds: for all answers together, or None; looked at after every sweep.
-        progress: called with a `Sweep` after every sweep.
+        progress: called with a `Sweep` after every sweep. A sweep is not reported while it runs.
         memory: bytes for tables, messages and marginals, or None; larger models are refused.
 
     Raises:
@@ -90,7 +93,7 @@ class Loopy(Scheduler):
             self, sweeps="[1, inf)", damping="[0, 1)", tolerance="[0, inf]",
             temperature="[0, inf)", seconds="[0, inf]", memory="(0, inf]",
         )  # fmt: skip
-        if self.start is not None and not isinstance(self.start.solution, LoopySolution):
+        if self.start is not None and not isinstance(_inside(self.start), LoopySolution):
             raise ModelError(
                 f"Loopy(start=...) needs a posterior that Loopy gave; this one is by "
                 f"{self.start.plan.route}."
@@ -126,8 +129,9 @@ class Loopy(Scheduler):
         solution = self.solution(network, allowance)
         if self.start is None:
             return solution
-        assert isinstance(self.start.solution, LoopySolution)
-        return started_from(solution, self.start.solution)
+        before = _inside(self.start)
+        assert isinstance(before, LoopySolution)
+        return started_from(solution, before)
 
     def solution(self, network: Network, allowance: Allowance | None = None) -> LoopySolution:
         """Solution of a network reduced with ``high_order=True``; a start is left out.
@@ -212,6 +216,12 @@ def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None 
     )
 
 
+def _inside(posterior: Posterior) -> Solution:
+    """The solution of a posterior, also where its progress is reported."""
+    solution = posterior.solution
+    return solution.solution if isinstance(solution, Reported) else solution
+
+
 DAMPING = 0.3
 """Damping of messages that answer questions of other schedulers."""
 
@@ -234,7 +244,8 @@ class JoinGraph(Scheduler):
         schedule: which messages of clusters are updated when, the variables that two clusters
             share counting as one; None: every cluster up an order of the clusters, then down.
         gradient: how gradients of marginals and entropy reach the potentials.
-        progress: called with a `Sweep` after every sweep.
+        progress: called with a `Sweep` after every sweep, and with a `Progress` every two seconds
+            in which there is none, as while clusters are chosen.
     """
 
     memory: float | None = None
@@ -244,7 +255,9 @@ class JoinGraph(Scheduler):
     damping: float | Damping = 0.0
     schedule: Schedule | None = None
     gradient: Implicit = field(default_factory=Implicit)
-    progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
+    progress: Callable[[Sweep | Progress], None] | None = field(
+        default=None, metadata={"elsewhere": None}
+    )
 
     def __post_init__(self) -> None:
         require_fields(
@@ -259,6 +272,9 @@ class JoinGraph(Scheduler):
         memory and can be set up in time, `Loopy` answers: with these sweeps, seconds, memory and
         progress, and with its own tolerance, damping, schedule and gradient.
         """
+        return reported(self._planned, graph, self.progress)
+
+    def _planned(self, graph: FactorGraph) -> Planned:
         begin = clock.now()
         deadline = begin + max(effort.PLANNING * self.seconds, effort.LEAST_PLANNING)
         network, why = reduce_graph(graph), "approximate, as asked for"

@@ -89,6 +89,18 @@ def test_a_population_that_takes_long_reports(at_once):
     assert any("populations" in str(step) for step in told)
 
 
+def test_a_join_graph_reports_and_messages_go_on_from_it(at_once):
+    told = []
+    posterior = rg.infer(grid(), rg.JoinGraph(memory=1e4, progress=told.append))
+    assert posterior.log_partition.isfinite()
+    assert "planning" in works(told)
+    assert any(isinstance(step, rg.loopy.Sweep) for step in told)
+    # No clusters can be set up in time: single factors answer, and others begin at their messages.
+    few = rg.infer(grid(), rg.JoinGraph(seconds=0.01, progress=lambda step: None))
+    assert few.plan.route == "loopy"
+    assert rg.infer(grid(), rg.Loopy(start=few)).log_partition.isfinite()
+
+
 def test_a_report_may_end_the_work(at_once):
     def end(step):
         raise StopIteration
