@@ -366,11 +366,17 @@ def print_table(answer: Answer, console: Console) -> None:
                 console.print(f"no configuration is better by more than {gap:.4g} nats")
         if answer.optimal and not answer.optimal[row]:
             console.print("the best configuration that was found; there may be better ones")
-    route = status.method or plan.route
+    route = _route(answer)
     route = route if " by " in route else f"by {route}"  # "log Z by loopy; modes by search"
     console.print(f"{worth(answer)}, {route} (width {plan.width:.1f})")
     if status.remedy:
         console.print(in_options(status.remedy))
+
+
+def _route(answer: Answer) -> str:
+    """What answered; where an estimator's model was solved exactly, how."""
+    method = answer.status.method
+    return method if method not in ("", "randomized") else answer.posterior.plan.route
 
 
 def _between(ends: Sequence[tuple[float, float]], row: int) -> tuple[float, float] | None:
@@ -459,7 +465,7 @@ def _json(answer: Answer) -> str:
         "sweeps": status.iterations,
         "residual": status.residual,
         "remedy": in_options(status.remedy),
-        "route": status.method or answer.posterior.plan.route,
+        "route": _route(answer),
     }
     rows = list[dict[str, Any]]()
     for row, log_z in enumerate(answer.log_partition):

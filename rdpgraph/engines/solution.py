@@ -31,7 +31,8 @@ class Status:
         standard_error: of log Z over replicates, in nats, or None.
         bound: ``"upper"`` or ``"lower"`` if log Z is a bound; else empty.
         trace: the residual of every sweep.
-        method: what answered, where there were several ways; else empty.
+        method: what answered, such as "loopy", or "randomized, by loopy" where an estimator made
+            the model that messages solved; empty where exact inference answered alone.
         remedy: how to get a better answer; empty where there is nothing to improve.
     """
 
@@ -72,6 +73,11 @@ class Status:
 
     def _repr_html_(self) -> str:
         return panel(str(self))
+
+
+def prefix_method(method: str, status: Status) -> Status:
+    """Return the status of a rewritten model, with the method that rewrote it put in front."""
+    return replace(status, method=f"{method}, by {status.method}" if status.method else method)
 
 
 def of_answers(parts: Mapping[str, Status]) -> Status:

@@ -13,7 +13,7 @@ from rdpgraph._core.arguments import require_fields
 from rdpgraph.engines.loopy.interpolation import InterpolatedMessages, started
 from rdpgraph.engines.loopy.network_equations import Bethe
 from rdpgraph.engines.loopy.solution import LoopySolution
-from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
+from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value, prefix_method
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Model, Problem, Setting
 from rdpgraph.estimate.proposals import Scores, mixed, normalised
@@ -61,7 +61,8 @@ class Inexact(Lifted):
         return self._approximate(self.inner.status_of(answer))
 
     def _approximate(self, known: Status) -> Status:
-        return replace(known, exact=False, biased=True, bound="", standard_error=None)
+        status = replace(known, exact=False, biased=True, bound="", standard_error=None)
+        return prefix_method("approximate model", status)
 
     def log_partition_errors(self) -> Tensor:
         """(B,) +inf: of the distance to the model nothing is known."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.recognised import StructureSolution
-from rdpgraph.engines.solution import OF_MODES, Solution, Status
+from rdpgraph.engines.solution import OF_MODES, Solution, Status, prefix_method
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Layout, Model, Supports, restricted
 from rdpgraph.estimate.replicates import Joined, Replicates, draws_before, joined_estimate, taken
@@ -170,7 +170,8 @@ class RestrictedSolution(Solution):
         # The engine speaks of the model on the states kept: exact there is not exact here.
         made = bool(engine.remedy) and not restriction.exact
         remedy = f"in the model on the states kept: {engine.remedy}" if made else engine.remedy
-        return replace(engine, exact=exact, biased=not exact, bound=bound, remedy=remedy)
+        status = replace(engine, exact=exact, biased=not exact, bound=bound, remedy=remedy)
+        return status if restriction.exact else prefix_method("randomized", status)
 
     def status(self) -> Status:
         """Status of the engine, with the bias and the error that the replicates show.

@@ -294,6 +294,21 @@ def test_loopy_messages_solve_the_restricted_model_too():
     assert torch.allclose(posterior.marginal(xs).sum(-1), torch.ones(3).double(), atol=1e-5)
 
 
+def test_the_status_names_the_estimator_and_what_solved_its_model():
+    few = Randomized(Local(), Top(2))
+    graph = mixed()
+    for scheduler, method in (
+        (rg.Contraction(), "randomized"),
+        (rg.Loopy(), "randomized, by loopy"),
+    ):
+        posterior = rg.infer(graph, estimator=few, scheduler=scheduler)
+        assert posterior.status.method == method
+        assert posterior.status_of("mode").method == method
+        assert f"method      {method}" in str(posterior.status)
+    every = rg.infer(graph, estimator=Randomized(Local(), Top(100)), scheduler=rg.Loopy())
+    assert every.status.method == "loopy"  # nothing was left out
+
+
 def test_a_single_replicate_has_no_error_bar():
     posterior = estimate(mixed())
     assert posterior.status.standard_error is None
