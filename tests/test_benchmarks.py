@@ -141,6 +141,7 @@ RUNS = {
     "semicrf": Tiny("--steps 6 --tags 2 --durations 3"),
     "small": Tiny("asia --repeats 1 --rounds 1"),
     "sweeps": Tiny("--models 1 --variables 8 --members 4"),
+    "trees": Tiny("--variables 5 --states 6"),
     "tuning": Tiny("--elements 4096 --side 4 --repeats 1"),
     "uai": Tiny("", {"SHARED": Path("absent")}),
     "uai2022": Tiny("", {"SHARED": Path("absent")}),

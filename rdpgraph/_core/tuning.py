@@ -152,9 +152,15 @@ KEPT_LAYOUTS, LAYOUT_STEP, LAYOUT_TRIES = 2**24, 2**6, 3
 with other steps after which a layout is no longer kept."""
 
 # Bytes, from which memory is predicted.
-BOTH_WAYS, STORED_ELEMENT = 2.5, 4.0
-"""Memory of marginals relative to the tables of the upward pass: those of the downward pass, and
-temporaries; and the weight of a stored element against an operation in an order that exceeds it."""
+BOTH_WAYS, UPWARDS_BYTES, STORED_ELEMENT = 2.5, 1.4, 4.0
+"""Memory of marginals, and of log Z, relative to the tables of the upward pass: those of the
+downward pass, and temporaries; and the weight of a stored element against an operation in an order
+that exceeds it."""
+STRUCTURE_COPIES = 4.0, 8.0
+"""Copies of the unary potentials of a structure that log Z and that marginals take."""
+GATHERED, STEP_BYTES = 0.5, 48.0
+"""Part of a group's small tables that steps which run as one copy at a time; and bytes of the
+numbers of a factor or a step."""
 BUCKET_PART, BUCKET_BYTES = 1500.0, 24.0
 """Bytes of a pass of mini-buckets for each variable and factor, and each entry of its tables."""
 CLUSTER_BYTES, PIN_BYTES, MOVE_BYTES, SUM_BYTES = 16, 32.0, 4.0, 28.0

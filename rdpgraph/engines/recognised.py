@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph._core.portable import field_names, tensors_in
 from rdpgraph.engines.reduction.consistency import Possible
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import full_states, state_table
@@ -21,6 +22,8 @@ from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry
 from rdpgraph.model.evidence import MISSING, observed_entries
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
@@ -186,16 +189,25 @@ def plan_of(structure: Structure) -> Plan:
     table = 0.0 if width is None else 2.0**width
     if width is None:  # that of a table over two sites
         width = 2 * math.log2(states) if states else 0.0
+    # Of each unary potential there are log-values, values relative to a maximum, sums from one side
+    # and gradients, and as much again for marginals; of every other tensor there is a copy, and
+    # potentials without a table are written out, unless messages pass through their ranks.
     entries = structure.unary.numel()
-    held = each * (entries + table)
+    others = sum(part.numel() for part in tensors_in(structure)) - entries
+    written = sum(
+        math.prod(part.shape)
+        for part in map(partial(getattr, structure), field_names(type(structure)))
+        if isinstance(part, Potential) and not isinstance(part, Table | LowRank | PairOperator)
+    )
+    held = others + written + table
     return Plan(
         route="structure",
         why=f"solved by the recursion of the structure {type(structure).__name__}",
         num_variables=math.prod(sites),
         width=width,
         flops=work,
-        peak_bytes=held,
-        stored_bytes=2 * held,
+        peak_bytes=each * (tuning.STRUCTURE_COPIES[0] * entries + held),
+        stored_bytes=each * (tuning.STRUCTURE_COPIES[1] * entries + held),
         seconds=tuning.STRUCTURE_CALL
         + tuning.STRUCTURE_ENTRY * entries
         + PASSES * work / tuning.STRUCTURE_OPERATIONS,

@@ -170,8 +170,10 @@ class Plan:
         dropped_states: states that hard zeros made impossible.
         width: log2 of the largest table multiplied out.
         flops: multiply-adds of one pass.
-        peak_bytes: for log Z alone.
-        stored_bytes: for all marginals.
+        peak_bytes: for log Z alone, beside the model's own tensors: copies of its tables, those
+            that it has no tensor of, and results of steps. 0 with a scheduler that takes as much
+            as it is given.
+        stored_bytes: the same for all marginals.
         slices: variables that are fixed in turn.
         num_slices: their configurations.
         seconds: predicted, for all marginals.
@@ -210,10 +212,13 @@ class Plan:
             lines.append(f"  dropped    {self.dropped_states:,} states that hard zeros rule out")
         lines.append(f"  width      {self.width:.1f} bits (log2 of the largest table)")
         lines.append(f"  work       {quantity(self.flops)}flop a pass")
-        lines.append(
-            f"  memory     {quantity(self.peak_bytes)}B for log Z, "
-            f"{quantity(self.stored_bytes)}B for all marginals"
-        )
+        if self.stored_bytes or self.memory is None:
+            lines.append(
+                f"  memory     {quantity(self.peak_bytes)}B for log Z, "
+                f"{quantity(self.stored_bytes)}B for all marginals"
+            )
+        else:
+            lines.append(f"  memory     not predicted; at most {quantity(self.memory)}B are taken")
         if self.num_slices > 1:
             lines.append(f"  slices     {self.num_slices:,} over {len(self.slices)} variables")
         lines.append(f"  time       about {duration(self.seconds)} predicted")

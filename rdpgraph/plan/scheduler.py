@@ -145,6 +145,8 @@ def make_plan(
     sliceable: int | None = None,
     deadline: float | None = None,
     optimize: Optimize | None = None,
+    tables_bytes: float = 0.0,
+    answer_bytes: float = 0.0,
 ) -> Plan:
     """Plan for a topology, cached by its shape.
 
@@ -160,10 +162,13 @@ def make_plan(
         sliceable: only variables numbered under this are fixed in slices; None: all.
         deadline: of the search, on `clock.now`; None: after 12% of the seconds.
         optimize: what gives the order instead of the search, but if some variables come last.
+        tables_bytes: of the model's tables as the engine takes them, copies included. What they
+            take beyond 16 MB is missing from the budget; that much is taken in any case.
+        answer_bytes: of all marginals.
     """
     key = (topology.key, budget.key(), element_bytes, batch, last, dropped_states, sliceable)
     meter = clock.Meter()
-    key = (*key, optimize, meter.is_counting)
+    key = (*key, optimize, meter.is_counting, tables_bytes, answer_bytes)
     known = _plans.get(key)
     if known is not None and budget.resembles(known[0]):
         meter.repeat(known[2])
@@ -172,10 +177,26 @@ def make_plan(
     if deadline is None:
         deadline = start + max(effort.SEARCHING * budget.seconds, effort.LEAST_PLANNING)
     limits = deadline, None if last else optimize
-    plan = _plan(topology, budget, element_bytes, batch, last, dropped_states, sliceable, *limits)
+    # Tables of a few megabytes fit everywhere; tiny budgets are meant for what is multiplied out.
+    taken = max(tables_bytes - tuning.SMALL_BYTES, 0.0)
+    plan = _plan(
+        topology, budget, taken, element_bytes, batch, last, dropped_states, sliceable, *limits
+    )
+    plan = _with_tables(plan, tables_bytes, answer_bytes)
     plan = replace(plan, planning_seconds=clock.now() - start)
     _log.debug("planned: %s, width %.1f, %.3g s predicted", plan.route, plan.width, plan.seconds)
     return plan if clock.stopped() else _plans.put(key, (budget, plan, meter.seconds))[1]
+
+
+def _with_tables(plan: Plan, tables: float, answer: float) -> Plan:
+    """A plan whose memory includes the model's tables and the answer, beside results of steps."""
+    steps = 0 if plan.tree is None else len(plan.tree.steps)
+    tables += tuning.STEP_BYTES * (plan.num_factors + steps)
+    return replace(
+        plan,
+        peak_bytes=plan.peak_bytes + tables,
+        stored_bytes=plan.stored_bytes + tables + answer,
+    )
 
 
 def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
@@ -191,10 +212,13 @@ def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
 
 
 def _plan(
-    topology: Topology, budget: Budget, element_bytes: int, batch: int, last: frozenset[int],
-    dropped: int, sliceable: int | None, deadline: float, optimize: Optimize | None,
+    topology: Topology, budget: Budget, taken: float, element_bytes: int, batch: int,
+    last: frozenset[int], dropped: int, sliceable: int | None, deadline: float,
+    optimize: Optimize | None,
 ) -> Plan:  # fmt: skip
-    elements = budget.memory_bytes / element_bytes / batch / tuning.BOTH_WAYS
+    """Plan of results of steps, in the memory that ``taken`` bytes of other tables leave."""
+    room = max(budget.memory_bytes - taken, 1.0)
+    elements = room / element_bytes / batch / tuning.BOTH_WAYS
     counts: dict[str, Any] = {
         "num_variables": topology.num_variables,
         "num_factors": topology.num_tensors,
@@ -235,9 +259,11 @@ def _plan(
         memory=None if budget.measured else budget.memory_bytes,
         tree=tree,
     )
-    if plan.stored_bytes <= budget.memory_bytes:
+    if plan.stored_bytes <= room:
         if seconds <= budget.seconds:
-            return plan
+            # Log Z keeps the results of all steps for the marginals, which may be asked next.
+            kept = tuning.UPWARDS_BYTES * plan.stored_bytes / tuning.BOTH_WAYS
+            return replace(plan, peak_bytes=kept)
         remedy = (
             f"needs about {duration(plan.seconds)} (width {plan.width:.0f}) and the budget is "
             f"{duration(budget.seconds)}; {clock.ways_out(plan.seconds, 'time', *_OTHERS)}"
@@ -254,9 +280,13 @@ def _plan(
     one = cost(sliced_tree(tree, slices), batch=batch)
     sliced = PASSES * one.seconds * count if count < 10**9 else inf
     if slices and one.stored <= elements * batch and sliced <= budget.seconds:
-        why = f"exact in {count:,} slices: all at once needs {quantity(plan.stored_bytes)}B"
-        return replace(plan, slices=slices, num_slices=count, why=why, seconds=sliced)
-    need, have = quantity(plan.stored_bytes), quantity(budget.memory_bytes)
+        why = f"exact in {count:,} slices: all at once needs {quantity(plan.stored_bytes + taken)}B"
+        each = float(one.stored) * element_bytes
+        return replace(
+            plan, slices=slices, num_slices=count, why=why, seconds=sliced,
+            peak_bytes=tuning.UPWARDS_BYTES * each, stored_bytes=tuning.BOTH_WAYS * each,
+        )  # fmt: skip
+    need, have = quantity(plan.stored_bytes + taken), quantity(budget.memory_bytes)
     remedy = (
         f"needs {need}B of memory (width {plan.width:.0f}) and the budget is {have}B; "
         f"{clock.ways_out(plan.seconds, 'memory or time', *_OTHERS)}"

@@ -119,16 +119,20 @@ def planned(
     optimize: Optimize | None = None,
 ) -> Plan:
     """Plan of a reduced network."""
+    element = torch.finfo(network.graph.dtype).bits // 8
     return make_plan(
         network.topology,
         budget=budget,
-        element_bytes=torch.finfo(network.graph.dtype).bits // 8,
+        element_bytes=element,
         batch=network.batch,
         last=last,
         dropped_states=network.dropped,
         sliceable=len(network.numbers),
         deadline=deadline,
         optimize=optimize,
+        tables_bytes=network.tables_bytes,
+        # A copy of the marginals is zero where no configuration is possible.
+        answer_bytes=2.0 * element * network.batch * network.graph.domain.total_states,
     )
 
 

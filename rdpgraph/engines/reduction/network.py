@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
+from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.reduction.consistency import Possible, strike_impossible
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
@@ -98,6 +99,22 @@ class Network:
     def numbers(self) -> Tensor:
         """Graph's number of each active variable, auxiliary ones left out."""
         return (self.active >= 0).nonzero().flatten()
+
+    @cached_property
+    def tables_bytes(self) -> float:
+        """Bytes that the tables take beside the model's own tensors.
+
+        They are exponentiated once, and copied before where they are not tensors of the model. Of
+        small ones, those that steps read together are copied once more.
+        """
+        given = {part.untyped_storage().data_ptr() for part in tensors_in(self.graph.blocks)}
+        entries = 0.0
+        for group in self.groups:
+            tables, (count, large) = group.log_tables, group.layout
+            entries += tables.numel() * (1 + (tables.untyped_storage().data_ptr() not in given))
+            if large is None and tables.shape[1] > 1:
+                entries += tuning.GATHERED * count * tables.numel() / tables.shape[1]
+        return entries * torch.finfo(self.graph.dtype).bits / 8
 
     def states_left(self, numbers: Tensor, size: int) -> Tensor:
         """(n, size) remaining states of variables that have ``size`` of them."""
