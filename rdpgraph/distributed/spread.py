@@ -327,7 +327,7 @@ class SpreadReplicates(Estimator):
         counts = tuple(len(part_of(every, rank, peers.ranks)) for rank in range(peers.ranks))
         numbers = part_of(every, peers.rank, peers.ranks) or every[:1]
         here = restriction.of_replicates(torch.tensor(numbers))
-        return Problem(here.model, partial(_of_all, here, peers, counts))
+        return Problem(here.model, partial(_of_all, here, peers, counts, restriction.groups))
 
 
 def _agreeing(mesh: Any, model: Model, generator: torch.Generator | None) -> Peers:
@@ -339,12 +339,16 @@ def _agreeing(mesh: Any, model: Model, generator: torch.Generator | None) -> Pee
 
 
 def _of_all(
-    restriction: Restriction, peers: Peers, counts: tuple[int, ...], solution: Solution
+    restriction: Restriction,
+    peers: Peers,
+    counts: tuple[int, ...],
+    groups: tuple[int, ...],
+    solution: Solution,
 ) -> "SpreadReplicated":
     """The lift from the replicates of this rank to all of them."""
     count = counts[peers.rank]
     weight = math.log(count / sum(counts)) if count else -math.inf
-    return SpreadReplicated(restriction(solution), peers, weight, counts)
+    return SpreadReplicated(restriction(solution), peers, weight, counts, groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,6 +357,7 @@ class SpreadReplicated(Summed):
 
     local: RestrictedSolution
     counts: tuple[int, ...]
+    groups: tuple[int, ...]
 
     @differentiable_property
     def replicates(self) -> Replicates:
@@ -360,7 +365,7 @@ class SpreadReplicated(Summed):
         self.peers.asked("log_partition")
         values = self.peers.agreed(lambda: self.local.replicates.log_partitions)
         here = values[: self.counts[self.peers.rank]]
-        every = Replicates(self.peers.gathered(here, self.counts))
+        every = Replicates(self.peers.gathered(here, self.counts), groups=self.groups)
         if not self.local.shows_errors:
             return replace(every, errors=torch.full_like(values[0], math.inf))
         joined = self.peers.agreed(lambda: self.local.joined)

@@ -50,7 +50,7 @@ class Proposal:
         )
 
     def scores_of(self, setting: Setting) -> Scores:
-        """Log-scores of all groups of sites of a model; asked for once."""
+        """Log-scores of all groups of sites; each group of replicates asks for them once."""
         return tuple(self.log_scores(sites) for sites in setting.groups)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,13 @@ from rdpgraph.interface.sites import Sites
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.restriction import Support
 
+_GROUPS = 4
+"""Most groups of replicates: each asks for scores of its own, so that one pilot does not lead all.
+
+Given its scores, each replicate is unbiased for Z, so that replicates are uncorrelated whether they
+share scores or not. But replicates that share them may all miss a mode, and then agree.
+"""
+
 
 @dataclass(frozen=True)
 class Randomized(Estimator):
@@ -37,7 +45,8 @@ class Randomized(Estimator):
         proposal: scores the states.
         selection: chooses the states to keep, and their weights.
         replicates: how many independent choices, solved together and averaged in Z; four and more
-            give a standard error.
+            give a standard error. They are divided into four groups, for each of which the
+            proposal is run anew, so that a pilot that misses a mode does not lead all of them.
         defensive: the share of `Uniform` mixed into the proposal, so that no possible state is
             out of reach; 0 leaves the proposal as it is.
 
@@ -76,7 +85,7 @@ class Randomized(Estimator):
 
         Args:
             keep: number of states kept of each variable, or a fraction of them.
-            replicates: as for the class; one pilot serves all.
+            replicates: as for the class; each of their groups has a pilot of its own.
         """
         return Randomized(Pilot(), _halves("piloted", keep), replicates=replicates)
 
@@ -86,19 +95,23 @@ class Randomized(Estimator):
         """Restrict the model to the chosen states; replicates are its first batch dim."""
         with torch.no_grad():
             setting = Setting.of(model, self.selection, solve=solve, generator=generator)
-            # The scores have no name here, by which they would be held after they are mixed.
-            restriction = self.drawn(
-                setting, self.proposal.scores_of(setting) if setting.groups else ()
-            )
+            restriction = self.drawn(setting, partial(self.proposal.scores_of, setting))
         return Problem(restriction.model, restriction)
 
-    def drawn(self, setting: Setting, scores: Scores) -> Restriction:
-        """Restriction to states chosen by the scores of a proposal."""
-        if self.defensive:
-            shares = (1.0 - self.defensive, self.defensive)
-            scores = mixed((scores, Uniform().scores_of(setting)), shares)
-        pairs = zip(scores, setting.groups, strict=True)
-        chosen = [self._chosen(log_scores, sites, setting.generator) for log_scores, sites in pairs]
+    def drawn(self, setting: Setting, scores_of: Callable[[], Scores]) -> Restriction:
+        """Restrict the model to states drawn by scores, which each group of replicates asks for."""
+        # The replicates of a group share its scores. These have no name here, by which they would
+        # be held after they are mixed.
+        parts: list[list[Support]] = []
+        groups: list[int] = []
+        count = min(_GROUPS, self.replicates)
+        for number in range(count):
+            size = (self.replicates + number) // count
+            parts.append(self._chosen(setting, scores_of, size))
+            groups += [number] * size
+        chosen = parts[0]
+        if count > 1:
+            chosen = [Support.joined(part, 0) for part in zip(*parts, strict=True)]
         complete = list(map(_is_complete, chosen, setting.groups))
         if not all(complete):  # one of them at least carries the replicates
             pairs = zip(chosen, complete, strict=True)
@@ -106,17 +119,27 @@ class Randomized(Estimator):
         return Restriction(
             setting.model, setting.supports(chosen), setting.solve,
             replicates=self.replicates, exact=all(complete), bound=self.selection.bound,
+            groups=tuple(groups),
         )  # fmt: skip
 
-    def _chosen(self, scores: Tensor, sites: Sites, generator: torch.Generator | None) -> Support:
-        """(replicates, *batch, *sites, kept) chosen states."""
-        scores = scores.to(sites.unary)
-        # A state that its potential makes impossible adds nothing, and takes no place.
-        # One that is not a number is left to the selection to refuse.
-        if not lowest(sites.unary) > -math.inf:
-            scores = torch.where(sites.unary > -math.inf, scores, sites.unary)
-        scores = scores.expand(sites.unary.shape)
-        return self.selection.select_each(scores, self.replicates, generator)
+    def _chosen(
+        self, setting: Setting, scores_of: Callable[[], Scores], count: int
+    ) -> list[Support]:
+        """Choose the states of one group of replicates, (count, *batch, *sites, kept) by sites."""
+        scores = scores_of() if setting.groups else ()
+        if self.defensive:
+            shares = (1.0 - self.defensive, self.defensive)
+            scores = mixed((scores, Uniform().scores_of(setting)), shares)
+        chosen: list[Support] = []
+        for given, sites in zip(scores, setting.groups, strict=True):
+            log_scores = given.to(sites.unary)
+            # A state that its potential makes impossible adds nothing, and takes no place.
+            # One that is not a number is left to the selection to refuse.
+            if not lowest(sites.unary) > -math.inf:
+                log_scores = torch.where(sites.unary > -math.inf, log_scores, sites.unary)
+            log_scores = log_scores.expand(sites.unary.shape)
+            chosen.append(self.selection.select_each(log_scores, count, setting.generator))
+        return chosen
 
 
 def _halves(of: str, keep: Size) -> Selection:

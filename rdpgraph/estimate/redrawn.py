@@ -114,7 +114,7 @@ class Redrawn(Estimator):
             return Problem(model)
         with torch.no_grad():
             base = estimator.proposal.scores_of(setting)
-        lift = RedrawnStates(estimator.drawn(setting, base))
+        lift = RedrawnStates(estimator.drawn(setting, lambda: base))
         for stop in self.at:
             if lift.restriction.exact:
                 break
@@ -125,7 +125,8 @@ class Redrawn(Estimator):
                 messages = lift.messages(solution, stop - lift.done)
                 done = lift.done + len(messages.solution.outcome.trace)
                 scores = self._scores(messages, setting, base)
-            lift = RedrawnStates(estimator.drawn(setting, scores), messages, done)
+            drawn = estimator.drawn(setting, lambda given=scores: given)
+            lift = RedrawnStates(drawn, messages, done)
         return Problem(model) if lift.restriction.exact else Problem(lift.restriction.model, lift)
 
     def _scores(self, messages: InterpolatedMessages, setting: Setting, base: Scores) -> Scores:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import typed
 from rdpgraph._core.cache import differentiable_property
-from rdpgraph._core.numbers import ROUNDING, student
+from rdpgraph._core.numbers import LEAST, ROUNDING, student
 from rdpgraph.engines.exact.engine import log_partition_by
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.solution import Solution, Status
@@ -28,7 +28,9 @@ from rdpgraph.plan.plan import Plan, cost
 from rdpgraph.structures.draws import uniform
 
 _FEW = 16  # replicates that show what each of them may miss
-_SURE = 0.999  # of the interval beyond which a bound is no chance
+_SURE = 0.95  # of the interval beyond which a bound is no chance
+_CHANCE = 0.001  # of groups of replicates that disagree though nothing is missed
+_SHARE = 0.8  # of the replicates' number, their effective one: a relative deviation of a half
 _APART = 6.0  # times the replicates' error: beyond it joined states contradict them
 _ALIKE = 2.0  # nats, standard deviation of log Z of replicates that have all modes
 _TINY = 1e-3  # nats: in most models with smaller errors all replicates miss a mode
@@ -47,6 +49,8 @@ class Replicates:
             known, as the mass of the states of several replicates together.
         joined: what the states of several replicates together say, with which these were compared;
             None: they were not.
+        groups: the group of each replicate. Those of a group had one run of the proposal, and may
+            miss the same states; empty: the replicates have nothing in common.
     """
 
     log_partitions: Tensor
@@ -54,6 +58,7 @@ class Replicates:
     errors: Tensor | None = None
     bounds: tuple[Tensor, Tensor] | None = None
     joined: "Joined | None" = None
+    groups: tuple[int, ...] = ()
 
     def compared(self, joined: "Joined") -> "Replicates":
         """Return the replicates with the bounds of joined states, and errors that allow for them.
@@ -111,29 +116,56 @@ class Replicates:
         By the delta method, if the replicates are worth six and half of their number. Else the
         largest of them decide their mean, and it is no less than the standard deviation of their
         logs, nor than half of the variance, by which the mean log of a lognormal Z is too low.
-        Where a bound on log Z is farther away than chance allows, it is no less than the distance.
+        Where a bound on log Z is beyond the 95% interval, it is no less than the distance. Where
+        groups of replicates disagree, it is no less than the distance to the farthest group.
         """
-        return torch.maximum(self._error, self._beyond)
+        return torch.maximum(self._error, self._beyond(_SURE))
 
     @property
     def _error(self) -> Tensor:
         """(*batch,) standard error, whatever the bounds."""
         if self.errors is not None:
             return self.errors
-        return mean_error(self.log_partitions)
+        return torch.maximum(mean_error(self.log_partitions), self._disagreement)
+
+    @property
+    def _disagreement(self) -> Tensor:
+        """(*batch,) nats from log Z to the farthest group, if groups differ beyond chance; else 0.
+
+        The mean log of each group is compared with that of all others, by Student's t with the
+        variance within groups.
+        """
+        logs = self.log_partitions.detach()
+        of_group = torch.tensor(self.groups, device=logs.device)
+        numbers = of_group.unique()
+        freedom = self.count - len(numbers)
+        if len(numbers) < 2 or freedom < LEAST:
+            return torch.zeros_like(logs[0])
+        member = (of_group == numbers.unsqueeze(1)).to(logs)  # (groups, replicates)
+        size = member.sum(1).reshape(-1, *(1,) * (logs.ndim - 1))
+        possible = self.possible.all(0)
+        known = torch.where(possible, logs, 0.0)
+        sums = torch.tensordot(member, known, 1)
+        means, others = sums / size, (known.sum(0) - sums) / (self.count - size)
+        within = (known - torch.tensordot(member.mT, means, 1)).square().sum(0) / freedom
+        point = student(1.0 - _CHANCE / (2 * len(numbers)), freedom)
+        allowed = point * (within * (1.0 / size + 1.0 / (self.count - size))).sqrt()
+        differ = ((means - others).abs() > allowed + self._rounding).any(0) & possible
+        every = torch.stack([soft_sum(logs[of_group == number], 0) for number in numbers])
+        distance = (every - size.log() - self.log_partition.detach()).abs().amax(0)
+        return torch.where(differ, distance, 0.0)
 
     @property
     def _rounding(self) -> Tensor:
         """(*batch,) nats below which log Z does not differ."""
         return ROUNDING * self.log_partition.detach().abs().clamp(min=1.0)
 
-    @property
-    def _beyond(self) -> Tensor:
-        """(*batch,) nats from log Z to a bound that is not beside it by chance; else 0."""
+    def _beyond(self, confidence: float) -> Tensor:
+        """(*batch,) nats from log Z to a bound that is beyond the interval; else 0."""
         log_z = self.log_partition.detach()
         if self.bounds is None:
             return torch.zeros_like(log_z)
-        (least, most), (low, high) = self.bounds, self.interval(_SURE)
+        (least, most), (low, high) = self.bounds, self.interval(confidence)
         gap = torch.where(high == math.inf, least - log_z, 0.0)
         gap = torch.where(low == -math.inf, torch.maximum(gap, log_z - most), gap)
         return torch.where(self._error < math.inf, gap, 0.0)
@@ -166,9 +198,11 @@ class Replicates:
         """Status with the replicates' error and effective number, of the worst item.
 
         Neither for one replicate, or for draws with equal weights, which have no known error.
-        Converged: there are sixteen and more, worth half of their number, none of which misses most
-        of Z; no bound is beyond what they allow, and the estimate of joined states is no farther
-        from their mean than they show. For messages that iterate, whether these have converged.
+        Converged: there are sixteen and more, worth half of their number; their groups agree, and
+        no bound is beyond their 95% interval. Those of kept states are worth four fifths of their
+        number, so that their Z have a relative deviation below a half, and the estimate of joined
+        states is no farther from their mean than they show. For messages that iterate, whether
+        these have converged.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
         error = 0.0 if status.exact or not known else float(self.standard_error.amax())
@@ -184,7 +218,7 @@ class Replicates:
 
     def _doubt(self, error: float, *, messages: bool) -> str:
         """What speaks against the largest error, and what to do; empty if nothing does."""
-        logs, size = self.log_partitions.detach(), float(self.effective_sample_size.amin())
+        size = float(self.effective_sample_size.amin())
         if not bool(self.possible.any(0).all()):
             return (
                 "no replicate has a possible configuration, because no states kept of "
@@ -193,20 +227,28 @@ class Replicates:
         # The error of messages that iterate is unknown, whatever the replicates show.
         if messages:
             return ""
-        if bool((self._beyond > 0).any()):
+        # The more items a batch has, the more of them are beside a tight bound by chance.
+        items = self.log_partitions[0].numel()
+        if bool((self._beyond(1.0 - (1.0 - _SURE) / items) > 0).any()):
             return (
-                "the states kept by several replicates together have more mass than the estimate, "
-                "or all states have a different mass: keep more states, or use Exact()"
+                "a few configurations, the states kept by several replicates together, or all "
+                "states have a mass that the replicates do not allow: keep more states, or use "
+                "Exact()"
             )
         if self.count < _FEW:
             return (
                 f"only {self.count} of the recommended {_FEW} replicates, so that the error is "
                 "uncertain: use replicates=16, or interval(), which accounts for it"
             )
-        if not bool(is_worth_enough(logs).all()):
+        if not bool(is_worth_enough(self.log_partitions.detach()).all()):
             return (
                 f"{self.count} replicates are worth only {size:.2g} of equal weight: keep more "
                 "states"
+            )
+        if bool((self._disagreement > 0).any()):
+            return (
+                "groups of replicates disagree, each of which had a run of the proposal of its "
+                "own: keep more states, or use Exact()"
             )
         if error == math.inf:
             return (
@@ -219,6 +261,12 @@ class Replicates:
         """What speaks against replicates that were compared with their joined states."""
         assert self.joined is not None
         logs, least = self.log_partitions.detach(), self.joined.error
+        size = float(self.effective_sample_size.amin())
+        if size < _SHARE * self.count:
+            return (
+                f"{self.count} replicates are worth only {size:.3g} of equal weight, so that more "
+                "of them may find more mass: keep more states"
+            )
         if least is not None and bool((least > _APART * mean_error(logs)).any()):
             return (
                 "the states of several replicates together give another estimate than the mean of "
@@ -382,6 +430,14 @@ class Joined:
     estimate: Tensor | None = None
     error: Tensor | None = None
     bounds: tuple[Tensor, Tensor] | None = None
+
+    def at_least(self, mass: Tensor | None) -> "Joined":
+        """Return this with a lower bound that is no less than a mass, (B,) or None."""
+        if mass is None:
+            return self
+        none = torch.full_like(mass, -math.inf), torch.full_like(mass, math.inf)
+        low, high = self.bounds or none
+        return replace(self, bounds=(torch.maximum(low, mass.to(low)).minimum(high), high))
 
 
 def _distance(log_partition: Tensor, logs: Tensor) -> Tensor:

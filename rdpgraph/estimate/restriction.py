@@ -14,6 +14,7 @@ from rdpgraph.engines.recognised import StructureSolution
 from rdpgraph.engines.solution import OF_MODES, Solution, Status, prefix_method
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Layout, Model, Supports, restricted
+from rdpgraph.estimate.local_mass import local_lower_bound
 from rdpgraph.estimate.replicates import Joined, Replicates, draws_before, joined_estimate, taken
 from rdpgraph.interface.structure import Structure
 from rdpgraph.logspace.logmatrix import soft_scatter
@@ -43,6 +44,7 @@ class Restriction:
         exact: all states are kept with weight one.
         bound: ``"lower"`` if exact inference on the kept states bounds log Z below; else empty.
         equal: possible replicates have equal weights, and not those of their Z.
+        groups: the group of each replicate, as for `Replicates`; empty: none is known.
     """
 
     original: Model
@@ -52,6 +54,7 @@ class Restriction:
     exact: bool = field(default=False, kw_only=True)
     bound: str = field(default="", kw_only=True)
     equal: bool = field(default=False, kw_only=True)
+    groups: tuple[int, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.original, FactorGraph):
@@ -76,6 +79,7 @@ class Restriction:
             supports[place] = selected[place]
         else:
             object.__setattr__(self, "replicates", 1)
+            object.__setattr__(self, "groups", ())
             object.__setattr__(self, "exact", True)
         object.__setattr__(self, "original", graph)
         object.__setattr__(self, "supports", tuple(supports))
@@ -107,6 +111,8 @@ class Restriction:
             source: (n,) or (n, B), for each new one, and each item, the number of the old one.
         """
         batch = self.original.batch_shape
+        one_source = source.ndim == 1 and bool(self.groups)
+        groups = tuple(self.groups[n] for n in source.tolist()) if one_source else ()
         source = source.reshape(len(source), *(batch if source.ndim > 1 else (1,) * len(batch)))
 
         def copied(values: Tensor) -> Tensor:
@@ -115,7 +121,7 @@ class Restriction:
 
         pairs = zip(self.supports, self.layout.expanded, strict=True)
         supports = tuple(given and full.map(copied) for given, full in pairs)
-        return replace(self, supports=supports, replicates=len(source))
+        return replace(self, supports=supports, replicates=len(source), groups=groups)
 
     def __call__(self, solution: Solution) -> "RestrictedSolution":
         return RestrictedSolution(self, solution)
@@ -137,7 +143,8 @@ class RestrictedSolution(Solution):
     @differentiable_property
     def replicates(self) -> Replicates:
         """Estimates of Z, one for each choice of states."""
-        return Replicates(self._split(self.inner.log_partition()), self.restriction.equal)
+        logs, restriction = self._split(self.inner.log_partition()), self.restriction
+        return Replicates(logs, restriction.equal, groups=restriction.groups)
 
     @property
     def _layout(self) -> Layout:
@@ -222,7 +229,18 @@ class RestrictedSolution(Solution):
         pairs = zip(restriction.supports, restriction.layout.expanded, strict=True)
         supports = tuple(given and full for given, full in pairs)
         model, few = restriction.original, restriction.model
-        return joined_estimate(model, few, supports, logs, restriction.solve)
+        joined = joined_estimate(model, few, supports, logs, restriction.solve)
+        return joined.at_least(self._local_bound(supports))
+
+    def _local_bound(self, supports: Supports) -> Tensor | None:
+        """(B,) the mass around a few configurations; None of a structure that is not a graph."""
+        model = self.restriction.original
+        if isinstance(model, Structure):
+            sites = model.sites()
+            if sites is None or (sites.links is None and sites.graph is None):
+                return None
+            model = opened(model.factor_graph())
+        return local_lower_bound(model, supports)
 
     def log_partition(self) -> Tensor:
         return self.replicates.log_partition

@@ -296,7 +296,9 @@ class Chain(Structure):
             temperature: above 0; towards 0 they become one-hot.
             generator: the randomness.
 
-        Source: Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), algorithm 4.
+        Source: Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), algorithm 4. On a few states
+        of each step, the printed algorithm leaves out their weights; `restrict` adds them to the
+        potentials, so that draws follow the weighted distribution.
         """
         count = checked_count(count, self.unary.shape)
         drawn = paths.relaxed(*self._given(), count, temperature, generator)
