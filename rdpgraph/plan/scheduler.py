@@ -1,6 +1,7 @@
-"""Plans for a topology and a budget, sliced if need be; cached by topology.
+"""Plans of exact inference for a topology and a budget, cached by topology.
 
-Contraction paths as opt_einsum and cotengra give them become plans, and plans such paths.
+A plan fixes some variables in slices where all at once does not fit the memory. Contraction paths
+of opt_einsum and cotengra are turned into plans, and plans into such paths.
 """
 
 import logging
@@ -39,10 +40,10 @@ def require_optimize(optimize: Optimize | None) -> None:
 
 
 def path_tree(topology: Topology, optimize: Optimize) -> ContractionTree:
-    """Tree of the path that an optimizer gives for the sum over all variables.
+    """Return the tree of the path that an optimizer gives for the sum over all variables.
 
     Raises:
-        ModelError: what it gave is no path.
+        ModelError: the optimizer returned something else than a path.
     """
     from opt_einsum import get_symbol
     from opt_einsum.paths import get_path_fn
@@ -64,16 +65,17 @@ def contraction_path(
     inputs: Sequence[Collection[str]], output: Collection[str], size_dict: Mapping[str, int],
     memory_limit: float | None = None,
 ) -> list[tuple[int, ...]]:  # fmt: skip
-    """The cheapest path found by this library's search, for opt_einsum and what uses it.
+    """Return the cheapest path that this library's search finds, in the form of opt_einsum.
 
-    Greedy elimination orders, then annealing for as long as contraction is expected to take.
-    `opt_einsum.paths.register_path_fn` gives it a name for ``optimize=``.
+    The search tries greedy elimination orders, and then anneals the best one for as long as the
+    contraction is expected to take. `opt_einsum.paths.register_path_fn` registers this function
+    under a name for ``optimize=``.
 
     Args:
         inputs: the indices of each operand.
-        output: those of the result.
+        output: the indices of the result.
         size_dict: the size of each index.
-        memory_limit: elements of all intermediates together that a path should not exceed.
+        memory_limit: the most elements that all intermediates of a path should have together.
 
     Raises:
         BudgetError: no path of fewer than 2^64 operations is in sight.
@@ -124,11 +126,12 @@ _log = logging.getLogger(__name__)
 _OTHERS = ("condition on more evidence", "use an approximate method")
 _LATE = (
     "no elimination order was found in time",
-    "more time to find an order than its part of the budget, and its width is not known",
+    "an elimination order, and none was found in the time for planning, so that its cost is not "
+    "known",
 )
 _HOPELESS = (
-    "no elimination order is cheap enough to begin with",
-    f"more than 2^{effort.HOPELESS_BITS} operations in every elimination order tried",
+    "every elimination order that was tried is too expensive",
+    f"more than 2^{effort.HOPELESS_BITS} operations in every elimination order that was tried",
 )
 _plans: Recent[tuple[Budget, Plan, float]] = Recent(128)
 _easy: Recent[tuple[bool, float]] = Recent(128)
@@ -148,23 +151,25 @@ def make_plan(
     tables_bytes: float = 0.0,
     answer_bytes: float = 0.0,
 ) -> Plan:
-    """Plan for a topology, cached by its shape.
+    """Return a plan for a topology; plans are cached by the topology's shape.
 
-    If the budget's memory is the machine's, a plan for up to a quarter more or less is taken.
+    Where the budget's memory was measured on this machine, a cached plan is taken if it was made
+    for up to a quarter more or less memory.
 
     Args:
-        topology: the reduced model.
-        budget: the limits; a plan that exceeds them says so in ``fits`` and ``remedy``.
-        element_bytes: 4 or 8.
-        batch: items solved together.
-        last: variables eliminated after all others.
-        dropped_states: for the report.
-        sliceable: only variables numbered under this are fixed in slices; None: all.
-        deadline: of the search, on `clock.now`; None: after 12% of the seconds.
-        optimize: what gives the order instead of the search, but if some variables come last.
-        tables_bytes: of the model's tables as the engine takes them, copies included. What they
-            take beyond 16 MB is missing from the budget; that much is taken in any case.
-        answer_bytes: of all marginals.
+        topology: the variables and factors of the reduced model.
+        budget: the limits. A plan that exceeds them says so in ``fits`` and ``remedy``.
+        element_bytes: the bytes of a number, 4 or 8.
+        batch: how many items are solved together.
+        last: variables that are eliminated after all others.
+        dropped_states: how many states the reduction dropped, for the report.
+        sliceable: only variables with smaller numbers are fixed in slices; None: all are.
+        deadline: when the search ends, on `clock.now`; None: after 12% of the seconds.
+        optimize: an optimizer that gives the order instead of the search. It is not used where
+            some variables come last.
+        tables_bytes: the bytes of the model's tables as the engine takes them, copies included.
+            What they take beyond 16 MB is missing from the budget; that much is taken in any case.
+        answer_bytes: the bytes of all marginals.
     """
     key = (topology.key, budget.key(), element_bytes, batch, last, dropped_states, sliceable)
     meter = clock.Meter()
@@ -189,7 +194,7 @@ def make_plan(
 
 
 def _with_tables(plan: Plan, tables: float, answer: float) -> Plan:
-    """A plan whose memory includes the model's tables and the answer, beside results of steps."""
+    """Return a plan whose memory includes the model's tables and the answer."""
     steps = 0 if plan.tree is None else len(plan.tree.steps)
     tables += tuning.STEP_BYTES * (plan.num_factors + steps)
     return replace(
@@ -200,7 +205,7 @@ def _with_tables(plan: Plan, tables: float, answer: float) -> Plan:
 
 
 def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
-    """Return whether a plain greedy order is cheap, by a deadline; cached by topology."""
+    """Return whether a greedy order that is found by a deadline is cheap; cached by topology."""
     meter = clock.Meter()
     key = topology.key, meter.is_counting
     if (known := _easy.get(key)) is not None:
@@ -242,6 +247,7 @@ def _plan(
             late = not isinstance(error, HopelessError) and clock.now() > deadline
             why, need = _LATE if late else _HOPELESS
             unknown = Plan("none", why, width=inf, flops=inf, peak_bytes=inf, stored_bytes=inf)
+            # Nobody knows that more time would help.
             remedy = f"needs {need}; {clock.ways_out(inf, 'time', *_OTHERS)}"
             return replace(unknown, seconds=inf, fits=False, remedy=remedy, **counts)
         route, why = "contraction", "exact, in the cheapest order found"
@@ -302,13 +308,14 @@ def choose_slices(
     operations: float = inf,
     deadline: float = inf,
 ) -> tuple[int, ...]:
-    """Variables to loop over, so that the stored elements of one slice fit; () if they fit now.
+    """Return variables to fix in slices, so that the stored elements of one slice fit.
 
-    Greedy: each round fixes the variable that multiplies the operations of all slices together by
-    the least, relative to the stored elements that it saves. The variables so far are returned,
-    although they do not suffice, when nothing more can be saved, once all slices together need more
-    than ``operations``, and from the deadline (on `clock.now`) on. Only variables numbered under
-    ``below`` are fixed. Cost: linear in the scopes of all steps, per variable chosen.
+    They are chosen greedily. Each round fixes the variable that raises the operations of all slices
+    together by the smallest factor, relative to the stored elements that it saves. The variables so
+    far are returned although they do not suffice in three cases: nothing more can be saved, all
+    slices together need more than ``operations``, or the deadline (on `clock.now`) has passed. Only
+    variables with numbers smaller than ``below`` are fixed. Returns () where all fits at once. Each
+    variable that is chosen costs time linear in the scopes of all steps.
     """
     sizes = list(tree.topology.sizes)
     scopes = tree.scopes
@@ -341,7 +348,7 @@ def choose_slices(
 
 
 def _savings(scopes: list[tuple[int, ...]], sizes: list[int]) -> tuple[int, Counter[int]]:
-    """Elements of tables over these scopes, and how many fixing each variable would save."""
+    """Count the elements of tables over these scopes, and how many each variable would save."""
     total = 0
     saved: Counter[int] = Counter()
     for scope in scopes:
@@ -354,7 +361,7 @@ def _savings(scopes: list[tuple[int, ...]], sizes: list[int]) -> tuple[int, Coun
 
 
 def sliced_tree(tree: ContractionTree, variables: Iterable[int]) -> ContractionTree:
-    """The same steps on one slice, where the fixed variables have size 1."""
+    """Return a tree of the same steps for one slice, in which fixed variables have one state."""
     fixed, topology = set(variables), tree.topology
     sizes = tuple(1 if v in fixed else size for v, size in enumerate(topology.sizes))
     return ContractionTree(Topology(topology.scopes, sizes), tree.steps)

@@ -78,7 +78,7 @@ def test_planning_ends_within_its_part_of_the_budget(seconds, ticking):
 def test_an_order_that_came_too_late_is_said_to(ticking):
     ticking(0.05)
     plan = make_plan(tangled(300, 600, seed=7), budget=Budget(1e9, 1.0), element_bytes=4)
-    assert "its width is not known" in plan.remedy
+    assert "its cost is not known" in plan.remedy
     assert "raise" not in plan.remedy  # nobody knows that it would help
     assert choose_join_graph(tangled(300, 600), budget=Budget(1e9, 3.0), deadline=0.0) is None
 

@@ -1,6 +1,6 @@
-"""Log-vectors over states: rescaling, soft sums, products with a matrix per factor.
+"""Arithmetic of log-vectors over states: rescaling, soft sums, products with factors' tables.
 
-States are dim 1; factors lie in the last dim, so that for small tables each operation is one long
+States are dim 1. Factors are the last dim, so that for small tables each operation is one long
 vector operation.
 """
 
@@ -16,24 +16,27 @@ from rdpgraph.logspace.logmatrix import finite, streamed_max, streamed_sum
 
 
 def floored(logs: Tensor, lowest: float) -> Tensor:
-    """Logs clamped to at least ``lowest``, except for -inf.
+    """Return logs that are at least ``lowest``, except for -inf.
 
-    Hard constraints around a loop may multiply a message's log in every sweep; long before it
-    overflows, what is added to it would be lost to rounding.
+    Hard constraints around a loop may multiply the log of a message in every sweep. Long before it
+    overflows, it would be so large that rounding loses what is added to it.
     """
     floor = max(lowest, torch.finfo(logs.dtype).min)
     return torch.where(logs > -math.inf, logs.clamp(min=floor), logs)
 
 
 def rescaled(logs: Tensor, *, vanishing: bool) -> tuple[Tensor, Tensor]:
-    """Logs whose maximum over states is 0, and the maxima subtracted (B, 1, n)."""
+    """Subtract from logs their maxima over states; return both, the maxima as (B, 1, n)."""
     peak = logs.amax(1, keepdim=True)
     peak = finite(peak) if vanishing else peak
     return logs - peak, peak
 
 
 def share(logs: Tensor, temperature: float) -> Tensor:
-    """Softmax over dim 1: zero where nothing is possible, uniform over maxima at temperature 0."""
+    """Return the softmax over dim 1; at temperature 0 it is uniform over the maxima.
+
+    It is zero where all logs are -inf.
+    """
     peak = finite(logs.detach().amax(1, keepdim=True))
     if temperature == 0:
         values = ((logs == peak) & (logs > -math.inf)).to(logs)
@@ -44,31 +47,32 @@ def share(logs: Tensor, temperature: float) -> Tensor:
 
 
 FLOOR = 40.0
-"""Nats below which log-messages count as equal in `change`: beyond the precision of float64, and
-hard constraints around loops may drive logs down forever."""
+"""Log-messages below minus so many nats count as equal in `change`.
+
+This is beyond the precision of float64, and hard constraints on loops may lower logs forever."""
 BOTTOM = 1e30
-"""Such a limit for bounded logs: -inf alone lies below."""
+"""The limit in place of `FLOOR` for logs that are bounded: only -inf lies below it."""
 
 
 @torch.no_grad()
 def change(new: Tensor, old: Tensor, seen: float) -> Tensor:
-    """(B, n) largest change of log-messages (B, K, n), in nats, relative beyond one nat.
+    """Return (B, n) largest changes of log-messages (B, K, n), in nats, relative beyond one nat.
 
-    Not as probabilities: messages that carry far evidence may be too small to see there. Values
-    below ``-seen`` (`FLOOR` or `BOTTOM`) count as equal.
+    Changes of probabilities would not do: messages that carry evidence from far away may be too
+    small to be seen there. Values below ``-seen``, `FLOOR` or `BOTTOM`, count as equal.
     """
     new, old = new.clamp(min=-seen), old.clamp(min=-seen)
     return ((new - old).abs_() / new.abs_().clamp_(min=1.0)).amax(1)
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:
-    """(B, K, n) entries of (B, K, E) at an index of the last dim; faster on a matrix."""
+    """Return the (B, K, n) entries of (B, K, E) at an index of the last dim, by way of a matrix."""
     batch, states, _ = values.shape
     return values.reshape(batch * states, -1).index_select(1, index).reshape(batch, states, -1)
 
 
 def neighbours(places: Tensor) -> slice | Tensor:
-    """An ascending index, as a slice (a view, no copy) if it has no gaps."""
+    """Return an ascending index, as a slice if it has no gaps, so that indexing makes no copy."""
     first, last = int(places[0]), int(places[-1]) + 1
     return slice(first, last) if last - first == len(places) else places
 
@@ -78,24 +82,24 @@ Contract: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def product(table: Tensor, vector: Tensor) -> Tensor:
-    """Sum over J of products; differentiable, saves only its operands."""
+    """Sum products over J; differentiable, and only the operands are saved for that."""
     if torch.is_grad_enabled() and (table.requires_grad or vector.requires_grad):
         return _Product.apply(table, vector)  # pyright: ignore
     return _product(table, vector)
 
 
 def maximum(table: Tensor, vector: Tensor) -> Tensor:
-    """Maximum over J of sums of logs."""
+    """Return the maximum over J of sums of logs."""
     return streamed_max(*_columns(table, vector), tuning.CORE_BLOCK)
 
 
 def log_sum(table: Tensor, vector: Tensor) -> Tensor:
-    """Log-sum-exp over J of sums of logs: exact at any range, -inf included."""
+    """Return the log-sum-exp over J of sums of logs; it is exact at any range, -inf included."""
     return streamed_sum(*_columns(table, vector), tuning.CORE_BLOCK)
 
 
 def _columns(table: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
-    """(J, b, I, f) and (J, B, 1, F)."""
+    """Return the operands as (J, b, I, f) and (J, B, 1, F), with the summed dim first."""
     return table.movedim(2, 0), vector.movedim(1, 0).unsqueeze(2)
 
 
@@ -117,7 +121,7 @@ class _Product(torch.autograd.Function):
 
 
 def _outer(left: Tensor, right: Tensor, shape: torch.Size) -> Tensor:
-    """Product of (B, I, F) and (B, J, F), summed over the dims that the table broadcasts."""
+    """Multiply (B, I, F) by (B, J, F), and sum over the dims that the table broadcasts."""
     if shape[3] == 1:
         joint = torch.matmul(left, right.transpose(1, 2)).unsqueeze(3)
         return joint if shape[0] > 1 else joint.sum(0, keepdim=True)

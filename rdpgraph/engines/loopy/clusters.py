@@ -1,4 +1,4 @@
-"""Join graphs in message-passing form: clusters are kernels, their separators variables."""
+"""Join graphs in the form of message passing: clusters are kernels, separators variables."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +24,16 @@ from rdpgraph.plan.joingraph import ClusterGraph
 
 @dataclass(frozen=True, eq=False)
 class ClusterKernel(Kernel):
-    """Clusters of equal shape, in float64: sums are products of scaled values, or of logs."""
+    """Clusters of equal shape, in float64.
 
-    sizes: tuple[int, ...]  # of the clusters' variables
-    separators: tuple[tuple[int, ...], ...]  # per port the dims that its messages are over
-    # per port (F,) number of the separator, which stands for a variable here
+    They sum products of scaled values, or logs where these underflow.
+    """
+
+    sizes: tuple[int, ...]  # the number of states of each variable of the clusters
+    separators: tuple[tuple[int, ...], ...]  # for each port the dims that its messages are over
+    # For each port the (F,) numbers of the separators, which stand for variables here.
     links: tuple[Tensor, ...]
-    # per cluster the log-tables of its factors, (b, *sizes) or broadcastable to it
+    # For each cluster the log-tables of its factors, (b, *sizes) or broadcastable to it.
     tables: tuple[tuple[Tensor, ...], ...]
 
     @cached_property
@@ -46,7 +49,7 @@ class ClusterKernel(Kernel):
 
     @property
     def bounded(self) -> bool:
-        """Return False: a message may underflow."""
+        """Return False, because a message may underflow."""
         return False
 
     @property
@@ -55,7 +58,7 @@ class ClusterKernel(Kernel):
 
     @cached_property
     def _scaled(self) -> tuple[Tensor, Tensor]:
-        """(b, F, *sizes) values with a maximum of one, and (b, F) the log-scales."""
+        """(b, F, *sizes) values whose maximum is one, and the (b, F) logs of their scales."""
         with torch.enable_grad():  # sweeps without gradients share it with one that records them
             pairs = [self._made(tables) for tables in self.tables]
             batch = max(len(values) for values, _ in pairs)
@@ -72,7 +75,7 @@ class ClusterKernel(Kernel):
         return (total - peak.reshape(-1, *(1,) * len(self.sizes))).exp(), peak
 
     def _total(self, tables: tuple[Tensor, ...]) -> Tensor:
-        """(b, *sizes) log-table of a cluster."""
+        """Return the (b, *sizes) log-table of a cluster."""
         dims = (1,) * len(self.sizes)
         device = next((t.device for tables in self.tables for t in tables), torch.device("cpu"))
         total = torch.zeros(1, *dims, dtype=torch.float64, device=device)
@@ -82,7 +85,7 @@ class ClusterKernel(Kernel):
 
     @cached_property
     def _lows(self) -> Tensor:
-        """(F,) logs of the smallest positive scaled values; -inf if one underflowed."""
+        """(F,) logs of the smallest positive scaled values; -inf where a value underflowed."""
         with torch.no_grad():
             values = self._scaled[0]
             lows = torch.where(values > 0, values, 1.0).flatten(2).amin((0, 2)).log()
@@ -93,7 +96,7 @@ class ClusterKernel(Kernel):
         return lows
 
     def _deep(self, incoming: Sequence[Tensor], rows: Tensor | None) -> Tensor:
-        """Places among ``rows`` of clusters for which a product might underflow."""
+        """Return the places among ``rows`` of the clusters whose products might underflow."""
         low = self._lows if rows is None else self._lows[neighbours(rows)]
         for message in incoming:
             logs = message.detach()
@@ -101,13 +104,13 @@ class ClusterKernel(Kernel):
         return (low < -LOG_RANGE).nonzero().flatten()
 
     def _broadcast(self, port: int, incoming: Tensor) -> Tensor:
-        """(B, F, *sizes of the separator, 1 elsewhere) of log-messages (B, K, F)."""
+        """Reshape log-messages (B, K, F) to broadcast with the tables of the clusters."""
         held = self.separators[port]
         shape = [size if dim in held else 1 for dim, size in enumerate(self.sizes)]
         return incoming.transpose(1, 2).reshape(len(incoming), incoming.shape[2], *shape)
 
     def _product(self, incoming: Sequence[Tensor], rows: Tensor | None) -> Tensor:
-        """(B, F, *sizes) scaled tables times all messages."""
+        """Return the (B, F, *sizes) products of scaled tables and all messages."""
         total = self._scaled[0]
         if rows is not None:
             total = total[:, neighbours(rows)]
@@ -116,7 +119,7 @@ class ClusterKernel(Kernel):
         return total
 
     def _logs(self, incoming: Sequence[Tensor], rows: Tensor | None, places: Tensor) -> Tensor:
-        """(B, n, *sizes) log-tables at some places plus all messages."""
+        """Return the (B, n, *sizes) sums of log-tables at some places and all log-messages."""
         chosen = places if rows is None else rows[places]
         tables = [self._total(self.tables[row]) for row in chosen.tolist()]
         batch = max(len(table) for table in tables)
@@ -126,7 +129,7 @@ class ClusterKernel(Kernel):
         return total
 
     def _joint(self, incoming: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """(B, F, *sizes) tables times all messages, up to a scale (B, F) in logs."""
+        """Return (B, F, *sizes) products of tables and messages, and (B, F) logs of their scale."""
         total = self._product(incoming, None)
         scale = self._scaled[1].expand(total.shape[:2])
         places = self._deep(incoming, None)
@@ -141,7 +144,7 @@ class ClusterKernel(Kernel):
     def messages(
         self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
-        """Marginals of the joint table on the separators, divided by the incoming messages."""
+        """Return the marginals of the joint table on the separators, divided by what came in."""
         total = self._product(incoming, rows)
         clock.count(tuning.MESSAGES_BEGIN + tuning.CLUSTER_ENTRY * len(incoming) * total.numel())
         places = self._deep(incoming, rows)
@@ -161,7 +164,7 @@ class ClusterKernel(Kernel):
         return [dim + 2 for dim in range(len(self.sizes)) if dim not in kept]
 
     def _log_marginal(self, logs: Tensor, kept: Sequence[int]) -> Tensor:
-        """(B, n, *sizes) logs of sums over all dims except ``kept``."""
+        """Return the logs of the sums of (B, n, *sizes) over all dims except ``kept``."""
         gone = self._gone(kept)
         if not gone:
             return logs
@@ -169,7 +172,7 @@ class ClusterKernel(Kernel):
         return safe_log((logs - peak).exp().sum(gone)) + peak.squeeze(gone)
 
     def marginal(self, joint: Tensor, kept: Sequence[int]) -> Tensor:
-        """(B, F, *sizes) summed over all dims except ``kept``."""
+        """Sum (B, F, *sizes) over all dims except ``kept``."""
         gone = self._gone(kept)
         return joint.sum(gone) if gone else joint
 
@@ -178,7 +181,7 @@ class ClusterKernel(Kernel):
         return safe_log(joint.flatten(2).sum(2)) + scale
 
     def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
-        """The joint table, normalised; zero where nothing is possible."""
+        """Return the normalised joint table; it is zero where nothing is possible."""
         joint = self._joint(incoming)[0]
         total = joint.flatten(2).sum(2)
         total = torch.where(total > 0, total, 1.0)
@@ -186,12 +189,12 @@ class ClusterKernel(Kernel):
 
     @property
     def entries(self) -> int:
-        """Entries of all tables, if they differ between batch items."""
+        """Return the number of entries of all tables if they differ between batch items; else 0."""
         batch = max((len(table) for tables in self.tables for table in tables), default=1)
         return self.count * math.prod(self.sizes) if batch > 1 else 0
 
     def items(self, chosen: slice | Tensor) -> "ClusterKernel":
-        """Kernel of some batch items, with the tables prepared so far."""
+        """Return the kernel of some batch items, with the tables that were prepared so far."""
         if not self.entries:
             return self
         tables = tuple(
@@ -205,7 +208,7 @@ class ClusterKernel(Kernel):
 
 @dataclass(frozen=True, eq=False)
 class UpAndDown(Schedule):
-    """Messages up the order of the clusters, children first, then down, parents first."""
+    """Sends messages up the order of the clusters, children first, and then down, parents first."""
 
     sets: tuple[Tensor, ...]  # messages of the clusters of one level, level by level
     covers_all = True
@@ -216,7 +219,7 @@ class UpAndDown(Schedule):
 
 @dataclass(frozen=True, eq=False)
 class JoinLayout:
-    """Equations of a join graph, and where its clusters and tensors are in them."""
+    """The equations of a join graph, and the places of its clusters and tensors in them."""
 
     equations: Equations  # of the messages
     kernels: tuple[ClusterKernel, ...]  # the clusters, those of equal shape together
@@ -226,7 +229,7 @@ class JoinLayout:
 
 
 def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
-    """Layout of a reduced network's clusters; tensor t is factor t of the groups, in order."""
+    """Lay out the clusters of a reduced network; tensor t is factor t of the groups, in order."""
     ends: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in graph.scopes]
     for number, link in enumerate(graph.links):
         for end in (link.child, link.parent):
@@ -284,7 +287,7 @@ def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
 
 
 def _levels(graph: ClusterGraph) -> list[int]:
-    """Per cluster the length of the longest path up to it."""
+    """Return for each cluster the length of the longest path of children up to it."""
     level = [0] * len(graph.scopes)
     for link in sorted(graph.links, key=lambda link: link.child):
         level[link.parent] = max(level[link.parent], level[link.child] + 1)
@@ -298,7 +301,7 @@ def _sets(
     ends: list[list[tuple[tuple[int, ...], int]]],
     level: list[int],
 ) -> tuple[Tensor, ...]:
-    """Messages to parents, the lowest clusters first, then those to children in reverse."""
+    """List the messages to parents from the lowest clusters up, then those to children."""
     up: dict[int, list[int]] = {}
     down: dict[int, list[int]] = {}
     for kernel, clusters in enumerate(members):
@@ -313,7 +316,7 @@ def _sets(
 
 
 def _tables(network: Network, graph: ClusterGraph) -> Iterator[tuple[Tensor, ...]]:
-    """Per cluster the log-tables of its factors, as views over its variables."""
+    """Return for each cluster the log-tables of its factors, as views over its variables."""
     places = [
         (number, row)
         for number, group in enumerate(network.groups)
@@ -331,7 +334,7 @@ def _tables(network: Network, graph: ClusterGraph) -> Iterator[tuple[Tensor, ...
 
 
 def _aligned(values: Tensor, variables: Sequence[int], scope: Sequence[int]) -> Tensor:
-    """(b, *sizes) over the variables as a view that broadcasts to an ascending scope."""
+    """View a table (b, *sizes) over its variables so that it broadcasts to an ascending scope."""
     ranks = sorted(range(len(variables)), key=lambda i: variables[i])
     moved = values.permute(0, *(rank + 1 for rank in ranks))
     held = set(variables)

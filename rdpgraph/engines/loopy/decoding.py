@@ -1,4 +1,4 @@
-"""Configurations decoded from max-beliefs, with a check of their consistency."""
+"""Decode configurations from max-beliefs, and check whether they are consistent with these."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,22 +18,22 @@ from rdpgraph.plan import clock
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """Configurations decoded from max-beliefs."""
+    """Configurations that were decoded from max-beliefs."""
 
     states: Tensor  # (B, active variables)
-    # (B,) the messages converged and every factor's best configurations include this one: then it
-    # is optimal on trees, and under tree-reweighting anywhere
+    # (B,) True where the messages converged and the configuration is among the best of every
+    # factor. It is then optimal on trees, and anywhere for tree-reweighted messages.
     consistent: Tensor
     cut: bool = False  # the time limit ended the search
     crosses = True
 
 
 def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
-    """Decode the best state of every variable, with ties broken so that neighbours agree.
+    """Decode the best state of every variable, breaking ties so that neighbours agree.
 
-    Messages that have not converged go on, damped. Items with ties are traced back. If the result
-    is not among the best of every factor, it is improved one variable at a time. All of it takes no
-    more sweeps than the messages took before.
+    Messages that have not converged run on with damping. Ties are decided by a traceback. If the
+    result is not among the best of every factor, it is improved one variable at a time. All of this
+    takes no more sweeps than the messages took before.
     """
     messages = outcome.messages
     beliefs = equations.beliefs(messages)
@@ -59,13 +59,13 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
 
 
 def read(equations: Equations, messages: Messages) -> tuple[Tensor, Tensor]:
-    """(B, V) first best state of every variable, and (B,) whether together they are possible."""
+    """Return the (B, V) first best states of all variables, and (B,) whether they are possible."""
     states = _states(equations, equations.beliefs(messages))
     return states, scores(equations, states)[:, 0] == 0
 
 
 class _Search:
-    """Search for configurations of items with ties; keeps the best one of each."""
+    """Searches for configurations of items with ties, and keeps the best one of each."""
 
     def __init__(
         self, equations: Equations, messages: Messages, sweeps: Tensor, limits: Limits, end: float,
@@ -83,7 +83,7 @@ class _Search:
         hurried = (
             end < math.inf and clock.now() + tuning.SECONDS_PER_EDGE * equations.edges.count > end
         )
-        # orders in which to decide ties, their costs in sweeps, and the (B,) items each is for
+        # Orders in which to decide ties, their costs in sweeps, and the (B,) items each is for.
         self.paths: list[tuple[Order, float, Tensor]] = []
         pair = None if hurried else orders(equations.edges)
         if pair is None:
@@ -120,7 +120,7 @@ class _Search:
             self._take(ascended(some, start, self.colours, passes[rows], self.end), rows)
 
     def _settle(self, converged: Tensor) -> Tensor:
-        """Run unconverged messages on, damped; return (B,) which have converged then."""
+        """Run messages that have not converged on with damping; return (B,) which have by then."""
         rows = (~converged).nonzero().flatten()
         sweeps = int(self.settling[rows].amin()) if len(rows) else 0
         if not sweeps or clock.now() > self.end:
@@ -135,7 +135,7 @@ class _Search:
         return converged.index_copy(0, rows, outcome.converged.cpu())
 
     def _trace(self, share: Tensor, read: tuple[Tensor, ...] | None) -> None:
-        """Decide tied variables outwards, at most at a share of each item's remaining sweeps."""
+        """Decide tied variables outwards, if that costs at most a share of the sweeps left."""
         for order, cost, every in self.paths:
             items = ((cost <= share * self.left) & every).nonzero().flatten()
             if not len(items):
@@ -150,7 +150,7 @@ class _Search:
             self.left[items] -= cost
 
     def _take(self, states: Tensor, rows: Tensor) -> None:
-        """Keep the states of items that improve on the best ones so far."""
+        """Keep the states of those items that improve on the best ones so far."""
         equations = self.equations.part(self.messages, rows)[0]
         rows = rows.to(states.device)
         new = scores(equations, states)
@@ -160,9 +160,10 @@ class _Search:
 
 
 def _peels(equations: Equations) -> Tensor:
-    """(B,) whether there are hard zeros, none of which decides a variable by one neighbour alone.
+    """Return (B,) whether an order by `peeled` suits an item.
 
-    Otherwise decisions must propagate from neighbour to neighbour.
+    It does if there are hard zeros, and none lets one neighbour alone decide a variable: then
+    decisions would have to propagate from neighbour to neighbour.
     """
     hard = torch.zeros(equations.batch, dtype=torch.bool, device="cpu")
     if equations.forest:
@@ -181,7 +182,7 @@ def _peels(equations: Equations) -> Tensor:
 
 
 def _damped(limits: Limits, sweeps: int, end: float) -> Limits:
-    """Limits for a number of damped sweeps before the end."""
+    """Return the limits of a number of damped sweeps before the end."""
     schedule = limits.schedule
     if not isinstance(schedule, Flooding | Sequential):
         schedule = Sequential()
@@ -193,7 +194,7 @@ def _damped(limits: Limits, sweeps: int, end: float) -> Limits:
 
 
 def _states(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
-    """(B, V) first best state of every variable."""
+    """Return the (B, V) best states of all variables, the first one where several are equal."""
     device = equations.unary_device
     states = torch.zeros(
         equations.batch, len(equations.edges.home), dtype=torch.long, device=device
@@ -204,7 +205,7 @@ def _states(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
 
 
 def _two_largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest and second largest (B, n) of (B, K, n)."""
+    """Return the (B, n) largest and second largest values of (B, K, n)."""
     if values.shape[1] > 2:
         best, second = values.topk(2, 1).values.unbind(1)
         return best, second
@@ -217,7 +218,7 @@ def _slack(values: Tensor) -> float:
 
 
 def _tied(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
-    """(B, V) whether the two best states of a variable are equally good."""
+    """Return (B, V) whether the two best states of a variable are equally good."""
     device = equations.unary_device
     tied = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.bool, device=device)
     for c, belief in zip(equations.edges.classes, beliefs, strict=True):
@@ -232,7 +233,7 @@ def _tied(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
 def _agreed(
     equations: Equations, messages: Messages, states: Tensor, known: Tensor, converged: Tensor
 ) -> Tensor:
-    """(B,) whether the messages have converged and agree with the configuration of known score."""
+    """Return (B,) whether converged messages agree with configurations of known scores."""
     possible = converged & (known[:, 0] == 0).cpu()
     if not bool(possible.any()):
         return possible
@@ -240,7 +241,7 @@ def _agreed(
 
 
 def _consistent(equations: Equations, messages: Messages, states: Tensor) -> Tensor:
-    """(B,) whether the configuration is among the best of every factor and variable."""
+    """Return (B,) whether the configuration is among the best of every factor and variable."""
     good = torch.ones(equations.batch, dtype=torch.bool, device=equations.unary_device)
     for c, belief in zip(equations.edges.classes, equations.beliefs(messages), strict=True):
         taken = belief.gather(1, states[:, c.variables].unsqueeze(1))[:, 0]

@@ -1,9 +1,9 @@
-"""Flat arrays of edges, the index structure of messages.
+"""Flat arrays of edges, by which messages are indexed.
 
 An edge joins a factor to one of its variables; its message is a log-vector over the variable's
 states. Edges of variables with equally many states K form a class, whose messages are one tensor
 (B, K, E): states before edges, so that for small K every operation is a long vector operation.
-Within a class the edges of one slot of one kernel are contiguous (a segment).
+Within a class the edges of one slot of one kernel are contiguous: they form a segment.
 """
 
 from abc import ABC, abstractmethod
@@ -19,11 +19,11 @@ from rdpgraph._core.cache import cached_property, ordinarily
 
 
 class Boundary(ABC):
-    """Terms that the parts of a model in other processes add to the equations of this one.
+    """What the parts of a model in other processes add to the equations of this part.
 
-    Every method but `solved` is a collective call: all parts make it, in the same order, also for
-    the gradients of `joined`. A part without factors must keep its sums in the graph for that
-    reason.
+    Every method but `solved` is a collective call: all parts make it, in the same order, also when
+    gradients pass through `joined`. Therefore a part without factors must keep its sums in the
+    autograd graph.
     """
 
     bounded: bool  # no message of any part can grow without bound
@@ -31,23 +31,26 @@ class Boundary(ABC):
 
     @abstractmethod
     def joined(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Per class (B, M, n) values summed over all parts; differentiable; may overwrite them."""
+        """Return for each class (B, M, n) values summed over all parts; differentiable.
+
+        The values that are given may be overwritten.
+        """
 
     @abstractmethod
     def counted(self, number: int) -> Tensor:
-        """(n,) 1 for each variable of a class that this part counts, 0 for those of other parts."""
+        """Return (n,) 1 for each variable of a class that this part counts, 0 for others."""
 
     @abstractmethod
     def total(self, values: Tensor) -> Tensor:
-        """Sums over all parts; every part's values get the gradient of the sum."""
+        """Sum values over all parts; the values of every part get the gradient of the sum."""
 
     @abstractmethod
     def largest(self, values: Tensor) -> Tensor:
-        """Maxima over all parts; no gradient."""
+        """Return the maxima over all parts, without gradients."""
 
     @abstractmethod
     def solved(self, values: Tensor) -> Tensor:
-        """Sums over the parts that have messages, called by those alone; no gradient."""
+        """Sum over the parts that have messages, which alone call this; without gradients."""
 
 
 T = TypeVar("T")
@@ -55,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Port:
-    """A slot of a kernel's factors that takes part in message passing."""
+    """A slot of a kernel's factors whose variables take part in message passing."""
 
     slot: int  # its position in the scopes
     rows: Tensor | None  # (n,) factors of the kernel; None: all
@@ -65,7 +68,7 @@ class Port:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Edges ``start`` to ``stop`` of a class, those of one port of a kernel."""
+    """The edges ``start`` to ``stop`` of a class, which belong to one port of a kernel."""
 
     kernel: int
     port: int
@@ -76,7 +79,7 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class SizeClass:
-    """Variables with K states, and their edges."""
+    """The variables with K states, and their edges."""
 
     size: int  # K
     variables: Tensor  # (n,) active numbers, ascending
@@ -91,7 +94,7 @@ class SizeClass:
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """Edges of a model."""
+    """The edges of a model."""
 
     classes: tuple[SizeClass, ...]  # by number of states, ascending
     segments: tuple[Segment, ...]  # in order of their edges
@@ -106,7 +109,7 @@ class Edges:
     _memory: dict[object, object] = field(default_factory=dict[object, object], repr=False)
 
     def to(self, device: torch.device) -> "Edges":
-        """A copy whose indices for full sweeps are on a device."""
+        """Return a copy whose indices for full sweeps are on a device."""
         if device.type == "cpu":
             return self
         classes = tuple(
@@ -116,14 +119,14 @@ class Edges:
         return replace(self, classes=classes, _memory={})
 
     def remembered(self, key: object, make: "Callable[[Edges], T]") -> "T":
-        """Result of ``make`` for these edges, computed once per key."""
+        """Return what ``make`` gives for these edges; it is computed once for each key."""
         if key not in self._memory:
             self._memory[key] = ordinarily(make, self)
         return cast("T", self._memory[key])
 
     @cached_property
     def scopes(self) -> tuple[Tensor, ...]:
-        """Per kernel (F, slots) active variables of its factors, -1 where a slot takes no part."""
+        """For each kernel the (F, slots) active variables of its factors; -1: no part is taken."""
         scopes: list[Tensor] = []
         for ports, count in zip(self.ports, self.factors, strict=True):
             slots = sorted({port.slot for port in ports})
@@ -135,12 +138,12 @@ class Edges:
         return tuple(scopes)
 
     def listed_scopes(self) -> list[tuple[int, ...]]:
-        """Active variables of each factor, kernel by kernel."""
+        """The active variables of each factor, kernel by kernel."""
         return [tuple(v for v in row if v >= 0) for rows in self.scopes for row in rows.tolist()]
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """Ordered pairs of active variables that share a factor, as two vectors."""
+        """The ordered pairs of active variables that share a factor, as two vectors."""
         empty = torch.zeros(0, dtype=torch.long, device="cpu")
         pairs = [(empty, empty)]
         for scopes in self.scopes:
@@ -152,11 +155,11 @@ class Edges:
 
     @property
     def count(self) -> int:
-        """Number of edges, that is of factor-to-variable messages."""
+        """The number of edges, and so of messages from factors to variables."""
         return len(self.variable)
 
     def first_edge(self, segment: Segment) -> int:
-        """Number of a segment's first edge among all edges."""
+        """Return the number of a segment's first edge among all edges."""
         return self.classes[segment.size_class].first + segment.start
 
 

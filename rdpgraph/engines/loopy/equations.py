@@ -1,4 +1,4 @@
-"""Message-passing equations on a model's edges, for any counting numbers and temperature.
+"""The equations of message passing on a model's edges, for all counting numbers and temperatures.
 
 With counting numbers c_f, temperature t, unary log-potentials u and messages m from factors to
 variables:
@@ -8,9 +8,10 @@ variables:
     m_fi(x_i)  = t log sum_{x_f without x_i} exp((theta_f / c_f + sum_{j != i} cavity_jf) / t)
     log Z      = sum_f c_f log Z_f + sum_i (1 - sum_f c_f) log Z_i
 
-where Z_f and Z_i normalise the beliefs of factors and of variables. All c = 1: the Bethe
-approximation (Yedidia, Freeman, Weiss 2005). c = edge appearance probabilities of spanning trees:
-tree-reweighted, an upper bound on log Z (Wainwright, Jaakkola, Willsky 2005). t = 0: max-product.
+where Z_f and Z_i normalise the beliefs of factors and of variables. With all c = 1 this is the
+Bethe approximation (Yedidia, Freeman, Weiss 2005). With the probabilities that a random spanning
+tree holds an edge as c it is tree-reweighted, and log Z an upper bound (Wainwright, Jaakkola,
+Willsky 2005). With t = 0 it is max-product.
 """
 
 import math
@@ -35,19 +36,19 @@ Messages: TypeAlias = tuple[Tensor, ...]
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Sums of log-messages at the variables of a class, hard zeros counted separately."""
+    """Sums of log-messages at the variables of a class, in which hard zeros are counted apart."""
 
     total: Tensor  # (B, K, n) sum of the finite logs
     zeros: Tensor | None  # (B, K, n) number of -inf; None if there can be none
 
     def logs(self) -> Tensor:
-        """(B, K, n) sums with -inf restored."""
+        """The (B, K, n) sums, -inf where a hard zero is among the terms."""
         if self.zeros is None:
             return self.total
         return torch.where(self.zeros > 0.5, -math.inf, self.total)
 
     def less(self, message: Tensor, at: Tensor) -> Tensor:
-        """(B, K, n) sums at variables ``at`` without one message each, which is part of them."""
+        """Return the (B, K, n) sums at variables ``at``, each without one of its messages."""
         if self.zeros is None:
             return take(self.total, at) - message
         dead = message == -math.inf
@@ -57,7 +58,7 @@ class Sums:
 
 
 def sums_of(unary: Tensor, arrive: Callable[[Tensor], Tensor], logs: Tensor) -> Sums:
-    """Sums of unary logs and of messages ``logs``, both with -inf, that ``arrive`` adds up."""
+    """Add up unary logs and the messages ``logs`` by ``arrive``; both may have -inf."""
     dead, base_dead = logs == -math.inf, unary == -math.inf
     total = torch.where(base_dead, 0.0, unary) + arrive(torch.where(dead, 0.0, logs))
     return Sums(total, base_dead.to(total) + arrive(dead.to(total)))
@@ -85,14 +86,14 @@ class Equations:
     in_values: bool = False  # messages are compared as values with a maximum of one, not as logs
 
     def flat_messages(self) -> Messages:
-        """Uniform messages on all edges."""
+        """Return uniform messages on all edges."""
         return tuple(
             unary.new_zeros(self.batch, c.size, c.count)
             for unary, c in zip(self.unary, self.edges.classes, strict=True)
         )
 
     def beliefs(self, messages: Messages) -> tuple[Tensor, ...]:
-        """Per class (B, K, n) log-beliefs of the variables, unnormalised."""
+        """Return for each class the (B, K, n) unnormalised log-beliefs of its variables."""
         parts = zip(self.unary, self.edges.classes, self._weighted(messages), strict=True)
         beliefs = tuple(unary + arriving(c, message) for unary, c, message in parts)
         return beliefs if self.boundary is None else self.boundary.joined(beliefs)
@@ -103,12 +104,12 @@ class Equations:
         return tuple(w * message for w, message in zip(self.weights, messages, strict=True))
 
     def cavities(self, messages: Messages) -> tuple[Tensor, ...]:
-        """Per class (B, K, E) belief at each edge's variable less the edge's own message."""
+        """Return for each class (B, K, E) beliefs of edges' variables less edges' messages."""
         parts = zip(self.sums(messages), messages, self.edges.classes, strict=True)
         return tuple(belief.less(message, c.variable) for belief, message, c in parts)
 
     def sums(self, messages: Messages) -> list[Sums]:
-        """Per class the sums of messages and unary log-potentials at the variables."""
+        """Return for each class the sums of messages and unary log-potentials at its variables."""
         if not self.vanishing:
             return [Sums(belief, None) for belief in self.beliefs(messages)]
         parts = zip(self.unary, self.edges.classes, self._weighted(messages), strict=True)
@@ -116,30 +117,30 @@ class Equations:
         return sums if self.boundary is None else _joined(sums, self.boundary)
 
     def update(self, messages: Messages) -> Messages:
-        """All messages updated from all messages (undamped)."""
+        """Update all messages at once, without damping."""
         return tuple(self.message(new) for new in self.outgoing(self._prepared(messages)[0]))
 
     def message(self, logs: Tensor) -> Tensor:
-        """A kernel's answer as a message: rescaled, and clamped if it might grow without bound."""
+        """Turn a kernel's answer into a message: rescaled, and clamped if it might grow."""
         logs = rescaled(logs, vanishing=self.vanishing)[0]
         return logs if self.bounded else floored(logs, self.lowest)
 
     @cached_property
     def bounded(self) -> bool:
-        """True if no message can grow without bound."""
+        """True if no message can grow without bound, so that none is clamped."""
         if self.boundary is not None:
             return self.boundary.bounded
         return not self.vanishing and all(kernel.bounded for kernel in self.kernels)
 
     def change(self, new: Tensor, old: Tensor) -> Tensor:
-        """(B, n) change between messages (B, K, n)."""
+        """Return the (B, n) change between messages (B, K, n)."""
         if self.in_values:
             with torch.no_grad():
                 return (new.exp() - old.exp()).abs_().amax(1)
         return change(new, old, BOTTOM if self.bounded or self.forest else FLOOR)
 
     def outgoing(self, cavities: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Per class (B, K, E) answers of the kernels, not rescaled."""
+        """Return for each class the (B, K, E) answers of the kernels, which are not rescaled."""
         edges = self.edges
         by_class: list[list[Tensor]] = [[] for _ in edges.classes]
         answers: dict[int, list[Tensor | None]] = {}
@@ -155,20 +156,20 @@ class Equations:
         )
 
     def at(self, kernel: int, values: Sequence[Tensor]) -> list[Tensor]:
-        """Values (by class) of the edges at each port of a kernel."""
+        """Return the values of the edges at each port of a kernel, given values by class."""
         segments = [self.edges.segments[number] for number in self.edges.by_kernel[kernel]]
         return [values[s.size_class][:, :, s.start : s.stop] for s in segments]
 
     def normalised_beliefs(self, messages: Messages) -> tuple[Tensor, ...]:
-        """Per class (B, K, n) probabilities."""
+        """Return for each class the (B, K, n) probabilities of its variables."""
         return tuple(share(belief, self.temperature) for belief in self.beliefs(messages))
 
     def factor_beliefs(self, kernel: int, messages: Messages) -> Tensor:
-        """(B, F, *sizes) probabilities of the configurations of a kernel's factors."""
+        """Return the (B, F, *sizes) probabilities of the configurations of a kernel's factors."""
         return self.kernels[kernel].beliefs(self.at(kernel, self.incoming(messages)))
 
     def expected_log_value(self, kernel: int, messages: Messages) -> Tensor:
-        """(B,) expected log-values of a kernel's factors, summed."""
+        """Return the (B,) sums of the expected log-values of a kernel's factors."""
 
         def expected(equations: Equations, part: Messages) -> Tensor:
             factors = equations.kernels[kernel]
@@ -180,7 +181,7 @@ class Equations:
     def factor_scores(
         self, kernel: int, incoming: Sequence[Tensor], states: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(B, F) log-belief of each factor at (B, V) states, and (B, F) its maximum."""
+        """Return the (B, F) log-beliefs of factors at (B, V) states, and their (B, F) maxima."""
         parts = self.at(kernel, incoming)
         factors = self.kernels[kernel]
         assert isinstance(factors, FactorKernel)
@@ -191,7 +192,7 @@ class Equations:
         return taken, factors.log_partitions(parts)
 
     def incoming(self, messages: Messages) -> list[Tensor]:
-        """Per class (B, K, E) variable-to-factor messages, rescaled."""
+        """Return for each class the (B, K, E) messages from variables to factors, rescaled."""
         return self._prepared(messages)[0]
 
     def _prepared(
@@ -205,9 +206,10 @@ class Equations:
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
     def log_partition(self, messages: Messages) -> Tensor:
-        """(B,) float64 approximate log Z, stationary in the messages at a fixed point.
+        """Return the (B,) approximate log Z in float64.
 
-        Its gradient in the potentials with the messages held fixed is therefore the whole one.
+        At a fixed point it is stationary in the messages. Its gradient in the potentials is
+        therefore the whole gradient even if the messages are constants.
         """
         return self._in_ranges(Equations._log_partition, messages)
 
@@ -234,7 +236,7 @@ class Equations:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating type of the messages."""
+        """The floating type of the messages."""
         return self.unary[0].dtype
 
     @property
@@ -246,11 +248,11 @@ class Equations:
 
     @property
     def unary_device(self) -> torch.device:
-        """Device of the messages."""
+        """The device of the messages."""
         return self.unary[0].device if self.unary else torch.device("cpu")
 
     def _variable_counts(self) -> list[Tensor]:
-        """Per class (n,) one less the counting numbers of the factors at each variable."""
+        """For each class, (n,) one minus the counting numbers of each variable's factors."""
         counts: list[Tensor] = []
         for number, (c, unary) in enumerate(zip(self.edges.classes, self.unary, strict=True)):
             weights = unary.new_ones(c.count) if self.weights is None else self.weights[number]
@@ -259,11 +261,11 @@ class Equations:
         return counts
 
     def with_unary(self, unary: tuple[Tensor, ...]) -> "Equations":
-        """Equations with other unary log-potentials, which may hold hard zeros."""
+        """Return the equations with other unary log-potentials, which may hold hard zeros."""
         return replace(self, unary=unary, vanishing=True)
 
     def items(self, chosen: slice | Tensor) -> "Equations":
-        """Equations of some batch items: a range of them, or their numbers."""
+        """Return the equations of some batch items, given as a range or by their numbers."""
         return replace(
             self,
             kernels=tuple(kernel.items(chosen) for kernel in self.kernels),
@@ -272,7 +274,7 @@ class Equations:
         )
 
     def part(self, messages: Messages, chosen: slice | Tensor) -> tuple["Equations", Messages]:
-        """Equations and messages of some batch items: a range of them, or their numbers."""
+        """Return equations and messages of some batch items, given as a range or by numbers."""
         if isinstance(chosen, Tensor) and len(chosen) == self.batch:
             return self, messages
         return self.items(chosen), tuple(message[chosen] for message in messages)
@@ -280,7 +282,7 @@ class Equations:
     def _in_ranges(
         self, compute: Callable[["Equations", Messages], Tensor], messages: Messages
     ) -> Tensor:
-        """(B, ...) results of ``compute`` on the `ranges` of the batch, joined."""
+        """Apply ``compute`` to the `ranges` of the batch, and concatenate the (B, ...) results."""
         recorded = self.records or any(message.requires_grad for message in messages)
         if self.at_once >= self.batch or (recorded and torch.is_grad_enabled()):
             return compute(self, messages)
@@ -288,12 +290,12 @@ class Equations:
         return torch.cat([compute(*part) for part in parts])
 
     def ranges(self, size: int) -> list[slice]:
-        """Ranges of the batch, of ``size`` items each."""
+        """Return ranges of the batch, of ``size`` items each."""
         return [slice(at, min(at + size, self.batch)) for at in range(0, self.batch, size)]
 
     @cached_property
     def at_once(self) -> int:
-        """Number of items that fit the processor's cache; all if some cost no less than all."""
+        """How many items fit the processor's cache; all if a part costs as much as all."""
         if not self.unary or not self.divisible or self.unary_device.type != "cpu":
             return max(self.batch, 1)
         messages = sum(c.size * c.count for c in self.edges.classes)
@@ -303,7 +305,7 @@ class Equations:
 
     @cached_property
     def operations(self) -> float:
-        """Approximate operations of a sweep, per batch item."""
+        """The approximate number of operations of a sweep for a batch item."""
         return sum(kernel.operations for kernel in self.kernels)
 
     @property
@@ -313,20 +315,20 @@ class Equations:
 
 
 def added_rows(total: Tensor, port: Port, values: Tensor) -> Tensor:
-    """(B, F) values plus a port's (B, n) values at its factors."""
+    """Add a port's (B, n) values to the (B, F) values at its factors."""
     if port.rows is None:
         return total + values
     return total.expand(len(values), -1).index_add(1, port.rows.to(values.device), values)
 
 
 def arriving(c: SizeClass, values: Tensor) -> Tensor:
-    """(B, K, n) sums of edge values (B, K, E) at the variables."""
+    """Return the (B, K, n) sums of edge values (B, K, E) at the variables."""
     zeros = values.new_zeros(*values.shape[:2], len(c.variables))
     return zeros.index_add(2, c.variable, values)
 
 
 def _joined(sums: Sequence[Sums], boundary: Boundary) -> list[Sums]:
-    """Sums with hard zeros counted separately, added up over all parts."""
+    """Add up sums over all parts; hard zeros are counted apart."""
     pairs = [(s.total, s.zeros) for s in sums if s.zeros is not None]
     both = boundary.joined([torch.cat(pair, 1) for pair in pairs])
     halves = (values.split(values.shape[1] // 2, 1) for values in both)

@@ -1,4 +1,4 @@
-"""Kernels of factors whose potentials compute messages themselves, such as logical ones."""
+"""Kernels of factors whose potentials compute messages themselves, as logical factors do."""
 
 import math
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from rdpgraph.plan import clock
 
 
 def is_logical(graph: FactorGraph) -> bool:
-    """True if some factor is an automaton, such as a logical one."""
+    """Return whether some factor is an automaton, as logical factors are."""
     return any(isinstance(block.potential, Automaton) for block in graph.blocks)
 
 
 @dataclass(frozen=True, eq=False)
 class HighOrderKernel(FactorKernel):
-    """A block of factors, through their potential's `messages`."""
+    """A block of factors whose potential computes messages by its method `messages`."""
 
     block: HighOrderBlock  # its factors
     network: Network  # the model, whose variables may have lost states, or be settled
@@ -41,7 +41,7 @@ class HighOrderKernel(FactorKernel):
 
     @cached_property
     def ports(self) -> tuple[Port, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Per slot one port for each number of states that its variables have left."""
+        """For each slot, a port for each number of states that its variables have left."""
         network, ports = self.network, list[Port]()
         sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
         for slot in range(self.block.scopes.shape[1]):
@@ -55,17 +55,17 @@ class HighOrderKernel(FactorKernel):
 
     @property
     def bounded(self) -> bool:
-        """False: messages of a potential may grow without bound."""
+        """False, because messages of a potential may grow without bound."""
         return False
 
     @property
     def records(self) -> bool:
-        """True: a potential may hold parameters anywhere."""
+        """True, because a potential may hold parameters anywhere."""
         return True
 
     @cached_property
     def _states(self) -> tuple[Tensor, ...]:
-        """Per port (n, K) the states left."""
+        """For each port, the (n, K) states that are left."""
         return tuple(
             self.network.states_left(self.block.scopes[port.rows, port.slot], port.size).to(
                 self.network.constant.device
@@ -76,7 +76,7 @@ class HighOrderKernel(FactorKernel):
 
     @cached_property
     def _settled(self) -> tuple[Tensor, ...]:
-        """Per slot (b, F, k) log-messages: uniform, or one state for settled variables."""
+        """For each slot (b, F, k) log-messages, uniform or of a settled variable's state."""
         like, messages = self.network.constant, list[Tensor]()
         settled = self._settled_states
         for slot, size in enumerate(self._slots):
@@ -86,7 +86,7 @@ class HighOrderKernel(FactorKernel):
 
     @property
     def _settled_states(self) -> Tensor:
-        """(b, F, slots) the states of settled variables."""
+        """The (b, F, slots) states of settled variables."""
         settled = self.network.settled
         if self.chosen is not None and len(settled) > 1:
             settled = settled[self.chosen]
@@ -117,7 +117,7 @@ class HighOrderKernel(FactorKernel):
 
     @property
     def divisible(self) -> bool:
-        """False if the potential differs between batch items, which it answers all at once."""
+        """False if the potential differs between batch items, and so answers all at once."""
         return not self._each
 
     @cached_property
@@ -125,7 +125,7 @@ class HighOrderKernel(FactorKernel):
         return math.prod(self.block.potential.lead(len(self._slots))[:-1]) > 1
 
     def _expanded(self, incoming: Sequence[Tensor]) -> list[Tensor]:
-        """Per slot (B, F, k) log-messages over all states."""
+        """Return for each slot the (B, F, k) log-messages over all states."""
         messages = list(self._settled)
         for port, states, part in zip(self.ports, self._states, incoming, strict=True):
             assert port.rows is not None
@@ -136,7 +136,7 @@ class HighOrderKernel(FactorKernel):
         return messages
 
     def _answers(self, expanded: list[Tensor]) -> list[Tensor]:
-        """Per slot (B, F, k) messages over counting numbers."""
+        """Return for each slot the (B, F, k) messages divided by counting numbers."""
         if self.weights is None:
             return self._asked(expanded, self.temperature)
         scale = self.weights.unsqueeze(1)
@@ -145,7 +145,7 @@ class HighOrderKernel(FactorKernel):
         return [part / scale for part in answers]
 
     def _asked(self, expanded: list[Tensor], temperature: float | Tensor) -> list[Tensor]:
-        """Per slot (B, F, k) messages of the potential, batch dims flattened."""
+        """Return for each slot the (B, F, k) messages of the potential, batch dims flattened."""
         batch = max(len(part) for part in expanded)
         if isinstance(temperature, Tensor) and temperature.ndim > 1:
             temperature = self._placed(temperature)
@@ -157,7 +157,7 @@ class HighOrderKernel(FactorKernel):
         return [part.expand(max(batch, len(part)), self.count, -1) for part in messages]
 
     def _placed(self, values: Tensor) -> Tensor:
-        """(B or 1, ...) values with the batch dims of a potential that differs between items."""
+        """Give (B or 1, ...) values the batch dims of a potential that differs between items."""
         if not self._each:
             return values
         shape, items = self.network.graph.batch_shape, self.network.batch
@@ -168,7 +168,7 @@ class HighOrderKernel(FactorKernel):
         return values.expand(items, *values.shape[1:]).reshape(*shape, *values.shape[1:])
 
     def _picked(self, values: Tensor) -> Tensor:
-        """Values of the chosen batch items, from those of all, flattened."""
+        """Select the values of the chosen batch items, flattened."""
         if self.chosen is None or len(values) == 1:
             return values
         return values[self.chosen.to(values.device)] if self._each else values
@@ -176,7 +176,7 @@ class HighOrderKernel(FactorKernel):
     def messages(
         self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
-        """Messages of the potential; with ``rows`` a port holds only its factors among them."""
+        """Return the potential's messages; with ``rows`` a port holds its factors among these."""
         if rows is not None:
             return self._of(rows, incoming)
         answers = self._answers(self._expanded(incoming))
@@ -191,7 +191,7 @@ class HighOrderKernel(FactorKernel):
         return messages
 
     def _of(self, rows: Tensor, incoming: Sequence[Tensor]) -> list[Tensor | None]:
-        """Messages of some factors, of which a port may have none."""
+        """Return the messages of some factors, of which a port may have none."""
         block, weights = self.block, self.weights
         scopes = block.scopes[rows]
         potential = block.potential.select((self.count,), rows, scopes.shape[1])
@@ -238,7 +238,7 @@ class HighOrderKernel(FactorKernel):
         return values if self.weights is None else values / self.weights
 
     def check_table(self) -> None:
-        """Refuse beliefs whose tables would be too large."""
+        """Raise `UnsupportedError` if the tables of beliefs would be too large."""
         if math.prod(self._slots) * self.count > tuning.BLOCK:
             raise UnsupportedError(
                 f"Beliefs of {type(self.block.potential).__name__} over {len(self._slots)} "
@@ -246,7 +246,7 @@ class HighOrderKernel(FactorKernel):
             )
 
     def _table(self) -> Tensor:
-        """(b, F or 1, *sizes) log-values; refused where that is too large."""
+        """The (b, F or 1, *sizes) log-values; refused if they are too many."""
         self.check_table()
         logs = self.block.potential.table(len(self._slots))
         lead = logs.shape[: logs.ndim - len(self._slots)]
@@ -254,7 +254,7 @@ class HighOrderKernel(FactorKernel):
         return self._picked(logs.reshape(-1, factors, *self._slots))
 
     def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
-        """(B, F, *all slots) from the dense table; refused where that is large."""
+        """Return the (B, F, *all slots) beliefs from the dense table, refused if too large."""
         logs = self._table()
         if self.weights is not None:
             logs = logs / self.weights.reshape(1, -1, *(1,) * len(self._slots))
@@ -269,7 +269,7 @@ class HighOrderKernel(FactorKernel):
         return share(rows, 0.0 if self.temperature == 0 else 1.0).reshape(logs.shape)
 
     def expected_log_value(self, incoming: Sequence[Tensor]) -> Tensor:
-        """Derivative of ``log sum exp(s theta + messages)`` in s."""
+        """Return expected log-values: derivatives of ``log sum exp(s theta + messages)`` in s."""
         if self.temperature == 0:
             raise UnsupportedError(
                 f"The expected score of {type(self.block.potential).__name__} at temperature 0 is "
@@ -292,6 +292,6 @@ class HighOrderKernel(FactorKernel):
 
 
 def _times(logs: Tensor, factor: Tensor) -> Tensor:
-    """Product without NaN in the factor's gradient where logs are -inf."""
+    """Multiply without a NaN in the gradient of the factor where logs are -inf."""
     alive = logs > -math.inf
     return torch.where(alive, torch.where(alive, logs, 0.0) * factor, -math.inf)

@@ -1,4 +1,4 @@
-"""Messages by block and slot of a graph, and their interpolation from kept states to all."""
+"""Messages by the blocks and slots of a graph, and their interpolation from kept states to all."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -25,14 +25,17 @@ BySlot: TypeAlias = Mapping[tuple[int, int], Tensor]
 
 
 def arriving_messages(solution: LoopySolution, missing: float = 0.0) -> BySlot:
-    """Messages of each factor to the variable at each slot; ``missing`` where none is passed."""
+    """Return the messages of each factor to the variable at each slot, or ``missing``.
+
+    ``missing`` stands where no message is passed.
+    """
     return _with_edges(solution, _filled(solution.network, missing), solution.outcome.messages)
 
 
 def cavities(solution: LoopySolution) -> BySlot:
-    """Messages of the variable at each slot to its factor: beliefs without the factor's message.
+    """Return the messages of the variable at each slot to its factor.
 
-    -inf at states that hard zeros have ruled out.
+    They are beliefs without the factor's own message, and -inf at states that hard zeros rule out.
     """
     network, messages = solution.network, solution.outcome.messages
     if network.impossible:
@@ -66,7 +69,7 @@ def cavities(solution: LoopySolution) -> BySlot:
 
 
 def started(solution: LoopySolution, messages: BySlot) -> LoopySolution:
-    """The solution with these messages as its start; slots without any start uniform."""
+    """Return the solution with these messages as its start, uniform at slots without any."""
     network, edges = solution.network, solution.edges
     start = [
         network.constant.new_zeros(network.batch, c.size, c.count).detach() for c in edges.classes
@@ -89,7 +92,7 @@ def started(solution: LoopySolution, messages: BySlot) -> LoopySolution:
 
 
 def started_from(solution: LoopySolution, other: LoopySolution) -> LoopySolution:
-    """The solution with another's messages as its start, where they share factors and states."""
+    """Return a solution that starts at another's messages, where both share factors and states."""
     network, before = solution.network, other.network
     if before.batch not in (1, network.batch):
         return started(solution, {})
@@ -105,7 +108,7 @@ def started_from(solution: LoopySolution, other: LoopySolution) -> LoopySolution
 
 
 def _ends(network: Network, edges: Edges) -> Iterator[tuple[int, int, Tensor, Segment]]:
-    """Block, slot and rows of the block's factors, of every segment of edges."""
+    """List for every segment of edges its block, its slot and the rows of the block's factors."""
     tables = message_groups(network)
     for block, origins in enumerate(network.origins):
         for members, group, slots in origins:
@@ -143,7 +146,7 @@ def _with_edges(
 def _at_left(
     network: Network, target: Tensor, block: int, slot: int, members: Tensor, values: Tensor
 ) -> Tensor:
-    """(B, F, k) with (b, left, n) values put at the remaining states of some factors' variables."""
+    """Put (b, left, n) values at the remaining states of some factors' variables in (B, F, k)."""
     scopes = network.graph.blocks[block].scopes[members, slot]
     states = network.states_left(scopes, values.shape[1])
     batch = torch.arange(network.batch, device="cpu").reshape(-1, 1, 1)
@@ -157,12 +160,12 @@ def _put(target: Tensor, index: tuple[Tensor, ...], values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class InterpolatedMessages:
-    """Messages of a restricted model, at all states of the whole model.
+    """The messages of a restricted model, at all states of the whole model.
 
-    A message sums a factor's values over the kept states of the other variables, weights included:
-    it is defined at every state of its variable, not at the kept ones alone (Nystrom's
-    interpolation of an integral equation). So messages carry over from one choice of states to the
-    next.
+    A message sums a factor's values over the kept states of the other variables, with their
+    weights. So it is defined at every state of its own variable, and not only at those kept. This
+    is Nystrom's interpolation of an integral equation, by which messages for one choice of states
+    are the start for the next.
     """
 
     graph: FactorGraph  # the model; its restriction has the same factors, in parts of its blocks
@@ -173,12 +176,12 @@ class InterpolatedMessages:
 
     @property
     def restricted(self) -> FactorGraph:
-        """The model on the kept states."""
+        """Return the model on the kept states."""
         return self.solution.network.graph
 
     @differentiable_property
     def messages(self) -> BySlot:
-        """Messages by block of the restricted model and slot, (B', F, all states of the slot).
+        """Messages (B', F, all states of the slot), by block of the restricted model and slot.
 
         Messages to observed variables are uniform.
         """
@@ -200,7 +203,7 @@ class InterpolatedMessages:
         return messages
 
     def _interpolated(self, number: int, slot: int, rows: Tensor, incoming: BySlot) -> Tensor:
-        """(B', n, states) messages of some factors of a block to their slot's variables."""
+        """Return (B', n, states) messages of some of a block's factors to a slot's variables."""
         block = self.restricted.blocks[number]
         block_of, origin = self._origins
         source = self.graph.blocks[int(block_of[block.declared[0]])]
@@ -231,7 +234,7 @@ class InterpolatedMessages:
 
     @cached_property
     def _origins(self) -> tuple[Tensor, Tensor]:
-        """Block of every factor, by its place of declaration, and its row there."""
+        """Return the block of every factor, by its place of declaration, and its row there."""
         places = torch.zeros(2, self.graph.num_factors, dtype=torch.long, device="cpu")
         for number, block in enumerate(self.graph.blocks):
             places[0, block.declared] = number
@@ -239,7 +242,7 @@ class InterpolatedMessages:
         return places[0], places[1]
 
     def at_states_of(self, other: "InterpolatedMessages") -> dict[tuple[int, int], Tensor]:
-        """Messages at the states kept in another restriction, as a start for it."""
+        """Return the messages at the states that another restriction keeps, as a start for that."""
         messages: dict[tuple[int, int], Tensor] = {}
         for (number, slot), values in self.messages.items():
             states = other.selected(other.restricted.blocks[number].scopes[:, slot]).flatten(0, 1)
@@ -248,7 +251,7 @@ class InterpolatedMessages:
 
     @differentiable_property
     def log_beliefs(self) -> tuple[Tensor, ...]:
-        """Unnormalised log-beliefs (B', n, states) of all states, by `free_numbers`."""
+        """The unnormalised log-beliefs (B', n, states) of all states, by `free_numbers`."""
         groups = free_numbers(self.graph).items()
         return tuple(self._log_beliefs(numbers, size) for size, numbers in groups)
 

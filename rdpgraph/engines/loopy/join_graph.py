@@ -27,9 +27,10 @@ from rdpgraph.plan.joingraph import ClusterGraph
 
 @dataclass(frozen=True, eq=False)
 class JoinedSolution(Supplemented):
-    """Iterative join-graph propagation (Mateescu, Kask, Gogate, Dechter 2010): approximate.
+    """Approximate answers by iterative join-graph propagation.
 
-    Computes in float64. Log Z is the join graph's free energy.
+    The method is that of Mateescu, Kask, Gogate and Dechter (2010). Messages are in float64. Log Z
+    is the free energy of the join graph.
     """
 
     network: Network  # the reduced model
@@ -53,7 +54,7 @@ class JoinedSolution(Supplemented):
 
     @property
     def _outcome(self) -> Outcome:
-        """Final messages, with gradients where they are recorded."""
+        """The final messages, with gradients where they are recorded."""
         if torch.is_grad_enabled() and self._layout.equations.records:
             return self._recorded
         return self._plain
@@ -148,7 +149,10 @@ class JoinedSolution(Supplemented):
         return (total + network.constant).to(network.constant)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): by the likeliest states and the mode, and by messages for bounds alone."""
+        """Return (B,) lower bounds on log Z by likely states and the mode, and (B,) upper bounds.
+
+        The upper bounds have messages of their own.
+        """
         ends, known = super().bounds(), tuple[Tensor, ...]()
         if not self.network.impossible:
             known = likeliest(self, self.network.graph), self.possible_mode()
@@ -162,7 +166,7 @@ class JoinedSolution(Supplemented):
 
     @differentiable_property
     def _beliefs(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Per variable (B, k), from its smallest cluster, and per tensor (B, *sizes)."""
+        """Beliefs (B, k) of variables, from their smallest clusters, and (B, *sizes) of tensors."""
         graph, layout = self.graph, self._layout
         incoming = layout.equations.incoming(self._outcome.messages)
         smallest: dict[int, float] = {}
@@ -212,7 +216,7 @@ class JoinedSolution(Supplemented):
 
 
 def _marginal(joint: Tensor, scope: Sequence[int], kept: Sequence[int]) -> Tensor:
-    """(B, *sizes of ``kept``) marginal of a joint over an ascending scope."""
+    """Return the (B, *sizes of ``kept``) marginal of a joint over an ascending scope."""
     gone = [dim + 1 for dim, v in enumerate(scope) if v not in kept]
     summed = joint.sum(gone) if gone else joint
     ranks = sorted(kept)

@@ -28,17 +28,17 @@ Ports: TypeAlias = Sequence[int] | None
 
 
 class Kernel(ABC):
-    """Factors of one kind and shape; messages are logs (B, K, n), the n factors of a port last."""
+    """Factors of one kind and shape; messages are logs (B, K, n), the factors of a port last."""
 
     @property
     @abstractmethod
     def ports(self) -> tuple[Port, ...]:
-        """Slots that take part, with the active variables at them."""
+        """The slots that take part, with the active variables at them."""
 
     @property
     @abstractmethod
     def count(self) -> int:
-        """Number of factors."""
+        """The number of factors."""
 
     @property
     @abstractmethod
@@ -52,16 +52,16 @@ class Kernel(ABC):
 
     @abstractmethod
     def items(self, chosen: slice | Tensor) -> "Kernel":
-        """Kernel of some batch items: a range of them, or their numbers."""
+        """Return the kernel of some batch items, given as a range or by their numbers."""
 
     @property
     def entries(self) -> int:
-        """Number of table entries that are not shared between batch items, per item."""
+        """The number of table entries of a batch item that are not shared with others."""
         return 0
 
     @property
     def operations(self) -> float:
-        """Approximate operations of a sweep per batch item; 0 if `messages` counts them."""
+        """The approximate operations of a sweep for a batch item; 0 if `messages` counts them."""
         return 0.0
 
     @property
@@ -73,46 +73,49 @@ class Kernel(ABC):
     def messages(
         self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
-        """Outgoing messages.
+        """Return the outgoing messages.
 
         Args:
-            incoming: per port (B, K, n) log-messages whose maximum over states is 0 (or -inf).
-            rows: only these factors (every port then holds all its factors); None: all.
+            incoming: for each port (B, K, n) log-messages whose maximum over states is 0 or -inf.
+            rows: the factors asked for, where every port holds all factors; None: all of them.
             wanted: the ports asked for.
 
         Returns:
-            Per port (B, K, n): the soft maximum over the other slots, up to one constant per
+            For each port the (B, K, n) soft maxima over the other slots, up to a constant for each
             factor; None for ports that are not wanted.
         """
 
     def log_odds(self) -> Tensor | None:
-        """(b, F) log-odds that the parity of binary ports is even; None: not by parity alone."""
+        """Return the (b, F) log-odds that the parity of binary ports is even.
+
+        Returns None if the factors depend on more than the parity.
+        """
         return None
 
     @abstractmethod
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
-        """(B, F) log of the sum of each factor's belief; messages carry no such scale."""
+        """Return the (B, F) logs of the sums of factors' beliefs, which messages do not hold."""
 
     @abstractmethod
     def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
-        """(B, F, *sizes of the ports' slots) probabilities of the factors' configurations."""
+        """Return (B, F, *sizes of the ports' slots) probabilities of factors' configurations."""
 
 
 class FactorKernel(Kernel):
-    """Kernel whose ports are variables of the model."""
+    """A kernel whose ports are variables of the model."""
 
     @abstractmethod
     def log_values_at(self, states: Tensor) -> Tensor:
-        """(B, F) log-values over counting numbers, at (B, V) states of all active variables."""
+        """Return (B, F) log-values divided by counting numbers, at (B, V) states of variables."""
 
     @abstractmethod
     def expected_log_value(self, incoming: Sequence[Tensor]) -> Tensor:
-        """(B,) expected log-values under the factors' beliefs, summed."""
+        """Return the (B,) sums of the expected log-values under the factors' beliefs."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableKernel(FactorKernel):
-    """Dense tables: sums are products of scaled values, redone in logs where they underflow."""
+    """Dense tables, multiplied as scaled values, and again in logs where these underflow."""
 
     group: Group  # the factors
     weights: Tensor | None  # (F,) counting numbers; None: all one
@@ -152,7 +155,7 @@ class TableKernel(FactorKernel):
 
     @cached_property
     def _logs(self) -> Tensor:
-        """(b, *sizes, f) log-values over counting number and temperature, factors last."""
+        """The (b, *sizes, f) log-values, divided by counting number and temperature."""
         with torch.enable_grad():  # sweeps without gradients share it with one that records them
             logs = self.group.each()
             if self.weights is not None:
@@ -164,12 +167,12 @@ class TableKernel(FactorKernel):
 
     @cached_property
     def _peak(self) -> Tensor:
-        """(b, f) largest log-value of each factor; 0 if all are -inf."""
+        """The (b, f) largest log-value of each factor; 0 if all are -inf."""
         return finite(self._logs.detach().flatten(1, -2).amax(1))
 
     @cached_property
     def scaled(self) -> Tensor:
-        """(b, *sizes, f): values scaled to a maximum of one (sums), or log-values (maxima)."""
+        """(b, *sizes, f) values whose maximum is one, for sums; log-values, for maxima."""
         shift = self._peak.reshape(-1, *(1,) * (self._logs.ndim - 2), self._peak.shape[-1])
         with torch.enable_grad():
             logs = self._logs - shift
@@ -179,7 +182,7 @@ class TableKernel(FactorKernel):
 
     @cached_property
     def bounded(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """True if no product can leave the range of the floating type, so that none is checked."""
+        """True if no product can leave the range of the floating type: none is checked."""
         tables, most = self.group.log_tables.detach(), -math.log(self._least)
         if not tables.numel():
             return True
@@ -196,7 +199,7 @@ class TableKernel(FactorKernel):
 
     @cached_property
     def _least(self) -> float:
-        """Products above this have lost nothing to underflow."""
+        """Products above this number have lost nothing to underflow."""
         info = torch.finfo(self.group.log_tables.dtype)
         return info.tiny / info.eps
 
@@ -216,7 +219,7 @@ class TableKernel(FactorKernel):
     def messages(
         self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
-        """Scaled products, repaired in logs; sums of logs at temperature 0."""
+        """Return products of scaled values, repaired in logs; at temperature 0, sums of logs."""
         table = self.scaled
         if rows is not None and table.shape[-1] > 1:
             table = _columns(table, rows)
@@ -234,7 +237,7 @@ class TableKernel(FactorKernel):
         self, incoming: Sequence[Tensor], rows: Tensor | None, wanted: Ports,
         products: list[Tensor | None], logs: list[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip
-        """Log-messages with those of underflowed factors recomputed in logs."""
+        """Return log-messages, computed again in logs for factors that underflowed."""
         low = [(part.detach() < self._least).any(1).any(0) for part in products if part is not None]
         bad = torch.stack(low).any(0).nonzero().flatten()
         if not len(bad):
@@ -252,7 +255,7 @@ class TableKernel(FactorKernel):
         ]
 
     def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
-        """Softmax of the log-values plus messages; at temperature 0, uniform over the maxima."""
+        """Return the softmax of log-values plus messages, uniform over maxima at temperature 0."""
         logs = self._logs
         scale = self.temperature
         for slot, part in enumerate(incoming):
@@ -272,11 +275,11 @@ class TableKernel(FactorKernel):
         return self.group.log_tables[0].numel() if len(self.group.log_tables) > 1 else 0
 
     def items(self, chosen: slice | Tensor) -> "TableKernel":
-        """Kernel of some batch items, with their part of the tables prepared so far.
+        """Return the kernel of some batch items, with their part of the tables prepared so far.
 
-        The rest is prepared for them alone and freed with them: allocations beyond some 32 MB are
-        new memory each time, which costs more than the arithmetic. Where gradients are recorded the
-        whole is needed anyway.
+        What is not prepared yet is prepared for them alone, and freed with them: allocations beyond
+        some 32 MB are new memory each time, which costs more than the arithmetic. Where gradients
+        are recorded, all is prepared, because it is needed anyway.
         """
         tables = self.group.log_tables
         if len(tables) == 1:
@@ -291,7 +294,7 @@ class TableKernel(FactorKernel):
 
 
 def _columns(table: Tensor, rows: Tensor) -> Tensor:
-    """(b, *sizes, n) tables of some factors of (b, *sizes, F)."""
+    """Select the (b, *sizes, n) tables of some factors of (b, *sizes, F)."""
     flat = table.reshape(-1, table.shape[-1]).index_select(1, rows)
     return flat.reshape(*table.shape[:-1], len(rows))
 
@@ -299,9 +302,10 @@ def _columns(table: Tensor, rows: Tensor) -> Tensor:
 def _exchanged(
     table: Tensor, vectors: list[Tensor], contract: Contract, wanted: Ports
 ) -> list[Tensor | None]:
-    """Contract a table (b, *sizes, f) with the vectors (B, size, F) of all slots but one, per slot.
+    """Contract a table (b, *sizes, f) for each slot with the vectors (B, size, F) of the others.
 
-    Slots are halved recursively: a table is read twice however many slots it has, without division.
+    Slots are divided in halves recursively, so that a table is read twice for any number of slots,
+    and nothing is divided out.
     """
     count = len(vectors)
     if count == 1:
@@ -326,14 +330,14 @@ def _exchanged(
 
 
 def _balanced(sizes: Sequence[int]) -> int:
-    """Position that splits the sizes into two products as equal as possible."""
+    """Return the position that splits the sizes into two products that are as equal as possible."""
     total = math.prod(sizes)
     cuts = range(1, len(sizes))
     return min(cuts, key=lambda cut: max(left := math.prod(sizes[:cut]), total // left))
 
 
 def _joint(vectors: Sequence[Tensor], contract: Contract) -> Tensor:
-    """(B, product of sizes, F) combinations of the vectors' entries."""
+    """Return the (B, product of sizes, F) products of all combinations of the vectors' entries."""
     joint = vectors[0]
     for vector in vectors[1:]:
         left, right = joint.unsqueeze(2), vector.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Flooding by log-odds: of binary pairwise models, and of parity checks by compiled code."""
+"""Flooding with log-odds in binary pairwise models, and in parity checks by compiled code."""
 
 import math
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from rdpgraph.engines.loopy.kernels import TableKernel
 
 
 class LogOdds:
-    """Messages of a binary pairwise model as log-odds h = log m(1) / m(0), one per edge.
+    """The messages of a binary pairwise model as log-odds h = log m(1) / m(0), one for each edge.
 
-    A table (a b; c d) turns cavity log-odds h into log (c + d e^h) / (a + b e^h):
-    `Equations.update` with half the numbers and a third of the operations. Edges at the first slots
-    of all factors come first, then those at their second slots.
+    A table (a b; c d) turns cavity log-odds h into log (c + d e^h) / (a + b e^h). This is
+    `Equations.update` with half the numbers and a third of the operations. The edges at the first
+    slots of all factors come first, and those at their second slots follow.
     """
 
     def __init__(self, equations: Equations, messages: Messages) -> None:
@@ -50,7 +50,7 @@ class LogOdds:
 
     @staticmethod
     def applies(equations: Equations) -> bool:
-        """Return whether all is binary, pairwise, dense, and stays within its type's range."""
+        """Return whether the model is binary, pairwise and dense, with odds within range."""
         boundary, alike = equations.boundary, LogOdds._alike(equations)
         if boundary is not None:  # one way for all parts
             alike = alike and equations.edges.count > 0
@@ -59,7 +59,7 @@ class LogOdds:
 
     @staticmethod
     def _alike(equations: Equations) -> bool:
-        """Return whether all is binary, pairwise and dense."""
+        """Return whether the model is binary, pairwise and dense."""
         if len(equations.edges.classes) != 1 or equations.edges.classes[0].size != 2:
             return False
         if equations.temperature != 1 or equations.weights is not None or equations.vanishing:
@@ -98,7 +98,7 @@ class LogOdds:
 
 
 def _largest_odds(equations: Equations) -> float:
-    """Bound on the log-odds of any cavity: the sum of those of unaries and tables."""
+    """Return a bound on the log-odds of all cavities: the sum of those of unaries and tables."""
     c = equations.edges.classes[0]
     reach = equations.unary[0].new_zeros(c.count)
     for number, kernel in enumerate(equations.kernels):
@@ -121,7 +121,7 @@ Flood: TypeAlias = Callable[..., Any]
 
 
 class ParityMessages:
-    """Messages of a model whose factors are functions of parities of bits, as log-odds of 0."""
+    """The messages of a model whose factors depend on parities of bits, as log-odds of 0."""
 
     def __init__(
         self, flood: Flood, even: Tensor, equations: Equations, messages: Messages
@@ -140,7 +140,7 @@ class ParityMessages:
 
     @staticmethod
     def evens(equations: Equations) -> Tensor | None:
-        """(b, F) the log-odds that each factor's parity is even; None where it is no such model."""
+        """Return the (b, F) log-odds that factors' parities are even; None for other models."""
         classes, plain = equations.edges.classes, equations.weights is None
         plain = plain and equations.boundary is None
         if not plain or [c.size for c in classes] != [2] or not equations.edges.count:
@@ -181,7 +181,7 @@ class ParityMessages:
 
 
 def _by_factor(edges: Edges) -> tuple[Tensor, Tensor]:
-    """(F + 1,) the first edge of each factor, among the edges in order (E,) of their factors."""
+    """Return the (F + 1,) first edges of the factors, among edges (E,) in the order of factors."""
     first, parts = 0, list[Tensor]()
     offsets: list[int] = []
     for count in edges.factors:

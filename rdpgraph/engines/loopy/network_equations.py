@@ -1,6 +1,6 @@
-"""Message-passing equations of a reduced network, and counting numbers of its factors.
+"""The equations of message passing in a reduced network, and counting numbers of its factors.
 
-Counting numbers are weights of the factors' entropies in the approximation of log Z.
+Counting numbers are the weights of the factors' entropies in the approximation of log Z.
 """
 
 import math
@@ -24,15 +24,15 @@ from rdpgraph.model.potentials.automaton import Automaton
 
 
 class CountingNumbers(ABC):
-    """A counting number for every factor; a variable's is one less the sum of its factors'."""
+    """A counting number for every factor; a variable has one minus the sum of its factors'."""
 
     @abstractmethod
     def numbers(self, edges: Edges) -> tuple[Tensor, ...] | None:
-        """Per kernel (F,) numbers above zero (float64), or None if all are one.
+        """Return for each kernel (F,) numbers above zero in float64, or None if all are one.
 
         Args:
-            edges: ``edges.ports[kernel]`` are the slots of the kernel's factors, unary factors
-                left out; ``edges.factors[kernel]`` is how many there are.
+            edges: ``edges.ports[kernel]`` are the slots of the kernel's factors, without unary
+                factors, and ``edges.factors[kernel]`` is the number of factors.
         """
 
     @property
@@ -46,7 +46,7 @@ class Bethe(CountingNumbers):
     """Counting numbers of one: plain belief propagation (Yedidia, Freeman, Weiss 2005)."""
 
     def numbers(self, edges: Edges) -> None:
-        """Return None: the counting numbers of all factors are one."""
+        """Return None, because the counting numbers of all factors are one."""
         return
 
 
@@ -55,8 +55,8 @@ class Fractional(CountingNumbers):
     """One number for all factors: fractional belief propagation (Wiegerinck, Heskes 2003).
 
     Args:
-        number: above zero; 1 is plain belief propagation, and large numbers approach mean field;
-            log Z falls as it rises.
+        number: a number above zero. 1 is plain belief propagation, and large numbers approach mean
+            field. The larger it is, the smaller is log Z.
     """
 
     number: float
@@ -65,7 +65,7 @@ class Fractional(CountingNumbers):
         require_fields(self, number="(0, inf)")
 
     def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
-        """The number, for every factor."""
+        """Return the number for every factor."""
         return tuple(
             torch.full((count,), self.number, dtype=torch.float64, device="cpu")
             for count in edges.factors
@@ -74,18 +74,18 @@ class Fractional(CountingNumbers):
 
 @dataclass(frozen=True)
 class TreeReweighted(CountingNumbers):
-    """Counting numbers: the probability that a random spanning tree holds the factor.
+    """Counting numbers that are the probabilities that a random spanning tree holds the factor.
 
     At a fixed point log Z is an upper bound (Wainwright, Jaakkola, Willsky 2005, theorem 7). With
     factors of three and more variables the trees are maximal sets of factors without a cycle.
 
-    Pairwise models of up to 2,000 variables: uniform spanning trees, exactly, by the matrix-tree
-    theorem. Others: the frequencies in a few random trees that between them hold every factor,
-    which is a distribution over trees too, so that the bound holds.
+    In pairwise models of up to 2,000 variables the trees are uniform, and the matrix-tree theorem
+    gives the probabilities exactly. In others they are the frequencies in a few random trees that
+    between them hold every factor. That is a distribution over trees too, so that the bound holds.
 
     Args:
-        trees: how many, at least, where they are drawn.
-        seed: of the draw.
+        trees: how many trees are drawn at least, where they are drawn.
+        seed: the seed of the draw.
     """
 
     trees: int = 8
@@ -95,7 +95,7 @@ class TreeReweighted(CountingNumbers):
         require_fields(self, trees="[1, inf)")
 
     def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
-        """Per kernel (F,) the probabilities that a random spanning tree holds each factor."""
+        """Return for each kernel the (F,) probabilities that a random tree holds a factor."""
         scopes, count = edges.scopes, len(edges.home)
         pairwise = all(scope.shape[1] == 2 and bool((scope >= 0).all()) for scope in scopes)
         if count <= tuning.SOLVED_TREES and pairwise:
@@ -107,12 +107,12 @@ class TreeReweighted(CountingNumbers):
 
     @property
     def bounds_above(self) -> bool:
-        """True: log Z at a fixed point is an upper bound."""
+        """True, because log Z at a fixed point is an upper bound."""
         return True
 
 
 def _uniform_trees(pairs: Tensor, count: int) -> Tensor:
-    """(F,) effective resistances: the probability of each edge in a uniform spanning tree."""
+    """Return the (F,) effective resistances, which are edges' probabilities in a uniform tree."""
     if not len(pairs):
         return torch.zeros(0, dtype=torch.float64, device="cpu")
     laplacian = torch.zeros(count, count, dtype=torch.float64, device="cpu")
@@ -128,7 +128,7 @@ def _uniform_trees(pairs: Tensor, count: int) -> Tensor:
 
 
 def _drawn_trees(scopes: list[tuple[int, ...]], count: int, least: int, seed: int) -> Tensor:
-    """(F,) frequencies in random maximal acyclic sets, drawn until every factor was in one."""
+    """Draw maximal acyclic sets until each factor was in one; return (F,) their frequencies."""
     generator = torch.Generator().manual_seed(seed)
     hits = [0] * len(scopes)
     trees = 0
@@ -158,7 +158,7 @@ def _root(parent: list[int], member: int) -> int:
 
 
 def edges_in(network: Network) -> Edges:
-    """Edges of a network's factors of two and more variables."""
+    """Return the edges of a network's factors of two and more variables."""
     kernels = _kernels(network, 1.0, None)
     return edges_of(
         [kernel.ports for kernel in kernels],
@@ -170,14 +170,14 @@ def edges_in(network: Network) -> Edges:
 
 
 def message_groups(network: Network) -> list[int]:
-    """Group number of each table kernel of the equations."""
+    """Return the group number of each table kernel of the equations."""
     return [n for n, group in enumerate(network.groups) if group.scopes.shape[1] > 1]
 
 
 def equations_of(
     network: Network, edges: Edges, counting: CountingNumbers, temperature: float
 ) -> Equations:
-    """Equations of a network; factors of one variable become its unary log-potential."""
+    """Return the equations of a network; factors of one variable become its unary log-potential."""
     weights = counting.numbers(edges)
     if weights is not None:
         weights = tuple(w.to(network.constant) for w in weights)
@@ -200,7 +200,7 @@ def equations_of(
 
 
 def reach(groups: Sequence[Group], dtype: torch.dtype) -> float:
-    """Bound on the size of log-messages; beyond it, added log-values would be lost to rounding."""
+    """Return a bound on log-messages, beyond which rounding would lose log-values added to them."""
     largest = 1.0
     for group in groups:
         low, high = group.extent
@@ -212,9 +212,10 @@ def reach(groups: Sequence[Group], dtype: torch.dtype) -> float:
 
 
 def without_floors(total: Tensor, network: Network, lowest: float) -> Tensor:
-    """Bethe values, or the least score of a possible assignment where a floor of messages entered.
+    """Return Bethe values, or a lower bound where messages at their floor went into them.
 
-    Messages at their floor contradict each other, and the floor is a number of no meaning.
+    Messages at their floor contradict each other, and the floor is an arbitrary number. The sum of
+    the least log-values of the factors takes the place of a value that such messages went into.
     """
     if not all(isinstance(block.potential, Automaton) for block in network.high_order):
         return total
@@ -258,7 +259,7 @@ def _edge_weights(edges: Edges, weights: tuple[Tensor, ...]) -> tuple[Tensor, ..
 
 
 def _unary(network: Network, edges: Edges) -> tuple[Tensor, ...]:
-    """Per class (1 or B, K, n)."""
+    """Return for each class the (1 or B, K, n) unary log-potentials."""
     lone = [group for group in network.groups if group.scopes.shape[1] == 1]
     batch = max([len(group.log_tables) for group in lone], default=1)
     unaries: list[Tensor] = []

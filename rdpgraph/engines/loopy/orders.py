@@ -1,4 +1,4 @@
-"""Layers of variables that share no factor, to be decided one after the other."""
+"""Layers of variables that share no factor; layers are decided one after the other."""
 
 import hashlib
 from collections import deque
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """Messages of one kernel to the variables of a layer."""
+    """The messages of one kernel to the variables of a layer."""
 
     kernel: int  # number of the kernel
     rows: Tensor  # (f,) its factors that send
@@ -32,7 +32,7 @@ class Arrivals:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Variables that share no factor: per class their local numbers, and the messages to them."""
+    """Variables that share no factor: their numbers in each class, and the messages to them."""
 
     variables: tuple[Tensor, ...]
     arrivals: tuple[Arrivals, ...]
@@ -40,26 +40,26 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """A partition of the variables into layers, in order."""
+    """A partition of the variables into layers, and the order of the layers."""
 
     numbers: Tensor  # (V,) layer of each variable
     layers: tuple[Layer, ...]  # in order
 
 
 def orders(edges: Edges) -> tuple[Order, Order] | None:
-    """Outward order from the first variable of every component, and an order of few layers.
+    """Return an outward order from a variable of every component, and an order of few layers.
 
-    None if factors are too wide.
+    Returns None if factors are too wide.
     """
     return _cached(edges, _orders)
 
 
 def peeled(edges: Edges) -> Order | None:
-    """Peeling order: variables with few factors last, as they can still satisfy each of these.
+    """Return an order in which variables with few factors come last, since they can satisfy these.
 
-    The variable with the fewest factors left is removed with them, again and again, as erasure
-    codes are decoded and sparse graphs coloured; the order is the reverse. None if factors are too
-    wide.
+    The variable with the fewest factors left is removed together with them, again and again, as
+    erasure codes are decoded and sparse graphs are coloured. The order is the reverse of the
+    removals. Returns None if factors are too wide.
     """
     return _cached(edges, _peeled)
 
@@ -127,7 +127,7 @@ def _peeled(edges: Edges) -> Order | None:
 
 
 def _factors(scopes: list[tuple[int, ...]], count: int) -> list[list[int]]:
-    """Factors of each variable."""
+    """Return the factors of each variable."""
     factors: list[list[int]] = [[] for _ in range(count)]
     for number, scope in enumerate(scopes):
         for variable in scope:
@@ -149,7 +149,7 @@ def _orders(edges: Edges) -> tuple[Order, Order] | None:
 
 
 def _scopes(edges: Edges) -> list[tuple[int, ...]] | None:
-    """Variables of each factor; None if factors are too wide."""
+    """Return the variables of each factor; None if factors are too wide."""
     wide = max((scopes.shape[1] for scopes in edges.scopes), default=0)
     return None if wide > tuning.LISTED_ARITY else edges.listed_scopes()
 
@@ -157,7 +157,7 @@ def _scopes(edges: Edges) -> list[tuple[int, ...]] | None:
 def _breadth_first(
     scopes: list[tuple[int, ...]], factors: list[list[int]]
 ) -> tuple[list[int], list[int]]:
-    """Variables in breadth-first order, and the distance of each from its root."""
+    """Return the variables in breadth-first order, and the distance of each from its root."""
     distance, met, queue = [-1] * len(factors), [False] * len(scopes), list[int]()
     start = 0
     for root in range(len(factors)):
@@ -182,7 +182,7 @@ def _breadth_first(
 def _coloured(
     scopes: list[tuple[int, ...]], factors: list[list[int]], queue: list[int], levels: list[int]
 ) -> list[int]:
-    """Layer of every variable: by level, and within a level by colour."""
+    """Return the layer of every variable: by its level, and within a level by its colour."""
     colour, taken, level = [0] * len(factors), [0] * len(scopes), [-1] * len(scopes)
     for variable in sorted(queue, key=levels.__getitem__):
         here, used = levels[variable], 0
@@ -228,7 +228,7 @@ def _order(edges: Edges, layers: list[int]) -> Order:
 def _of_tables(
     edges: Edges, kernel: int, numbers: Tensor, place: Tensor
 ) -> Iterable[tuple[int, Arrivals]]:
-    """Arrivals slot by slot: a table is read once for each of its variables."""
+    """Return arrivals slot by slot; a table is read once for each of its variables."""
     segments = [edges.segments[s] for s in edges.by_kernel[kernel]]
     for wanted, segment in enumerate(segments):
         variables = edges.ports[kernel][wanted].variables
@@ -246,7 +246,7 @@ def _of_tables(
 def _of_high_order(
     edges: Edges, kernel: int, numbers: Tensor, place: Tensor
 ) -> Iterable[tuple[int, Arrivals]]:
-    """Arrivals of all slots together, of the factors at each layer."""
+    """Return the arrivals of all slots together, from the factors at each layer."""
     ports, segments = edges.ports[kernel], [edges.segments[s] for s in edges.by_kernel[kernel]]
     factors = [
         torch.arange(edges.factors[kernel], device="cpu") if p.rows is None else p.rows

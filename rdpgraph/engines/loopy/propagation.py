@@ -1,4 +1,4 @@
-"""Sweeps of messages until they converge, and gradients of potentials through them."""
+"""Run message passing to convergence, and differentiate the messages at which it ends."""
 
 import math
 import warnings
@@ -15,23 +15,28 @@ from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.log_odds import Flood
 from rdpgraph.engines.loopy.schedules import DAMPED, Damping, RandomSubsets, Schedule, sets_of
-from rdpgraph.engines.loopy.sweepers import residual_of_all, sweeper_for
+from rdpgraph.engines.loopy.sweepers import Sweeper, residual_of_all, sweeper_for
 from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.plan import clock
 
 _BREAKDOWN = 1e-12
-"""Norm of a new GMRES direction, relative to the right side, at which the space is exhausted."""
+"""Norm at which a new GMRES direction, before it is scaled to a unit vector, counts as zero.
+
+The Krylov space cannot grow any further then.
+"""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Progress of propagation, as given to a callback after every sweep.
+    """The progress of propagation, passed to a callback after every sweep.
 
     Attributes:
-        number: sweeps done.
-        residual: the largest change of a log-message in it, relative beyond one nat.
-        seconds: since the start.
-        updates: messages updated since the start, of one batch item.
+        number: number of sweeps so far.
+        residual: largest change of a log-message in the last sweep. A change from m to n counts as
+            ``|n - m| / max(1, |n|)``: in nats if n is within one nat of zero, else relative.
+            `JoinGraph` compares values instead of their logs.
+        seconds: time since the start.
+        updates: number of messages updated since the start, per batch item.
     """
 
     number: int
@@ -45,52 +50,59 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Limits:
-    """Schedule and damping of updates, and when to stop."""
+    """The schedule and damping of message updates, and the conditions that end them."""
 
     schedule: Schedule  # the order of updates
-    damping: Damping  # of every update
-    sweeps: int  # at most
-    tolerance: float  # on the largest change of a log-message, relative beyond one nat
-    seconds: float | None = None  # at most, or None; a sweep that would end later is not begun
-    # called after every sweep
+    damping: Damping  # applied to every update
+    sweeps: int  # the largest number of sweeps
+    tolerance: float  # an item has converged if its residual, as in `Sweep`, is at most this
+    # Time limit, or None. A sweep that is predicted to end later is not started.
+    seconds: float | None = None
+    # Called after every sweep.
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
-    flood: Flood | None = None  # compiled sweeps of parity checks
-    settling: bool = False  # what has not converged after a few sweeps goes on with `DAMPED`
-    # gives (B, V) best states of messages, and (B,) whether possible: those that last are the end
+    flood: Flood | None = None  # compiled sweep of parity checks, if there is one
+    settling: bool = False  # use `DAMPED` after the first `effort.UNDAMPED_SWEEPS` sweeps
+    # Returns the (B, V) best states that the messages imply, and (B,) whether they are possible.
+    # It is called every `effort.UNDAMPED_SWEEPS` sweeps. An item also ends if two calls in a row
+    # give it the same states and these are possible.
     read: Callable[[Equations, Messages], tuple[Tensor, Tensor]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Messages at the end of propagation."""
+    """The messages at the end of propagation, with a record of how it went."""
 
-    messages: Messages  # per size class
-    converged: Tensor  # (B,) the residual is within the tolerance
-    residual: Tensor  # (B,) of the last sweep
-    trace: tuple[float, ...]  # largest residual of every sweep
+    messages: Messages  # per size class (B, K, E)
+    converged: Tensor  # (B,) whether the residual is within the tolerance
+    residual: Tensor  # (B,) residual of the item's last sweep
+    trace: tuple[float, ...]  # largest residual of all items, after each sweep
     sweeps: Tensor  # (B,) number of sweeps of each item
-    updates: int = 0  # messages updated, of one batch item
-    # (B,) float64 `Equations.log_partition`, if the tables were at hand
+    updates: int = 0  # number of messages updated, per batch item
+    # (B,) float64 `Equations.log_partition`, or None if it was not computed on the way.
     log_partitions: Tensor | None = field(default=None, kw_only=True)
-    crosses = True
+    crosses = True  # kept in pickles and copies of a solution; see `Portable`
 
 
 def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
-    """Run sweeps until every batch item has converged; converged items change no more.
+    """Run sweeps until every batch item has converged or a limit is reached.
 
-    Ranges of items that fit the processor's cache, or single ones where their residuals decide,
-    come to their ends one after another, with equal shares of the time that is left. Random sets
-    are the same for all items.
+    An item's messages do not change after it has converged. The batch is divided into ranges that
+    fit the processor's cache, or into single items if the schedule looks at residuals, since each
+    item then has its own order of updates. The ranges run one after another, each with an equal
+    share of the time left. `RandomSubsets` draws the same sets for all items, and therefore runs on
+    the whole batch.
     """
     schedule, seconds = limits.schedule, limits.seconds
     size = 1 if schedule.looks_at_residuals else equations.at_once
     if size >= equations.batch or isinstance(schedule, RandomSubsets):
-        return _swept(equations, start, limits)
+        return _propagate_together(equations, start, limits)
     begin = clock.now()
-    end = math.inf if seconds is None else begin + seconds
-    outcomes, totals, number, going = list[Outcome](), list[Tensor](), 0, True
+    deadline = math.inf if seconds is None else begin + seconds
+    outcomes, log_partitions, number, going = list[Outcome](), list[Tensor](), 0, True
 
-    def told(sweep: Sweep) -> None:
+    def report(sweep: Sweep) -> None:
+        # The callback sees the ranges as one run, whose sweeps are numbered throughout. Once it has
+        # ended the run, each remaining range ends after its first sweep.
         nonlocal number, going
         number += 1
         step = replace(sweep, number=number, seconds=clock.now() - begin)
@@ -99,71 +111,91 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
             raise StopIteration
 
     ranges = equations.ranges(size)
-    for left, part in zip(range(len(ranges), 0, -1), ranges, strict=True):
-        share = None if seconds is None else max(end - clock.now(), 0.0) / left
-        progress = None if limits.progress is None else told
-        some, messages = equations.part(start, part)
-        outcomes.append(_swept(some, messages, replace(limits, seconds=share, progress=progress)))
+    for left, chosen in zip(range(len(ranges), 0, -1), ranges, strict=True):
+        share = None if seconds is None else max(deadline - clock.now(), 0.0) / left
+        progress = None if limits.progress is None else report
+        part, messages = equations.part(start, chosen)
+        part_limits = replace(limits, seconds=share, progress=progress)
+        outcomes.append(_propagate_together(part, messages, part_limits))
         if seconds is None and not equations.records:
-            # While its tables are prepared: every answer asks for it.
-            totals.append(some.log_partition(outcomes[-1].messages))
-    length = max(len(run.trace) for run in outcomes)
-    traces = [run.trace + run.trace[-1:] * (length - len(run.trace)) for run in outcomes]
-    columns = zip(*(run.messages for run in outcomes), strict=True)
+            # Every answer needs log Z, and the tables of this range are prepared now.
+            log_partitions.append(part.log_partition(outcomes[-1].messages))
+    return _concatenate_outcomes(outcomes, log_partitions)
+
+
+def _concatenate_outcomes(outcomes: Sequence[Outcome], log_partitions: list[Tensor]) -> Outcome:
+    """Return the outcome of a batch, given those of its ranges in order."""
+    # A range that ended early keeps its last residual in the trace of the whole batch.
+    length = max(len(outcome.trace) for outcome in outcomes)
+    traces = [o.trace + o.trace[-1:] * (length - len(o.trace)) for o in outcomes]
+    by_class = zip(*(outcome.messages for outcome in outcomes), strict=True)
     return Outcome(
-        messages=tuple(torch.cat(column) for column in columns),
-        converged=torch.cat([run.converged for run in outcomes]),
-        residual=torch.cat([run.residual for run in outcomes]),
-        trace=tuple(max(column) for column in zip(*traces, strict=True)),
-        sweeps=torch.cat([run.sweeps for run in outcomes]),
-        updates=max(run.updates for run in outcomes),
-        log_partitions=torch.cat(totals) if totals else None,
+        messages=tuple(torch.cat(parts) for parts in by_class),
+        converged=torch.cat([outcome.converged for outcome in outcomes]),
+        residual=torch.cat([outcome.residual for outcome in outcomes]),
+        trace=tuple(max(residuals) for residuals in zip(*traces, strict=True)),
+        sweeps=torch.cat([outcome.sweeps for outcome in outcomes]),
+        updates=max(outcome.updates for outcome in outcomes),
+        log_partitions=torch.cat(log_partitions) if log_partitions else None,
     )
 
 
-def _swept(equations: Equations, messages: Messages, limits: Limits) -> Outcome:
-    """Sweep all items together; half of them or fewer go on alone where that costs less."""
+def _propagate_together(equations: Equations, messages: Messages, limits: Limits) -> Outcome:
+    """Run sweeps over all items at once until each has converged or a limit is reached.
+
+    Once half of the items have ended, the others are swept without them, provided that the cost of
+    a sweep is in proportion to the number of items.
+    """
     begin, batch, boundary = clock.now(), equations.batch, equations.boundary
     residual = torch.full((batch,), math.inf, dtype=torch.float64, device="cpu")
     converged = torch.zeros(batch, dtype=torch.bool, device="cpu")
     sweeps = torch.zeros(batch, dtype=torch.long, device="cpu")
+    # A part of a model takes part in the collective calls of each sweep even if it has no edges.
     if not batch or not (equations.edges.count or boundary):
         return Outcome(messages, ~converged, torch.zeros(batch, device="cpu"), (), sweeps)
-    schedule, edges, seconds = limits.schedule, equations.edges, limits.seconds
-    damping, read, states = limits.damping, limits.read, torch.zeros(batch, 0, device="cpu")
-    thorough = schedule.covers_all or schedule.looks_at_residuals
-    items = places = torch.arange(batch, device="cpu")  # swept; places of those not converged
-    ended, trace, spent, updates = list[tuple[Tensor, Messages]](), list[float](), 0.0, 0
-    deadline = math.inf if seconds is None else begin + seconds
+
+    schedule, damping, read = limits.schedule, limits.damping, limits.read
+    edges = equations.edges
+    deadline = math.inf if limits.seconds is None else begin + limits.seconds
     sweeper = sweeper_for(equations, schedule, damping, limits.flood)
+    # `items` are the numbers of the items in `equations`, and `places` the positions among them of
+    # those that have not ended. `ended` lists items that have, with their final messages.
+    items = places = torch.arange(batch, device="cpu")
+    ended = list[tuple[Tensor, Messages]]()
+    states = torch.zeros(batch, 0, device="cpu")  # of the last call of `read`; none so far
+    trace, elapsed, updates = list[float](), 0.0, 0  # updates by earlier sweepers
+
     for number in range(limits.sweeps):
+        # Sweep once.
         if limits.settling and number == effort.UNDAMPED_SWEEPS:
             damping = sweeper.damping = DAMPED
-        residuals = sweeper.residuals if schedule.looks_at_residuals else None
-        sets, least = sets_of(schedule, edges, residuals, number, deadline), sweeper.updates
+        message_residuals = sweeper.residuals if schedule.looks_at_residuals else None
+        sets = sets_of(schedule, edges, message_residuals, number, deadline)
+        updates_before = sweeper.updates
         messages, change = sweeper.sweep(messages, sets)
-        largest = change.cpu().double()
         clock.count(len(places) * equations.operations)
-        if not thorough and bool((largest <= limits.tolerance).any()):
-            # Messages that a user's schedule leaves out may not have settled.
-            every = residual_of_all(equations, sweeper.finish(messages))
-            largest = torch.maximum(largest, every.cpu())
-        if boundary is not None:
-            largest = boundary.largest(largest)
-        running, done = items[places], (largest <= limits.tolerance)[places]
-        residual[running] = largest[places]
+
+        # Record the residuals, and find the items that have converged.
+        item_residuals = _item_residuals(sweeper, messages, change, limits)
+        running, done = items[places], (item_residuals <= limits.tolerance)[places]
+        residual[running] = item_residuals[places]
         sweeps[running] += 1
         trace.append(float(residual.amax()))
-        if schedule.covers_all and sweeper.updates < least + edges.count:
-            break  # at the deadline: what was not updated need not have settled
+        if schedule.covers_all and sweeper.updates < updates_before + edges.count:
+            break  # at the deadline: the messages not updated need not have converged
         converged[running[done]] = True
+
+        # An item whose best states are possible and have not changed since the last call of `read`
+        # ends too, although it does not count as converged.
         if read is not None and not (number + 1) % effort.UNDAMPED_SWEEPS:
-            before, (states, possible) = states, read(equations, sweeper.finish(messages))
-            if before.shape == states.shape:
-                done |= (possible & (before == states).all(1)).cpu()[places]
+            last_states, (states, possible) = states, read(equations, sweeper.finish(messages))
+            if last_states.shape == states.shape:
+                done |= (possible & (last_states == states).all(1)).cpu()[places]
+
+        # Set aside the messages of items that have ended. If few others are left, go on with those.
         if bool(done.any()):
             messages = sweeper.finish(messages)
-            ended.append((running[done], _rows(messages, places[done])))
+            ended.append((running[done], _select_items(messages, places[done])))
             places = places[~done]
             if equations.divisible and 2 * len(places) <= len(items) and len(places):
                 equations, messages = equations.part(messages, places)
@@ -171,83 +203,117 @@ def _swept(equations: Equations, messages: Messages, limits: Limits) -> Outcome:
                 updates += sweeper.updates
                 items, places = items[places], torch.arange(len(places), device="cpu")
                 sweeper = sweeper_for(equations, schedule, damping, limits.flood)
-        before, spent = spent, clock.now() - begin
-        step = Sweep(number + 1, trace[-1], spent, updates + sweeper.updates)
-        if not goes_on(limits.progress, step) or clock.stopped() or not len(places):
+
+        elapsed_before, elapsed = elapsed, clock.now() - begin
+        step = Sweep(number + 1, trace[-1], elapsed, updates + sweeper.updates)
+        if _must_stop(limits, step, elapsed_before) or not len(places):
             break
-        if seconds is not None and 2 * spent - before > seconds:
-            break
+
     if len(places):
-        ended.append((items[places], _rows(sweeper.finish(messages), places)))
-    if len(ended) > 1:
-        order = torch.cat([members for members, _ in ended]).argsort()
-        columns = zip(*(parts for _, parts in ended), strict=True)
-        messages = tuple(torch.cat(column)[order.to(column[0].device)] for column in columns)
-    else:
-        messages = ended[0][1]
+        ended.append((items[places], _select_items(sweeper.finish(messages), places)))
     updates += sweeper.updates
-    return Outcome(messages, converged, residual, tuple(trace), sweeps, updates)
+    return Outcome(_in_order_of_items(ended), converged, residual, tuple(trace), sweeps, updates)
 
 
-def _rows(messages: Messages, rows: Tensor) -> Messages:
-    if not messages or len(rows) == len(messages[0]):
+def _item_residuals(sweeper: Sweeper, messages: Messages, change: Tensor, limits: Limits) -> Tensor:
+    """Return (B,) float64 residuals after a sweep, given the (B,) largest changes in it."""
+    equations, schedule = sweeper.equations, limits.schedule
+    largest = change.cpu().double()
+    thorough = schedule.covers_all or schedule.looks_at_residuals
+    if not thorough and bool((largest <= limits.tolerance).any()):
+        # The messages that a user's schedule leaves out need not have converged.
+        every = residual_of_all(equations, sweeper.finish(messages))
+        largest = torch.maximum(largest, every.cpu())
+    # The parts of a model in several processes must agree on which items have converged.
+    return largest if equations.boundary is None else equations.boundary.largest(largest)
+
+
+def _must_stop(limits: Limits, step: Sweep, elapsed_before: float) -> bool:
+    """Report a sweep to the callback, and return whether it must be the last one."""
+    if not goes_on(limits.progress, step) or clock.stopped():
+        return True
+    # The next sweep is predicted to take as long as this one did.
+    return limits.seconds is not None and 2 * step.seconds - elapsed_before > limits.seconds
+
+
+def _in_order_of_items(ended: Sequence[tuple[Tensor, Messages]]) -> Messages:
+    """Return the messages of all items in order, given groups of items and their messages."""
+    if len(ended) == 1:
+        return ended[0][1]
+    order = torch.cat([items for items, _ in ended]).argsort()
+    by_class = zip(*(messages for _, messages in ended), strict=True)
+    return tuple(torch.cat(parts)[order.to(parts[0].device)] for parts in by_class)
+
+
+def _select_items(messages: Messages, places: Tensor) -> Messages:
+    """Return the messages of the items at ascending places; those of all are not copied."""
+    if not messages or len(places) == len(messages[0]):
         return messages
-    return tuple(message[rows.to(message.device)] for message in messages)
+    return tuple(message[places.to(message.device)] for message in messages)
 
 
 class Gradient(ABC):
     """A way to differentiate the messages at which propagation ends."""
 
     def for_log_partition(self, messages: Messages) -> Messages:
-        """The messages that log Z is computed from: constants, since it is stationary in them."""
+        """Return the messages from which log Z is computed.
+
+        They are constants: log Z is stationary in the messages at a fixed point, so that its
+        gradient through them is zero.
+        """
         return tuple(message.detach() for message in messages)
 
     @abstractmethod
     def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:
-        """Propagate, and attach the messages to the potentials' graph."""
+        """Propagate, and attach the messages to the autograd graph of the potentials."""
 
 
 @dataclass(frozen=True)
 class Unrolled(Gradient):
-    """Backpropagation through every sweep: the exact derivative of what was computed, of any order.
+    """Backpropagate through every sweep.
 
-    Memory grows with the number of sweeps.
+    This is the exact derivative of what was computed, of any order. Memory grows with the number of
+    sweeps.
     """
 
     def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:
-        """Sweeps with gradients recorded."""
+        """Propagate with gradients recorded."""
         return propagate(equations, start, limits)
 
     def for_log_partition(self, messages: Messages) -> Messages:
-        """The messages, attached."""
+        """Return the messages as they are, with their gradients."""
         return messages
 
 
 @dataclass(frozen=True)
 class FromBeliefs(Gradient):
-    """Messages are constants: the gradient of log Z is the beliefs, as it is at a fixed point.
+    """Treat the messages as constants, at no cost.
 
-    Marginals and entropy lack the gradient through the messages, which is most of theirs: use it
-    for log Z only. Costs nothing.
+    The gradient of log Z is then the beliefs, which is right at a fixed point. Marginals and
+    entropy lose the part of their gradient that passes through the messages, which is most of it:
+    use this for log Z only.
     """
 
     def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:
-        """Sweeps without gradients."""
+        """Propagate without gradients."""
         with torch.no_grad():
             return propagate(equations, start, limits)
 
 
 @dataclass(frozen=True)
 class Implicit(Gradient):
-    """Implicit function theorem at the fixed point; memory of one sweep.
+    """Differentiate the fixed point by the implicit function theorem.
 
-    With messages m = G(m, theta), a gradient g of m becomes that of G at u with (I - J^T) u = g, J
-    = dG/dm, solved by GMRES. Right where the messages have converged. First derivatives only.
+    The messages satisfy ``m = G(m, theta)``. If g is the gradient with respect to m, that with
+    respect to theta is ``(dG/dtheta)^T u``, where ``(I - J^T) u = g`` and ``J = dG/dm``. GMRES
+    solves for u. The gradient is right if the messages have converged. The memory is that of one
+    sweep, and only first derivatives are available.
 
     Args:
-        iterations: of the linear solve, at most; each costs a sweep backwards and a vector of
-            all messages. It ends early after as many seconds as the messages were given.
-        tolerance: on its residual, relative to g.
+        iterations: the largest number of GMRES iterations. Each costs a backward pass through one
+            sweep, and stores a vector the size of all messages. GMRES also stops after as many
+            seconds as were given to the messages.
+        tolerance: residual at which GMRES stops, relative to g.
     """
 
     iterations: int = 100
@@ -257,86 +323,105 @@ class Implicit(Gradient):
         require_fields(self, iterations="[1, inf)", tolerance="[0, inf]")
 
     def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:
-        """Sweeps without gradients, then one with."""
+        """Propagate without gradients, then update all messages once with gradients."""
         with torch.no_grad():
             outcome = propagate(equations, start, limits)
         seconds = math.inf if limits.seconds is None else limits.seconds
         return replace(outcome, messages=self.attached(equations, outcome.messages, seconds))
 
     def attached(self, equations: Equations, messages: Messages, seconds: float) -> Messages:
-        """Messages at a fixed point, attached to the potentials' graph; the solve ends in time."""
-        among = equations.boundary is not None and equations.records
-        if not torch.is_grad_enabled() or not (equations.edges.count or among):
+        """Return the messages of a fixed point, attached to the autograd graph of the potentials.
+
+        The backward pass solves its linear system in about ``seconds`` at most.
+        """
+        parts_record = equations.boundary is not None and equations.records
+        if not torch.is_grad_enabled() or not (equations.edges.count or parts_record):
             return messages
+        # The backward pass of this update multiplies u by (dG/dtheta)^T.
         updated = equations.update(tuple(message.detach() for message in messages))
-        if among:  # the solve is that of all parts, whether or not it reaches anything here
+        if parts_record:
+            # The parts of a model solve one linear system together, by collective calls. So every
+            # part needs a backward pass, even if no gradient reaches its own potentials.
             updated = tuple(m if m.requires_grad else m.requires_grad_() for m in updated)
         elif not any(message.requires_grad for message in updated):
             return messages
         # The values stay what they are without gradients, to the last digit.
-        return _AtFixedPoint.apply(equations, self, seconds, messages, *updated)  # pyright: ignore
+        arguments = equations, self, seconds, messages
+        return _ImplicitDifferentiation.apply(*arguments, *updated)  # pyright: ignore
 
 
-class _AtFixedPoint(torch.autograd.Function):
-    """Messages for their update, whose backward pass solves for the gradient of a fixed point."""
+class _ImplicitDifferentiation(torch.autograd.Function):
+    """Return the messages in place of their update, which has the same values at a fixed point.
+
+    The backward pass replaces the gradient g by the u of `Implicit`, and gives it to the update.
+    """
 
     @staticmethod
     def forward(  # pyright: ignore
         ctx,  # pyright: ignore
         equations: Equations,
-        how: Implicit,
+        implicit: Implicit,
         seconds: float,
         messages: Messages,
         *updated: Tensor,
     ) -> Messages:
         del updated  # equal to the messages at a fixed point
-        ctx.equations, ctx.how, ctx.seconds = equations, how, seconds  # pyright: ignore
+        ctx.equations, ctx.implicit, ctx.seconds = equations, implicit, seconds  # pyright: ignore
         ctx.save_for_backward(*messages)  # pyright: ignore
         return tuple(message.clone() for message in messages)
 
     @staticmethod
     @differentiable_once
     def backward(ctx, *grads: Tensor):  # pyright: ignore
-        equations, how = ctx.equations, ctx.how  # pyright: ignore
+        equations, implicit = ctx.equations, ctx.implicit  # pyright: ignore
+        # From m = G(m, theta) follows dm = J dm + (dG/dtheta) dtheta, and therefore
+        #     g^T dm = g^T (I - J)^-1 (dG/dtheta) dtheta = u^T (dG/dtheta) dtheta,
+        # where (I - J^T) u = g. This pass returns u, which the update recorded in
+        # `Implicit.attached` multiplies by dG/dtheta.
         with torch.enable_grad():
             inputs = tuple(m.detach().requires_grad_() for m in ctx.saved_tensors)  # pyright: ignore
             outputs = equations.update(inputs)  # pyright: ignore
 
-        def transposed(vector: Tensor) -> Tensor:
-            parts = _split(vector, inputs)
-            gradients = torch.autograd.grad(
-                outputs, inputs, parts, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-            return vector - _joined(gradients)
+        def subtract_jacobian(vector: Tensor) -> Tensor:
+            """Return (I - J^T) v, by a backward pass through one update of all messages."""
+            products = torch.autograd.grad(
+                outputs, inputs, _unflatten(vector, inputs),
+                retain_graph=True, allow_unused=True, materialize_grads=True,
+            )  # fmt: skip
+            return vector - _flatten(products)
 
-        solved, residual = gmres(
-            transposed,
-            _joined(grads),
-            how.iterations,
-            how.tolerance,  # pyright: ignore
+        solution, residual = gmres(
+            subtract_jacobian,
+            _flatten(grads),
+            implicit.iterations,
+            implicit.tolerance,  # pyright: ignore
             deadline=clock.now() + ctx.seconds,  # pyright: ignore
-            total=_identity if equations.boundary is None else equations.boundary.solved,  # pyright: ignore
+            total=_unchanged if equations.boundary is None else equations.boundary.solved,  # pyright: ignore
         )
-        if residual > 100 * how.tolerance:  # pyright: ignore
+        # Warn only if the tolerance was missed by far, and not if it was nearly met.
+        if residual > 100 * implicit.tolerance:  # pyright: ignore
             warnings.warn(
-                f"The implicit gradient's linear solve stopped at a relative residual of "
-                f"{residual:.1e} after {how.iterations} iterations at most; raise "  # pyright: ignore
-                "Implicit(iterations=...) or the scheduler's seconds, or use Unrolled().",
+                f"The implicit gradient is inaccurate: its linear solve stopped at a relative "
+                f"residual of {residual:.1e} after {implicit.iterations} iterations or fewer. "  # pyright: ignore
+                "Raise Implicit(iterations=...) or the scheduler's seconds, or use Unrolled().",
                 stacklevel=2,
             )
-        return None, None, None, None, *_split(solved, inputs)
+        return None, None, None, None, *_unflatten(solution, inputs)
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.reshape(-1) for part in parts])
+def _flatten(messages: Sequence[Tensor]) -> Tensor:
+    """Return the entries of all messages as one vector."""
+    return torch.cat([message.reshape(-1) for message in messages])
 
 
-def _split(vector: Tensor, like: Messages) -> tuple[Tensor, ...]:
-    parts = torch.split(vector, [m.numel() for m in like])
+def _unflatten(vector: Tensor, like: Messages) -> tuple[Tensor, ...]:
+    """Return a vector as tensors of the shapes of messages; the inverse of `_flatten`."""
+    parts = torch.split(vector, [message.numel() for message in like])
     return tuple(p.reshape(m.shape) for p, m in zip(parts, like, strict=True))
 
 
-def _identity(values: Tensor) -> Tensor:
+def _unchanged(values: Tensor) -> Tensor:
+    """Return the values themselves, the sum over a single process."""
     return values
 
 
@@ -347,43 +432,61 @@ def gmres(
     tolerance: float,
     *,
     deadline: float = math.inf,
-    total: Callable[[Tensor], Tensor] = _identity,
+    total: Callable[[Tensor], Tensor] = _unchanged,
 ) -> tuple[Tensor, float]:
-    """Solve operator(x) = right in a Krylov space of at most ``iterations`` dims (Saad, Schultz).
+    """Solve ``A x = b`` by GMRES without restarts (Saad and Schultz 1986).
 
-    Ends with the iteration in which the deadline (on `clock.now`) passes. Returns the solution and
-    the relative residual. For vectors in parts on several processes, ``total`` sums their scalar
-    products.
+    With ``q_1 = b / |b|``, iteration k makes A q_k orthogonal to q_1, ..., q_k and scales it to the
+    unit vector q_{k+1}, so that ``A Q_k = Q_{k+1} H_k``. The solution is ``x = Q_k y``, where y
+    minimises ``|H_k y - |b| e_1|``, which is the norm of the residual.
+
+    Args:
+        operator: multiplies a vector by A.
+        right: (n,) b.
+        iterations: the largest dimension of the Krylov space.
+        tolerance: relative residual at which to stop.
+        deadline: the iteration in which it passes, on `clock.now`, is the last one.
+        total: sums scalar products over processes, if each process holds a part of every vector.
+
+    Returns:
+        x, and its relative residual ``|A x - b| / |b|``.
     """
 
     def norm(vector: Tensor) -> float:
         return math.sqrt(float(total(vector.norm().double().square())))
 
-    size = norm(right)
-    if size == 0.0:
+    right_norm = norm(right)
+    if right_norm == 0.0:
         return torch.zeros_like(right), 0.0
-    basis = [right / size]
-    matrix = torch.zeros(1, 0, dtype=torch.float64, device="cpu")
-    weights = torch.zeros(0, dtype=torch.float64, device="cpu")
+    basis = [right / right_norm]
+    hessenberg = torch.zeros(1, 0, dtype=torch.float64, device="cpu")
+    coefficients = torch.zeros(0, dtype=torch.float64, device="cpu")
     residual = 1.0
     for step in range(iterations):
+        # Project A q_k on the basis. Rounding in float32 would leave q_{k+1} far from orthogonal
+        # after one projection, so there are two.
         image = operator(basis[-1])
         column = torch.zeros(step + 2, dtype=torch.float64, device="cpu")
-        for _ in range(2):  # orthogonalised twice, for float32
-            parts = total(torch.stack([torch.dot(vector, image) for vector in basis]))
-            for part, vector in zip(parts, basis, strict=True):
-                image = image - part * vector
-            column[:-1] += parts.cpu()
-        length = norm(image)
-        column[-1] = length
-        matrix = torch.cat([torch.nn.functional.pad(matrix, (0, 0, 0, 1)), column[:, None]], 1)
+        for _ in range(2):
+            products = total(torch.stack([torch.dot(vector, image) for vector in basis]))
+            for product, vector in zip(products, basis, strict=True):
+                image = image - product * vector
+            column[:-1] += products.cpu()
+        image_norm = norm(image)
+        column[-1] = image_norm
+
+        # Append the column to H_k, and minimise |H_k y - |b| e_1|.
+        padded = torch.nn.functional.pad(hessenberg, (0, 0, 0, 1))
+        hessenberg = torch.cat([padded, column[:, None]], 1)
         target = torch.zeros(step + 2, 1, dtype=torch.float64, device="cpu")
-        target[0] = size
-        weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution[:, 0]
-        residual = float((matrix @ weights - target[:, 0]).norm()) / size
-        ended = residual <= tolerance or length <= _BREAKDOWN or clock.now() > deadline
-        if float(total(right.new_tensor(float(ended)))):  # processes may round differently
+        target[0] = right_norm
+        coefficients = torch.linalg.lstsq(hessenberg, target, driver="gelsd").solution[:, 0]
+        residual = float((hessenberg @ coefficients - target[:, 0]).norm()) / right_norm
+
+        # Processes may round differently: all stop together, as soon as one of them would.
+        done = residual <= tolerance or image_norm <= _BREAKDOWN or clock.now() > deadline
+        if float(total(right.new_tensor(float(done)))):
             break
-        basis.append(image / length)
-    stacked = torch.stack(basis[: len(weights)])
-    return weights.to(right) @ stacked, residual
+        basis.append(image / image_norm)
+    # A direction that was added after the last solve has no coefficient.
+    return coefficients.to(right) @ torch.stack(basis[: len(coefficients)]), residual

@@ -1,4 +1,4 @@
-"""Schedules of message updates, and damping."""
+"""Schedules of message updates, and ways of damping them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,11 +25,13 @@ Sets: TypeAlias = Iterator[Tensor | None]
 class Schedule(ABC):
     """An order of message updates; subclasses implement `sweep`.
 
-    A message is that of a factor to a variable; `edges.variable` holds the variable of each.
+    A message goes from a factor to a variable; `edges.variable` holds the variable of each message.
 
     Attributes:
-        looks_at_residuals: `sweep` calls ``residuals``; batch items are then solved one at a time.
-        covers_all: every sweep updates every message; else the others are examined at its end.
+        looks_at_residuals: True if `sweep` calls ``residuals``. Batch items are then solved one by
+            one.
+        covers_all: True if every sweep updates every message. If not, the messages that a sweep
+            left out are examined at its end.
     """
 
     looks_at_residuals: ClassVar[bool] = False
@@ -37,44 +39,44 @@ class Schedule(ABC):
 
     @abstractmethod
     def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
-        """Sets of messages to update, one set after the other.
+        """Yield the sets of messages to update, one set after the other.
 
         A sweep should update about as many messages as there are edges.
 
         Args:
             edges: the model's edges; they are numbered 0 to ``edges.count - 1``.
-            residuals: a function: ``residuals()`` gives (E,), for every message the largest
-                change of its log-values if it were updated now, 0 where it agrees with those that
-                come in. Only where `looks_at_residuals`; between two sets it may be called again.
-            number: of the sweep, from 0.
+            residuals: a function that may be called before each set if `looks_at_residuals` is
+                True. It returns (E,) for every message the largest change of its log-values if it
+                were updated now, which is 0 where it agrees with the messages that come in.
+            number: the number of the sweep, from 0.
 
         Yields:
-            Numbers of edges (int64), or None for all of them.
+            The numbers of edges as int64, or None for all of them.
         """
 
 
 @dataclass(frozen=True)
 class Flooding(Schedule):
-    """All messages at once, from those of the sweep before: the fewest operations per message."""
+    """Updates all messages at once, from those of the sweep before, with the fewest operations."""
 
     covers_all = True
 
     def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
-        """One set of all."""
+        """Yield one set of all messages."""
         yield None
 
 
 @dataclass(frozen=True, eq=False)
 class Sequential(Schedule):
-    """Variable by variable, each from the newest messages; forwards, then backwards.
+    """Updates messages variable by variable from the newest ones, forwards and then backwards.
 
-    Variables that no factor joins are updated together where that changes nothing, so that a grid
-    in its natural order takes one step per diagonal.
+    Variables that no factor joins are updated together where that makes no difference, so that a
+    grid in its natural order takes one step for each diagonal.
 
     Args:
-        order: (V,) for each of the model's variables its place, any numbers; equal ones are
-            updated together. None: a fixed random order, in about ten steps for a grid, none of
-            which updates two variables that a factor joins.
+        order: (V,) the place of each of the model's variables, as any number; variables of one
+            place are updated together. None: a fixed random order, which takes about ten steps for
+            a grid, and never updates two variables together that a factor joins.
     """
 
     order: Tensor | None = None
@@ -84,7 +86,7 @@ class Sequential(Schedule):
         settle(self, "order")
 
     def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
-        """The messages into each set of variables in turn."""
+        """Yield the messages into each set of variables in turn."""
         steps = edges.remembered(self, self._steps)
         yield from steps if number % 2 == 0 else reversed(steps)
 
@@ -110,11 +112,11 @@ class Sequential(Schedule):
 
 @dataclass(frozen=True)
 class Residual(Schedule):
-    """The messages that would change most, in blocks (Elidan, McGraw, Koller 2006).
+    """Updates the messages that would change most, in blocks (Elidan, McGraw, Koller 2006).
 
     Args:
-        share: fraction of the messages in a block. Small blocks need fewer updates, and more time
-            for each.
+        share: the fraction of the messages in a block. Smaller blocks need fewer updates, and more
+            time for each.
     """
 
     share: float = 0.05
@@ -124,7 +126,7 @@ class Residual(Schedule):
         require_fields(self, share="(0, 1]")
 
     def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
-        """Blocks of the largest residuals."""
+        """Yield blocks of the messages with the largest residuals."""
         count = max(1, round(float(self.share) * edges.count))
         for _ in range(0, edges.count, count):
             yield residuals().topk(count, sorted=False).indices
@@ -132,13 +134,13 @@ class Residual(Schedule):
 
 @dataclass(frozen=True, eq=False)
 class RandomSubsets(Schedule):
-    """Every message once a sweep, in random sets.
+    """Updates every message once in a sweep, in random sets.
 
     All runs of messages take the same sets, so that an answer does not depend on those before it.
 
     Args:
-        share: fraction of the messages in a set.
-        generator: its state at the first sweep is the randomness; it is left in that state. None:
+        share: the fraction of the messages in a set.
+        generator: the randomness is its state at the first sweep, and it stays in that state. None:
             torch's global randomness.
     """
 
@@ -150,7 +152,7 @@ class RandomSubsets(Schedule):
         require_fields(self, share="(0, 1]")
 
     def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
-        """A random permutation in pieces."""
+        """Yield a random permutation in pieces."""
         size = max(1, round(float(self.share) * edges.count))
         drawn = torch.Generator("cpu").manual_seed(self._seed + number)
         yield from torch.split(torch.randperm(edges.count, generator=drawn, device="cpu"), size)
@@ -165,7 +167,7 @@ class RandomSubsets(Schedule):
 
 
 def _colours(edges: Edges) -> Tensor:
-    """Colours such that no kernel joins two variables of one colour (Jones, Plassmann 1993)."""
+    """Colour variables so that no kernel joins two of one colour (Jones, Plassmann 1993)."""
     count = len(edges.home)
     shuffled = torch.Generator().manual_seed(0)
     priority = torch.randperm(count, generator=shuffled, device="cpu")
@@ -184,7 +186,7 @@ def _colours(edges: Edges) -> Tensor:
 
 
 def _levels(edges: Edges, places: Tensor) -> Tensor:
-    """First step of an order at which each variable can be updated."""
+    """Return the first step of an order at which each variable can be updated."""
     left, right = edges.pairs
     level_with = places[left] == places[right]
     one, other = (side[level_with].numpy() for side in (left, right))
@@ -206,7 +208,7 @@ def sets_of(
     schedule: Schedule, edges: Edges, residuals: Callable[[], Tensor] | None, number: int,
     deadline: float,
 ) -> Sets:  # fmt: skip
-    """Sets that a schedule yields in a sweep, checked, until the deadline on `clock.now`."""
+    """Yield the sets of a schedule's sweep, checked, until the deadline on `clock.now`."""
     count, some = edges.count, False
     sets: object = schedule.sweep(edges, Residuals(residuals or unasked), number)
     if isinstance(sets, Tensor) or not isinstance(sets, Iterable):
@@ -242,13 +244,13 @@ def _no_tensor(*_: object, **__: object) -> NoReturn:
 
 
 class Residuals:
-    """Function that a schedule calls for residuals; any use of it as a tensor is an error."""
+    """The function that a schedule calls for residuals; any use of it as a tensor is an error."""
 
     def __init__(self, ask: Callable[[], Tensor]) -> None:
         self._ask = ask
 
     def __call__(self) -> Tensor:
-        """(E,) the residuals."""
+        """Return the (E,) residuals."""
         return self._ask()
 
     __getattr__ = __getitem__ = __len__ = __iter__ = __neg__ = __abs__ = _no_tensor
@@ -257,27 +259,27 @@ class Residuals:
 
 
 def unasked() -> Tensor:
-    """Refuse residuals to a schedule that has not declared their use."""
+    """Raise an error where a schedule asks for residuals without having declared that it does."""
     raise ModelError("A Schedule that calls residuals() needs looks_at_residuals = True.")
 
 
 class Damping(ABC):
-    """A mean of an old message and a new one.
+    """A mean of the old message and the new one.
 
     Attributes:
-        share: weight of the old one; at 0 nothing is mixed.
+        share: the weight of the old message; at 0 nothing is mixed.
     """
 
     share: float
 
     @abstractmethod
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
-        """(B, K, n) log-messages whose maximum is 0 or near it."""
+        """Return (B, K, n) log-messages whose maximum is 0 or near 0."""
 
 
 @dataclass(frozen=True)
 class _Mean(Damping):
-    """Damping by a mean of two messages."""
+    """Damping by a weighted mean of two messages."""
 
     share: float
 
@@ -290,7 +292,7 @@ class LogDamping(_Mean):
     """A geometric mean: ``log m = (1 - share) log m_new + share log m_old``."""
 
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
-        """Weighted sum of logs; a hard zero in either is one in the result."""
+        """Return the weighted sum of logs; a hard zero in one of them is one in the result."""
         return new if self.share == 0 else ((1 - self.share) * new).add_(old, alpha=self.share)
 
 
@@ -300,10 +302,10 @@ DAMPED = LogDamping(0.5)
 
 @dataclass(frozen=True)
 class ProbabilityDamping(_Mean):
-    """An arithmetic mean: ``m = (1 - share) m_new + share m_old``, messages scaled to maximum 1."""
+    """An arithmetic mean: ``m = (1 - share) m_new + share m_old``, of messages with maximum 1."""
 
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
-        """Weighted sum of values; a hard zero of the new message is one at once."""
+        """Return the weighted sum of values; a hard zero of the new message stays one."""
         if self.share == 0:
             return new
         pair = torch.stack([new + math.log1p(-self.share), old + math.log(self.share)])

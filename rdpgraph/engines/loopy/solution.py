@@ -44,7 +44,7 @@ _FAR = 1e10
 
 @dataclass(frozen=True, eq=False)
 class LoopySolution(Approximation):
-    """Approximate answers by message passing; exact where the factor graph has no cycle."""
+    """Approximate answers by message passing, exact where the factor graph has no cycle."""
 
     network: Network  # the reduced model
     counting: CountingNumbers  # its counting numbers
@@ -61,12 +61,12 @@ class LoopySolution(Approximation):
 
     @cached_property
     def edges(self) -> Edges:
-        """Index of the messages."""
+        """The index of the messages."""
         return edges_in(self.network).to(self.network.constant.device)
 
     @cached_property
     def equations(self) -> Equations:
-        """Message-passing equations of the network."""
+        """The equations of message passing in the network."""
         with torch.enable_grad():  # wherever it is first asked for
             equations = equations_of(self.network, self.edges, self.counting, self.temperature)
         if self.among is not None:
@@ -75,7 +75,7 @@ class LoopySolution(Approximation):
 
     @property
     def outcome(self) -> Outcome:
-        """Final messages, computed on first use, with gradients or without."""
+        """The final messages, computed when they are first used, with gradients or without."""
         if torch.is_grad_enabled() and self.equations.records:
             return self._recorded
         return self.__dict__.get("_recorded") or self._plain
@@ -93,7 +93,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _at_first(self) -> Allowance | None:
-        """The seconds of the first messages."""
+        """The seconds that the first messages have."""
         return None if self.allowance is None else self.allowance.for_one_answer()
 
     def _ended(self, allowance: Allowance | None) -> Outcome:
@@ -104,7 +104,7 @@ class LoopySolution(Approximation):
             return self.gradient.run(self.equations, start, limits)
 
     def _limits_of(self, share: float, allowance: Allowance | None) -> Limits:
-        """Limits with a share of the seconds that are left; the tolerance of exact messages."""
+        """Return limits with a share of the seconds left, and a tolerance for exact messages."""
         limits = replace(self.limits, settling=self._settling)
         if self._is_exact:
             limits = replace(limits, tolerance=min(limits.tolerance, self._exact_tolerance))
@@ -114,29 +114,29 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _settling(self) -> bool:
-        """True if messages of logical factors, on cycles, are damped from some sweep on."""
+        """True if the messages of logical factors on cycles are damped from some sweep on."""
         cycles = self.among is not None or not self.network_is_forest
         return self.limits.settling and is_logical(self.network.graph) and cycles
 
     @property
     def _is_exact(self) -> bool:
-        """True if the messages, once they change no more, are those of exact sums or maxima."""
+        """True if messages that no longer change give exact sums or maxima."""
         plain = isinstance(self.counting, Bethe) and self.among is None
         return plain and self.temperature in (0.0, 1.0) and self.network_is_forest
 
     @property
     def _exact_tolerance(self) -> float:
-        """Change of messages on a forest that is rounding: along it, changes to come add up."""
+        """The change of messages on a forest that is rounding; later changes along it add up."""
         least = 8.0 * torch.finfo(self.network.constant.dtype).eps
         return max(ROUNDING / max(self.edges.count, 1), least)
 
     def status(self) -> Status:
-        """Convergence, number of sweeps, and what else to try."""
+        """Return convergence, the number of sweeps, and what else to try."""
         # At temperature 0 log Z is that of no model.
         return self._status(exact=self._is_exact and self.temperature == 1)
 
     def status_of(self, answer: str) -> Status:
-        """Status of sums, or of the messages that maximise; of a mode without a proof."""
+        """Return the status of sums or maxima; that of a mode does without a proof."""
         if answer == "max_marginals":
             return self.maximal._status(exact=self.maximal._is_exact)
         if answer != "mode":
@@ -148,12 +148,12 @@ class LoopySolution(Approximation):
             remedies.append(f"no possible mode was found in {items}: allow more time")
         if self.decoded.cut:
             remedies.append(
-                "the time ended the search for a mode before all ties were broken: allow more"
+                "the time ended the search for a mode before all ties were broken: allow more time"
             )
         return replace(status, remedy="; ".join(filter(None, (*remedies, status.remedy))))
 
     def _status(self, *, exact: bool) -> Status:
-        """Status of these messages; ``exact`` if their fixed point is the answer."""
+        """Return the status of these messages; ``exact`` if their fixed point is the answer."""
         outcome = self.outcome
         contradiction = bool(self._contradicted.any())
         converged = bool(outcome.converged.all()) and not contradiction and not self._outweighed
@@ -166,8 +166,8 @@ class LoopySolution(Approximation):
             )
         elif self._outweighed:
             remedy = (
-                "log-values of 1e10 and more leave others no digits between counting numbers: "
-                "write -inf where something is impossible"
+                "a few log-values of 1e10 and more leave the others no digits when counting "
+                "numbers multiply them: write -inf where something is impossible"
             )
         elif not converged:
             remedy = (
@@ -196,7 +196,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _outweighed(self) -> bool:
-        """True if a few large log-values take the digits of others in sums by counting numbers."""
+        """True if a few large log-values leave others no digits in sums by counting numbers."""
         tables = [group.log_tables.detach() for group in self.network.groups]
         return not isinstance(self.counting, Bethe) and any(
             bool(((table.abs() > _FAR) & table.isfinite()).any()) for table in tables
@@ -204,7 +204,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _contradicted(self) -> Tensor:
-        """(B,) whether hard constraints have driven every state of some variable out of range."""
+        """(B,) True where hard constraints drove every state of some variable out of range."""
         equations = self.equations
         gone = torch.zeros(equations.batch, dtype=torch.bool, device=equations.unary_device)
         if equations.bounded:
@@ -225,7 +225,10 @@ class LoopySolution(Approximation):
         return forest_order(topology) is not None
 
     def log_partition(self) -> Tensor:
-        """(B,) Bethe, or reweighted, approximation of log Z (at temperature t of t log Z)."""
+        """Return the (B,) approximation of log Z by Bethe or other counting numbers.
+
+        At temperature t it is that of t log Z.
+        """
         return self._log_partition
 
     @differentiable_property
@@ -246,7 +249,7 @@ class LoopySolution(Approximation):
         return (total + constant).to(network.constant)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): by these messages where they bound, and others that pass for bounds."""
+        """Return (B,) and (B,) bounds on log Z, by these messages or others that pass for it."""
         ends = super().bounds()
         if self.among is not None or not bool((ends[0] < ends[1]).any()):
             return ends
@@ -262,7 +265,7 @@ class LoopySolution(Approximation):
 
     @contextmanager
     def _bounding_seconds(self) -> Generator[float]:
-        """Seconds for bounds: of the allowance, or counted where there is no limit."""
+        """Return the seconds for bounds: of the allowance, or counted where there is no limit."""
         if self.allowance is not None:
             with self.allowance.spending():
                 yield self.allowance.left(effort.LOOPY_REPAIR)
@@ -286,7 +289,7 @@ class LoopySolution(Approximation):
         return variable_table(self.network, parts, empty, settled)
 
     def check_factor_marginals(self, block: int) -> None:
-        """Refuse large tables of potentials that compute messages themselves."""
+        """Raise an error for large tables of potentials that compute messages themselves."""
         for kernel in self.equations.kernels:
             if isinstance(kernel, HighOrderKernel) and kernel.block.number == block:
                 kernel.check_table()
@@ -331,7 +334,7 @@ class LoopySolution(Approximation):
         return self._of_possible(total).to(network.constant)
 
     def entropy(self) -> Tensor:
-        """(B,) of the tempered distribution.
+        """Return the (B,) entropy of the tempered distribution.
 
         Raises:
             UnsupportedError: at temperature 0.
@@ -344,14 +347,17 @@ class LoopySolution(Approximation):
 
     @cached_property
     def maximal(self) -> "LoopySolution":
-        """The same model solved at temperature 0."""
+        """The solution of the same model at temperature 0."""
         if self.temperature == 0:
             return self
         return replace(self, temperature=0.0, start=None, share=effort.LOOPY_MAXIMA)
 
     @cached_property
     def _modal(self) -> "LoopySolution":
-        """Maxima for a mode; those of logical factors end when its states last and are possible."""
+        """The maxima that give a mode.
+
+        Those of logical factors end when its states are possible and no longer change.
+        """
         other = self.maximal
         if not other._settling:
             return other
@@ -360,7 +366,7 @@ class LoopySolution(Approximation):
         return replace(other, limits=replace(limits, read=read, sweeps=sweeps))
 
     def max_marginals(self) -> Tensor:
-        """(B, S) max-beliefs, raised to the approximate score of the mode."""
+        """Return the (B, S) max-beliefs, whose maxima are the approximate score of the mode."""
         other = self.maximal
         total = other.log_partition()
         if self.network.impossible:
@@ -376,14 +382,14 @@ class LoopySolution(Approximation):
 
     @cached_property
     def decoded(self) -> Decoded:
-        """Configurations decoded from the max-beliefs."""
+        """The configurations that are decoded from the max-beliefs."""
         other, outcome = self._modal, self._modal.outcome
         with torch.no_grad(), _spent(self.allowance):
             limits = self._limits_of(effort.LOOPY_DECODING, self.allowance)
             return decode(other.equations, outcome, limits)
 
     def mode(self) -> Tensor:
-        """(B, V) the decoded configuration, which need not be consistent."""
+        """Return the (B, V) decoded configurations, which need not be consistent."""
         return full_states(self.network, self.decoded.states.unsqueeze(0))[0]
 
     @cached_property
@@ -396,25 +402,26 @@ class LoopySolution(Approximation):
             return possible_modes(self.network.graph, states, left).warned()
 
     def possible_mode(self) -> Tensor:
-        """(B, V) decoded configuration, repaired by a search if its probability is zero."""
+        """Return the (B, V) decoded configurations, which a search repairs if impossible."""
         return self._repaired.states
 
     def mode_exists(self) -> Tensor:
-        """(B,) bool, by max-product, which modes need anyway; by sums only if that says no."""
+        """Return (B,) bools by max-product, and by sums only if that finds none possible."""
         known = self._modal.log_partition().detach().isfinite()
         return known if bool(known.all()) else known | self.possible()
 
     def mode_is_possible(self) -> Tensor:
-        """(B,) bool, also by the search for a possible configuration."""
+        """Return (B,) bools, for which a possible configuration is searched too."""
         return self.mode_exists().cpu() & self._repaired.exists
 
     def mode_is_consistent(self) -> Tensor:
         return self.decoded.consistent
 
     def mode_is_optimal(self) -> Tensor:
-        """(B,) whether it is consistent on a tree, or with tree-reweighted messages, or is a bound.
+        """Return (B,) True where the mode is proved to be optimal.
 
-        Models of pairs alone are bounded for it, by messages of their own.
+        Proofs are consistency on a tree or with tree-reweighted messages, and a bound that the mode
+        reaches. Pairwise models are bounded for this purpose, by messages of their own.
         """
         bounding = self.counting.bounds_above and not self._outweighed
         proving = self.network_is_forest or bounding
@@ -424,7 +431,10 @@ class LoopySolution(Approximation):
         return known | meets(self._mode_scores[0], self._ceilings)
 
     def mode_bound(self) -> Tensor:
-        """(B,) by tree-reweighted messages or the largest log-values; the score where optimal."""
+        """Return (B,) upper bounds by tree-reweighted messages or the largest log-values.
+
+        It is the score itself where the mode is optimal.
+        """
         optimal = self.mode_is_optimal().cpu()
         return torch.where(optimal, self._mode_scores[1], self._ceilings)
 
@@ -434,7 +444,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _ceilings(self) -> Tensor:
-        """(B,) upper bounds on all scores, by messages that pass for them alone."""
+        """(B,) upper bounds on all scores, by messages that pass for this purpose alone."""
         with self._bounding_seconds() as seconds:
             return Bounding(self.network, self.compiled).maxima(seconds).bounds
 

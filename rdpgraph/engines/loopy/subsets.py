@@ -1,4 +1,4 @@
-"""Updates of subsets of the messages."""
+"""Update subsets of the messages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from rdpgraph.engines.loopy.equations import Equations, Messages, Sums, sums_of
 
 @dataclass(frozen=True, eq=False)
 class SegmentEdges:
-    """Subset of the edges of one segment."""
+    """A subset of the edges of one segment."""
 
     segment: int  # its number
     places: Tensor  # (n,) their numbers within the class
@@ -24,7 +24,7 @@ class SegmentEdges:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """Factors of a kernel whose messages are computed in one call."""
+    """The factors of a kernel whose messages are computed in one call."""
 
     kernel: int  # its number
     # (n,) the factors; None: all, by a kernel that answers for all of them at once
@@ -34,7 +34,7 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class EdgeSubset:
-    """Subset of the edges, by segment, and per class the variables that they touch."""
+    """A subset of the edges, by segment, and for each class the variables that they touch."""
 
     parts: tuple[SegmentEdges, ...]
     asked: tuple[Asked, ...]
@@ -43,7 +43,7 @@ class EdgeSubset:
 
 
 def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
-    """Subset of the given edge numbers."""
+    """Return the subset of the given edge numbers."""
     starts = edges.remembered("starts", _starts)
     chosen = chosen.to(starts.device).sort().values
     numbers, counts = torch.unique_consecutive(
@@ -76,7 +76,7 @@ def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
 
 
 def _starts(edges: Edges) -> Tensor:
-    """Number of every segment's first edge."""
+    """Return the number of every segment's first edge."""
     firsts = [edges.first_edge(segment) for segment in edges.segments]
     return torch.tensor(firsts, dtype=torch.long, device=edges.classes[0].variable.device)
 
@@ -99,9 +99,10 @@ def _asked(edges: Edges, parts: list[SegmentEdges]) -> tuple[Asked, ...]:
 
 
 def subset_of(edges: Edges, chosen: Tensor | None) -> EdgeSubset:
-    """Subset of the given edge numbers, or of all; known as long as the schedule holds them.
+    """Return the subset of the given edge numbers, or of all edges.
 
-    The same tensors recur in later sweeps and in other batch items.
+    It is kept as long as the schedule holds the numbers, because the same tensors recur in later
+    sweeps and in other batch items.
     """
     if chosen is None:
         chosen = edges.remembered("all", lambda own: torch.arange(own.count, device="cpu"))
@@ -115,7 +116,7 @@ def subset_of(edges: Edges, chosen: Tensor | None) -> EdgeSubset:
 def candidates(
     equations: Equations, chosen: EdgeSubset, incoming: Callable[[Asked], list[Tensor]]
 ) -> list[Tensor]:
-    """Per part (B, K, n) updated messages, from those that come in."""
+    """Return for each part the (B, K, n) updated messages, from those that come in."""
     edges = equations.edges
     new: dict[int, Tensor] = {}
     for asked in chosen.asked:
@@ -135,7 +136,7 @@ def candidates(
 def incoming(
     equations: Equations, messages: Messages, sums: list[Sums], asked: Asked
 ) -> list[Tensor]:
-    """Per port (B, K, n) variable-to-factor messages, rescaled."""
+    """Return for each port the (B, K, n) messages from variables to factors, rescaled."""
     edges, arriving = equations.edges, list[Tensor]()
     for segment in (edges.segments[number] for number in edges.by_kernel[asked.kernel]):
         variable = edges.classes[segment.size_class].variable
@@ -152,7 +153,7 @@ def incoming(
 def written(
     equations: Equations, messages: Messages, chosen: EdgeSubset, new: list[Tensor]
 ) -> Messages:
-    """Messages with those of a subset replaced; in place unless gradients are recorded."""
+    """Replace the messages of a subset, in place unless gradients are recorded."""
     result = list(messages)
     for part, values in zip(chosen.parts, new, strict=True):
         number = equations.edges.segments[part.segment].size_class
@@ -163,7 +164,7 @@ def written(
 def refreshed(
     equations: Equations, messages: Messages, sums: list[Sums], chosen: EdgeSubset
 ) -> list[Sums]:
-    """Sums recomputed at the touched variables; in place unless gradients are recorded."""
+    """Recompute sums at the variables touched, in place unless gradients are recorded."""
     result = list(sums)
     for number, numbers in enumerate(chosen.locals):
         if not len(numbers):

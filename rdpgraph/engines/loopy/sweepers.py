@@ -1,4 +1,4 @@
-"""Sweepers: the fastest way to carry out a schedule's sweeps in a model."""
+"""Sweepers: the fastest ways to carry out a schedule's sweeps in a model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ from rdpgraph.engines.loopy.subsets import (
 
 
 class Sweeper(ABC):
-    """Carries out the sweeps of a schedule."""
+    """What carries out the sweeps of a schedule."""
 
     def __init__(self, equations: Equations, damping: Damping) -> None:
         self.equations, self.damping = equations, damping
@@ -32,18 +32,18 @@ class Sweeper(ABC):
 
     @abstractmethod
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
-        """Messages after one sweep of these sets, and (B,) the largest change."""
+        """Return the messages after one sweep of these sets, and the (B,) largest changes."""
 
     def finish(self, messages: Messages) -> Messages:
-        """Messages in their common form, if `sweep` holds another; sweeps may go on after it."""
+        """Return the messages in their common form; sweeps may go on after this."""
         return messages
 
     def residuals(self) -> Tensor:
-        """(E,) changes of the only batch item's messages if updated now, within a sweep."""
+        """Return (E,) how much messages of the only batch item would change now, within a sweep."""
         return unasked()
 
     def _mixed(self, new: Tensor, old: Tensor) -> Tensor:
-        """Damped messages, rescaled."""
+        """Return damped messages, rescaled."""
         if self.damping.share == 0:
             return new
         return rescaled(self.damping.mix(new, old), vanishing=self.equations.vanishing)[0]
@@ -52,7 +52,10 @@ class Sweeper(ABC):
 def sweeper_for(
     equations: Equations, schedule: Schedule, damping: Damping, flood: Flood | None
 ) -> Sweeper:
-    """Fastest sweeper for a model and a schedule; ``flood`` is compiled code for parities."""
+    """Return the fastest sweeper for a model and a schedule.
+
+    ``flood`` is compiled code for parities.
+    """
     floods = isinstance(schedule, Flooding)
     plain = floods and not (torch.is_grad_enabled() and equations.records)
     if plain and isinstance(damping, LogDamping):
@@ -70,7 +73,7 @@ def sweeper_for(
 
 
 class _Held(Sweeper):
-    """Flooding by messages in another form, which are converted at the end."""
+    """Floods with messages in another form, which are converted at the end."""
 
     def __init__(
         self, equations: Equations, damping: Damping,
@@ -93,7 +96,7 @@ class _Held(Sweeper):
 
 
 class _Masked(Sweeper):
-    """Computes all messages and takes those of a set: for flooding, by residuals, on devices."""
+    """Computes all messages and takes those of a set, for flooding, residuals and devices."""
 
     _current: Messages
     _updated: Messages | None
@@ -140,16 +143,16 @@ class _Masked(Sweeper):
         return torch.cat([self.equations.change(new, old)[0] for new, old in pairs]).cpu()
 
     def _updates(self) -> Messages:
-        """All messages updated from the current ones, computed once for residuals and a set."""
+        """Return all messages updated from the current ones; residuals and a set share them."""
         if self._updated is None:
             self._updated = self.equations.update(self._current)
         return self._updated
 
 
 class _Paired(Sweeper):
-    """Sweeps of clusters, where each separator joins two, in schedules that see no residuals.
+    """Sweeps over clusters of which each separator joins two, in schedules that see no residuals.
 
-    Each hears what the other has sent. Messages are held edge by edge until `finish`.
+    What one cluster sent is what the other receives. Messages are held edge by edge until `finish`.
     """
 
     def __init__(self, equations: Equations, damping: Damping) -> None:
@@ -174,7 +177,7 @@ class _Paired(Sweeper):
         return messages, largest
 
     def _incoming(self, asked: Asked) -> list[Tensor]:
-        """Per port (B, K, n) incoming messages of some clusters."""
+        """Return for each port the (B, K, n) incoming messages of some clusters."""
         assert self._held is not None
         edges, incoming = self.equations.edges, list[Tensor]()
         partners = edges.remembered("partners", _partners)
@@ -190,7 +193,7 @@ class _Paired(Sweeper):
 
 
 def _partners(edges: Edges) -> list[Tensor]:
-    """Per class (E,) the other edge at each edge's variable."""
+    """Return for each class the (E,) other edges at the edges' variables."""
     partners: list[Tensor] = []
     for c in edges.classes:
         first, second = c.variable.argsort(stable=True).reshape(-1, 2).T
@@ -201,7 +204,7 @@ def _partners(edges: Edges) -> list[Tensor]:
 
 
 class _InTurn(Sweeper):
-    """Updates set by set, in schedules that see no residuals."""
+    """Updates messages set by set, in schedules that see no residuals."""
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
         equations, edges = self.equations, self.equations.edges
@@ -227,12 +230,12 @@ class _InTurn(Sweeper):
 
 @torch.no_grad()
 def residual_of_all(equations: Equations, messages: Messages) -> Tensor:
-    """(B,) largest change of any message if all were updated now."""
+    """Return the (B,) largest change of a message if all messages were updated now."""
     pairs = zip(equations.update(messages), messages, strict=True)
     return _largest([equations.change(new, old) for new, old in pairs])
 
 
 def _largest(parts: list[Tensor]) -> Tensor:
-    """(B,) the largest of changes (B, n), of which some may be empty."""
+    """Return the (B,) largest of changes (B, n), of which some may be empty."""
     largest = [part.amax(1) for part in parts if part.shape[1]]
     return largest[0] if len(largest) == 1 else torch.stack(largest).amax(0)

@@ -1,10 +1,10 @@
-"""Decoding layer by layer: variables that share no factor decided together, given those before.
+"""Decode layer by layer: variables that share no factor are decided together, given those before.
 
-A variable takes the best state of its belief, in which each factor's message is recomputed as the
-maximum over its other variables: undecided ones with their messages, decided ones held in their
-state. Going outwards from one variable of every connected part, this is the traceback of a tree; on
-other graphs it is a guess, which costs as much as one sweep. With all variables decided it is
-coordinate ascent.
+A variable takes the best state of its belief. In that, each factor's message is recomputed as the
+maximum over its other variables, of which undecided ones have their messages, and decided ones are
+held in their states. If the layers go outwards from one variable of every connected part, this is
+the traceback of a tree. On other graphs it is a guess, which costs as much as one sweep. If all
+variables are decided already, it is coordinate ascent.
 """
 
 import math
@@ -28,7 +28,10 @@ from rdpgraph.plan import clock
 def traced(
     equations: Equations, messages: Messages, states: Tensor, free: Tensor, order: Order, end: float
 ) -> Tensor:
-    """(B, V) states with the free ones (B, V) decided in order, the others held, until the end."""
+    """Decide the free variables (B, V) in order while the others are held; return (B, V) states.
+
+    It stops when the time is over.
+    """
     logs = [rescaled(part, vanishing=True)[0] for part in equations.cavities(messages)]
     states = states.clone()
     for number, c in enumerate(equations.edges.classes):
@@ -41,7 +44,7 @@ def traced(
 def ascended(
     equations: Equations, states: Tensor, order: Order, passes: Tensor, end: float
 ) -> Tensor:
-    """Coordinate ascent: (B, V) states that no change of one variable improves, in (B,) passes.
+    """Improve (B, V) states one variable at a time, in at most (B,) passes (coordinate ascent).
 
     Ties among best states are broken at random, so that plateaus are crossed.
     """
@@ -63,13 +66,13 @@ def ascended(
 
 
 def _held(equations: Equations, number: int, states: Tensor) -> Tensor:
-    """(B, K, E) messages from the variables of a class, each held in its state."""
+    """Return the (B, K, E) messages from the variables of a class, each held in its state."""
     c = equations.edges.classes[number]
     return _only(states[:, c.variables[c.variable]], c.size, equations.unary[number])
 
 
 def _only(chosen: Tensor, size: int, like: Tensor) -> Tensor:
-    """(B, K, n) log-messages that are 0 at one state and -inf elsewhere."""
+    """Return (B, K, n) log-messages that are 0 at one state and -inf elsewhere."""
     others = torch.arange(size, device=chosen.device).reshape(-1, 1) != chosen.unsqueeze(1)
     return torch.zeros(others.shape, dtype=like.dtype, device=like.device).masked_fill_(
         others, -math.inf
@@ -80,7 +83,7 @@ def _decide(
     equations: Equations, logs: list[Tensor], states: Tensor, free: Tensor, order: Order,
     end: float, luck: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Decide layers in order; writes ``states``, and decided variables' messages to ``logs``."""
+    """Decide layers in order; write ``states``, and decided variables' messages to ``logs``."""
     weights = [None] * len(logs) if equations.weights is None else equations.weights
     for number in order.numbers[free.any(0).cpu()].unique().tolist():
         if clock.now() > end:
@@ -115,7 +118,7 @@ def _chosen(
     equations: Equations, layer: Layer, totals: Sequence["_Total"], states: Tensor, free: Tensor,
     luck: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Write the best states of a layer's free variables; per class their messages from now on."""
+    """Write the best states of a layer's free variables; return their messages for each class."""
     sent: list[Tensor] = []
     for c, local, summed in zip(equations.edges.classes, layer.variables, totals, strict=True):
         variables, total = c.variables[local], summed.of_fewest()
@@ -131,33 +134,33 @@ def _chosen(
 
 @dataclass(frozen=True, eq=False)
 class _Total:
-    """Sums of log-messages at variables, in float64, with hard zeros counted instead of added."""
+    """Sums of log-messages at variables in float64, in which hard zeros are counted, not added."""
 
     finite: Tensor  # (B, K, n) sum of the finite ones
     zeros: Tensor  # (B, K, n) number of -inf
 
     @classmethod
     def of(cls, logs: Tensor) -> Self:
-        """Sums that begin with log-values (B, K, n)."""
+        """Return sums that begin with log-values (B, K, n)."""
         zeros = logs == -math.inf
         return cls(logs.double().masked_fill(zeros, 0.0), zeros.long())
 
     def add(self, logs: Tensor, places: Tensor, weight: Tensor | None) -> None:
-        """Add log-values (B, K, m), times their weights, at places (m,)."""
+        """Add weighted log-values (B, K, m) at places (m,)."""
         zeros = logs == -math.inf
         finite = logs.masked_fill(zeros, 0.0).double()
         self.finite.index_add_(2, places, finite if weight is None else finite * weight)
         self.zeros.index_add_(2, places, zeros.long())
 
     def of_fewest(self) -> Tensor:
-        """(B, K, n) sums of the states with the fewest hard zeros, -inf for the others."""
+        """Return (B, K, n) sums of the states with the fewest hard zeros, and -inf for others."""
         return self.finite.masked_fill(self.zeros > self.zeros.amin(1, keepdim=True), -math.inf)
 
 
 def costs(equations: Equations, orders: Sequence[Order]) -> tuple[list[float], float]:
-    """Cost of a pass through each order for one item, and a negligible one, in sweeps.
+    """Return the cost of a pass through each order for one item, and a negligible cost, in sweeps.
 
-    From the numbers multiplied and the overhead of each computation.
+    It is estimated from the multiplications and the overhead of each computation.
     """
     work, begins, starts = 0.0, 0.0, list[float]()
     for kernel in equations.kernels:
@@ -176,9 +179,10 @@ def costs(equations: Equations, orders: Sequence[Order]) -> tuple[list[float], f
 
 
 def scores(equations: Equations, states: Tensor) -> Tensor:
-    """(B, 2) float64 scores of (B, V): minus the number of hard zeros, and the sum of other logs.
+    """Score (B, V) states; return (B, 2) minus the number of hard zeros, and the sum of other logs.
 
-    The model's constant is left out. Larger is better, in lexicographic order.
+    The scores are in float64, without the model's constant. Larger is better, in lexicographic
+    order.
     """
     result = torch.zeros(equations.batch, 2, dtype=torch.float64, device=states.device)
     for c, unary in zip(equations.edges.classes, equations.unary, strict=True):
@@ -192,7 +196,7 @@ def scores(equations: Equations, states: Tensor) -> Tensor:
 
 
 def _count(result: Tensor, logs: Tensor, weight: Tensor | None) -> None:
-    """Add log-values (B, n), times their weights, to scores (B, 2)."""
+    """Add weighted log-values (B, n) to scores (B, 2)."""
     zeros = logs == -math.inf
     finite = logs.double().masked_fill(zeros, 0.0)
     result[:, 0] -= zeros.sum(1)
@@ -200,6 +204,6 @@ def _count(result: Tensor, logs: Tensor, weight: Tensor | None) -> None:
 
 
 def better(new: Tensor, known: Tensor) -> Tensor:
-    """(B,) whether scores (B, 2) are better than others."""
+    """Return (B,) whether scores (B, 2) are better than others."""
     (zeros, score), (least, most) = new.unbind(1), known.unbind(1)
     return (zeros > least) | ((zeros == least) & (score > most))

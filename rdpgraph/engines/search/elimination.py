@@ -1,7 +1,7 @@
-"""Moves of a search: some variables eliminated given all others, and annealed Gibbs sampling.
+"""Exact elimination of some variables given all others, and draws by annealed Gibbs sampling.
 
-Kirkpatrick, Gelatt and Vecchi (1983), Optimization by simulated annealing; Hamze and de Freitas
-(2004), From fields to trees (moves that draw most variables at once).
+Annealing is by Kirkpatrick, Gelatt and Vecchi (1983), Optimization by simulated annealing. Hamze
+and de Freitas (2004), From fields to trees, draw most variables at once.
 """
 
 import math
@@ -22,12 +22,12 @@ from rdpgraph.plan.orders import PrimalGraph, Queue, joined
 
 @dataclass(frozen=True, eq=False)
 class ConditionedOrder:
-    """Elimination order of some variables while all others are fixed."""
+    """An order in which some variables are eliminated while all others are fixed."""
 
-    fixed: tuple[int, ...]  # variables of the part that had to be fixed (a cutset)
-    # per eliminated variable, itself and then the variables of its message, by elimination
+    fixed: tuple[int, ...]  # the cutset: variables of the part that had to be fixed
+    # For each eliminated variable: itself, and then the variables of its message, in their order.
     steps: tuple[tuple[int, ...], ...]
-    cells: float  # entries of all tables
+    cells: float  # the number of entries of all tables together
 
 
 def conditioned_order(
@@ -41,25 +41,26 @@ def conditioned_order(
     degree: float = 1.0,
     deadline: float = math.inf,
 ) -> ConditionedOrder | None:
-    """Order that eliminates most variables of a part, with no table above a size.
+    """Return an order that eliminates most variables of a part with small tables.
 
-    Greedy by least clique weight, ties at random. If the smallest clique is too large, one of its
-    variables is fixed: drawn in proportion to its number of neighbours to the power `degree`.
+    The next variable is the one whose clique has the fewest states; ties are broken at random. If
+    even the smallest clique is too large, one of its variables is fixed. It is drawn with a
+    probability proportional to (1 + the number of its neighbours) to the power `degree`.
 
     Args:
         graph: the primal graph; unchanged.
         part: the variables to eliminate; all others are fixed from the start.
         rng: the randomness.
-        cells: entries that no table exceeds.
-        summed: variables that are eliminated before the others and never fixed; all of the part.
-        sequence: the order of the summed variables; without one it is greedy.
-        degree: 0 draws uniformly; higher powers fix the hubs.
-        deadline: give up (None) when `clock.now` passes this.
+        cells: the largest number of entries of a table.
+        summed: variables of the part that are eliminated before the others and are never fixed.
+        sequence: the order of the summed variables; if it is empty, they are taken greedily too.
+        degree: 0 draws uniformly; higher powers prefer variables with many neighbours.
+        deadline: when to give up, on `clock.now`.
 
     Returns:
-        The order; None past the deadline, or if summed variables alone make a larger table.
+        The order. None after the deadline, or if the summed variables alone make a larger table.
     """
-    members, none = set(part), set[int]()  # one for all that are not of the part
+    members, none = set(part), set[int]()  # variables outside of the part share one empty set
     adjacency = [
         set(near) & members if v in members else none for v, near in enumerate(graph.adjacency)
     ]
@@ -69,7 +70,8 @@ def conditioned_order(
     most = math.log(cells)
     fixed: set[int] = set()
     raw: list[tuple[int, set[int]]] = []
-    # Those of a sequence by their place; others by weights, that change as neighbours go.
+    # Variables of the sequence wait by their place in it, others by the weight of their clique,
+    # which changes as their neighbours are eliminated.
     place = {v: float(number) for number, v in enumerate(sequence)}
     for phase in (summed, members.difference(summed)):
         waiting = set(phase) - fixed
@@ -116,12 +118,12 @@ def eliminate(
     tables: Tables, order: ConditionedOrder, states: Integers, *, summed: Set[int] = frozenset(),
     whole: bool = True,
 ) -> tuple[Integers, float]:  # fmt: skip
-    """Best configuration given the variables fixed by an order, and its log-value (nats).
+    """Return the best configuration given the fixed variables, and its log-value in nats.
 
-    Unless ``whole``, the log-value of those factors alone that hold an eliminated variable.
-
-    Bucket elimination (Dechter 1999). Variables in ``summed`` go first in the order, are summed
-    over, and keep their states; those of other eliminated variables are not read.
+    This is bucket elimination (Dechter 1999). Variables in ``summed`` come first in the order. They
+    are summed over, and their states are returned as they were given. The given states of the other
+    eliminated variables are not read. If ``whole`` is False, the log-value leaves out the factors
+    without an eliminated variable.
     """
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, npt.NDArray[Any] | None]:
@@ -143,7 +145,7 @@ def draw(
     tables: Tables, order: ConditionedOrder, states: Integers, count: int,
     rng: "np.random.Generator",
 ) -> Integers:  # fmt: skip
-    """(count, V) exact draws given the variables fixed by an order; no value may be infinite."""
+    """Return (count, V) exact draws given the fixed variables; log-values must be finite."""
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, Floats]:  # noqa: ARG001
         message = _log_sum(joint)
@@ -163,9 +165,10 @@ def _eliminated(
     reduced: Callable[[tuple[int, ...], Floats], tuple[Floats, npt.NDArray[Any] | None]],
     *, whole: bool = True,
 ) -> tuple[list[tuple[tuple[int, ...], npt.NDArray[Any]]], float]:  # fmt: skip
-    """Traces of the steps for a traceback, and the final value.
+    """Eliminate the variables of an order; return the traces of the steps, and the final value.
 
-    ``reduced`` gives the message of a step, without its first dim, and its trace, or None.
+    ``reduced`` takes a step and its joint table. It returns the message, without the first dim, and
+    a trace by which the step's variable is chosen later; None where it is not chosen.
     """
     clock.count(
         tuning.MOVE_VARIABLE * (len(order.steps) + len(order.fixed))
@@ -191,7 +194,10 @@ def _eliminated(
 def _filled(
     tables: Tables, order: ConditionedOrder, states: Integers
 ) -> tuple[list[_Bucket], float]:
-    """Factors given the fixed variables, each in its first bucket; and the sum of constant ones."""
+    """Return the buckets of all factors given the fixed variables, and the sum of the constants.
+
+    A factor goes into the bucket of its variable that is eliminated first.
+    """
     rank = np.full(len(tables.sizes), -1)
     rank[[step[0] for step in order.steps]] = np.arange(len(order.steps))
     alone = np.zeros(int(tables.starts[-1]))
@@ -236,7 +242,7 @@ def _filled(
 
 
 def _product(bucket: _Bucket, scope: tuple[int, ...], sizes: Sequence[int]) -> Floats:
-    """Sum of log-values over a scope; all scopes are in elimination order."""
+    """Add the log-values of a bucket over a scope; all scopes are in elimination order."""
     joint: Floats | None = None
     shape = [sizes[v] for v in scope]
     writable = False
@@ -257,7 +263,7 @@ def _product(bucket: _Bucket, scope: tuple[int, ...], sizes: Sequence[int]) -> F
 
 
 def _log_sum(joint: Floats) -> Floats:
-    """Log-sum-exp over the first dim; no value is infinite, which saves a table."""
+    """Return the log-sum-exp over the first dim of finite values, which need no check for -inf."""
     peak = joint.max(0)
     return np.log(np.exp(joint - peak).sum(0)) + peak
 
@@ -265,12 +271,11 @@ def _log_sum(joint: Floats) -> Floats:
 def annealed(
     tables: Tables, rng: "np.random.Generator", *, memory: float, deadline: float
 ) -> tuple[Integers, Integers] | None:
-    """(n, V) approximate draws of the model, and (m, V) configurations reached on the way.
+    """Return (n, V) approximate draws of the model, and (m, V) other configurations that were seen.
 
-    The draws are near the best of several chains, from random states at high temperatures.
-
-    A move draws, or maximises over, all variables that an order of small tables eliminates, given
-    the others, which are chosen again for each move. None if the deadline comes first.
+    Several chains are cooled from random states, and the best of them is the start. A move draws
+    the variables that an order of small tables eliminates, given all others. The last moves take
+    maxima over them instead. Each move has a new order. Returns None if the deadline comes first.
     """
     model, largest = tables.finite(), max(tables.sizes, default=1)
     chains = _cooled(model, rng, deadline)
@@ -294,9 +299,9 @@ def annealed(
 
 
 def _cooled(tables: Tables, rng: "np.random.Generator", deadline: float) -> Integers | None:
-    """(C, V) states of chains after sweeps at decreasing temperatures.
+    """Return the (C, V) states of chains after Gibbs sweeps at decreasing temperatures.
 
-    Fewer sweeps if the first one shows that there is no time for all; None for too few.
+    The first sweep shows how many there is time for. Returns None if these would be too few.
     """
     near = _neighbourhoods(tables)
     ranges = [float(np.ptp(stack.values)) for stack in tables.stacks]
@@ -327,7 +332,7 @@ def _cooled(tables: Tables, rng: "np.random.Generator", deadline: float) -> Inte
 
 
 def _neighbourhoods(tables: Tables) -> list[list[tuple[Floats, Integers, Integers, Integers]]]:
-    """Per variable its factors: flat values, the other variables, strides, and own places."""
+    """List for each variable its factors: flat values, other variables, strides, own places."""
     near: list[list[tuple[Floats, Integers, Integers, Integers]]] = [[] for _ in tables.sizes]
     for stack in tables.stacks:
         shape = stack.values.shape[1:]
@@ -342,7 +347,7 @@ def _neighbourhoods(tables: Tables) -> list[list[tuple[Floats, Integers, Integer
 
 
 class Known:
-    """Configurations reached so far, with counts."""
+    """The configurations that were reached so far, and how many starts reached each."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -353,7 +358,7 @@ class Known:
     def add(self, states: Integers) -> tuple[Integers, float]:
         """Add the configurations (n, V) of one start.
 
-        Returns the heaviest new one (V,), and the log of the summed products of all new ones.
+        Returns the new one of largest mass, (V,), and the log of the summed mass of all new ones.
         """
         self.starts += 1
         new = dict[bytes, float]()
@@ -367,11 +372,11 @@ class Known:
 
     @property
     def lower(self) -> float:
-        """Lower bound on log Z: the log of their summed products."""
+        """A lower bound on log Z: the log of the summed mass of all configurations."""
         return log_total(self._scores.values())
 
     def heaviest(self, most: int) -> Integers:
-        """(P, V) configurations with the highest scores."""
+        """Return the (P, V) configurations with the highest scores."""
         most = min(most, effort.MOST_PINS)
         keys = sorted(self._scores, key=lambda key: -self._scores[key])[:most]
         possible = [key for key in keys if self._scores[key] > -math.inf]
@@ -379,14 +384,14 @@ class Known:
         return np.array(rows, np.int64).reshape(len(rows), len(self._tables.sizes))
 
     def found_once(self, states: Integers) -> tuple[Integers, Floats]:
-        """Numbers and scores of the configurations that only one start reached."""
+        """Return places and scores of those configurations that only one start reached."""
         keys = [row.tobytes() for row in states]
         once = [place for place, key in enumerate(keys) if self._found[key] == 1]
         scores = [self._scores[keys[place]] for place in once]
         return np.array(once, np.int64), np.array(scores, np.float64)
 
     def is_found_again(self, log_partition: float) -> bool:
-        """Return whether two starts reached the heaviest one, or it is a small part of Z."""
+        """Return whether two starts reached the one of largest mass, or it is a small part of Z."""
         best = max(self._scores, key=lambda key: self._scores[key], default=None)
         if best is None or self._scores[best] < log_partition + math.log(effort.PIN_MASS):
             return best is not None
@@ -394,5 +399,5 @@ class Known:
 
 
 def log_total(scores: Iterable[float]) -> float:
-    """Log-sum-exp of scores; -inf of none."""
+    """Return the log-sum-exp of scores, which is -inf where there are none."""
     return float(log_sum(np.array([*scores, -math.inf]), 0))

@@ -1,4 +1,4 @@
-"""Moves of a search: an order that fixes what makes tables large, and what is left solved."""
+"""Moves of a search: variables that make tables large are fixed, and the others are solved."""
 
 import math
 from collections import deque
@@ -21,14 +21,14 @@ from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
 class Part:
     """Variables that are solved together, while all others keep their states."""
 
-    fixed: Sequence[int]  # variables that were to be solved, but keep their states
-    count: int  # variables that are solved
-    cells: float  # entries of all tables
+    fixed: Sequence[int]  # variables that were asked for, but keep their states
+    count: int  # the number of variables that are solved
+    cells: float  # the number of entries of all tables together
     steps: Any  # a `ConditionedOrder`, or arrays for the compiled library
 
 
 class Moves:
-    """Orders and eliminations of one item's tables, compiled where there is a library."""
+    """The moves on the tables of one batch item; compiled code makes them where it is available."""
 
     def __init__(self, tables: Tables, summed: frozenset[int], kernel: Compiled | None) -> None:
         self.tables, self.summed, self.kernel = tables, summed, kernel
@@ -63,7 +63,10 @@ class Moves:
         self, members: Collection[int], *, rng: Random, cells: float, sequence: Sequence[int] = (),
         degree: float = 1.0, deadline: float = math.inf,
     ) -> Part | None:  # fmt: skip
-        """A part of members whose tables have at most so many cells; as `conditioned_order`."""
+        """Return a part of the members whose tables have at most so many cells.
+
+        Arguments and results are those of `conditioned_order`.
+        """
         if self.kernel is None:
             order = conditioned_order(
                 self.tables.graph, members, rng=rng, cells=cells,
@@ -92,9 +95,9 @@ class Moves:
         return Part(sorted(fixed[:outside].tolist()), count, float(total[0]), used)
 
     def solved(self, part: Part, states: Integers, *, whole: bool = True) -> tuple[Integers, float]:
-        """Best states given those outside the part, and the log-value of all factors.
+        """Return the best states given those outside of the part, and their log-value.
 
-        Unless ``whole``, of those alone that hold a variable of the part.
+        If ``whole`` is False, the log-value leaves out factors without a variable of the part.
         """
         if self.kernel is None:
             return eliminate(self.tables, part.steps, states, summed=self.summed, whole=whole)
@@ -112,12 +115,15 @@ class Moves:
 
 
 class Sum:
-    """Log-sums over a connected component of summed variables, kept by the states around it."""
+    """The log-sums over a connected component of summed variables.
+
+    They depend on the states of the variables around the component alone, and are kept by these.
+    """
 
     def __init__(
         self, moves: Moves, members: Set[int], plan: Callable[[Sequence[int], float], Part | None]
     ) -> None:
-        """Sum over members; ``plan`` gives their order from them and a deadline."""
+        """Sum over the members, in the part that ``plan`` makes of them before a deadline."""
         self.moves, self.members, self.plan = moves, sorted(members), plan
         adjacency = moves.tables.graph.adjacency
         self.around = sorted({u for v in members for u in adjacency[v]}.difference(members))
@@ -125,7 +131,7 @@ class Sum:
         self.known: dict[bytes, float] = {}
 
     def value(self, states: Integers, deadline: float) -> float | None:
-        """Log-sum given the states of all others; None if its tables are too large."""
+        """Return the log-sum given the states of all others; None if its tables are too large."""
         key = states[self.around].tobytes()
         if key in self.known:
             return self.known[key]
@@ -140,7 +146,7 @@ class Sum:
 
 
 def components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
-    """Per summed variable the connected component of summed ones that holds it."""
+    """Return, for each summed variable, the connected component of summed variables around it."""
     components: dict[int, Set[int]] = {}
     for v in summed:
         if v in components:
@@ -158,9 +164,9 @@ def components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
 def narrowest(
     graph: PrimalGraph, summed: Set[int], rng: Random, deadline: float
 ) -> tuple[list[int], float]:
-    """Order of the summed variables given all others, and the entries of its largest table.
+    """Return an order of the summed variables given all others, and the size of its largest table.
 
-    The size is infinite if no order was found by the deadline.
+    The size, a number of entries, is infinite if no order was found by the deadline.
     """
     names = sorted(summed)
     rank = {v: place for place, v in enumerate(names)}
@@ -177,7 +183,7 @@ def narrowest(
 
 
 def _largest(graph: PrimalGraph, order: Sequence[int], deadline: float) -> float:
-    """Entries of the largest table of an order; infinite if not counted in time."""
+    """Return the number of entries of an order's largest table; infinite if time runs out."""
     adjacency = [set(near) for near in graph.adjacency]
     logs = [math.log(size) for size in graph.sizes]
     weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]

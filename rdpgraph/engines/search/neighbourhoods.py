@@ -1,4 +1,4 @@
-"""Large neighbourhood search: large parts of a model solved exactly given the rest."""
+"""Large neighbourhood search: each move solves a large part of a model exactly given the rest."""
 
 import math
 from collections import deque
@@ -17,7 +17,7 @@ from rdpgraph.engines.search.moves import Moves, Part, Sum, components, narrowes
 from rdpgraph.plan import clock
 
 _ROUNDING = 1e-11
-"""Relative gain of a score that counts as rounding."""
+"""A relative gain of a score up to which it is taken for rounding."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class Move:
     """Progress of a search, as given to a callback after every move.
 
     Attributes:
-        number: moves done.
-        score: the log-value of the best configuration so far, or of its mass; nats.
+        number: how many moves were made.
+        score: the log-value of the best configuration so far (nats); in a search for a marginal
+            mode, that of the sum over all configurations that agree with it.
         seconds: since the start.
     """
 
@@ -40,21 +41,21 @@ class Move:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Outcome of a search."""
+    """The outcome of a search."""
 
     states: Integers  # (V,) the best configuration
-    score: float  # its log-value (nats), sums over summed variables included
-    optimal: bool  # no configuration is better
-    moves: int  # number of parts solved
+    score: float  # its log-value (nats), summed over the summed variables
+    optimal: bool  # it is proved that no configuration is better
+    moves: int  # the number of parts that were solved
     seconds: float  # from the start to the last improvement
 
 
 class Search:
     """Large neighbourhood search (Shaw 1998) whose parts are nearly the whole model.
 
-    A part is all that an elimination order with small tables can solve while a random cutset keeps
-    its states. When moves gain no more, the tables grow, and some of the cutset is changed at
-    random (iterated local search: Lourenco, Martin and Stutzle 2003).
+    A random cutset keeps its states, and a part is all that an elimination order with small tables
+    then solves. When moves no longer gain anything, the tables grow, and a few variables of the
+    cutset get random states (iterated local search: Lourenco, Martin and Stutzle 2003).
     """
 
     def __init__(
@@ -69,10 +70,10 @@ class Search:
         seconds: float = math.inf,
         kernel: Compiled | None = None,
     ) -> None:
-        """Prepare a search with at most ``memory`` bytes and ``most`` entries of a table per move.
+        """Prepare a search whose moves take at most ``memory`` bytes and ``most`` entries a table.
 
-        Sums over ``summed`` variables that take a large part of the seconds do not fit; their order
-        is sought until the deadline.
+        The order of the ``summed`` variables is sought until the deadline. A sum over them that
+        would take a large part of the seconds counts as one that does not fit.
         """
         self.tables, self.rng, self.summed = tables, rng, summed
         largest = max(tables.sizes, default=1)
@@ -86,7 +87,8 @@ class Search:
         needed = 0.0
         if summed:
             self.sequence, needed = narrowest(tables.graph, summed, rng, deadline)
-        # With all that is maximised fixed, sums take so much, and a few free variables more.
+        # Sums need tables of so many entries when all variables to maximise over are fixed, and
+        # larger ones when a few of these are free.
         wider, speed = max(4, largest) * needed, tuning.SUMMED_PER_SECOND[kernel is not None]
         fit = min(memory / tuning.SUM_BYTES, effort.SUM_ONCE * speed * seconds)
         self.most = max(self.most, min(wider, fit))
@@ -102,7 +104,7 @@ class Search:
         self.done, self.peak, self.begin, self.ended = 0, -math.inf, clock.now(), False
 
     def value(self, states: Integers, *, deadline: float = math.inf) -> float | None:
-        """Log-value of a configuration; None if its sum has tables that are too large."""
+        """Return the log-value of a configuration; None if the tables of its sum are too large."""
         if not self.summed:
             return self.tables.score(states)
         total = self.rest.score(states)
@@ -114,7 +116,7 @@ class Search:
         return total
 
     def _sum(self, members: Sequence[int], deadline: float) -> Part | None:
-        """Order of summed variables given all others."""
+        """Return a part that sums over some variables given all others."""
         return self._order(members, self.most, deadline)
 
     def compete(
@@ -126,9 +128,10 @@ class Search:
         progress: Callable[[Move], None] | None = None,
         constant: float = 0.0,
     ) -> Outcome | None:
-        """Search briefly from each start, join what comes with the best so far, and go on there.
+        """Search briefly from each start, and go on from the best.
 
-        There may be more starts than time.
+        What a start leads to is joined with the best outcome so far (`joined`). Starts for which
+        there is no time are left out.
         """
         begin = clock.now()
         best: Outcome | None = None
@@ -151,7 +154,7 @@ class Search:
         return self._better(best, other, since)
 
     def _better(self, best: Outcome | None, other: Outcome | None, since: float) -> Outcome | None:
-        """The best of two outcomes and what joins them; None if the second is."""
+        """Return the better of two outcomes, joined with the other; None if the second is None."""
         if other is None or best is None or other.optimal:
             return other
         other = replace(other, seconds=since + other.seconds)
@@ -159,9 +162,11 @@ class Search:
         return self.joined(two, one.states)
 
     def joined(self, best: Outcome, other: Integers) -> Outcome:
-        """The best of all mixtures of two configurations, if tables allow, and no worse than one.
+        """Return the best mixture of two configurations; it is no worse than ``best``.
 
-        What they have in common stays: components of the rest choose apart from each other.
+        Each variable takes its state in one of the two. Variables on which these agree keep their
+        states, and so separate the others into components that choose independently. If the tables
+        do not fit, ``best`` is returned.
         """
         apart = [v for v in self.asked if best.states[v] != other[v]]
         if not apart:
@@ -193,11 +198,11 @@ class Search:
         progress: Callable[[Move], None] | None = None,
         constant: float = 0.0,
     ) -> Outcome | None:
-        """Search for some seconds; None if a sum over the summed variables has too large tables.
+        """Search for some seconds; return None if the tables of a sum are too large.
 
-        It ends after ``patience`` seconds or ``stale`` moves without an improvement, once no hard
-        zero is met (``any_possible``), or at a score that is ``enough``. Progress is told scores
-        plus a constant.
+        The search also ends after ``patience`` seconds or ``stale`` moves without an improvement,
+        and at a score of ``enough``. With ``any_possible`` it ends at the first configuration
+        of positive probability. Scores that are given to ``progress`` have ``constant`` added.
         """
         begin = gained = clock.now()
         end = begin + seconds
@@ -214,7 +219,7 @@ class Search:
                 break
             if walk.best_value >= enough:
                 break
-            if not self.whole:  # parts lie where a hard zero is met, until none is
+            if not self.whole:  # until none is violated, parts lie around violated hard zeros
                 self.centres = self.tables.violated(walk.here) or self.asked
             order = self._next(deadline=end, widely=walk.stuck or bool(walk.away))
             if order is None:
@@ -223,12 +228,12 @@ class Search:
                 break
             solves = order.count + len(order.fixed)
             if self.summed and order.count == len(self.summed) < solves and self._grow():
-                continue  # nothing was free
+                continue  # no variable to maximise over was free
             if walk.stuck and order.fixed:
                 walk.leave(self._changed(walk.home, order))
             states, value = self.moves.solved(order, walk.here)
             moves += 1
-            if self.summed and order.count < len(states):  # sums elsewhere are not in it
+            if self.summed and order.count < len(states):  # the value lacks sums elsewhere
                 value = self.value(states)
                 assert value is not None
             took = clock.now() - start
@@ -258,9 +263,9 @@ class Search:
         return True
 
     def _next(self, deadline: float, *, widely: bool) -> Part | None:
-        """A part, as large as tables of the present size allow; some are reused.
+        """Return the next part, as large as the present size of tables allows, or one made before.
 
-        Unless ``widely``, it may be a small part around one variable.
+        If ``widely`` is False, it may also be a small part around one variable.
         """
         small = self.summed and self.asked and not widely
         if small and self.rng.random() < effort.LOCAL_SUMS:
@@ -304,7 +309,7 @@ class Search:
         return None
 
     def _near(self, most: int) -> list[int]:
-        """Variables around one to maximise over, with all that are summed together."""
+        """Return variables around a random one to maximise over, with their summed components."""
         adjacency = self.tables.graph.adjacency
         seed = self.rng.choice(self.centres)
         part, queue = {seed}, deque([seed])
@@ -316,13 +321,13 @@ class Search:
         return self._with_sums(part)
 
     def _with_sums(self, part: set[int]) -> list[int]:
-        """Variables, with all that are summed together with them or beside them."""
+        """Return variables together with the components of summed variables in and around them."""
         near = [part, *(self.tables.graph.adjacency[v] for v in part if v not in self.summed)]
         sums = {u for each in near for u in each if u in self.together}
         return sorted(part.union(*[self.together[u] for u in sums]))
 
     def _changed(self, states: Integers, order: Part) -> Integers:
-        """States with random ones for a few of the fixed variables."""
+        """Return a copy of the states in which a few of the fixed variables have random ones."""
         count = min(self.rng.choice((1, 1, 2, 3, 5, 8)), len(order.fixed))
         changed = states.copy()
         for v in self.rng.sample(order.fixed, count):
@@ -331,7 +336,7 @@ class Search:
 
 
 class _Walk:
-    """Current, last accepted and best state of a search."""
+    """The current, the last accepted and the best configuration of a search."""
 
     def __init__(self, states: Integers, value: float, rng: Random) -> None:
         self.here = self.home = self.best = states
@@ -341,11 +346,11 @@ class _Walk:
 
     @property
     def stuck(self) -> bool:
-        """True if moves from home have gained nothing for long."""
+        """True if many moves from the accepted configuration have gained nothing."""
         return not self.away and self.stale >= effort.STALE_MOVES
 
     def leave(self, states: Integers) -> None:
-        """Continue from other states for a few moves."""
+        """Continue from another configuration for a few moves, after which it is judged."""
         self.here, self.away = states, effort.JUDGED_MOVES
 
     def arrive(self, states: Integers, value: float) -> bool:

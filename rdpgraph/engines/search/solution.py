@@ -41,15 +41,15 @@ def search(
     """Search for the best configuration of each item.
 
     Args:
-        network: reduced, without whole potentials; some configuration may be possible.
-        limits: of time and memory.
-        numbers: variables of the graph to maximise over, the others summed; None: all.
+        network: the model, reduced to tables; it must not be known to be impossible.
+        limits: those of time and memory.
+        numbers: variables of the graph to maximise over, while all others are summed; None: all.
         start: (B, V) initial states; None: the first state of each.
-        spared: (B,) items that are not searched; their scores are not read.
-        bounds: (B,) upper bounds on all scores, at which a search ends.
+        spared: (B,) items that are not searched; their scores have no meaning.
+        bounds: (B,) upper bounds on all scores; a search ends where it reaches one.
 
     Raises:
-        BudgetError: sums do not fit, and nothing possible was drawn.
+        BudgetError: sums do not fit, and no configuration of positive probability was drawn.
     """
     begin, active = clock.now(), len(network.sizes)
     summed = summed_by(network, numbers)
@@ -96,8 +96,9 @@ def search(
             candidate = best_estimated(network, item, summed, first, limited)
             if candidate is None:
                 raise BudgetError(
-                    "The sum over the other variables does not fit, whatever the states of those "
-                    "asked for, and no possible configuration was drawn: raise the memory budget."
+                    "The sum over the other variables does not fit, whatever states the variables "
+                    "asked for have, and no possible configuration was drawn: raise the memory "
+                    "budget."
                 )
             states[item] = torch.from_numpy(candidate[0])
             scores[item] = candidate[1] + constant[item]
@@ -113,7 +114,7 @@ def search(
 
 @torch.no_grad()
 def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Searched:
-    """Configurations (B, V), those of probability zero replaced by the best that a search finds."""
+    """Return configurations (B, V), in which a search replaced those of probability zero."""
     scores = graph.score_states(states.reshape(*graph.batch_shape, graph.num_variables))
     known = scores.double().reshape(-1).expand(len(states))
     given = Searched(states, known, torch.zeros_like(known, dtype=torch.bool))
@@ -134,7 +135,7 @@ def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Search
 
 @dataclass(frozen=True, eq=False)
 class Seeker:
-    """Search, scores and bounds of modes of a network."""
+    """Finds modes of a network by search, scores them and bounds their scores."""
 
     network: Network  # reduced, without whole potentials
     limits: Limits  # of each question, except for the seconds
@@ -142,9 +143,9 @@ class Seeker:
     eliminating: bool = True  # there are few enough factors for bounds by mini-buckets
 
     def by_messages(self, seconds: float) -> tuple[Searched, Tensor]:
-        """Best configurations by tree-reweighted messages, and (B,) bounds on all scores.
+        """Return the best configurations by tree-reweighted messages, and (B,) bounds on scores.
 
-        The messages pass once, in the seconds of the first call.
+        Messages pass once, within the seconds of the first call; later calls reuse them.
         """
         states, bounds = self.bounding.maxima(seconds)
         found = self.scored(states)
@@ -152,9 +153,9 @@ class Seeker:
         return replace(found, optimal=optimal), bounds
 
     def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
-        """Best configurations of some variables or of all, within some seconds.
+        """Search for the best configurations of some variables, or of all, for some seconds.
 
-        Those of all are no worse than by tree-reweighted messages, where the model is pairwise.
+        In a pairwise model those of all variables are no worse than by tree-reweighted messages.
         """
         begin, limits = clock.now(), replace(self.limits, seconds=seconds)
         if numbers is not None or not self.bounding.is_pairwise:
@@ -176,11 +177,11 @@ class Seeker:
         )
 
     def scored(self, states: Tensor) -> Searched:
-        """Configurations (B, V) with their scores."""
+        """Return configurations (B, V) with their scores."""
         return scored(self.network, states)
 
     def above(self, numbers: Tensor | None, scores: Tensor, seconds: float) -> Tensor:
-        """(B,) upper bounds on all scores, given the best ones so far."""
+        """Return (B,) upper bounds on all scores, given the best ones so far."""
         bounds = self.bounding.above(0.0 if numbers is None else 1.0, seconds)
         if not self.eliminating or bool(meets(scores.cpu(), bounds).all()):
             return bounds
@@ -191,16 +192,16 @@ class Seeker:
 
 
 def reached(bound: float) -> float:
-    """The least score that meets an upper bound, up to rounding: see `meets`."""
+    """Return the least score that meets an upper bound up to rounding, as `meets` tells it."""
     if not math.isfinite(bound):
         return bound
     return bound - ROUNDING * max((1.0 - 2.0 * ROUNDING) * abs(bound), 1.0)
 
 
 def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched, Tensor]:
-    """Configurations, optimal where their bounds prove it, and (B,) the bounds.
+    """Mark configurations as optimal where upper bounds prove it; return them and (B,) bounds.
 
-    ``above`` gives upper bounds from the scores of the configurations.
+    ``above`` computes upper bounds on all scores, given those of the configurations.
     """
     scores = best.scores.cpu()
     if bool(best.optimal.all()):
@@ -211,7 +212,7 @@ def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched,
 
 
 def summed_by(network: Network, numbers: Tensor | None) -> frozenset[int]:
-    """Active variables to sum over."""
+    """Return the active variables that are summed over when others are maximised."""
     if numbers is None:
         return frozenset()
     kept = network.active[numbers]
@@ -219,22 +220,22 @@ def summed_by(network: Network, numbers: Tensor | None) -> frozenset[int]:
 
 
 class SearchedMarginalModes(Solution):
-    """Solution whose marginal modes come from a search, once per set of variables."""
+    """A solution that searches for marginal modes, once for each set of variables."""
 
     @abstractmethod
     def _search(self, numbers: Tensor) -> Searched:
-        """Search some variables, the others summed out."""
+        """Search for the best states of some variables, summing over the others."""
 
     @abstractmethod
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
-        """(B,) upper bounds on the scores of some variables, or of all, given the best so far."""
+        """Return (B,) upper bounds on scores of some variables or all, given the best so far."""
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) states, the best that a search found."""
+        """Return the (B, n) best states that a search found."""
         return self._searched(numbers).states[:, numbers]
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): score of the search, and bound by mini-buckets."""
+        """Return (B,) scores of what the search found, and (B,) upper bounds by mini-buckets."""
         best = self._searched(numbers)
         key = tuple(numbers.tolist())
         if key not in self._limits:
@@ -264,20 +265,20 @@ def _refused(*_: object) -> NoReturn:
 
 @dataclass(frozen=True, eq=False)
 class SearchSolution(SearchedMarginalModes):
-    """Modes by search, and nothing else."""
+    """Modes and marginal modes by search; other questions are refused."""
 
     network: Network  # the reduced model
     limits: Limits  # of each question
-    # gives (B, V) initial states for a mode within some seconds
+    # Gives (B, V) initial states for a mode within some seconds.
     start: Callable[[float], Tensor] = field(repr=False)
 
     @cached_property
     def best(self) -> Searched:
-        """Best configurations of all variables."""
+        """The best configurations of all variables that the search found."""
         return self._sought(None, effort.MODE_START)
 
     def _sought(self, numbers: Tensor | None, part: float) -> Searched:
-        """Best configurations, begun at what is found in a part of the seconds."""
+        """Search from the states that a part of the seconds gives to begin with."""
         begin, seconds = clock.now(), self.limits.seconds
         if numbers is None and self._seeker.bounding.is_pairwise:
             first, _ = self._seeker.by_messages(effort.REWEIGHTED * seconds)
@@ -295,7 +296,7 @@ class SearchSolution(SearchedMarginalModes):
         )
 
     def status(self) -> Status:
-        """Status of the mode: exact if it is proved optimal, or that there is none."""
+        """Return the status of the mode: exact if it is proved optimal, or proved not to exist."""
         if self.network.impossible:
             return Status(method="search")
         sure = bool(self._proved[0].optimal.all())
@@ -306,21 +307,27 @@ class SearchSolution(SearchedMarginalModes):
         return self.best.required(self.network.graph).states
 
     def mode_exists(self) -> Tensor | None:
-        """(B,) bool; a search without a possible configuration raises an error instead."""
+        """Return (B,) bools, False where it is known that all probabilities are zero.
+
+        A search that finds no possible configuration raises an error instead.
+        """
         constant = self.network.constant.detach().cpu().expand(self.network.batch)
         return (constant > -math.inf) & (not self.network.impossible)
 
     def mode_bound(self) -> Tensor:
-        """(B,) by messages and mini-buckets, in a tenth of the seconds more; the proved score."""
+        """Return (B,) upper bounds by messages and mini-buckets, or the score where it is optimal.
+
+        They take up to a tenth of the seconds in addition.
+        """
         _ = self.mode()
         return self._proved[1]
 
     def mode_is_consistent(self) -> Tensor:
-        """(B,) whether the search was a proof."""
+        """Return (B,) bools, True where the search itself proved that nothing is better."""
         return self.best.optimal
 
     def mode_is_optimal(self) -> Tensor:
-        """(B,) whether the search was a proof, or its bound is met."""
+        """Return (B,) bools, True where the search or an upper bound proves it."""
         _ = self.mode()
         return self._proved[0].optimal
 
@@ -337,7 +344,7 @@ class SearchSolution(SearchedMarginalModes):
         return seeker.above(numbers, scores, effort.MODE_BOUNDS * self.limits.seconds)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): bounds on log Z by the mode, and by messages."""
+        """Return (B,) lower bounds on log Z by the mode, and (B,) upper bounds by messages."""
         infinite = torch.full((self.network.batch,), math.inf, dtype=torch.float64, device="cpu")
         if self.network.impossible:
             return -infinite, -infinite
@@ -346,13 +353,13 @@ class SearchSolution(SearchedMarginalModes):
 
     @cached_property
     def _of_sums(self) -> Seeker:
-        """The seeker with messages that bound sums, not maxima; they have passed."""
+        """The seeker whose messages bound sums and not maxima; they have passed already."""
         bounding = replace(self._seeker.bounding)
         bounding.above(1.0, effort.MODE_BOUNDS * self.limits.seconds)
         return replace(self._seeker, bounding=bounding)
 
     def log_partition(self) -> Tensor:
-        """-inf where that is known; else refused."""
+        """Return -inf where the model is known to be impossible; else refuse."""
         if self.network.impossible:
             dtype = self.network.graph.dtype
             return torch.full((self.network.batch,), -math.inf, dtype=dtype, device="cpu")

@@ -1,4 +1,4 @@
-"""Configurations of a search: scored, compared, and initial ones for marginal modes."""
+"""Configurations for a search: their scores, the best of several, and where to begin."""
 
 import math
 import warnings
@@ -38,7 +38,7 @@ from rdpgraph.plan import clock
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a search."""
+    """The limits of a search."""
 
     seconds: float  # for all items of the batch
     memory: float = math.inf  # bytes for the tables of a move
@@ -53,10 +53,10 @@ class Limits:
 def starts_of_sums(
     network: Network, item: int, run: Search, states: Integers, limits: Limits
 ) -> list[Integers]:
-    """Initial states of searches for a marginal mode, those of the largest sums first.
+    """Return initial states of searches for a marginal mode, those of the largest sums first.
 
-    They are those given, modes of all variables from several starts, draws, and configurations
-    whose sums have the highest bounds.
+    They are the given states, modes of all variables found from several starts, draws, and
+    configurations whose sums have the highest upper bounds.
     """
     end = clock.now() + limits.seconds
     joint, tables = tables_of(network, item), tables_of(network, item, zeros=True)
@@ -90,11 +90,11 @@ def starts_of_sums(
 
 
 def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
-    """(n, V) possible configurations of a population.
+    """Return (n, V) possible configurations of a population that follows bounds on the rest.
 
-    It follows bounds on all variables to come, those asked for maximised, in an order that need not
-    sum before it maximises: that only loosens the bounds. If these are too loose to reach a
-    possible configuration, it follows those of sums over all.
+    The bounds maximise over the variables asked for and sum over the others. Their order may
+    maximise before it sums, which only loosens them. If they are too loose to reach a possible
+    configuration, the population follows bounds that sum over all variables.
     """
     everything = frozenset(range(len(tables.sizes)))
     end = clock.now() + 0.5 * effort.DRAWN_STARTS * limits.seconds
@@ -122,7 +122,7 @@ def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
 
 
 def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
-    """(n, V) configurations whose sums have the highest bounds by mini-buckets."""
+    """Return (n, V) configurations whose sums have the highest bounds by mini-buckets."""
     maximised = frozenset(range(len(tables.sizes))).difference(summed)
     cells = max(min(effort.START_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
     seconds = 0.5 * effort.BOUNDED_STARTS * limits.seconds
@@ -140,11 +140,11 @@ def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
 def best_estimated(
     network: Network, item: int, summed: frozenset[int], start: Integers, limits: Limits
 ) -> tuple[Integers, float] | None:
-    """Best states (V,) by estimates of sums that do not fit, and a lower bound on their log-sum.
+    """Return the best states (V,) where sums do not fit, and a lower bound on their log-sum.
 
-    None if none is possible. A configuration without an estimate, for lack of time, has its score
-    as a lower bound of its sum. A model too large to draw in the time has a mode of all variables
-    instead.
+    The sums are estimated. Where there is no time for an estimate, a configuration's own score is
+    the lower bound of its sum. If the model is too large to draw from it in the time, a mode of all
+    variables is returned. Returns None if no configuration was possible.
     """
     end = clock.now() + limits.seconds
     slow = tuning.SECONDS_PER_FACTOR * sum(len(group.scopes) for group in network.groups)
@@ -181,7 +181,7 @@ def best_estimated(
 
 
 def _given(tables: Tables, states: Integers, free: Set[int]) -> tuple[Tables, float]:
-    """Factors of the free variables given the states of all others, and the constant rest."""
+    """Return the factors of the free variables given the states of all others, and a constant."""
     rank = {v: place for place, v in enumerate(sorted(free))}
     merged: dict[tuple[int, ...], Floats] = {}
     constant = 0.0
@@ -199,37 +199,40 @@ def _given(tables: Tables, states: Integers, free: Set[int]) -> tuple[Tables, fl
 
 
 _NOT_FOUND = (
-    "No possible configuration was found for some item; its mode has probability zero, and "
-    "FactorGraph.violations(mode) counts what it violates. More time may find a better one."
+    "The mode of some item has probability zero, because no possible configuration was found. "
+    "FactorGraph.violations(mode) counts the factors that it violates; more time may find a better "
+    "one."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """Configurations that a search arrived at."""
+    """The configurations that a search found."""
 
-    # (B, V) of all variables; any state for summed ones. If no possible configuration is known, one
-    # with few violations.
+    # (B, V) states of all variables; those of summed variables have no meaning. If no possible
+    # configuration is known, they violate few factors.
     states: Tensor
-    # (B,) their log-values in nats, in float64; lower bounds of sums that do not fit
+    # (B,) their log-values in nats, in float64. Where a sum does not fit, a lower bound of it.
     scores: Tensor
-    # (B,) it is proved that none is better; at a score of -inf, that none is possible
+    # (B,) True where it is proved that none is better; at a score of -inf, that none is possible.
     optimal: Tensor
 
     @property
     def found(self) -> Tensor:
-        """(B,) whether the configuration is possible."""
+        """(B,) bools, True where the configuration has positive probability."""
         return self.scores > -math.inf
 
     @property
     def exists(self) -> Tensor:
-        """(B,) False where it is proved that no configuration is possible."""
+        """(B,) bools, False where it is proved that no configuration is possible."""
         return (self.found | ~self.optimal).cpu()
 
     def required(self, graph: FactorGraph, what: str = "mode") -> "Searched":
-        """Self, if each item has a possible configuration.
+        """Return self if each item has a possible configuration; else raise an error.
 
-        Raises `ImpossibleEvidenceError` if it is proved that an item has none, else `BudgetError`.
+        Raises:
+            ImpossibleEvidenceError: it is proved that an item has none.
+            BudgetError: none was found for an item.
         """
         require_possible(f"There is no {what}", self.exists.reshape(graph.batch_shape))
         if not bool(self.found.all()):
@@ -242,16 +245,16 @@ class Searched:
         return self
 
     def warned(self) -> "Searched":
-        """Self, after a warning if a configuration has probability zero."""
+        """Return self, and warn if a configuration has probability zero."""
         if not bool((self.found | self.optimal).all()):
             warnings.warn(_NOT_FOUND, stacklevel=2)
         return self
 
 
 def best_of(network: Network, every: Iterable[Tensor]) -> Searched:
-    """Best of several configurations (B, V) of the graph, for each batch item.
+    """Return the best of several configurations (B, V) of the graph for each batch item.
 
-    If all have probability zero, one with the fewest violations.
+    Where all have probability zero, it is one that violates the fewest factors.
     """
     best, least = None, torch.zeros(0, device="cpu")
     for states in every:
@@ -268,7 +271,7 @@ def best_of(network: Network, every: Iterable[Tensor]) -> Searched:
 
 
 def likeliest(solution: Solution, graph: FactorGraph) -> Tensor:
-    """(B, V) likeliest state of each variable, by the marginals of a solution."""
+    """Return the (B, V) likeliest states of the variables by the marginals of a solution."""
     flat = solution.variable_marginals().detach().cpu()
     sizes = graph.domain.sizes
     states = torch.zeros(len(flat), graph.num_variables, dtype=torch.long, device="cpu")
@@ -279,7 +282,7 @@ def likeliest(solution: Solution, graph: FactorGraph) -> Tensor:
 
 
 def violations(graph: FactorGraph, states: Tensor) -> Tensor:
-    """(B,) number of factors and observations that configurations (B, V) contradict."""
+    """Count the factors and observations that configurations (B, V) contradict; returns (B,)."""
     states = states.to(graph.device).reshape(*graph.batch_shape, -1)
     clash, every, _ = log_values_at(
         states, graph.domain, graph.blocks, graph.observed, graph.device
@@ -291,7 +294,7 @@ def violations(graph: FactorGraph, states: Tensor) -> Tensor:
 
 
 def scored(network: Network, states: Tensor) -> Searched:
-    """Configurations (B, V) with their scores, not proved optimal."""
+    """Return configurations (B, V) with their scores, marked as not proved optimal."""
     left = active_states(network, states)
     scores = network.constant.detach().double().cpu().expand(network.batch).clone()
     for item in range(network.batch):
@@ -304,7 +307,7 @@ def scored(network: Network, states: Tensor) -> Searched:
 
 
 def completed(tables: Tables, count: int, states: Integers) -> Integers:
-    """States with the best ones of auxiliary variables, as long as their tables are small."""
+    """Return states in which auxiliary variables have their best ones, if tables are small."""
     part = range(count, len(tables.sizes))
     order = conditioned_order(tables.graph, part, rng=Random(0), cells=1e6)
     return states if order is None else eliminate(tables, order, states)[0]
