@@ -188,7 +188,7 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]]
 
     def asked(answer: Callable[[], object]) -> object:
         with monkeypatch.context() as patch:
-            patch.setattr(library, "available", lambda dtype: False)
+            patch.setattr(library, "available", lambda *_: False)
             return answer()
 
     return asked

@@ -87,7 +87,7 @@ class MessagesDecoder:
                 f"MessagesDecoder of {parities} needs a damping above -1 and below 1, one number "
                 f"or ({count},) one for each edge; got shape {tuple(damping.shape)}."
             )
-        library.require("MessagesDecoder")
+        library.require("MessagesDecoder", "parities")
         object.__setattr__(self, "checks", parities)
         object.__setattr__(self, "log_odds", odds.expand(total).contiguous())
         object.__setattr__(self, "damping", damping.expand(count).contiguous())

@@ -64,7 +64,10 @@ class Unit:
 
 
 CHAIN = Unit("chain", ("CHAIN_FLOAT", "CHAIN_DOUBLE"), "-fopenmp")
-UNITS = (CHAIN,)
+GRAPHS = Unit("graphs", ("ALL",), "-fopenmp")
+PARITIES = Unit("parities", ("ALL",), "-fopenmp")
+TREES = Unit("trees", ("ALL",), "-fopenmp")
+UNITS = (CHAIN, GRAPHS, PARITIES, TREES)
 
 
 def compiler() -> str | None:
@@ -105,18 +108,23 @@ def package() -> None:
     sound = {pair: list(packaged(*pair)) for pair in wanted}
     for file in set(PACKAGED.glob("*.so")).difference(*sound.values()):
         file.unlink()
-    for unit, level in (pair for pair in wanted if not sound[pair]):
-        flags = *FLAGS, *LEVELS[level]
-        command, stem = [compiler() or "c++", *flags], stem_of(unit, level, *flags)
-        if unit.openmp == "-fopenmp-simd":  # vectors alone, no threads: no runtime is needed
-            build(unit, [*command, unit.openmp], PACKAGED, stem)
-            continue
-        with suppress(subprocess.CalledProcessError):
-            file = build(unit, command, PACKAGED, stem, unlinked=[unit.openmp])
-            if b"GOMP_parallel" in file.read_bytes():
-                continue
-            file.unlink()  # torch does not load the runtime of this compiler
-        build(unit, command, PACKAGED, stem)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda pair: _package(*pair), [pair for pair in wanted if not sound[pair]]))
+
+
+def _package(unit: Unit, level: str) -> None:
+    """Build one portable library."""
+    flags = *FLAGS, *LEVELS[level]
+    command, stem = [compiler() or "c++", *flags], stem_of(unit, level, *flags)
+    if unit.openmp == "-fopenmp-simd":  # vectors alone, no threads: no runtime is needed
+        build(unit, [*command, unit.openmp], PACKAGED, stem)
+        return
+    with suppress(subprocess.CalledProcessError):
+        file = build(unit, command, PACKAGED, stem, unlinked=[unit.openmp])
+        if b"GOMP_parallel" in file.read_bytes():
+            return
+        file.unlink()  # torch does not load the runtime of this compiler
+    build(unit, command, PACKAGED, stem)
 
 
 def build(

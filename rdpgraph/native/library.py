@@ -1,4 +1,4 @@
-"""The library of chains, tapes and whatever else is compiled with them, and its functions."""
+"""The compiled libraries and their functions."""
 
 import ctypes
 import functools
@@ -10,66 +10,74 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.native import building
 from rdpgraph.native.loading import DTYPES, KernelStatus, Library
 
-_SIGNATURES = {
-    "up": (2, 3, 0, 2),
-    "down": (6, 4, 0, 1),
-    "most": (2, 3, 0, 1),
-    "descend": (4, 5, 0, 2),
-    "lists": (4, 4, 0, 1),
-    "taken": (2, 0, 0, 0),
-    "compile": (5, 3, 1, 0),
-    "rows": (9, 3, 1, 1),
-    # In float64 alone, by their whole names.
-    "parity_sums": (4, 6, 0, 2),
-    "parity_gradient": (5, 6, 0, 2),
-    "parity_paths": (4, 7, 0, 2),
-    "parity_kept": (7, 10, 1, 2),
-    "parity_messages": (11, 5, 1, 3),
-    "parity_flood": (6, 3, 3, 2),
-    "tree_sums": (4, 2, 0, 2),
-    "tree_gradient": (6, 2, 0, 2),
-    "search_order": (11, 4, 3, 0),
-    "search_solve": (12, 3, 0, 1),
-    "trws_sweeps": (8, 3, 2, 2),
-    "tape_losses": (4, 3, 0, 2),
-    "tape_second": (10, 3, 0, 1),
+_FUNCTIONS = {
+    "chain": {
+        "up": (2, 3, 0, 2),
+        "down": (6, 4, 0, 1),
+        "most": (2, 3, 0, 1),
+        "descend": (4, 5, 0, 2),
+        "lists": (4, 4, 0, 1),
+        "taken": (2, 0, 0, 0),
+        "tape_losses": (4, 3, 0, 2),
+        "tape_second": (10, 3, 0, 1),
+    },
+    "graphs": {
+        "circuit_compile": (5, 3, 1, 0),
+        "rows": (9, 3, 1, 1),
+        "search_order": (11, 4, 3, 0),
+        "search_solve": (12, 3, 0, 1),
+        "trws_sweeps": (8, 3, 2, 2),
+    },
+    "parities": {
+        "parity_sums": (4, 6, 0, 2),
+        "parity_gradient": (5, 6, 0, 2),
+        "parity_paths": (4, 7, 0, 2),
+        "parity_kept": (7, 10, 1, 2),
+        "parity_messages": (11, 5, 1, 3),
+        "parity_flood": (6, 3, 3, 2),
+    },
+    "trees": {"tree_sums": (4, 2, 0, 2), "tree_gradient": (6, 2, 0, 2)},
 }
-"""Arguments: numbers of pointers, sizes, reals and small integers, in this order."""
+"""The functions of each library, with their numbers of pointers, sizes, reals and small integers. A
+name without an underscore stands for a function in each floating type."""
 
 
-def _check(library: ctypes.CDLL) -> None:
+def _check(name: str, library: ctypes.CDLL) -> None:
     """Raise AttributeError where a function is missing."""
-    for name in _SIGNATURES:
-        typed = (f"chain_{name}_{kind}" for kind in DTYPES.values())
-        for symbol in (name,) if "_" in name else typed:
-            getattr(library, symbol)
-    library.chain_panel_width.argtypes = [ctypes.c_int64]
+    for function in _FUNCTIONS[name]:
+        for suffix in [""] if "_" in function else [f"_{kind}" for kind in DTYPES.values()]:
+            getattr(library, f"{function}{suffix}")
 
 
-_LIBRARY = Library(building.CHAIN, _check)
+_LIBRARIES = {
+    unit.name: Library(unit, functools.partial(_check, unit.name)) for unit in building.UNITS
+}
+_OWNERS = {name: unit for unit, functions in _FUNCTIONS.items() for name in functions}
 
 
-def status() -> KernelStatus:
-    """The library of this machine; built if not tried yet."""
-    return _LIBRARY.status
+def status(unit: str = "chain") -> KernelStatus:
+    """A library of this machine; built if not tried yet."""
+    return _LIBRARIES[unit].status
 
 
-def available(dtype: torch.dtype) -> bool:
-    """Return whether the library serves a dtype; warn once if there is no library."""
-    return _LIBRARY.available(dtype)
+def available(dtype: torch.dtype, unit: str = "chain") -> bool:
+    """Return whether a library serves a dtype; warn once if there is none."""
+    return _LIBRARIES[unit].available(dtype)
 
 
-def require(what: str) -> None:
-    """Raise `UnsupportedError` where there is no library."""
-    if not available(torch.float64):
-        raise UnsupportedError(f"{what} is compiled code. {status()}")
+def require(what: str, unit: str) -> None:
+    """Raise `UnsupportedError` where a library is lacking."""
+    if not available(torch.float64, unit):
+        raise UnsupportedError(f"{what} is compiled code. {status(unit)}")
 
 
 @functools.cache
 def function(name: str, dtype: torch.dtype | None = None) -> Any:
-    """One of the library's functions: for a dtype, or one that is there in float64 alone."""
-    pointers, sizes, reals, flags = _SIGNATURES[name]
-    called = getattr(_LIBRARY.loaded[0], name if dtype is None else f"chain_{name}_{DTYPES[dtype]}")
+    """A function of the libraries: for a dtype, or one that is there in float64 alone."""
+    unit = _OWNERS[name]
+    pointers, sizes, reals, flags = _FUNCTIONS[unit][name]
+    library = _LIBRARIES[unit].loaded[0]
+    called = getattr(library, name if dtype is None else f"{name}_{DTYPES[dtype]}")
     called.argtypes = [
         *[ctypes.c_void_p] * pointers,
         *[ctypes.c_int64] * sizes,
@@ -89,5 +97,6 @@ def threads(work: float, most: int | None = None, *, least: int = 2**18) -> int:
 @functools.cache
 def panel_width(size: int) -> int:
     """The number of items of ``size`` bytes in a row of a panel."""
-    library: Any = _LIBRARY.loaded[0]
-    return library.chain_panel_width(size)
+    library: Any = _LIBRARIES["chain"].loaded[0]
+    library.panel_width.argtypes = [ctypes.c_int64]
+    return library.panel_width(size)

@@ -122,12 +122,12 @@ def network_of_clauses(graph: FactorGraph, seconds: float) -> Network:
 
 
 def _compiler() -> Callable[..., None] | None:
-    return _compile if available(torch.float64) else None
+    return _compile if available(torch.float64, "graphs") else None
 
 
 def _compile(*arguments: Any) -> None:
     """Compile a circuit by the machine's library."""
-    function("compile", torch.float64)(*arguments)
+    function("circuit_compile")(*arguments)
 
 
 def counting_of(network: Network, memory: float) -> tuple[str, CountOf | None]:

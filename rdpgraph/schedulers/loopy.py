@@ -110,7 +110,7 @@ class Loopy(Scheduler):
             self.tolerance,
             self.seconds,
             self.progress,
-            _flood if library.available(torch.float64) else None,
+            _flood if library.available(torch.float64, "parities") else None,
             settling=self.damping is None,
         )
 

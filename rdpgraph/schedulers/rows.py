@@ -277,7 +277,7 @@ def planned_rows(
     if graph.observed is None or not graph.batch_shape or graph.device.type != "cpu":
         return None
     tables = all(type(b.potential) is Table and not b.batch_shape for b in graph.blocks)
-    if not tables or is_transformed() or not available(graph.dtype):
+    if not tables or is_transformed() or not available(graph.dtype, "graphs"):
         return None
     given = graph.observed.reshape(-1, graph.num_variables)
     common = torch.where((given != MISSING).all(0), given[0], MISSING)

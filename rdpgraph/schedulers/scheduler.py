@@ -135,7 +135,7 @@ def asked_plan(route: str, why: str, network: Network, budget: Budget) -> Plan:
 
 def compiled_functions() -> Compiled | None:
     """Functions of the compiled library for engines, if there is a library."""
-    if not available(torch.float64):
+    if not available(torch.float64, "graphs"):
         return None
     names = "search_order", "search_solve", "trws_sweeps"
     return Compiled(*map(function, names))

@@ -187,12 +187,10 @@ def merged(clauses: list[list[int]]) -> list[list[int]]:
 
 def equivalences(seconds: float) -> None:
     """Sizes of circuits with equivalent literals, and with these merged."""
-    import torch
-
     from rdpgraph.engines.counting.circuit import circuit_of
     from rdpgraph.native.library import function
 
-    compiler = function("compile", torch.float64)
+    compiler = function("circuit_compile")
     ratios: list[float] = []
     for seed in range(42):
         rng = random.Random(seed)

@@ -293,7 +293,7 @@ def test_a_circuit_answers_first_where_it_is_compiled() -> None:
     graph = random_graph(3)
     exact = rg.infer(graph, scheduler=rg.Contraction())
     network = reduced(graph, 1.0)
-    count = CountedSolution(network, 1e9, Allowance(5.0), function("compile", torch.float64))
+    count = CountedSolution(network, 1e9, Allowance(5.0), function("circuit_compile"))
 
     def never(_: float) -> NoReturn:
         raise AssertionError

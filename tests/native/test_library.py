@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def load():
-    return Library(building.CHAIN, library._check).load()[1]
+    return Library(building.CHAIN, partial(library._check, "chain")).load()[1]
 
 
 def builds(cache):
@@ -302,3 +303,11 @@ def test_wheels_hold_the_library_where_there_is_a_compiler(cache, tmp_path):
 
 def test_types_that_have_no_kernel():
     assert not library.available(torch.float16)
+
+
+def test_every_library_has_its_functions():
+    for unit in building.UNITS:
+        if library.status(unit.name).kernel is None:
+            pytest.skip(str(library.status(unit.name)))
+        for name in library._FUNCTIONS[unit.name]:
+            assert callable(library.function(name, None if "_" in name else torch.float32))

@@ -264,13 +264,13 @@ void kept_states(const Parity& p, const uint64_t* masks, double* out, int64_t* c
   const int64_t room = 2 + N + (most + most / 2) * (N + 1), size = p.stride ? 0 : 2 * p.columns;
   const bool sampled = seed >= 0;
   if (!grads)
-    return by_items<double>(p.batch * replicates, threads, [&](int64_t a, int64_t b) {
+    return by_items(p.batch * replicates, threads, [&](int64_t a, int64_t b) {
       Kept<N> kept(p, masks, most, seen, cost);
       for (int64_t row = a; row < b; ++row)
         kept.run(row % p.batch, row, uint64_t(seed), sampled, out + (row << seen),
                  carried ? carried + row * room : nullptr);
     });
-  by_items<double>(p.batch, threads, [&](int64_t a, int64_t b) {
+  by_items(p.batch, threads, [&](int64_t a, int64_t b) {
     Kept<N> kept(p, masks, most, seen, cost);
     std::vector<double> sum(size);  // of all items, where they share the weights
     for (int64_t item = a; item < b; ++item)

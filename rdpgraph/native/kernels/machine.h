@@ -5,6 +5,7 @@
 
 #include "best.h"
 #include "direct.h"
+#include "threads.h"
 #include "totals.h"
 
 namespace {
@@ -222,16 +223,6 @@ void run_down(const Machine<Real>& m, int64_t first, int64_t last, const Real* p
   }
 }
 
-template <typename Real, typename Run>
-void by_items(int64_t batch, int threads, Run run) {
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    const int64_t team = team_size(), thread = thread_number();
-    const int64_t first = batch * thread / team, last = batch * (thread + 1) / team;
-    if (first < last) run(first, last);
-  }
-}
-
 // The items of a run together; one by one where all tables are read where they lie, an item's side by side.
 template <typename Real, typename Run>
 void by_items(const Machine<Real>& m, int64_t slots, int threads, Run run) {
@@ -240,7 +231,7 @@ void by_items(const Machine<Real>& m, int64_t slots, int threads, Run run) {
     apart |= m.table(slot)[7] < -1;
     shared |= m.table(slot)[7] >= 0;
   }
-  by_items<Real>(m.batch, threads, [&](int64_t first, int64_t last) {
+  by_items(m.batch, threads, [&](int64_t first, int64_t last) {
     const int64_t hop = apart && !shared ? 1 : last - first;
     for (; first < last; first += hop) run(first, first + hop);
   });

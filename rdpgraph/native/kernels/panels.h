@@ -10,9 +10,6 @@
 #include <limits>
 #include <type_traits>
 #include <vector>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 namespace {
 
@@ -108,22 +105,6 @@ void multiply(int64_t rows, const Real* left, int64_t stride, const Real* panel,
   by_rows(rows, [&](auto count) {
     multiply<Real, decltype(count)::value, best>(left, stride, panel, depth, result, hop);
   });
-}
-
-int64_t thread_number() {
-#ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
-
-int64_t team_size() {
-#ifdef _OPENMP
-  return omp_get_num_threads();
-#else
-  return 1;
-#endif
 }
 
 }  // namespace

@@ -3,7 +3,8 @@
 
 #pragma once
 
-#include "machine.h"
+#include "logs.h"
+#include "threads.h"
 
 namespace {
 
@@ -221,7 +222,7 @@ struct Sweep {
 
 // Groups of shots, divided among threads.
 template <typename Run> void by_shots(const Parity& p, int threads, Run run) {
-  by_items<double>((p.batch + kShots - 1) / kShots, threads, [&](int64_t a, int64_t b) {
+  by_items((p.batch + kShots - 1) / kShots, threads, [&](int64_t a, int64_t b) {
     for (int64_t group = a; group < b; ++group) {
       Sweep sweep(p, group * kShots);
       run(sweep);

@@ -10,7 +10,8 @@
 #include <queue>
 #include <utility>
 
-#include "machine.h"
+#include "logs.h"
+#include "threads.h"
 
 namespace {
 
@@ -399,7 +400,7 @@ void rows_of_evidence(const Tables& m, const int64_t* observed, const double* we
   const Near near(m);
   const int64_t states = m.begins[m.declared];
   std::vector<std::vector<double>> parts(threads);
-  by_items<double>(rows, threads, [&](int64_t first, int64_t last) {
+  by_items(rows, threads, [&](int64_t first, int64_t last) {
     Eliminator solver(m, near, most);
     std::vector<double>& part = parts[thread_number()];
     if (counts && !stride) part.resize(entries);

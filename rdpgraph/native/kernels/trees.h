@@ -3,7 +3,8 @@
 
 #pragma once
 
-#include "machine.h"
+#include "logs.h"
+#include "threads.h"
 
 namespace {
 

@@ -144,7 +144,7 @@ def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
         multiroot: whether more than one word may have the root as its head.
     """
     here = unary.is_cpu and unary.numel() > 0 and not is_transformed()
-    if not here or not library.available(torch.float64):
+    if not here or not library.available(torch.float64, "trees"):
         return in_logs(unary, lengths, multiroot=multiroot)
     made: Any = _LogSum.apply(unary.double().contiguous(), lengths.contiguous(), multiroot)
     log_z: Tensor = made.to(unary.dtype)

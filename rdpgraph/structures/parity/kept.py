@@ -75,7 +75,7 @@ def kept_cosets(
             f"most {64 * _MOST_WORDS} checks and observables. Give errors that flip fewer checks, "
             "or decode parts of the code separately."
         )
-    library.require("ParityModel.kept")
+    library.require("ParityModel.kept", "parities")
     weights, missing = linear(unary, slots.merges, zeros)
     if carried is None:  # there are no more
         states = min(states, 2 ** min(parities.open_checks + parities.num_observables, 40))

@@ -79,7 +79,7 @@ _RANGE = 600.0  # nats between two masses of one sweep in float64; beyond it log
 
 def serves(parities: Parities, unary: Tensor) -> bool:
     """Return whether the library sweeps over errors with these weights."""
-    here = unary.device.type == "cpu" and library.available(torch.float64)
+    here = unary.device.type == "cpu" and library.available(torch.float64, "parities")
     return here and _fits(parities, unary)
 
 
