@@ -47,7 +47,7 @@ def infer_program(
         ModelError: a name that means nothing, a variable without a range, or a cell that is read
             before it is there; the message repeats the rule.
     """
-    lines, goals = _separate_goals(name, lengths, lines)
+    lines, goals = _separate_goals(name, {one.name for one in inputs}, lengths, lines)
     sketch = _Sketch(name, {one.name: one for one in inputs}, [one for one, _ in lengths], lines)
     sketch.check_names()
     rules = [sketch.normalized(line) for line in lines]
@@ -82,12 +82,13 @@ class _Draft:
 
 
 def _separate_goals(
-    owner: str, lengths: Sequence[tuple[str, Affine]], lines: list[Line]
+    owner: str, inputs: set[str], lengths: Sequence[tuple[str, Affine]], lines: list[Line]
 ) -> tuple[list[Line], tuple[Read, ...]]:
     """Make the goal a table with an axis for each end that its rules name, as `lengths - 1`.
 
     A goal of one rule whose factors fall into parts without a common variable has a table for each
-    part, so that each sequence of a model of several may be empty by itself.
+    part, so that each sequence of a model of several may be empty by itself. A goal that is a cell
+    of a table needs no table.
     """
     known = {name for name, _ in lengths}
     written = [line for line in lines if line.table == GOAL]
@@ -103,6 +104,10 @@ def _separate_goals(
     parts = _parts(written[0], known) if len(written) == 1 else [written]
     goals: list[Read] = []
     for number, part in enumerate(parts):
+        cell = _cell_of(part, known)
+        if cell is not None and cell.array not in inputs:
+            goals.append(cell)
+            continue
         table = GOAL if len(parts) == 1 else f"{GOAL}{number + 1}"
         ends = _ends_of(part, known)
         names = {at: f"end{k + 1}" for k, at in enumerate(ends)}
@@ -121,6 +126,17 @@ def _separate_goals(
             others.append(replace(line, table=table, index=index, factors=factors))
         goals.append(Read(table, ends))
     return others, tuple(goals)
+
+
+def _cell_of(lines: list[Line], lengths: set[str]) -> Read | None:
+    """The cell of a table that rules of the goal are, if they are one, without a variable."""
+    if len(lines) > 1 or len(lines[0].factors) != 1 or lines[0].conditions:
+        return None
+    (read,) = lines[0].factors
+    at_ends = (
+        isinstance(at, Affine) and (not at.terms or _is_end(at, lengths)) for at in read.index
+    )
+    return read if all(at_ends) else None
 
 
 def _ends_of(lines: list[Line], lengths: set[str]) -> tuple[Affine, ...]:
@@ -485,7 +501,7 @@ def _labels(
 
     no_labels: set[tuple[int | str, str | int]] = set()
     for goal in goals:  # each item reads its own place
-        no_labels |= {(goal.array, k) for k, at in enumerate(goal.index) if at.names}
+        no_labels |= {(goal.array, k) for k in range(len(goal.index))}
     slots: set[tuple[int | str, str | int]] = {(t, k) for t in sizes for k in range(len(sizes[t]))}
     for number, draft in enumerate(drafts):
         rule = draft.rule

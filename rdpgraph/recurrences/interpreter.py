@@ -289,8 +289,11 @@ class _Run:
     def fill(self) -> None:
         """Compute all steps of all tables, and of the goals those that items need."""
         wanted: dict[str, set[int]] = {}
+        read = {factor.array for rule in self.program.rules for factor in rule.factors}
         for goal, (_, order) in zip(self.program.goals, self.ends, strict=True):
-            wanted[goal.array] = {*order.tolist()} if isinstance(order, Tensor) else {int(order)}
+            if goal.array not in read:
+                orders = order.tolist() if isinstance(order, Tensor) else [int(order)]
+                wanted[goal.array] = {*orders}
         for step in range(self.layout.steps):
             for table in self.program.tables:
                 if step < self.layout.shapes[table.name].steps and (
@@ -456,13 +459,16 @@ class _Run:
         """(items,) the products of the goals."""
         result: Tensor | None = None
         for goal, (index, order) in zip(self.program.goals, self.ends, strict=True):
-            value = self._end_value(goal.array, index, order)
+            ends = [bool(at.names) for at in goal.index]
+            value = self._end_value(goal.array, index, ends, order)
             result = value if result is None else self.semiring.multiply(result, value)
         assert result is not None
         return result
 
-    def _end_value(self, name: str, index: Sequence[Tensor | int], order: Any) -> Tensor:
-        """(items,) a goal's table at each item's end."""
+    def _end_value(
+        self, name: str, index: Sequence[Tensor | int], ends: Sequence[bool], order: Any
+    ) -> Tensor:
+        """(items,) a goal's table at each item's place, of which some indices are ends."""
         shape, device = self.layout.shapes[name], self.like.device
         axes = {
             axis: torch.as_tensor(at, device=device).expand(self.items)
@@ -472,10 +478,11 @@ class _Run:
         steps = self.done[name]
         known = sorted(steps)
         inside = torch.ones(self.items, dtype=torch.bool, device=device)
-        before = torch.full_like(inside, fill_value=bool(axes))
-        for axis, size in zip(shape.table.axes, shape.table.sizes, strict=True):
+        before = torch.full_like(inside, fill_value=any(ends))
+        for axis, size, is_end in zip(shape.table.axes, shape.table.sizes, ends, strict=True):
             inside &= (axes[axis] >= 0) & (axes[axis] < size.evaluate(self.sizes))
-            before &= axes[axis] < 0
+            if is_end:
+                before &= axes[axis] < 0
         if known:
             number = torch.zeros(max(known) + 1, dtype=torch.int64, device=device)
             number[known] = torch.arange(len(known), device=device)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rdpgraph import ModelError
+from rdpgraph.errors import ModelError
 from rdpgraph.recurrences import Input, Lengths, Recurrence
 from tests.recurrences import written
 
