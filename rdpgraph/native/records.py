@@ -1,0 +1,79 @@
+"""Records that Python writes and C++ reads: dataclasses of 64-bit whole numbers.
+
+The dataclasses are the only definition. `header` writes them as C++ structs, a test holds the file
+in `kernels/` to that, and `check_sizes` refuses a library that was built with other ones. A kernel
+takes a pointer to a record and reads its fields by name; no number is known by its position.
+"""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from enum import IntEnum
+from typing import Any, get_type_hints
+
+
+def header(source: str, records: Sequence[type], kinds: Sequence[type[IntEnum]] = ()) -> str:
+    """The C++ header of some records, each after those that it holds.
+
+    Args:
+        source: the Python file that defines them, for the first line.
+        records: dataclasses whose fields are `int`, or records before them.
+        kinds: enumerations for whole numbers; a member SUM of Kind is kKindSum.
+    """
+    lines = [
+        f"// Written by rdpgraph.native.records from {source}.",
+        "",
+        "#pragma once",
+        "",
+        "#include <cstdint>",
+        "",
+        "namespace {",
+        "",
+    ]
+    for kind in kinds:
+        members = [f"k{kind.__name__}{one.name.capitalize()} = {one.value}" for one in kind]
+        lines += [f"enum {kind.__name__} : int64_t {{ {', '.join(members)} }};", ""]
+    for record in records:
+        hints = get_type_hints(record)
+        lines.append(f"struct {record.__name__} {{")
+        for part in fields(record):
+            held = hints[part.name]
+            lines.append(f"  {held.__name__ if held in records else 'int64_t'} {part.name};")
+        lines += ["};", ""]
+    sizes = ", ".join(f"sizeof({record.__name__})" for record in records)
+    lines += [
+        "// The bytes of each record, which `record_bytes` of a library returns.",
+        f"constexpr int64_t kRecordBytes[] = {{{sizes}}};",
+        "",
+        "}  // namespace",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def numbers(record: Any) -> Iterator[Any]:
+    """The numbers of a record in the order of its struct."""
+    if not is_dataclass(record):
+        yield record
+        return
+    for part in fields(record):
+        yield from numbers(getattr(record, part.name))
+
+
+def size(record: Any) -> int:
+    """How many 64-bit numbers a record has."""
+    hints = get_type_hints(record)
+    held = [hints[part.name] for part in fields(record)]
+    return sum(size(kind) if is_dataclass(kind) else 1 for kind in held)
+
+
+def check_sizes(library: ctypes.CDLL, records: Sequence[type]) -> None:
+    """Check that a library was built with these records.
+
+    Raises:
+        AttributeError: it was not, as where a function is missing.
+    """
+    measure = library.record_bytes
+    measure.argtypes, measure.restype = [ctypes.c_int64], ctypes.c_int64
+    for which, record in enumerate(records):
+        if measure(which) != 8 * size(record):
+            raise AttributeError(f"the library was built with another {record.__name__}")
