@@ -185,10 +185,12 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], object]:
     """Ask as where there is no compiled library: by torch, with steps laid out anew."""
     from rdpgraph.native import library
+    from rdpgraph.recurrences import executor
 
     def asked(answer: Callable[[], object]) -> object:
         with monkeypatch.context() as patch:
             patch.setattr(library, "available", lambda *_: False)
+            patch.setattr(executor.LIBRARY, "available", lambda dtype: False)
             return answer()
 
     return asked

@@ -31,7 +31,7 @@ LEVELS = {
 PACKAGED = Path(__file__).with_name("compiled")
 """The folder of portable libraries, in the wheel and in an installed source tree."""
 SECONDS = 300  # time limit of a build command
-_SOURCES = Path(__file__).with_name("kernels")
+_SOURCES = Path(__file__).resolve().with_name("kernels")
 _INCLUDE = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
 
 
@@ -57,9 +57,8 @@ class Unit:
             file = waiting.pop()
             if file not in found:
                 found.add(file)
-                waiting += [
-                    _SOURCES / name.decode() for name in _INCLUDE.findall(file.read_bytes())
-                ]
+                included = _INCLUDE.findall(file.read_bytes())
+                waiting += [(file.parent / name.decode()).resolve() for name in included]
         return sorted(found)
 
 
@@ -67,7 +66,8 @@ CHAIN = Unit("chain", ("CHAIN_FLOAT", "CHAIN_DOUBLE"), "-fopenmp")
 GRAPHS = Unit("graphs", ("ALL",), "-fopenmp")
 PARITIES = Unit("parities", ("ALL",), "-fopenmp")
 TREES = Unit("trees", ("ALL",), "-fopenmp")
-UNITS = (CHAIN, GRAPHS, PARITIES, TREES)
+RECURRENCES = Unit("recurrences", ("RECURRENCES_FLOAT", "RECURRENCES_DOUBLE"), "-fopenmp-simd")
+UNITS = (CHAIN, GRAPHS, PARITIES, RECURRENCES, TREES)
 
 
 def compiler() -> str | None:

@@ -50,7 +50,9 @@ def _check(name: str, library: ctypes.CDLL) -> None:
 
 
 _LIBRARIES = {
-    unit.name: Library(unit, functools.partial(_check, unit.name)) for unit in building.UNITS
+    unit.name: Library(unit, functools.partial(_check, unit.name))
+    for unit in building.UNITS
+    if unit.name in _FUNCTIONS
 }
 _OWNERS = {name: unit for unit, functions in _FUNCTIONS.items() for name in functions}
 

@@ -1,17 +1,18 @@
 """What a user writes, a class of inputs and rules, and what its objects answer."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core.types import broadcast_shapes
-from rdpgraph.errors import ModelError
-from rdpgraph.logspace.gradients import by_autograd, expectations, mean_scores
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.logspace.gradients import by_autograd, expectations, is_transformed, mean_scores
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.model.potentials.table import as_values, as_whole
+from rdpgraph.recurrences import executor
 from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.inference import infer_program
 from rdpgraph.recurrences.interpreter import evaluate
@@ -275,11 +276,20 @@ class Recurrence:
                 made[name] = lengths.expand(self._batch).reshape(-1)
         return made
 
+    def _served(self, inputs: Sequence[Tensor]) -> bool:
+        """Return whether compiled code answers, for inputs from `_flat`."""
+        return executor.serves(self.program, inputs, self._sizes) and not is_transformed()
+
     def _evaluated(self, tensors: Mapping[str, Tensor], semiring: Semiring) -> Tensor:
         """(*batch,) the goal of some inputs, whole numbers among them."""
-        goal = evaluate(
-            self.program, self._flat(tensors), self._flat_lengths(), self._sizes, semiring
-        )
+        flat, lengths = self._flat(tensors), self._flat_lengths()
+        inputs, program = [*flat.values()], self.program
+        if isinstance(semiring, LogSum) and self._served(inputs):
+            goal = executor.log_partition(program, lengths, self._sizes, inputs)
+        elif isinstance(semiring, Max) and self._served(inputs):
+            goal = executor.run_up(program, inputs, lengths, self._sizes, best=True).value
+        else:
+            goal = evaluate(program, flat, lengths, self._sizes, semiring)
         return goal.expand(self._items).reshape(self._batch)
 
     @property
@@ -336,9 +346,67 @@ class Recurrence:
         Log Z less the mean of what a derivation's entries add up to.
         """
         logs = [*self._logs().values()]
-        scores = [torch.where(values > -torch.inf, values, 0.0) for values in logs]
-        log_z, mean = mean_scores(self._log_partition_of, logs, scores)
-        return torch.where(log_z > -torch.inf, log_z - mean, 0.0)
+        flat, lengths = self._flat(self.given), self._flat_lengths()
+        tracked = torch.is_grad_enabled() and any(values.requires_grad for values in logs)
+        if not tracked and self._served([*flat.values()]):
+            program = self.program
+            up = executor.run_up(program, [*flat.values()], lengths, self._sizes, best=False)
+            said = [_scores(x) if x.is_floating_point() else None for x in flat.values()]
+            log_z, mean = up.value, executor.mean_along(up, said)
+        else:
+            log_z, mean = mean_scores(self._log_partition_of, logs, [*map(_scores, logs)])
+        entropy = torch.where(log_z > -torch.inf, log_z - mean, 0.0)
+        return entropy.expand(self._items).reshape(self._batch) if not tracked else entropy
+
+    def mode(self) -> dict[str, Tensor]:
+        """How often one best derivation uses each entry of each input of logs.
+
+        (*batch, *dims) whole numbers each, zeros for items without a derivation.
+
+        Raises:
+            UnsupportedError: there is no compiled library, or it does not serve the program.
+        """
+        return {name: uses[0] for name, uses in self._uses(None, None).items()}
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """How often each of some independent exact draws uses each entry of each input of logs.
+
+        (count, *batch, *dims) whole numbers each, zeros for items without a derivation.
+
+        Raises:
+            UnsupportedError: as for `mode`.
+        """
+        return self._uses(count, generator)
+
+    @torch.no_grad()
+    def _uses(self, count: int | None, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """(draws, *batch, *dims) how often derivations use each entry; None: the best one."""
+        flat, lengths = self._flat(self.given), self._flat_lengths()
+        if not self._served([*flat.values()]):
+            raise UnsupportedError(
+                f"{type(self).__name__} has modes and draws by compiled code alone, which does not "
+                "serve it here; take marginals() or best_score()."
+            )
+        up = executor.run_up(
+            self.program, [*flat.values()], lengths, self._sizes, best=count is None
+        )
+        reads = executor.derivations(up, count, generator)
+        draws, items, made = count or 1, len(up.value), dict[str, Tensor]()
+        for number, array in enumerate(self.program.inputs):
+            if array.whole:
+                continue
+            own, shape = reads[reads[:, 2] == number + 1], flat[array.name].shape[1:]
+            entries = shape.numel()
+            place = (own[:, 0] * items + own[:, 1]) * entries + own[:, 3]
+            uses = torch.bincount(place, minlength=draws * items * entries)
+            uses = uses.reshape(draws, items, *shape).expand(draws, self._items, *shape)
+            made[array.name] = uses.reshape(draws, *self._batch, *shape)
+        return made
+
+
+def _scores(logs: Tensor) -> Tensor:
+    """Logs with 0 for what is absent, which no derivation reads."""
+    return torch.where(logs > -torch.inf, logs, 0.0)
 
 
 @functools.cache

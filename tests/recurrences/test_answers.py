@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from rdpgraph.errors import UnsupportedError
 from tests.recurrences import written
 from tests.recurrences.cases import NAMES, logs, small
 from tests.recurrences.enumeration import Derivations
@@ -14,12 +15,19 @@ close = torch.testing.assert_close
 
 @pytest.mark.parametrize("hard", [0.0, 0.3])
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_are_those_of_all_derivations(name, hard):
+def test_answers_are_those_of_all_derivations(name, hard, by_torch):
+    """By compiled code, where it serves the program, and by torch."""
     recurrence = small(name, hard)
+    every = [Derivations(recurrence, (item,)) for item in range(3)]
+    check(recurrence, every)
+    by_torch(lambda: check(recurrence, every))
+
+
+def check(recurrence, derivations):
     log_z, best, count = recurrence.log_partition(), recurrence.best_score(), recurrence.count()
     marginals, entropy = recurrence.marginals(), recurrence.entropy()
     for item in range(3):
-        every = Derivations(recurrence, (item,))
+        every = derivations[item]
         close(log_z[item], every.log_partition)
         close(best[item], every.scores.max())
         assert int(count[item]) == int((every.scores > -math.inf).sum())
@@ -41,27 +49,97 @@ def test_an_item_has_the_answers_that_it_has_alone(name):
         close(type(recurrence)(**alone).log_partition(), together[item])
 
 
+def of_logs(recurrence, answer):
+    """An answer as a function of the inputs of logs, and those."""
+    logs = {
+        name: x for name, x in recurrence.given.items() if x is not None and x.is_floating_point()
+    }
+    made = type(recurrence)
+
+    def function(*values):
+        return answer(made(**(recurrence.given | dict(zip(logs, values, strict=True)))))
+
+    return function, [x.clone().requires_grad_() for x in logs.values()]
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_first_derivatives(name):
-    recurrence = small(name)
-    tensors = [value.requires_grad_() for value in recurrence._logs().values()]
-    assert torch.autograd.gradcheck(recurrence._log_partition_of, tensors, fast_mode=True)
+def test_first_derivatives(name, by_torch):
+    function, logs = of_logs(small(name), lambda recurrence: recurrence.log_partition())
+    assert torch.autograd.gradcheck(function, logs, fast_mode=True)
+    assert by_torch(lambda: torch.autograd.gradcheck(function, logs, fast_mode=True))
 
 
 @pytest.mark.parametrize("name", ["Chain", "Segments", "Alignment", "Trees", "Projective", "Ctc"])
 def test_second_derivatives(name):
-    recurrence = small(name)
-    tensors = [value.requires_grad_() for value in recurrence._logs().values()]
-    assert torch.autograd.gradgradcheck(recurrence._log_partition_of, tensors, fast_mode=True)
+    function, logs = of_logs(small(name), lambda recurrence: recurrence.log_partition())
+    assert torch.autograd.gradgradcheck(function, logs, fast_mode=True)
+    function, logs = of_logs(small(name), lambda recurrence: recurrence.entropy())
+    assert torch.autograd.gradcheck(function, logs, fast_mode=True)
+
+
+@pytest.mark.parametrize("hard", [0.0, 0.3])
+@pytest.mark.parametrize("name", NAMES)
+def test_modes_and_draws_are_derivations(name, hard):
+    """The best one has the best score, and each is drawn as often as its probability says."""
+    recurrence = small(name, hard)
+    try:
+        best, drawn = recurrence.mode(), recurrence.sample(400, torch.Generator().manual_seed(1))
+    except UnsupportedError:
+        assert name == "Factorial"  # its tables have two labels
+        return
+    for item in range(3):
+        every = Derivations(recurrence, (item,))
+        if not bool((every.scores > -math.inf).any()):
+            assert not any(bool(uses[item].any()) for uses in best.values())
+            continue
+        score = torch.zeros((), dtype=torch.float64)
+        for key, uses in best.items():
+            x = recurrence.given[key].broadcast_to(uses.shape)[item]
+            score = score + torch.where(uses[item] > 0, uses[item] * x, 0.0).sum()
+        close(score, every.scores.max())
+        known: dict[tuple, float] = {}
+        for share, uses in zip(every.shares.tolist(), every.list, strict=False):
+            key = tuple(sorted(uses.items()))
+            known[key] = known.get(key, 0.0) + share
+        found: dict[tuple, int] = {}
+        for draw in range(400):
+            uses = {
+                (array, tuple(place)): int(parts[draw, item][tuple(place)])
+                for array, parts in drawn.items()
+                for place in parts[draw, item].nonzero().tolist()
+            }
+            key = tuple(sorted(uses.items()))
+            found[key] = found.get(key, 0) + 1
+        assert {*found} <= {*known}
+        for key, share in known.items():
+            error = math.sqrt(share * (1 - share) / 400)
+            assert abs(found.get(key, 0) / 400 - share) < 5 * error + 0.005
+
+
+def test_the_same_seed_gives_the_same_draws():
+    chain = small("Chain")
+    one, other = (chain.sample(20, torch.Generator().manual_seed(7)) for _ in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_is_lent_to_one_node_at_a_time():
+    """Gradients of earlier calls are theirs, whatever was computed of the same sizes since."""
+    chains = [small("Chain", seed=seed) for seed in (0, 1)]
+    logs = [of_logs(chain, lambda chain: chain.log_partition()) for chain in chains]
+    wanted = [torch.autograd.grad(function(*x).sum(), x) for function, x in logs]
+    values = [function(*x).sum() for function, x in logs]
+    found = [torch.autograd.grad(value, x) for value, (_, x) in zip(values, logs, strict=True)]
+    for one, other in zip(wanted, found, strict=True):
+        assert all(map(torch.equal, one, other))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_impossible_items_have_no_nan(name):
     recurrence = small(name, 1.0)
-    tensors = [value.requires_grad_() for value in recurrence._logs().values()]
-    log_z = recurrence.log_partition()
+    function, logs = of_logs(recurrence, lambda recurrence: recurrence.log_partition())
+    log_z = function(*logs)
     assert bool(((log_z == -math.inf) | (log_z == 0)).all())  # 0: the empty derivation
-    gradients = torch.autograd.grad(log_z.sum(), tensors, allow_unused=True)
+    gradients = torch.autograd.grad(log_z.sum(), logs, allow_unused=True)
     assert all(part is None or not bool(part.any()) for part in gradients)
     assert not bool(recurrence.entropy().any())
 
@@ -101,7 +179,7 @@ def test_scores_too_far_apart_for_products_are_summed_in_logs():
         close(chain.log_partition(), wanted.to(dtype), rtol=1e-5, atol=0)
 
 
-def test_links_never_take_an_entry_for_each_step_and_pair_of_labels():
+def test_links_never_take_an_entry_for_each_step_and_pair_of_labels(by_torch):
     """The largest tensor that autograd keeps is smaller than steps x labels x labels."""
     steps, labels = 50, 40
     g = torch.Generator().manual_seed(0)
@@ -112,5 +190,5 @@ def test_links_never_take_an_entry_for_each_step_and_pair_of_labels():
         lambda part: kept.append((part.untyped_storage().data_ptr(), part.numel())) or part,
         lambda part: part,
     ):
-        chain.log_partition().backward()
+        by_torch(lambda: chain.log_partition().backward())
     assert sum(dict(kept).values()) < steps * labels * labels / 2

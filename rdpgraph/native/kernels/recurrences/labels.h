@@ -1,0 +1,61 @@
+// Sums over labels, upwards, and their gradients downwards.
+
+#pragma once
+
+#include "links.h"
+
+namespace {
+
+template <typename Real>
+template <bool best>
+void Run<Real>::over_up(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  if (span.high < span.low) return;
+  const Alternative& a = alternatives[g.first];
+  x.resize(g.depth), tops.resize(span.high - span.low + 1);
+  for (int64_t item = 0; item < batch; ++item) {
+    if (!is_needed(g, item, s)) continue;
+    double most = -INFINITY;
+    for (int64_t p = span.low; p <= span.high; ++p) {
+      double &sum = tops[p - span.low], known;
+      sum = -INFINITY;
+      if (!has(a, s, p)) continue;
+      row(a, item, s, p, 0, g.depth, x.data(), &known);
+      const Real top = largest(x.data(), g.depth);
+      if (!(top > kNever<Real>)) continue;
+      double total = 1;
+      if (!best) {
+        exps(x.data(), x.data(), top, g.depth);
+        Real part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t k = 0; k < g.depth; ++k) part += x[k];
+        total = part;
+      }
+      sum = known + top + std::log(total);
+      most = std::max(most, sum);
+    }
+    if (!(most > -INFINITY)) most = 0;
+    *out_level(g, item, s, span.low) = most;
+    Real* to = out(g, data[0], item, s, span.low);
+    for (int64_t p = 0; p <= span.high - span.low; ++p) to[p] = Real(tops[p] - most);
+  }
+}
+
+template <typename Real>
+void Run<Real>::over_down(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  const Alternative& a = alternatives[g.first];
+  x.resize(g.depth);
+  for (int64_t item = 0; item < batch; ++item)
+    for (int64_t p = span.low; p <= span.high && is_needed(g, item, s); ++p) {
+      const Real above = *out(g, grads[0], item, s, p), done = *out(g, data[0], item, s, p);
+      double known;
+      if (above == 0 || !(done > kNever<Real>) || !has(a, s, p)) continue;
+      row(a, item, s, p, 0, g.depth, x.data(), &known);
+      exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), g.depth);
+      for (int64_t k = 0; k < g.depth; ++k) x[k] *= above;
+      row_down(a, item, s, p, 0, g.depth, x.data());
+    }
+}
+
+}  // namespace

@@ -1,0 +1,526 @@
+// Links: rows of labels, or pairs of them, times a matrix, upwards; and their gradients downwards.
+
+#pragma once
+
+#include "sums.h"
+
+namespace {
+
+// The product of factors at a place, as logs of `depth` labels; its level. Returns whether there is one.
+template <typename Real>
+bool Run<Real>::row(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to, double* known) const {
+  Real more = 0;
+  *known = 0;
+  int wide = 0;
+  for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f) {
+    const Real* from = data[f->slot] + offset(*f, item, s, p, r);
+    *known += level(*f, item, s, p, r);
+    if (!f->hop) more += *from;
+    else if (wide++) add(to, from, f->hop, 0, depth);
+    else if (f->hop == 1) std::memcpy(to, from, depth * sizeof(Real));
+    else for (int64_t k = 0; k < depth; ++k) to[k] = from[k * f->hop];
+  }
+  if (!wide) std::fill(to, to + depth, Real(0));
+  if (more != 0) for (int64_t k = 0; k < depth; ++k) to[k] += more;
+  return true;
+}
+
+template <typename Real>
+template <bool best>
+void Run<Real>::prepare(const Stage& g, bool down) {
+  const int64_t wide = width<Real>(), depth = depth_of(g), n = g.labels;
+  rooms[&g - stages].resize(sets(g) * room_size(g));
+  for (int64_t item = 0; item < sets(g); ++item) {
+    const Table<Real> t = table(g, item);
+    if (down) {
+      std::fill(t.back, t.back + panels_of(depth, wide) * wide * n, Real(0));
+      for (int64_t k = 0; k < depth; ++k)
+        for (int64_t j = 0; j < n; ++j)
+          t.back[(k / wide * n + j) * wide + k % wide] = t.ahead[(j / wide * depth + k) * wide + j % wide];
+      continue;
+    }
+    std::fill(t.peaks, t.peaks + n, kNever<Real>);
+    std::fill(t.ahead, t.ahead + panels_of(n, wide) * wide * depth, best ? kNever<Real> : Real(0));
+    const bool by_rows = g.column == 1;
+    const auto each = [&](auto visit) {
+      if (by_rows) {
+        for (int64_t k = 0; k < depth; ++k) {
+          const Real* from = t.logs + row_of(g, k);
+          for (int64_t j = 0; j < n; ++j) visit(k, j, from[j]);
+        }
+      } else for (int64_t j = 0; j < n; ++j) {
+        const Real* from = t.logs + j * g.column;
+        for (int64_t k = 0; k < depth; ++k) visit(k, j, from[row_of(g, k)]);
+      }
+    };
+    each([&](int64_t k, int64_t j, Real v) {
+      t.ahead[(j / wide * depth + k) * wide + j % wide] = v;
+      t.peaks[j] = std::max(t.peaks[j], v);
+    });
+    for (int64_t j = 0; j < n; ++j) t.peaks[j] = finite(t.peaks[j]);
+    if (best) continue;
+    for (int64_t first = 0; first < n; first += wide)
+      for (int64_t k = 0; k < depth; ++k) {
+        Real* to = t.ahead + (first / wide * depth + k) * wide;
+        by_lanes<Real>(std::min(wide, n - first), [&](int64_t j, auto left) {
+          store(to + j, exp_of<Real>(load(to + j, left) - load(t.peaks + first + j, left)), left);
+        });
+      }
+  }
+}
+
+// (rows, panels * width): rows by all panels.
+template <typename Real>
+template <bool best>
+void Run<Real>::by_panels(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t columns, Real* result, int64_t hop) {
+  const int64_t wide = width<Real>(), many = panels_of(columns, wide);
+  for (int64_t p = 0; p < many; ++p)
+    for (int64_t r = 0; r < rows; r += kRows)
+      multiply<Real, best>(std::min(kRows, rows - r), left + r * stride, stride, panels + p * wide * depth,
+                           depth, result + r * hop + p * wide, hop);
+}
+
+// The rows before a product, exponentials relative to their tops (maxima: logs): at most a block of
+// those of a step from row `from` on (item after item). Returns the row after.
+template <typename Real>
+template <bool best>
+void Run<Real>::block(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most) {
+  const Alternative& a = alternatives[g.first];
+  const int64_t depth = depth_of(g), many = span.high - span.low + 1;
+  rows.clear();
+  x.resize(most * depth);
+  for (int64_t k = first; k < first + most; ++k) {
+    const int64_t i = item + k / many, p = span.low + k % many;
+    Real* to = x.data() + rows.size() * depth;
+    Row one{i, p, 0, 0, loops(a, s, p, false)};
+    if (one.splits.high < one.splits.low) continue;
+    if (g.kind == kKindPair) {
+      if (!pair<best>(g, s, one, to)) continue;
+    } else {
+      row(a, i, s, p, 0, depth, to, &one.level);
+      const Real top = largest(to, depth);
+      if (!(top > kNever<Real>)) continue;
+      one.top = top;
+      if (!best) exps(to, to, top, depth);
+      else for (int64_t j = 0; j < depth; ++j) to[j] -= top;
+    }
+    rows.push_back(one);
+  }
+}
+
+// The parts of all splits: (splits, depth) in `y`, the right ones in panels in `z`, exponentials
+// relative to a common top. Returns whether any is possible.
+template <typename Real>
+template <bool best>
+bool Run<Real>::parts(const Stage& g, At s, Row& one) {
+  const Alternative &left = alternatives[g.first], &right = alternatives[g.first + 1];
+  const int64_t many = splits_of(one.splits), wide = width<Real>(), b = g.depth, c = g.depth2;
+  y.resize(many * b), z.resize(many * panels_of(c, wide) * wide), w.resize(std::max(b, c)), tops.resize(2 * many);
+  std::fill(z.begin(), z.end(), best ? kNever<Real> : Real(0));
+  double most = -INFINITY;
+  for (int64_t k = 0; k < many; ++k) {
+    const int64_t r = one.splits.low + k;
+    double more, also;
+    row(left, one.item, s, one.p, r, b, y.data() + k * b, &more);
+    row(right, one.item, s, one.p, r, c, w.data(), &also);
+    const Real l = largest(y.data() + k * b, b), q = largest(w.data(), c);
+    tops[k] = l > kNever<Real> && q > kNever<Real> ? more + also + l + q : -INFINITY;
+    if (best) for (int64_t j = 0; j < b; ++j) y[k * b + j] -= finite(l);
+    else exps(y.data() + k * b, y.data() + k * b, finite(l), b);
+    if (!best) exps(w.data(), w.data(), finite(q), c);
+    for (int64_t j = 0; j < c; ++j)
+      z[(j / wide * many + k) * wide + j % wide] = best ? w[j] - finite(q) : w[j];
+    most = std::max(most, tops[k]);
+  }
+  if (!(most > -INFINITY)) return false;
+  one.level = 0, one.top = most;
+  for (int64_t k = 0; k < many; ++k) {
+    const Real scale = best ? Real(tops[k] - most) : Real(std::exp(tops[k] - most));
+    for (int64_t j = 0; j < b; ++j) best ? y[k * b + j] += scale : y[k * b + j] *= scale;
+  }
+  return true;
+}
+
+// The (depth, depth2) products of both parts, summed over splits.
+template <typename Real>
+template <bool best>
+bool Run<Real>::pair(const Stage& g, At s, Row& one, Real* to) {
+  if (!parts<best>(g, s, one)) return false;
+  products<best>(g, one, to);
+  return true;
+}
+
+template <typename Real>
+template <bool best>
+void Run<Real>::products(const Stage& g, const Row& one, Real* to) {
+  const int64_t many = splits_of(one.splits), wide = width<Real>(), b = g.depth, c = g.depth2;
+  const int64_t hop = panels_of(c, wide) * wide;
+  t.resize(many * b), sums.resize(b * hop);
+  for (int64_t k = 0; k < many; ++k)
+    for (int64_t j = 0; j < b; ++j) t[j * many + k] = y[k * b + j];
+  by_panels<best>(t.data(), b, many, many, z.data(), c, sums.data(), hop);
+  for (int64_t j = 0; j < b; ++j) std::memcpy(to + j * c, sums.data() + j * hop, c * sizeof(Real));
+}
+
+// A row's sums in logs, to be exact where products underflow: of all pairs for one column.
+template <typename Real>
+template <typename Visit>
+void Run<Real>::each_term(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Visit visit) {
+  const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1;
+  std::vector<Real> left(b), right(c, Real(0));
+  for (int64_t r = one.splits.low; r <= one.splits.high; ++r) {
+    double more, also = 0;
+    row(alternatives[g.first], one.item, s, one.p, r, b, left.data(), &more);
+    if (g.kind == kKindPair) row(alternatives[g.first + 1], one.item, s, one.p, r, c, right.data(), &also);
+    for (int64_t k = 0; k < b * c; ++k)
+      visit(r, k, double(left[k / c]) + right[k % c] + logs[row_of(g, k) + j * g.column] + more + also);
+  }
+}
+
+template <typename Real>
+double Run<Real>::in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j) {
+  double top = -INFINITY, sum = 0;
+  each_term(g, s, one, logs, j, [&](int64_t, int64_t, double v) { top = std::max(top, v); });
+  if (!(top > -INFINITY)) return top;
+  each_term(g, s, one, logs, j, [&](int64_t, int64_t, double v) { sum += std::exp(v - top); });
+  return top + std::log(sum);
+}
+
+// Writes a row after a link, relative to its own top.
+template <typename Real>
+void Run<Real>::finish(const Target& target, At s, const Row& one, Real* values, double base) {
+  const Stage& g = *target.g;
+  Real* to = out(g, data[0], one.item, s, one.p);
+  for (const Part& f : target.others) add(values, read(f, one.item), f.hop, 0, g.labels), base += level_of(f, one.item);
+  const Real top = finite(largest(values, g.labels));
+  for (int64_t k = 0; k < g.labels; ++k) to[k] = values[k] - top;
+  *out_level(g, one.item, s, one.p) = base + top;
+}
+
+template <typename Real>
+void Run<Real>::clear(const Stage& g, At s, Span span) {
+  aim(g, s, span);
+  for (int64_t item = 0; item < batch; ++item)
+    for (int64_t p = span.low; p <= span.high; ++p) {
+      const Stage& to = *targets[p - span.low].g;
+      Real* row = out(to, data[0], item, s, p);
+      std::fill(row, row + g.labels, kNever<Real>);
+      *out_level(to, item, s, p) = 0;
+    }
+}
+
+// A link's values at a place, relative to a level, for the way down: those of its target without other factors.
+template <typename Real>
+const Real* Run<Real>::linked(const Target& target, At s, int64_t item, int64_t p, double* level) {
+  const Stage& g = *target.g;
+  const Real* done = out(g, data[0], item, s, p);
+  *level = *out_level(g, item, s, p);
+  if (target.others.empty()) return done;
+  w.resize(std::max<int64_t>(w.size(), g.labels));
+  std::memcpy(w.data(), done, g.labels * sizeof(Real));
+  for (const Part& f : target.others) {
+    const Real* from = read(f, item);
+    *level -= level_of(f, item);
+    if (f.hop == 1) by_lanes<Real>(g.labels, [&](int64_t k, auto left) {
+      store(w.data() + k, load(w.data() + k, left) - load(from + k, left), left);
+    });
+    else for (int64_t k = 0; k < g.labels; ++k) w[k] -= from[k * f.hop];
+  }
+  return w.data();
+}
+
+// The gradients of other factors of a target, which is returned.
+template <typename Real>
+const Real* Run<Real>::others_down(const Target& target, At s, int64_t item, int64_t p) {
+  const Stage& g = *target.g;
+  const Real* above = out(g, grads[0], item, s, p);
+  for (const Part& f : target.others)
+    if (grads[f.f->slot]) add_to(grads[f.f->slot] + (read(f, item) - data[f.f->slot]), above, f.hop, g.labels);
+  return above;
+}
+
+template <typename Real>
+template <bool best>
+void Run<Real>::link_up(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>(), hop = panels_of(n, wide) * wide;
+  const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? batch : 1;
+  if (many <= 0) return;
+  clear(g, s, span);
+  if (!g.fixed) return direct_up<best>(g, s, span);
+  for (int64_t item = 0; item < batch; item += items) {
+    const Table<Real> own = table(g, item);
+    for (int64_t first = 0; first < many * items; first += kBlock) {
+      block<best>(g, s, span, item, first, std::min(kBlock, many * items - first));
+      sums.resize(std::max<int64_t>(sums.size(), kBlock * hop));
+      by_panels<best>(x.data(), rows.size(), depth, depth, own.ahead, n, sums.data(), hop);
+      for (size_t r = 0; r < rows.size(); ++r) {
+        Real* y = sums.data() + r * hop;
+        const double base = rows[r].level + rows[r].top;
+        if (!best) {
+          Real least = std::numeric_limits<Real>::max();
+          for (int64_t k = 0; k < n; ++k) least = y[k] < least ? y[k] : least;
+          if (least < faint<Real>(depth)) {
+            for (int64_t k = 0; k < n; ++k)
+              y[k] = y[k] < faint<Real>(depth) ? Real(in_logs(g, s, rows[r], own.logs, k) - base)
+                                               : std::log(y[k]) + own.peaks[k];
+          } else logs(y, y, own.peaks, Real(0), n);
+        }
+        finish(targets[rows[r].p - span.low], s, rows[r], y, base);
+      }
+    }
+  }
+}
+
+// A step's table as it lies, or the entries that data say; the numbers from row to row.
+// Likewise the rows of all values of a loop, in `x`, one under the other.
+template <typename Real>
+const Real* Run<Real>::direct(const Stage& g, int64_t item, At s, int64_t p, Span loop, int64_t* hop, double* level) {
+  const Alternative& a = alternatives[g.first];
+  const int64_t many = splits_of(loop), n = g.labels;
+  x.resize(many * g.depth), tops.resize(many);
+  *level = -INFINITY;
+  for (int64_t k = 0; k < many; ++k) {
+    row(a, item, s, p, loop.low + k, g.depth, x.data() + k * g.depth, &tops[k]);
+    *level = std::max(*level, tops[k]);
+  }
+  for (int64_t k = 0; k < many * g.depth; ++k) x[k] += Real(tops[k / g.depth] - *level);
+  if (!is_gathered(g)) return *hop = g.row, data[g.slot] + item * g.table_item + value(g.table, s, p, 0);
+  rows_at.resize(many * g.depth), columns_at.resize(many * n), gathered.resize(many * g.depth * n);
+  for (int64_t k = 0; k < many; ++k) {
+    const int64_t r = loop.low + k, start = value(g.table, s, p, r);
+    const Real* from = data[g.slot] + item * g.table_item;
+    int64_t *rows_of = rows_at.data() + k * g.depth, *columns_of = columns_at.data() + k * n;
+    look(g.rows, g.row, item, s, p, r, g.depth, rows_of), look(g.columns, g.column, item, s, p, r, n, columns_of);
+    for (int64_t i = 0; i < g.depth; ++i) rows_of[i] += start;
+    for (int64_t i = 0; i < g.depth; ++i)
+      for (int64_t j = 0; j < n; ++j) gathered[(k * g.depth + i) * n + j] = from[rows_of[i] + columns_of[j]];
+  }
+  return *hop = n, gathered.data();
+}
+
+// By tables that change from step to step: in logs, where they lie.
+template <typename Real>
+template <bool best>
+void Run<Real>::direct_up(const Stage& g, At s, Span span) {
+  const int64_t n = g.labels;
+  for (int64_t item = 0; item < batch; ++item)
+    for (int64_t p = span.low; p <= span.high; ++p) {
+      const Span loop = loops(alternatives[g.first], s, p, false);
+      if (loop.high < loop.low) continue;
+      const int64_t depth = g.depth * splits_of(loop);
+      Row one{item, p, 0, 0, loop};
+      sums.resize(std::max<int64_t>(sums.size(), n)), terms.resize(n);
+      int64_t hop;
+      const Real* from = direct(g, item, s, p, loop, &hop, &one.level);
+      const auto at = [&](int64_t k, int64_t v, int64_t left) {
+        return load(from + k * hop + v, left) + x[k];
+      };
+      by_lanes<Real>(n, [&](int64_t v, auto left) {
+        Lane<Real> most = all(kNever<Real>), total = {};
+        for (int64_t k = 0; k < depth; ++k) { const Lane<Real> o = at(k, v, left); most = o > most ? o : most; }
+        if (best) return store(terms.data() + v, most, left);
+        const Lane<Real> shift = most > kNever<Real> ? most : Lane<Real>{};
+        for (int64_t k = 0; k < depth; ++k) total += exp_of<Real>(at(k, v, left) - shift);
+        store(terms.data() + v, log_of<Real>(total) + shift, left);
+      });
+      finish(targets[p - span.low], s, one, terms.data(), one.level);
+    }
+}
+
+template <typename Real>
+void Run<Real>::direct_down(const Stage& g, At s, Span span) {
+  const int64_t n = g.labels;
+  for (int64_t item = 0; item < batch; ++item)
+    for (int64_t p = span.low; p <= span.high; ++p) {
+      const Alternative& a = alternatives[g.first];
+      const Span loop = loops(a, s, p, false);
+      if (loop.high < loop.low) continue;
+      const int64_t depth = g.depth * splits_of(loop);
+      double known;
+      h.resize(std::max<int64_t>(h.size(), n)), e.resize(depth);
+      const Target& target = targets[p - span.low];
+      double level;
+      int64_t hop;
+      const Real *from = direct(g, item, s, p, loop, &hop, &known), *above = others_down(target, s, item, p);
+      const Real* done = linked(target, s, item, p, &level);
+      const Real more = Real(known - level);
+      Real *own = grads[g.slot] ? grads[g.slot] + item * g.table_item : nullptr, *to = own;
+      if (own && is_gathered(g)) scattered.assign(depth * n, Real(0)), to = scattered.data();
+      else if (own) to += value(g.table, s, p, 0);
+      for (int64_t v = 0; v < n; ++v) h[v] = above[v] == 0 ? 0 : finite(done[v]);
+      for (int64_t k = 0; k < depth; ++k) {
+        Lane<Real> total = {};
+        by_lanes<Real>(n, [&](int64_t v, auto left) {
+          const Lane<Real> share = load(above + v, left) *
+              exp_of<Real>(load(from + k * hop + v, left) + (x[k] + more) - load(h.data() + v, left));
+          total += share;
+          if (to) store(to + k * hop + v, load(to + k * hop + v, left) + share, left);
+        });
+        Real sum = 0;
+        for (int64_t j = 0; j < lanes<Real>(); ++j) sum += total[j];
+        e[k] = sum;
+      }
+      for (int64_t k = 0; k < splits_of(loop); ++k)
+        row_down(a, item, s, p, loop.low + k, g.depth, e.data() + k * g.depth);
+      for (int64_t k = 0; own && is_gathered(g) && k < depth; ++k)
+        for (int64_t j = 0; j < n; ++j) own[rows_at[k] + columns_at[k / g.depth * n + j]] += to[k * n + j];
+    }
+}
+
+template <typename Real>
+void Run<Real>::hold(const Stage& g, int64_t item, const Real* before, const Real* after) {
+  Held& own = held[&g - stages];
+  const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_held(g);
+  if (own.count == most || (own.count && g.table_item && own.item != item)) flush(g);
+  if (own.before.empty()) {
+    own.before.resize(depth * most), own.after.resize(panels * wide * most, Real(0));
+    own.sums.resize(sets(g) * depth * panels * wide, Real(0)), own.turned.resize(kRows * most);
+  }
+  own.item = item;
+  std::memcpy(own.before.data() + own.count * depth, before, depth * sizeof(Real));
+  for (int64_t p = 0; p < panels; ++p)
+    std::memcpy(own.after.data() + (p * most + own.count) * wide, after + p * wide,
+                std::min(wide, g.labels - p * wide) * sizeof(Real));
+  ++own.count;
+}
+
+template <typename Real>
+void Run<Real>::flush(const Stage& g) {
+  Held& own = held[&g - stages];
+  const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_held(g);
+  alignas(64) Real part[kRows * width<Real>()];
+  Real* sums = own.sums.data() + (g.table_item ? own.item : 0) * depth * panels * wide;
+  for (int64_t k = 0; k < depth; k += kRows) {
+    const int64_t some = std::min(kRows, depth - k);
+    for (int64_t r = 0; r < own.count; ++r)
+      for (int64_t j = 0; j < some; ++j) own.turned[j * most + r] = own.before[r * depth + k + j];
+    for (int64_t p = 0; p < panels; ++p) {
+      multiply<Real>(some, own.turned.data(), most, own.after.data() + p * most * wide, own.count, part, wide);
+      Real* to = sums + (p * depth + k) * wide;
+      for (int64_t j = 0; j < some * wide; ++j) to[j] += part[j];
+    }
+  }
+  own.count = 0;
+}
+
+template <typename Real>
+void Run<Real>::settle(const Stage& g) {
+  Held& own = held[&g - stages];
+  if (!g.fixed || g.slot < 0 || !grads[g.slot] || own.before.empty()) return;
+  if (own.count) flush(g);
+  const int64_t depth = depth_of(g), wide = width<Real>(), n = g.labels;
+  for (int64_t item = 0; item < sets(g); ++item) {
+    const Table<Real> t = table(g, item);
+    const Real* sums = own.sums.data() + item * depth * panels_of(n, wide) * wide;
+    Real* to = grads[g.slot] + g.table.c + item * g.table_item;
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t k = 0; k < depth; ++k) {
+        const int64_t at = (j / wide * depth + k) * wide + j % wide;
+        to[row_of(g, k) + j * g.column] += t.ahead[at] * sums[at];
+      }
+  }
+}
+
+template <typename Real>
+void Run<Real>::link_down(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>(), hop = panels_of(depth, wide) * wide;
+  const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? batch : 1;
+  if (many <= 0) return;
+  aim(g, s, span);
+  if (!g.fixed) return direct_down(g, s, span);
+  const int64_t padded = panels_of(n, wide) * wide;
+  h.resize(kBlock * padded), pairs.resize(kBlock * hop);
+  const Alternative &left = alternatives[g.first], &right = alternatives[g.first + 1];
+  for (int64_t item = 0; item < batch; item += items) {
+    const Table<Real> own = table(g, item);
+    for (int64_t first = 0; first < many * items; first += kBlock) {
+      block<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
+      // Gradients over sums: those of products.
+      for (size_t r = 0; r < rows.size(); ++r) {
+        const Row& one = rows[r];
+        const Target& target = targets[one.p - span.low];
+        double level;
+        const Real *above = others_down(target, s, one.item, one.p), *done = linked(target, s, one.item, one.p, &level);
+        const Real more = Real(one.level + one.top - level);
+        Real* to = h.data() + r * padded;
+        const Real low = std::log(faint<Real>(depth));
+        Lane<Real> most = all(kNever<Real>);
+        by_lanes<Real>(n, [&](int64_t k, auto count) {
+          const Lane<Real> up = load(above + k, count);
+          const Lane<Real> value = load(own.peaks + k, count) + more - load(done + k, count);
+          const Lane<Real> kept = up == Real(0) ? all(kNever<Real>) : value;
+          most = kept > most ? kept : most;
+          store(to + k, exp_of<Real>(kept) * (up == Real(0) ? Lane<Real>{} : up), count);
+        });
+        bool is_faint = false;
+        for (int64_t j = 0; j < lanes<Real>(); ++j) is_faint |= most[j] > -low;
+        // Products that underflow: the shares of all terms, in logs.
+        for (int64_t k = 0; is_faint && k < n; ++k)
+          if (above[k] != 0 && own.peaks[k] + more - done[k] > -low) {
+            if (done[k] > kNever<Real>) faint_down(g, s, one, own.logs, k, above[k], level + done[k]);
+            to[k] = 0;
+          }
+        if (grads[g.slot]) hold(g, one.item, x.data() + r * depth, to);
+      }
+      by_panels<false>(h.data(), rows.size(), padded, n, own.back, depth, pairs.data(), hop);
+      for (size_t r = 0; r < rows.size(); ++r) {
+        Row one = rows[r];
+        Real* turned = pairs.data() + r * hop;
+        if (g.kind != kKindPair) {
+          const Real* before = x.data() + r * depth;
+          for (int64_t k = 0; k < depth; ++k) turned[k] *= before[k];
+          row_down(left, one.item, s, one.p, 0, depth, turned);
+        } else pair_down(g, s, one, turned, left, right);
+      }
+    }
+  }
+}
+
+template <typename Real>
+void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned, const Alternative& left, const Alternative& right) {
+  parts<false>(g, s, one);
+  const int64_t some = splits_of(one.splits), b = g.depth, c = g.depth2, wide = width<Real>();
+  const int64_t bs = panels_of(b, wide) * wide, cs = panels_of(c, wide) * wide;
+  // turned (b, c), in panels over c and over b; left parts (splits, b), right parts (splits, c).
+  e.assign(b * cs + c * bs, Real(0)), t.resize(some * (c + cs + bs));
+  Real *over = e.data(), *under = e.data() + b * cs, *rights = t.data(), *to = rights + some * c, *back = to + some * cs;
+  for (int64_t i = 0; i < b; ++i)
+    for (int64_t j = 0; j < c; ++j) {
+      over[(j / wide * b + i) * wide + j % wide] = turned[i * c + j];
+      under[(i / wide * c + j) * wide + i % wide] = turned[i * c + j];
+    }
+  for (int64_t k = 0; k < some; ++k)
+    for (int64_t j = 0; j < c; ++j) rights[k * c + j] = z[(j / wide * some + k) * wide + j % wide];
+  by_panels<false>(y.data(), some, b, b, over, c, to, cs);
+  by_panels<false>(rights, some, c, c, under, b, back, bs);
+  for (int64_t k = 0; k < some; ++k) {
+    for (int64_t j = 0; j < c; ++j) to[k * cs + j] *= rights[k * c + j];
+    for (int64_t j = 0; j < b; ++j) back[k * bs + j] *= y[k * b + j];
+    row_down(left, one.item, s, one.p, one.splits.low + k, b, back + k * bs);
+    row_down(right, one.item, s, one.p, one.splits.low + k, c, to + k * cs);
+  }
+}
+
+template <typename Real>
+void Run<Real>::faint_down(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Real above, double known) {
+  const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1;
+  std::vector<Real> left(b), right(c);
+  int64_t now = one.splits.low;
+  const auto pass = [&]() {
+    row_down(alternatives[g.first], one.item, s, one.p, now, b, left.data());
+    if (g.kind == kKindPair) row_down(alternatives[g.first + 1], one.item, s, one.p, now, c, right.data());
+    std::fill(left.begin(), left.end(), Real(0)), std::fill(right.begin(), right.end(), Real(0));
+  };
+  Real* to = grads[g.slot] ? grads[g.slot] + g.table.c + one.item * g.table_item : nullptr;
+  each_term(g, s, one, logs, j, [&](int64_t r, int64_t k, double v) {
+    if (r != now) pass(), now = r;
+    const Real share = above * Real(std::exp(v - known));
+    left[k / c] += share, right[k % c] += share;
+    if (to) to[row_of(g, k) + j * g.column] += share;
+  });
+  pass();
+}
+
+}  // namespace

@@ -1,0 +1,214 @@
+// Means over derivations of what inputs say, upwards: of their logs for entropies, or of any direction.
+
+#pragma once
+
+#include "labels.h"
+
+namespace {
+
+template <typename Real>
+void Run<Real>::sum_along(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  const bool wide = g.labels > 0;
+  const int64_t count = wide ? g.labels : span.high - span.low + 1;
+  if (span.high < span.low) return;
+  terms.resize(std::max<int64_t>(terms.size(), count));
+  for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
+    collect(g, s, p, count);
+    if (link_of() >= 0) continue;
+    for (int64_t item = 0; item < batch; ++item) {
+      if (!is_needed(g, item, s)) continue;
+      const Real* done = out(g, data[0], item, s, p);
+      Real* to = out(g, moves[0], item, s, p);
+      const double known = *out_level(g, item, s, p);
+      std::fill(to, to + count, Real(0));
+      for (const Entry& one : entries) {
+        const int64_t size = one.high - one.low + 1;
+        Real* row = terms.data();
+        product(g, one, item, Real(level_of(one, item) - known), row);
+        for (int64_t k = 0; k < size; ++k) row[k] -= finite(done[one.low + k]);
+        exps(row, row, Real(0), size);
+        for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
+          if (!moves[f->f->slot]) continue;
+          const Real* from = moves[f->f->slot] + f->at + item * f->f->item;
+          if (f->f->look_slot >= 0 && g.labels) from += looked(*f, item, 0);
+          for (int64_t k = 0; k < size; ++k)
+            to[one.low + k] += row[k] * from[k * f->hop + (f->f->look_slot >= 0 && !g.labels ? looked(*f, item, k * f->f->look.p) : 0)];
+        }
+      }
+    }
+  }
+}
+
+// Writes a row's means, and adds those of other factors of its target.
+template <typename Real>
+void Run<Real>::mean_of(const Target& target, At s, int64_t item, int64_t p, const Real* from) {
+  const Stage& g = *target.g;
+  Real* to = out(g, moves[0], item, s, p);
+  std::memcpy(to, from, g.labels * sizeof(Real));
+  for (const Part& f : target.others)
+    if (moves[f.f->slot]) add(to, moves[f.f->slot] + (read(f, item) - data[f.f->slot]), f.hop, 0, g.labels);
+}
+
+template <typename Real>
+void Run<Real>::link_along(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>(), hop = panels_of(n, wide) * wide;
+  const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? batch : 1;
+  if (many <= 0) return;
+  aim(g, s, span);
+  means.assign(n, Real(0));
+  for (int64_t item = 0; item < batch; ++item)
+    for (int64_t p = span.low; p <= span.high; ++p) {
+      Real* to = out(*targets[p - span.low].g, moves[0], item, s, p);
+      std::fill(to, to + n, Real(0));
+    }
+  if (!g.fixed) return direct_along(g, s, span);
+  std::vector<Real>& said = rooms[&g - stages + whole.stages];
+  const int64_t panels = panels_of(n, wide) * wide * depth;
+  for (int64_t item = 0; item < batch; item += items) {
+    const Table<Real> own = table(g, item);
+    const Real* along = moves[g.slot] ? said.data() + (g.table_item ? item : 0) * panels : nullptr;
+    for (int64_t first = 0; first < many * items; first += kBlock) {
+      block<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
+      const int64_t some = rows.size();
+      turned.resize(some * depth), moved.resize(3 * some * hop);
+      for (int64_t r = 0; r < some; ++r) {
+        Row one = rows[r];
+        Real* to = turned.data() + r * depth;
+        if (g.kind == kKindLink) {
+          row_along(alternatives[g.first], one.item, s, one.p, 0, depth, to);
+          for (int64_t k = 0; k < depth; ++k) to[k] *= x[r * depth + k];
+        } else pair_along(g, s, one, to);
+      }
+      Real *sums_of = moved.data(), *with = sums_of + some * hop, *tables = with + some * hop;
+      by_panels<false>(x.data(), some, depth, depth, own.ahead, n, sums_of, hop);
+      by_panels<false>(turned.data(), some, depth, depth, own.ahead, n, with, hop);
+      if (along) by_panels<false>(x.data(), some, depth, depth, along, n, tables, hop);
+      for (int64_t r = 0; r < some; ++r) {
+        for (int64_t k = 0; k < n; ++k) {
+          const int64_t at = r * hop + k;
+          means[k] = sums_of[at] < faint<Real>(depth) ? mean_in_logs(g, s, rows[r], own.logs, k)
+                                                     : (with[at] + (along ? tables[at] : 0)) / sums_of[at];
+        }
+        mean_of(targets[rows[r].p - span.low], s, rows[r].item, rows[r].p, means.data());
+      }
+    }
+  }
+}
+
+// Products of both parts times what either says, summed over splits.
+template <typename Real>
+void Run<Real>::pair_along(const Stage& g, At s, Row& one, Real* to) {
+  parts<false>(g, s, one);
+  const int64_t some = splits_of(one.splits), b = g.depth, c = g.depth2, wide = width<Real>();
+  std::vector<Real> left = y, right = z, said(std::max(b, c)), part(b * c);
+  for (int64_t k = 0; k < some; ++k) {
+    row_along(alternatives[g.first], one.item, s, one.p, one.splits.low + k, b, said.data());
+    for (int64_t j = 0; j < b; ++j) y[k * b + j] *= said[j];
+    row_along(alternatives[g.first + 1], one.item, s, one.p, one.splits.low + k, c, said.data());
+    for (int64_t j = 0; j < c; ++j) right[(j / wide * some + k) * wide + j % wide] *= said[j];
+  }
+  products<false>(g, one, to);
+  y = left, z = right;
+  products<false>(g, one, part.data());
+  for (int64_t k = 0; k < b * c; ++k) to[k] += part[k];
+}
+
+template <typename Real>
+Real Run<Real>::mean_in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j) {
+  const double total = in_logs(g, s, one, logs, j);
+  if (!(total > -INFINITY)) return 0;
+  const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1;
+  std::vector<Real> left(b), right(c);
+  const Real* said = moves[g.slot] ? moves[g.slot] + (logs - data[g.slot]) : nullptr;
+  int64_t now = one.splits.low - 1;
+  double sum = 0;
+  each_term(g, s, one, logs, j, [&](int64_t r, int64_t k, double v) {
+    if (r != now) {
+      row_along(alternatives[g.first], one.item, s, one.p, r, b, left.data());
+      if (g.kind == kKindPair) row_along(alternatives[g.first + 1], one.item, s, one.p, r, c, right.data());
+      now = r;
+    }
+    sum += std::exp(v - total) * (left[k / c] + right[k % c] + (said ? said[row_of(g, k) + j * g.column] : 0));
+  });
+  return Real(sum);
+}
+
+template <typename Real>
+void Run<Real>::direct_along(const Stage& g, At s, Span span) {
+  const Alternative& a = alternatives[g.first];
+  for (int64_t item = 0; item < batch; ++item)
+    for (int64_t p = span.low; p <= span.high; ++p) {
+      const Span loop = loops(a, s, p, false);
+      if (loop.high < loop.low) continue;
+      const int64_t depth = g.depth * splits_of(loop), n = g.labels;
+      int64_t hop;
+      double known, level;
+      const Real *from = direct(g, item, s, p, loop, &hop, &known), *done = linked(targets[p - span.low], s, item, p, &level);
+      const Real* said = moves[g.slot] ? moves[g.slot] + item * g.table_item : nullptr;
+      turned.resize(depth), means.assign(n, Real(0));
+      for (int64_t k = 0; k < splits_of(loop); ++k)
+        row_along(a, item, s, p, loop.low + k, g.depth, turned.data() + k * g.depth);
+      const int64_t start = value(g.table, s, p, 0);
+      for (int64_t k = 0; k < depth; ++k)
+        for (int64_t j = 0; j < n; ++j) {
+          if (!(done[j] > kNever<Real>)) continue;
+          const int64_t at = is_gathered(g) ? rows_at[k] + columns_at[k / g.depth * n + j] : start + k * g.row + j;
+          means[j] += std::exp(x[k] + from[k * hop + j] + Real(known - level) - done[j]) * (turned[k] + (said ? said[at] : 0));
+        }
+      mean_of(targets[p - span.low], s, item, p, means.data());
+    }
+}
+
+template <typename Real>
+void Run<Real>::over_along(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  x.resize(g.depth), turned.resize(g.depth);
+  for (int64_t item = 0; item < batch; ++item)
+    for (int64_t p = span.low; p <= span.high && is_needed(g, item, s); ++p) {
+      const Real done = *out(g, data[0], item, s, p);
+      Real* to = out(g, moves[0], item, s, p);
+      double known;
+      *to = 0;
+      if (!(done > kNever<Real>) || !has(alternatives[g.first], s, p)) continue;
+      row(alternatives[g.first], item, s, p, 0, g.depth, x.data(), &known);
+      exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), g.depth);
+      row_along(alternatives[g.first], item, s, p, 0, g.depth, turned.data());
+      for (int64_t k = 0; k < g.depth; ++k) *to += x[k] * turned[k];
+    }
+}
+
+template <typename Real>
+void Run<Real>::along() {
+  const Flushed flushed;
+  const int64_t wide = width<Real>();
+  rooms.resize(2 * whole.stages);
+  for (int64_t k = 0; k < whole.stages; ++k) {
+    const Stage& g = stages[k];
+    if (g.slot < 0 || !g.fixed || !moves[g.slot]) continue;
+    const int64_t depth = depth_of(g), n = g.labels, panels = panels_of(n, wide) * wide * depth;
+    rooms[whole.stages + k].assign(sets(g) * panels, Real(0));
+    for (int64_t item = 0; item < sets(g); ++item)
+      for (int64_t i = 0; i < depth; ++i)
+        for (int64_t j = 0; j < n; ++j) {
+          const int64_t at = (j / wide * depth + i) * wide + j % wide;
+          rooms[whole.stages + k][item * panels + at] = table(g, item).ahead[at] *
+              moves[g.slot][g.table.c + item * g.table_item + row_of(g, i) + j * g.column];
+        }
+  }
+  for (int64_t step = 0; step < whole.steps; ++step)
+    for (int64_t k = 0; k < whole.stages; ++k) {
+      const Stage& g = stages[k];
+      if (!is_needed(g, At{step})) continue;
+      for (int64_t q = 0; q < g.wide; ++q)
+        for (int64_t u = 0; u < g.wider; ++u) {
+          const At s{step, q, u};
+          if (g.kind == kKindSum) sum_along(g, s);
+          else if (g.kind == kKindOver) over_along(g, s);
+          else link_along(g, s);
+        }
+    }
+}
+
+}  // namespace

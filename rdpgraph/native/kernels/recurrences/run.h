@@ -1,0 +1,292 @@
+// One run of a program: its records, the numbers of its tables, and what every stage needs of them.
+//
+// A step's items and places are the rows of one matrix product, or the entries of one vector. Rows are
+// logs relative to a level in double, so that long recurrences keep their digits in float. Sums of
+// products that come near underflow are taken again in logs, so no result depends on how far scores are
+// apart.
+
+#pragma once
+
+#include "../logs.h"
+#include "records.h"
+#if defined(__SSE__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+// Sums of products below this have lost terms to underflow.
+template <typename Real> Real faint(int64_t terms) {
+  typedef std::numeric_limits<Real> Limits;
+  return Limits::min() / Limits::epsilon() * Real(terms);
+}
+
+constexpr int64_t kBlock = 64;   // rows of a product
+constexpr int64_t kHeld = 256;   // rows whose outer products are added to a gradient together
+
+// Values from low to high, none where high is below low.
+struct Span { int64_t low, high; };
+
+// a / b, rounded down.
+inline int64_t below(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+
+// Where in a program: the step, the places of the outer axes, and the outer loop.
+struct At { int64_t s, q = 0, u = 0, w = 0; };
+
+// A matrix of a link, prepared: exponentials relative to each column's peak, in panels for products with
+// rows before it (ahead) and, transposed, with rows after it (back).
+template <typename Real> struct Table {
+  const Real* logs;
+  Real *peaks, *ahead, *back;
+};
+
+// Numbers below the normal ones are 0 while this is alive: arithmetic on them takes a hundred times longer.
+struct Flushed {
+#if defined(__SSE__)
+  unsigned before = _mm_getcsr();
+  Flushed() { _mm_setcsr(before | 0x8040); }
+  ~Flushed() { _mm_setcsr(before); }
+#else
+  Flushed() {}
+#endif
+};
+
+template <typename Real> struct Run {
+  const Whole& whole;
+  const Stage* stages;
+  const Alternative* alternatives;
+  const Factor* factors;
+  const Form* forms;
+  Real* const* data;        // by slot; 0: tables
+  double* levels;
+  Real* const* grads;       // by slot, or null: not wanted
+  int64_t batch;
+  const int64_t* ends;      // (goals, batch) the step of each goal
+  bool is_prepared = false;
+  std::vector<std::vector<Real>> rooms;  // prepared tables by stage
+  std::vector<Real> x, y, z, w, e, h, t, pairs, sums, terms;
+  std::vector<double> tops;
+  Run(const int64_t* records, Real* const* data, double* levels, Real* const* grads, int64_t batch,
+      const int64_t* ends)
+      : whole(*reinterpret_cast<const Whole*>(records)),
+        stages(reinterpret_cast<const Stage*>(&whole + 1)),
+        alternatives(reinterpret_cast<const Alternative*>(stages + whole.stages)),
+        factors(reinterpret_cast<const Factor*>(alternatives + whole.alternatives)),
+        forms(reinterpret_cast<const Form*>(factors + whole.factors)),
+        data(data), levels(levels), grads(grads), batch(batch), ends(ends), rooms(whole.stages) {}
+  static int64_t value(const Form& f, At s, int64_t p, int64_t r) {
+    return f.c + f.s * s.s + f.q * s.q + f.u * s.u + f.w * s.w + f.p * p + f.r * r;
+  }
+  // The values of one variable for which forms are at least 0, others given; only forms that have
+  // none of a variable `r` if it is not known.
+  Span places(int64_t bound, int64_t bounds, At s, int64_t r, Span span) const {
+    for (const Form* f = forms + bound; f < forms + bound + bounds; ++f) {
+      const int64_t rest = value(*f, s, 0, r);
+      if (f->p > 0) span.low = std::max(span.low, -below(rest, f->p));
+      else if (f->p < 0) span.high = std::min(span.high, below(rest, -f->p));
+      else if (rest < 0) span.high = span.low - 1;
+    }
+    return span;
+  }
+  // Of the loop at a place; or for any place.
+  Span loops(const Alternative& a, At s, int64_t p, bool any) const {
+    Span span = a.loops ? Span{a.low, a.high} : Span{0, 0};
+    for (const Form* f = forms + a.bound; f < forms + a.bound + a.bounds; ++f) {
+      if (any && f->p) continue;
+      const int64_t rest = value(*f, s, p, 0);
+      if (f->r > 0) span.low = std::max(span.low, -below(rest, f->r));
+      else if (f->r < 0) span.high = std::min(span.high, below(rest, -f->r));
+      else if (rest < 0) span.high = span.low - 1;
+    }
+    return span;
+  }
+  int64_t offset(const Factor& f, int64_t item, At s, int64_t p, int64_t r) const {
+    int64_t at = value(f.at, s, p, r) + item * f.item;
+    if (f.look_slot >= 0)
+      at += f.look_hop * reinterpret_cast<const int64_t*>(data[f.look_slot])[
+          item * f.look_item + value(f.look, s, p, r)];
+    return at;
+  }
+  double level(const Factor& f, int64_t item, At s, int64_t p, int64_t r) const {
+    return f.level_item < 0 ? 0 : levels[item * f.level_item + value(f.level, s, p, r)];
+  }
+  // Whether an item's goal needs a stage: of the table of a goal it needs one step.
+  bool is_needed(const Stage& g, int64_t item, At s) const {
+    return !g.last || ends[(g.last - 1) * batch + item] == s.s;
+  }
+  bool is_needed(const Stage& g, At s) const {
+    for (int64_t item = 0; item < batch; ++item) if (is_needed(g, item, s)) return true;
+    return false;
+  }
+  Span defined(const Stage& g, At s) const { return places(g.bound, g.bounds, s, 0, {0, g.places - 1}); }
+  Real* out(const Stage& g, Real* all, int64_t item, At s, int64_t p) const {
+    return all + item * g.item + value(g.out, s, p, 0);
+  }
+  double* out_level(const Stage& g, int64_t item, At s, int64_t p) const {
+    return levels + item * g.level_item + value(g.level, s, p, 0);
+  }
+  // target += source, `hop` apart.
+  __attribute__((always_inline)) static void add(Real* target, const Real* source, int64_t hop, Real more, int64_t count) {
+    if (hop == 1) by_lanes<Real>(count, [&](int64_t k, auto left) {
+      store(target + k, load(target + k, left) + load(source + k, left) + more, left);
+    });
+    else for (int64_t k = 0; k < count; ++k) target[k] += source[k * hop] + more;
+  }
+  static void add_to(Real* target, const Real* source, int64_t hop, int64_t count) {
+    if (hop == 1) by_lanes<Real>(count, [&](int64_t k, auto left) {
+      store(target + k, load(target + k, left) + load(source + k, left), left);
+    });
+    else if (hop) for (int64_t k = 0; k < count; ++k) target[k * hop] += source[k];
+    else {
+      Real sum = 0;
+      for (int64_t k = 0; k < count; ++k) sum += source[k];
+      *target += sum;
+    }
+  }
+
+  // ---- sums (sums.h) ----
+
+  // An alternative of a sum at a place, or for the places from `low` to `high`, with its factors for item 0.
+  struct Part { const Factor* f; int64_t at, level, look, hop; };
+  struct Entry { int64_t first, count, low, high; double level; };
+  std::vector<Entry> entries;
+  std::vector<Part> factors_of;
+  void collect(const Stage& g, At s, int64_t first, int64_t count);
+  // The stage of the link that a sum's only entry reads: that stage has written the sum. Below 0: none.
+  int64_t link_of() const {
+    if (entries.size() != 1) return -1;
+    for (const Part& f : factors_of) if (f.f->link >= 0) return f.f->link;
+    return -1;
+  }
+  // Where a link's rows at a place go: its own table, or the sum that reads it alone, times other factors.
+  struct Target { const Stage* g; std::vector<Part> others; };
+  std::vector<Target> targets;
+  void aim(const Stage& g, At s, Span span);
+  const Real* read(const Part& f, int64_t item) const {
+    return data[f.f->slot] + f.at + item * f.f->item + (f.f->look_slot < 0 ? 0 : looked(f, item, 0));
+  }
+  double level_of(const Part& f, int64_t item) const {
+    return f.f->level_item < 0 ? 0 : levels[item * f.f->level_item + f.level];
+  }
+  double level_of(const Entry& one, int64_t item) const;
+  // What data add to the place of a factor's entry.
+  int64_t looked(const Part& f, int64_t item, int64_t more) const {
+    return f.f->look_hop * reinterpret_cast<const int64_t*>(data[f.f->look_slot])[item * f.f->look_item + f.look + more];
+  }
+  void product(const Stage& g, const Entry& one, int64_t item, Real more, Real* to) const;
+  template <bool best> void sum_up(const Stage& g, At s);
+  void sum_down(const Stage& g, At s);
+  static bool any_of(const Real* values, int64_t count) {
+    bool any = false;
+    for (int64_t k = 0; k < count; ++k) any |= values[k] != 0;
+    return any;
+  }
+
+  // ---- links (links.h) ----
+
+  bool row(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to, double* known) const;
+  void row_down(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth,
+                const Real* from) const {
+    for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
+      if (grads[f->slot]) add_to(grads[f->slot] + offset(*f, item, s, p, r), from, f->hop, depth);
+  }
+  bool has(const Alternative& a, At s, int64_t p) const {
+    const Span span = loops(a, s, p, false);
+    return span.low <= span.high;
+  }
+  int64_t depth_of(const Stage& g) const { return g.kind == kKindPair ? g.depth * g.depth2 : g.depth; }
+  int64_t row_of(const Stage& g, int64_t k) const {
+    return g.kind == kKindPair ? k / g.depth2 * g.row + k % g.depth2 * g.row2 : k * g.row;
+  }
+  int64_t sets(const Stage& g) const { return g.fixed ? (g.table_item ? batch : 1) : 0; }
+  int64_t room_size(const Stage& g) const {
+    const int64_t wide = width<Real>(), depth = depth_of(g), n = g.labels;
+    return n + wide * (panels_of(n, wide) * depth + panels_of(depth, wide) * n);
+  }
+  Table<Real> table(const Stage& g, int64_t item) {
+    Real* room = rooms[&g - stages].data() + (g.table_item ? item : 0) * room_size(g);
+    const int64_t ahead = panels_of(g.labels, width<Real>()) * width<Real>() * depth_of(g);
+    return {data[g.slot] + g.table.c + item * g.table_item, room, room + g.labels, room + g.labels + ahead};
+  }
+  template <bool best> void prepare(const Stage& g, bool down);
+  template <bool best> static void by_panels(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t columns, Real* result, int64_t hop);
+  struct Row { int64_t item, p; double level, top; Span splits; };
+  std::vector<Row> rows;
+  template <bool best> void block(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most);
+  int64_t splits_of(Span span) const { return span.high - span.low + 1; }
+  template <bool best> bool parts(const Stage& g, At s, Row& one);
+  template <bool best> bool pair(const Stage& g, At s, Row& one, Real* to);
+  template <bool best> void products(const Stage& g, const Row& one, Real* to);
+  template <typename Visit> void each_term(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Visit visit);
+  double in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
+  void finish(const Target& target, At s, const Row& one, Real* values, double base);
+  void clear(const Stage& g, At s, Span span);
+  const Real* linked(const Target& target, At s, int64_t item, int64_t p, double* level);
+  const Real* others_down(const Target& target, At s, int64_t item, int64_t p);
+  template <bool best> void link_up(const Stage& g, At s);
+  // Where labels are in a table: their own numbers, or those that data say.
+  std::vector<int64_t> rows_at, columns_at;
+  std::vector<Real> gathered, scattered;
+  void look(const Look& l, int64_t stride, int64_t item, At s, int64_t p, int64_t r, int64_t count, int64_t* to) const {
+    const int64_t* from = l.slot < 0 ? nullptr :
+        reinterpret_cast<const int64_t*>(data[l.slot]) + item * l.item + value(l.at, s, p, r);
+    for (int64_t k = 0; k < count; ++k) to[k] = stride * (from ? from[k * l.hop] : k);
+  }
+  bool is_gathered(const Stage& g) const {
+    return g.rows.slot >= 0 || g.columns.slot >= 0 || g.column != 1 || alternatives[g.first].loops;
+  }
+  const Real* direct(const Stage& g, int64_t item, At s, int64_t p, Span loop, int64_t* hop, double* level);
+  template <bool best> void direct_up(const Stage& g, At s, Span span);
+  void direct_down(const Stage& g, At s, Span span);
+  // Rows before and after products, whose outer products are a table's gradient; by stage.
+  struct Held { std::vector<Real> before, after, sums, turned; int64_t count = 0, item = 0; };
+  std::vector<Held> held;
+  // How many rows are held: those that stay in the cache.
+  int64_t most_held(const Stage& g) const { return std::max<int64_t>(32, std::min(kHeld, (1 << 17) / depth_of(g))); }
+  void hold(const Stage& g, int64_t item, const Real* before, const Real* after);
+  void flush(const Stage& g);
+  void settle(const Stage& g);
+  void link_down(const Stage& g, At s);
+  void pair_down(const Stage& g, At s, Row& one, const Real* turned, const Alternative& left, const Alternative& right);
+  void faint_down(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Real above, double known);
+
+  // ---- sums over labels (labels.h) ----
+
+  template <bool best> void over_up(const Stage& g, At s);
+  void over_down(const Stage& g, At s);
+
+  // ---- means over derivations (means.h) ----
+
+  Real* const* moves = nullptr;  // by slot; 0: the means of tables; null: zeros
+  std::vector<Real> turned, means, moved;
+  // The sum of what the factors of an alternative say, for each label.
+  void row_along(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to) const {
+    std::fill(to, to + depth, Real(0));
+    for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
+      if (moves[f->slot]) add(to, moves[f->slot] + offset(*f, item, s, p, r), f->hop, 0, depth);
+  }
+  void sum_along(const Stage& g, At s);
+  void mean_of(const Target& target, At s, int64_t item, int64_t p, const Real* from);
+  void link_along(const Stage& g, At s);
+  void pair_along(const Stage& g, At s, Row& one, Real* to);
+  Real mean_in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
+  void direct_along(const Stage& g, At s, Span span);
+  void over_along(const Stage& g, At s);
+  void along();
+
+  // ---- one derivation (descend.h) ----
+
+  std::vector<double> scores;
+  uint64_t state = 0;
+  double uniform();
+  int64_t pick(bool best);
+  int64_t pick_of(std::vector<Real>& logs, bool best);
+  template <typename Visit> void descend(int64_t item, int64_t goal, bool best, Visit visit);
+  // A NaN in an input makes all goals NaN.
+  bool unsound = false;
+  void check(const int64_t* counts, int64_t slots);
+  template <bool best> void up();
+  void down();
+};
+
+}  // namespace

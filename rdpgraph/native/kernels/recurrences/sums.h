@@ -1,0 +1,181 @@
+// Sums of alternatives, upwards, and their gradients downwards.
+
+#pragma once
+
+#include "run.h"
+
+namespace {
+
+// The entries of a sum, for a vector of places from `first` on or labels at one.
+template <typename Real>
+void Run<Real>::collect(const Stage& g, At s, int64_t first, int64_t count) {
+  entries.clear(), factors_of.clear();
+  const bool wide = g.labels > 0;
+  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
+    for (At here{s.s, s.q, s.u, a->low2}; here.w <= a->high2; ++here.w) {
+    const Span span = loops(*a, here, first, !wide);
+    for (int64_t r = span.low; r <= span.high; ++r) {
+      Span part{0, count - 1};
+      if (!wide) {
+        part = places(a->bound, a->bounds, here, r, {first, first + count - 1});
+        part.low -= first, part.high -= first;
+        if (part.high < part.low) continue;
+      }
+      const int64_t p = wide ? first : first + part.low;
+      entries.push_back({int64_t(factors_of.size()), a->count, part.low, part.high, 0});
+      for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f)
+        factors_of.push_back({f, value(f->at, here, p, r), value(f->level, here, first, r),
+                              f->look_slot < 0 ? 0 : value(f->look, here, p, r), wide ? f->hop : f->at.p});
+    }
+    }
+  }
+}
+
+template <typename Real>
+void Run<Real>::aim(const Stage& g, At s, Span span) {
+  targets.resize(std::max<int64_t>(targets.size(), span.high - span.low + 1));
+  for (int64_t p = span.low; p <= span.high; ++p) {
+    Target& to = targets[p - span.low];
+    to.g = &g, to.others.clear();
+    if (g.into < 0) continue;
+    collect(stages[g.into], s, p, g.labels);
+    if (link_of() != &g - stages) continue;
+    to.g = stages + g.into;
+    for (const Part& f : factors_of) if (f.f->link < 0) to.others.push_back(f);
+  }
+}
+
+// The level of an entry of an item.
+template <typename Real>
+double Run<Real>::level_of(const Entry& one, int64_t item) const {
+  double sum = 0;
+  for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f)
+    if (f->f->level_item >= 0) sum += levels[item * f->f->level_item + f->level];
+  return sum;
+}
+
+// An entry's logs, into a vector.
+template <typename Real>
+void Run<Real>::product(const Stage& g, const Entry& one, int64_t item, Real more, Real* to) const {
+  const int64_t count = one.high - one.low + 1;
+  bool none = true;
+  for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
+    const Real* from = data[f->f->slot] + f->at + item * f->f->item;
+    if (f->f->look_slot >= 0) {
+      if (g.labels) from += looked(*f, item, 0);
+      else {
+        if (none) std::fill(to, to + count, more);
+        for (int64_t k = 0; k < count; ++k) to[k] += from[k * f->hop + looked(*f, item, k * f->f->look.p)];
+        none = false;
+        continue;
+      }
+    }
+    if (!none) add(to, from, f->hop, 0, count);
+    else if (f->hop == 1) by_lanes<Real>(count, [&](int64_t k, auto left) {
+      store(to + k, load(from + k, left) + more, left);
+    });
+    else for (int64_t k = 0; k < count; ++k) to[k] = from[k * f->hop] + more;
+    none = false;
+  }
+  if (none) std::fill(to, to + count, more);
+}
+
+template <typename Real>
+template <bool best>
+void Run<Real>::sum_up(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  if (span.high < span.low) return;
+  const bool wide = g.labels > 0;
+  const int64_t count = wide ? g.labels : span.high - span.low + 1;
+  for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
+    collect(g, s, p, count);
+    const int64_t many = entries.size();
+    if (link_of() >= 0) continue;
+    terms.resize(std::max<int64_t>(terms.size(), many * count));
+    for (int64_t item = 0; item < batch; ++item) {
+      if (!is_needed(g, item, s)) continue;
+      Real* to = out(g, data[0], item, s, p);
+      double* known = out_level(g, item, s, p);
+      double base = -INFINITY;
+      for (Entry& one : entries) base = std::max(base, one.level = level_of(one, item));
+      *known = 0;
+      if (!many) { std::fill(to, to + count, kNever<Real>); continue; }
+      if (many == 1) {
+        std::fill(to, to + entries[0].low, kNever<Real>);
+        std::fill(to + entries[0].high + 1, to + count, kNever<Real>);
+        product(g, entries[0], item, 0, to + entries[0].low);
+      } else {
+        for (int64_t k = 0; k < many; ++k) {
+          Real* row = terms.data() + k * count;
+          const Entry& one = entries[k];
+          std::fill(row, row + one.low, kNever<Real>);
+          std::fill(row + one.high + 1, row + count, kNever<Real>);
+          product(g, one, item, Real(one.level - base), row + one.low);
+        }
+        by_lanes<Real>(count, [&](int64_t v, auto left) {
+          const Real* row = terms.data() + v;
+          Lane<Real> most = load(row, left);
+          for (int64_t k = 1; k < many; ++k) {
+            const Lane<Real> one = load(row + k * count, left);
+            most = one > most ? one : most;
+          }
+          if (best) return store(to + v, most, left);
+          const Lane<Real> shift = most > kNever<Real> ? most : Lane<Real>{};
+          Lane<Real> total = {};
+          for (int64_t k = 0; k < many; ++k) total += exp_of<Real>(load(row + k * count, left) - shift);
+          store(to + v, log_of<Real>(total) + shift, left);
+        });
+      }
+      const Real top = finite(largest(to, count));
+      for (int64_t k = 0; k < count; ++k) to[k] -= top;
+      *known = base + top;
+    }
+  }
+}
+
+template <typename Real>
+void Run<Real>::sum_down(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  if (span.high < span.low) return;
+  const bool wide = g.labels > 0;
+  const int64_t count = wide ? g.labels : span.high - span.low + 1;
+  terms.resize(std::max<int64_t>(terms.size(), count));
+  for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
+    collect(g, s, p, count);
+    if (link_of() >= 0) continue;
+    for (int64_t item = 0; item < batch; ++item) {
+      if (!is_needed(g, item, s)) continue;
+      const Real *grad = out(g, grads[0], item, s, p), *done = out(g, data[0], item, s, p);
+      if (!any_of(grad, count)) continue;
+      const double known = *out_level(g, item, s, p);
+      for (const Entry& one : entries) {
+        const int64_t size = one.high - one.low + 1;
+        const Real* row = grad + one.low;
+        if (entries.size() > 1) {
+          row = terms.data();
+          product(g, one, item, Real(level_of(one, item) - known), terms.data());
+          const Real *above = grad + one.low, *value = done + one.low;
+          by_lanes<Real>(size, [&](int64_t k, auto left) {
+            const Lane<Real> v = load(value + k, left), x = load(row + k, left);
+            const Lane<Real> share = exp_of<Real>(x - (v > kNever<Real> ? v : Lane<Real>{}));
+            store(terms.data() + k, load(above + k, left) * share, left);
+          });
+        }
+        for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
+          if (!grads[f->f->slot]) continue;
+          Real* to = grads[f->f->slot] + f->at + item * f->f->item;
+          if (f->f->look_slot >= 0) {
+            if (g.labels) to += looked(*f, item, 0);
+            else {
+              for (int64_t k = 0; k < size; ++k) to[k * f->hop + looked(*f, item, k * f->f->look.p)] += row[k];
+              continue;
+            }
+          }
+          add_to(to, row, f->hop, size);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace

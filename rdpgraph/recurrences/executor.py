@@ -1,0 +1,444 @@
+"""Recurrences by compiled code, on the CPU in float32 and float64.
+
+A `Plan` has what follows from a program, and records for sizes that were seen. A run has the
+numbers of all tables, relative to levels in float64 so that long recurrences keep their digits; it
+is lent to one autograd node at a time and then to the next of the same sizes.
+
+First derivatives are compiled, too; those of derivatives come from the interpreter, and so does
+every answer to a program that `lowering` has no stages for.
+"""
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.native import building
+from rdpgraph.native.loading import DTYPES, Library
+from rdpgraph.native.records import check_sizes
+from rdpgraph.recurrences.affine import Affine
+from rdpgraph.recurrences.interpreter import evaluate
+from rdpgraph.recurrences.lowering import UnloweredError, lower
+from rdpgraph.recurrences.program import Program, Read
+from rdpgraph.recurrences.records import RECORDS
+from rdpgraph.recurrences.semirings import LogSum
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+_SIGNATURES = {
+    "up": (_POINTER, [*[_POINTER] * 5, *[_SIZE] * 3, _POINTER]),
+    "down": (None, [_POINTER] * 3),
+    "along": (None, [_POINTER] * 3),
+    "unsound": (_SIZE, [_POINTER]),
+    "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3, _POINTER, _SIZE]),
+    "release": (None, [_POINTER]),
+}
+"""The result and the arguments of each function, of which there is one for each dtype."""
+
+_PLANS = 4096  # sizes whose records are kept: 40 microseconds to make, kilobytes to keep
+_IDLE = 4  # runs of a program and sizes that wait for the next call
+_IDLE_SIZES = 16  # programs and sizes of which runs wait
+
+
+def _check(library: ctypes.CDLL) -> None:
+    """Raise AttributeError for a library of other functions or records."""
+    for name in _SIGNATURES:
+        for kind in DTYPES.values():
+            getattr(library, f"{name}_{kind}")
+    check_sizes(library, RECORDS)
+
+
+LIBRARY = Library(building.RECURRENCES, _check)
+
+
+@functools.cache
+def _function(name: str, dtype: torch.dtype) -> Any:
+    found = getattr(LIBRARY.loaded[0], f"{name}_{DTYPES[dtype]}")
+    found.restype, found.argtypes = _SIGNATURES[name]
+    return found
+
+
+def _address(numbers: "array[int]") -> int:
+    return numbers.buffer_info()[0]
+
+
+# ---- plans ----
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """A program at some sizes.
+
+    Attributes:
+        numbers: the records one after the other; they outlive every run that reads them.
+        size, levels: how many numbers and levels an item's tables have.
+        at, level: where each table begins.
+    """
+
+    numbers: "array[int]"
+    size: int
+    levels: int
+    at: Mapping[str, int]
+    level: Mapping[str, int]
+
+
+class Plan:
+    """A program as the executor takes it, and its records at the sizes that were seen."""
+
+    def __init__(self, program: Program) -> None:
+        """Lower a program; UnloweredError where the executor lacks a stage for it."""
+        self.program, self.lowered = program, lower(program)
+        self._known: dict[tuple[object, ...], Records] = {}
+
+    def records(self, sizes: Mapping[str, int], strides: Sequence[int]) -> Records:
+        """The records at some sizes, for inputs whose items are so many numbers apart."""
+        key = (*(sizes[name] for name in self.lowered.sizes), *strides)
+        known = self._known.get(key)
+        if known is None:
+            numbers = array("q", self.lowered.bind(*key))
+            at, level, size, levels = {}, {}, 0, 0
+            for name, (count, rows) in self._extents(sizes).items():
+                at[name], level[name] = size, levels
+                size, levels = size + count, levels + rows
+            if len(self._known) >= _PLANS:
+                self._known.clear()
+            known = self._known[key] = Records(numbers, size, levels, at, level)
+        return known
+
+    def _extents(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """How many numbers and levels each table has."""
+        found: dict[str, tuple[int, int]] = {}
+        for name, place in self.lowered.places.items():
+            ends = dict(zip(place.table.axes, place.table.sizes, strict=True))
+            each = [ends[axis].evaluate(sizes) for axis in place.axes]
+            places, steps = 1, place.steps.evaluate(sizes)
+            for count in each:
+                places *= count
+            inner = each[-1] if each else 1
+            width = ends[place.label].evaluate(sizes) if place.label else 1
+            found[name] = (
+                steps * places * width,
+                steps * (places if place.label else places // inner),
+            )
+        return found
+
+    def goal(
+        self, goal: Read, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
+        records: Records,
+    ) -> "Goal":  # fmt: skip
+        """Where a goal's cell of each item is."""
+        place, values = self.lowered.places[goal.array], {**sizes, **lengths}
+        table = place.table
+        point: dict[str, Any] = {}
+        inside, before, some_end = (
+            torch.ones((), dtype=torch.bool),
+            torch.ones((), dtype=torch.bool),
+            False,
+        )
+        for axis, at, size in zip(table.axes, goal.index, table.sizes, strict=True):
+            assert isinstance(at, Affine)
+            index, end = torch.as_tensor(_number(at, values)), size.evaluate(sizes)
+            inside = inside & (index >= 0) & (index < end)
+            if at.names:
+                before, some_end = before & (index < 0), True
+            point[axis] = index.clamp(0, end - 1)
+        before = before if some_end else torch.zeros((), dtype=torch.bool)
+        for form in table.domain:
+            inside = inside & (torch.as_tensor(_number(form, {**sizes, **point})) >= 0)
+        step = torch.as_tensor(_number(table.order, {**sizes, **point}))
+        ends = dict(zip(table.axes, table.sizes, strict=True))
+        cell = row = step if place.solved else torch.zeros((), dtype=torch.int64)
+        for axis in place.axes:
+            cell = cell * ends[axis].evaluate(sizes) + point[axis]
+        for axis in place.axes if place.label else place.axes[:-1]:
+            row = row * ends[axis].evaluate(sizes) + point[axis]
+        return Goal(
+            records.at[goal.array] + cell, records.level[goal.array] + row,
+            torch.where(inside, step, -1), inside, before,
+        )  # fmt: skip
+
+
+def _number(form: Affine, values: Mapping[str, Any]) -> Any:
+    total: Any = form.constant
+    for name, times in form.terms:
+        total = total + values[name] * times
+    return total
+
+
+@dataclass(frozen=True, eq=False)
+class Goal:
+    """Where a goal is: one place for all items, or (items,) of them.
+
+    Attributes:
+        cell, row: the places of its number and its level.
+        step: the step that computes it; -1: none does.
+        inside: whether it is a cell of its table.
+        before: whether it is before the first cell, and so 1.
+    """
+
+    cell: Tensor
+    row: Tensor
+    step: Tensor
+    inside: Tensor
+    before: Tensor
+
+
+@functools.lru_cache(maxsize=256)
+def plan_of(program: Program) -> Plan | None:
+    """The plan of a program; None where the executor lacks a stage for it."""
+    try:
+        return Plan(program)
+    except UnloweredError:
+        return None
+
+
+def serves(program: Program, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> bool:
+    """Return whether the executor answers a program with these inputs."""
+    logs = [x for x in inputs if x.is_floating_point()]
+    return (
+        bool(logs)
+        and all(x.device.type == "cpu" for x in inputs)
+        and all(sizes.values())
+        and plan_of(program) is not None
+        and LIBRARY.available(logs[0].dtype)
+    )
+
+
+# ---- runs ----
+
+
+class _Run:
+    """The numbers and levels of all tables, and the executor's own state."""
+
+    def __init__(self, dtype: torch.dtype, items: int, records: Records) -> None:
+        self.dtype, self.handle = dtype, None
+        self.values = torch.empty(items, records.size, dtype=dtype)
+        self.levels = torch.empty(items, records.levels, dtype=torch.float64)
+        self.records = records
+        self.below: Tensor | None = None  # gradients of the tables, or their means
+        self.keep: tuple[Any, ...] = ()  # what the state points to
+
+    def __del__(self) -> None:
+        # The collector of cycles may call this before a lease puts the run among those that wait.
+        handle, self.handle = self.handle, None
+        if handle:
+            _function("release", self.dtype)(handle)
+
+
+class _Lease:
+    """A run for as long as this is alive; then it waits for others of its kind."""
+
+    idle: dict[tuple[object, ...], list[_Run]] = {}  # noqa: RUF012
+
+    def __init__(
+        self, key: tuple[object, ...], dtype: torch.dtype, items: int, records: Records
+    ) -> None:
+        waiting = self.idle.get(key)
+        self.key = key
+        self.run = waiting.pop() if waiting else _Run(dtype, items, records)
+
+    def __del__(self) -> None:
+        waiting = self.idle.setdefault(self.key, [])
+        if len(waiting) < _IDLE:
+            waiting.append(self.run)
+        while len(self.idle) > _IDLE_SIZES:
+            self.idle.pop(next(iter(self.idle)))
+
+
+@dataclass(frozen=True, eq=False)
+class Upward:
+    """A finished pass upwards.
+
+    Attributes:
+        inputs: contiguous, in the order of the program, whole numbers among them.
+        value: (items,) the goal.
+    """
+
+    plan: Plan
+    lease: _Lease
+    inputs: tuple[Tensor, ...]
+    goals: tuple[Goal, ...]
+    value: Tensor
+
+    @property
+    def possible(self) -> Tensor:
+        """(items,) whether a goal is a cell, so that gradients go into it."""
+        return self.value > -torch.inf
+
+
+def run_up(
+    program: Program, inputs: Sequence[Tensor], lengths: Mapping[str, Tensor | int],
+    sizes: Mapping[str, int], *, best: bool,
+) -> Upward:  # fmt: skip
+    """Log-sums, or maxima, of all tables.
+
+    Raises:
+        ModelError: an input has a NaN.
+    """
+    plan = plan_of(program)
+    assert plan is not None
+    inputs = tuple(x.detach().contiguous() for x in inputs)
+    items = max(
+        [len(x) for x in inputs] + [len(x) for x in lengths.values() if isinstance(x, Tensor)]
+    )
+    strides = [x[0].numel() if len(x) > 1 else 0 for x in inputs]
+    records = plan.records(sizes, strides)
+    dtype = next(x.dtype for x in inputs if x.is_floating_point())
+    key = (id(plan), id(records), items, dtype, best)
+    lease = _Lease(key, dtype, items, records)
+    run = lease.run
+    goals = tuple(plan.goal(goal, lengths, sizes, records) for goal in program.goals)
+    steps = torch.stack([goal.step.expand(items) for goal in goals]).contiguous()
+    data = _pointers([run.values, *inputs])
+    counts = array("q", [x.numel() if x.is_floating_point() else 0 for x in inputs])
+    # The state keeps what it was given, so that stays alive with it.
+    run.keep = (data, counts, steps, records)
+    run.handle = _function("up", dtype)(
+        _address(records.numbers), _address(data), run.levels.data_ptr(), steps.data_ptr(),
+        _address(counts), len(counts), items, int(best), run.handle,
+    )  # fmt: skip
+    if _function("unsound", dtype)(run.handle):
+        raise ModelError(f"{program.name} needs log-values; an input has a NaN.")
+    value = torch.zeros(items, dtype=torch.float64)
+    item = torch.arange(items)
+    for goal in goals:
+        found = run.values[item, goal.cell.expand(items)] + run.levels[item, goal.row.expand(items)]
+        found = torch.where(goal.inside, found, -torch.inf)
+        value = value + torch.where(goal.before, 0.0, found)
+    return Upward(plan, lease, inputs, goals, value.to(dtype))
+
+
+def _pointers(tensors: Sequence[Tensor | None]) -> "array[int]":
+    """Addresses of tensors, which must outlive their use; 0 for None."""
+    return array("q", [0 if x is None else x.data_ptr() for x in tensors])
+
+
+def run_down(up: Upward, above: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients of the goal in inputs, each summed over items where these share it.
+
+    Args:
+        up: a pass of log-sums.
+        above: (items,) the gradient of something in the goal.
+        wanted: of which inputs.
+    """
+    run = up.lease.run
+    items, item = len(up.value), torch.arange(len(up.value))
+    if run.below is None:
+        run.below = torch.empty_like(run.values)
+    below = run.below.zero_()
+    for goal in up.goals:
+        flows = goal.inside & ~goal.before & up.possible
+        below[item, goal.cell.expand(items)] += torch.where(flows, above.to(below), 0.0)
+    gradients = [
+        torch.zeros_like(x) if use else None for x, use in zip(up.inputs, wanted, strict=True)
+    ]
+    data, grads = _pointers([run.values, *up.inputs]), _pointers([below, *gradients])
+    _function("down", run.dtype)(run.handle, _address(data), _address(grads))
+    return gradients
+
+
+@torch.no_grad()
+def mean_along(up: Upward, said: Sequence[Tensor | None]) -> Tensor:
+    """(items,) the mean over derivations of the sum of what is said of each entry that is read.
+
+    Of the inputs' own logs it is the mean score, of any other a derivative along a direction.
+
+    Args:
+        up: a pass of log-sums.
+        said: of each input, in its shape, finite; None: nothing.
+    """
+    run = up.lease.run
+    if run.below is None:
+        run.below = torch.empty_like(run.values)
+    said = [None if x is None else x.contiguous() for x in said]
+    data, moves = _pointers([run.values, *up.inputs]), _pointers([run.below, *said])
+    _function("along", run.dtype)(run.handle, _address(data), _address(moves))
+    items, item = len(up.value), torch.arange(len(up.value))
+    mean = torch.zeros(items, dtype=run.dtype)
+    for goal in up.goals:
+        found = run.below[item, goal.cell.expand(items)]
+        mean = mean + torch.where(goal.inside & ~goal.before & up.possible, found, 0.0)
+    return mean
+
+
+@torch.no_grad()
+def derivations(up: Upward, count: int | None, generator: torch.Generator | None) -> Tensor:
+    """(R, 4) what derivations read: the draw, the item, the input's number, the place in its item.
+
+    Inputs are numbered from 1 on.
+
+    Args:
+        up: a pass of maxima for the best derivation, of log-sums for draws.
+        count: how many draws of each item; None: the best derivation.
+        generator: of the draws.
+    """
+    run, items = up.lease.run, len(up.value)
+    draws, seed = count or 1, 0
+    if count is not None:
+        seed = int(torch.randint(2**62, (), generator=generator))
+    data = _pointers([run.values, *up.inputs])
+    found: list[Tensor] = []
+    for goal in up.goals:
+        flows = goal.inside & ~goal.before & up.possible
+        cells = torch.where(flows, goal.cell.expand(items), -1).contiguous()
+        room = 1 << 12
+        while True:
+            reads = torch.empty(room, 4, dtype=torch.int64)
+            read = _function("descend", run.dtype)(
+                run.handle, _address(data), cells.data_ptr(), draws, int(count is None), seed,
+                reads.data_ptr(), room,
+            )  # fmt: skip
+            if read <= room:
+                break
+            room = read
+        found.append(reads[:read])
+        seed += 1
+    return torch.cat(found)
+
+
+class _LogPartition(torch.autograd.Function):
+    """The goal by the executor, and its gradient; derivatives of that by the interpreter."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, program: Program, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
+        *inputs: Tensor,
+    ) -> Tensor:  # fmt: skip
+        up = run_up(program, inputs, lengths, sizes, best=False)
+        ctx.up, ctx.call = up, (program, lengths, sizes)
+        ctx.save_for_backward(*inputs)
+        return up.value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (above,) = gradients
+        inputs = ctx.saved_tensors  # torch refuses where one was written to since
+        if torch.is_grad_enabled() or is_transformed(above):
+            again = partial(_interpreted, *ctx.call)
+            return None, None, None, *regradient(again, inputs, above)
+        return None, None, None, *run_down(ctx.up, above, ctx.needs_input_grad[3:])
+
+
+def _interpreted(
+    program: Program, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
+    *inputs: Tensor,
+) -> Tensor:  # fmt: skip
+    """(items,) log Z by the interpreter."""
+    given = {array.name: x for array, x in zip(program.inputs, inputs, strict=True)}
+    return evaluate(program, given, lengths, sizes, LogSum())
+
+
+def log_partition(
+    program: Program, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
+    inputs: Sequence[Tensor],
+) -> Tensor:  # fmt: skip
+    """(items,) log Z in nats, of a program that the executor serves. All derivatives exist."""
+    value: Tensor = _LogPartition.apply(program, lengths, sizes, *inputs)  # pyright: ignore
+    return value

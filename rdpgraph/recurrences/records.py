@@ -1,0 +1,133 @@
+"""The records of the executor: a program at some sizes, as stages of loops.
+
+`lowering` makes them, with expressions in sizes in place of numbers, so that one function made of a
+program gives the numbers for any sizes. `python -m rdpgraph.recurrences.records` writes the header.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from rdpgraph.native.records import header
+
+
+class Kind(IntEnum):
+    """What a stage does at each place of a step."""
+
+    SUM = 0  # adds up alternatives, entry by entry
+    LINK = 1  # multiplies a row of labels by a matrix
+    PAIR = 2  # multiplies two rows of labels, summed over splits, by a matrix of their pairs
+    OVER = 3  # sums over labels
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A number that is affine in the coordinates of a place and in the loops of an alternative."""
+
+    c: int = 0  # the constant
+    s: int = 0  # the step
+    q: int = 0  # the outer two of three axes of places
+    u: int = 0
+    w: int = 0  # the outer of two loops
+    p: int = 0  # the innermost axis of places
+    r: int = 0  # the inner loop
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """What a product reads: a row of labels or one number."""
+
+    at: Form  # where its numbers begin, for item 0
+    level: Form  # where its level is, the double that its logs are relative to
+    look: Form  # where the index that is data is
+    slot: int  # of the tensor; 0: the tables
+    item: int  # the stride from one item to the next
+    hop: int  # the stride from one label to the next; 0: one number for all
+    level_item: int  # the stride of levels from one item to the next; below 0: inputs have none
+    look_slot: int  # of the data; below 0: the place is no data
+    look_item: int
+    look_hop: int  # what one more of an index that is data adds to the place
+    link: int  # the stage of a link that nothing else reads, at the same place; below 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A product, for all values of its loops where its bounds are at least 0."""
+
+    first: int  # of its factors
+    count: int
+    bound: int  # the first of its forms
+    bounds: int
+    loops: int  # how many loops it has
+    low: int  # the values of the inner loop
+    high: int
+    low2: int  # and of the outer one
+    high2: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The places of labels in a matrix, if these are data."""
+
+    at: Form
+    slot: int  # below 0: each label has its own number
+    item: int
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What is computed of one table in a step."""
+
+    kind: int  # a Kind
+    first: int  # of its alternatives
+    count: int
+    bound: int  # forms that are at least 0 where the table is defined
+    bounds: int
+    out: Form  # where its numbers are
+    level: Form  # and their levels
+    item: int
+    level_item: int
+    labels: int  # 0: rows are over places in place of labels
+    places: int  # of the innermost axis
+    wide: int  # and of the outer two
+    wider: int
+    depth: int  # labels before the matrix, of the left part of a pair
+    depth2: int  # those of its right part
+    table: Form  # where the matrix begins
+    slot: int  # of the matrix; below 0: none
+    table_item: int
+    row: int  # strides of the matrix by labels before it, of the left part, and of the right one
+    row2: int
+    column: int  # and by labels after it
+    fixed: int  # whether all steps have one matrix
+    last: int  # the number of the goal that alone reads the table, from 1 on; 0: none
+    rows: Look  # of the labels before the matrix
+    columns: Look  # and after it
+    into: int  # the stage of the sum that alone reads it, at the same place; below 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The program: how many records of each kind follow, and how much its tables hold."""
+
+    stages: int
+    alternatives: int
+    factors: int
+    forms: int
+    steps: int
+    size: int  # numbers of an item in all tables
+    levels: int  # and levels
+
+
+RECORDS = (Form, Factor, Alternative, Look, Stage, Whole)
+HEADER = Path(__file__).parents[1] / "native" / "kernels" / "recurrences" / "records.h"
+
+
+def written() -> str:
+    """What HEADER holds."""
+    return header("rdpgraph/recurrences/records.py", RECORDS, [Kind])
+
+
+if __name__ == "__main__":
+    HEADER.write_text(written())
