@@ -76,6 +76,10 @@ of a link, of all items, for means."""
 OPERATIONS_PER_SECOND = 3e8
 """Multiply-adds per second of contractions and messages, over steps of all sizes."""
 
+VECTOR_OPERATIONS, VECTOR_SHARE = 2.5e9, 32
+"""Multiply-adds per second of a large table with vectors, which are together smaller by so many
+times; on tables of 1,000 to 10,000 states, exponentials included."""
+
 STRUCTURE_CALL, STRUCTURE_ENTRY, STRUCTURE_OPERATIONS = 3e-4, 3e-8, 5e9
 """Seconds of a structure's marginals by compiled code: of the call, for each entry of its unary
 potentials, and multiply-adds per second. On chains of 5 to 3,000 states and grammars of 30 and 90

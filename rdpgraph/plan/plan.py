@@ -112,8 +112,8 @@ def cost(tree: ContractionTree, *, batch: int = 1) -> Cost:
     """Cost of `tree` for `batch` items, computed in a few microseconds per step."""
     sizes, scopes, levels = tree.topology.sizes, tree.scopes, tree.levels
     leaves = tree.topology.num_tensors
-    volumes = [0] * leaves
-    flops = stored = live = peak = widest = 0
+    volumes = [prod([sizes[v] for v in scope]) for scope in tree.topology.scopes]
+    flops = stored = live = peak = widest = quick = 0
     groups: set[tuple[object, ...]] = set()
     for made, (left, right, scope) in enumerate(tree.steps, leaves):
         place: dict[int, int] = {}
@@ -126,25 +126,36 @@ def cost(tree: ContractionTree, *, batch: int = 1) -> Cost:
         volume = prod([sizes[v] for v in scope])
         volumes.append(volume)
         flops += table
+        # A large table times vectors is read once, and no table is copied or written.
+        given = [volumes[left]] if right < 0 else [volumes[left], volumes[right]]
+        if (
+            table >= tuning.CORE_BLOCK
+            and tuning.VECTOR_SHARE * (sum(given) - max(given) + volume) <= table
+        ):
+            quick += table
         stored += volume
         live += volume
         widest = max(widest, table)
         peak = max(peak, live)
-        live -= volumes[left] + (0 if right < 0 else volumes[right])
+        live -= sum(volumes[each] for each in (left, right) if each >= leaves)
     return Cost(
         flops=flops * batch,
         stored=stored * batch,
         peak=peak * batch,
         width=log2(widest) if widest else 0.0,
         groups=len(groups),
-        seconds=predicted_seconds(flops * batch, len(groups)),
+        seconds=predicted_seconds(flops * batch, len(groups), quick * batch),
     )
 
 
-def predicted_seconds(flops: int, groups: int) -> float:
-    """Predicted seconds of one run without a backward pass."""
+def predicted_seconds(flops: int, groups: int, quick: int = 0) -> float:
+    """Predicted seconds of one run without a backward pass.
+
+    ``quick`` of the operations are those of large tables with vectors.
+    """
     try:
-        return flops / tuning.OPERATIONS_PER_SECOND + groups * tuning.SECONDS_PER_GROUP
+        slow = (flops - quick) / tuning.OPERATIONS_PER_SECOND
+        return slow + quick / tuning.VECTOR_OPERATIONS + groups * tuning.SECONDS_PER_GROUP
     except OverflowError:
         return inf
 

@@ -11,10 +11,13 @@ from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.reduction.consistency import Possible, strike_impossible
+from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import grouped_rows
+from rdpgraph.plan.plan import require_room
 from rdpgraph.plan.tree import Topology
 
 
@@ -190,6 +193,7 @@ def _dense(
         whole = type(block.potential).decompose is Potential.decompose
         split = None if whole else block.select().decompose()
         if split is None:
+            _require_room(block, graph)
             values, rows = block.unique()
             flat = _flat_batch(values.to(graph.dtype), block.arity + 1, graph, batch)
             tables.append(_Tables(block.scopes, flat, rows, number))
@@ -207,6 +211,18 @@ def _dense(
             flat = _flat_batch(values, len(part.variables) + 1, graph, batch)
             tables.append(_Tables(variables[:, list(part.variables)], flat, None, None))
     return torch.cat(sizes), tables
+
+
+def _require_room(block: Block, graph: FactorGraph) -> None:
+    """Refuse tables of potentials without one that the machine's memory does not hold."""
+    shape = block.potential.shape
+    if not isinstance(block.potential, Table):
+        require_room(
+            math.prod(shape) * torch.finfo(graph.dtype).bits / 8,
+            f"The table of a {type(block.potential).__name__} of shape {tuple(shape)}",
+            remedy="give infer an estimator that keeps a few states, such as "
+            "Randomized.default(keep=100)",
+        )
 
 
 def _flat_batch(values: Tensor, trailing: int, graph: FactorGraph, batch: int) -> Tensor:

@@ -12,7 +12,7 @@ from rdpgraph.interface.sites import Neighbours
 from rdpgraph.model.block import Block
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.lowrank import Bilinear, LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
@@ -25,9 +25,10 @@ class Recognised:
     """A graph as chains."""
 
     unary: Tensor  # (*batch, T, N), or (*batch, C, T, N) for C chains
-    # (N, N), or per step with leading dims that broadcast; a potential if all neighbours share one
-    # `PairOperator`, or a `LowRank` of few ranks.
-    transition: Tensor | LowRank | PairOperator
+    # (N, N), or per step with leading dims that broadcast; a potential without a table if all
+    # neighbours share one (a `PairOperator`, a `LowRank` of few ranks, or another one of so many
+    # states that its table is large), or if each pair of a chain has one of its own.
+    transition: Tensor | Potential
     numbers: Tensor  # (T,) or (C, T): the graph's number of the variable at each site; -1: none
     lengths: Tensor | None  # (*batch, C), or None where all are T
 
@@ -113,7 +114,7 @@ def unary_sum(graph: FactorGraph, place: Tensor, count: int) -> Tensor:
 
 def _transition(
     graph: FactorGraph, pairs: list[Block], place: Tensor, numbers: Tensor
-) -> Tensor | LowRank | PairOperator | None:
+) -> Tensor | Potential | None:
     """(N, N), or (*batch, C, T - 1, N, N); None where that is much larger than the tables."""
     chains, total = numbers.shape
     edges, states = chains * (total - 1), int(graph.domain.sizes[0])
@@ -125,6 +126,10 @@ def _transition(
     held = [math.prod(block.potential.shape) for block in pairs]
     if any(block.select().decompose() is not None for block in pairs):
         return None
+    if len(placed) == 1 and tuning.BLOCK < held[0] <= tuning.MOST_TABULATED and chains == 1:
+        kept = placed[0].kept_potential()
+        if kept is not None:
+            return kept
     if any(
         entries > tuning.BLOCK and not isinstance(block.potential, Table)
         for entries, block in zip(held, pairs, strict=True)
@@ -189,6 +194,24 @@ class _Placed:
         sides = [part.reshape(part.shape[-2:]).to(dtype) for part in (low.log_left, low.log_right)]
         return LowRank(*(sides if bool(self.forwards[0]) else sides[::-1]))
 
+    def kept_potential(self) -> Potential | None:
+        """The potential of all edges of a chain, [earlier, later], whatever it is but a `Table`.
+
+        One for all edges, or one for each in their order. None where that is another one.
+        """
+        block = self.block
+        if isinstance(block.potential, Table) or not self.once or not self.one_way:
+            return None
+        if self.alike:
+            return self._directed(kept) if (kept := _without_lead(block.select())) else None
+        if block.shared or not self.all_edges:
+            return None
+        kept = block.select(torch.argsort(self.where))
+        return self._directed(kept) if len(kept.lead(2)) == 1 else None
+
+    def _directed(self, kept: Potential) -> Potential:
+        return kept if bool(self.forwards[0]) else turned(kept)
+
     def tables(self, edges: int, like: Tensor) -> Tensor:
         """(*batch, 1 or edges, N, N) log-values, [earlier, later], 0 where there is no factor."""
         values = self.block.select().table(2).to(like)
@@ -201,6 +224,54 @@ class _Placed:
         forwards = self.forwards.to(like.device).reshape(-1, 1, 1)
         values = torch.where(forwards, values, values.mT)
         return _by_place(values, self.where, edges, 2, once=self.once and self.all_edges)
+
+
+def _without_lead(potential: Potential) -> Potential | None:
+    """A potential of one pair without leading dims; None where it has others than ones."""
+    if not potential.lead(2):
+        return potential
+    if math.prod(potential.lead(2)) != 1 or not isinstance(potential, Bilinear):
+        return None
+    return Bilinear(*(side.reshape(side.shape[-2:]) for side in (potential.left, potential.right)))
+
+
+def turned(potential: Potential) -> Potential:
+    """A potential of two variables with its slots exchanged."""
+    if isinstance(potential, Bilinear):
+        return Bilinear(potential.right, potential.left)
+    if isinstance(potential, LowRank):
+        return LowRank(potential.log_right, potential.log_left)
+    return _Turned(potential)
+
+
+@dataclass(frozen=True, eq=False)
+class _Turned(Potential):
+    """A potential of two variables with its slots exchanged."""
+
+    given: Potential
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, first, second = self.given.shape
+        return (*lead, second, first)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.given.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.given.device
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        first, second = states
+        return self.given.evaluate([second, first]).mT
+
+    def table(self, arity: int) -> Tensor:
+        return self.given.table(arity).mT
+
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> Potential:
+        return _Turned(self.given.select(block, rows, arity))
 
 
 def _once(where: Tensor, edges: int) -> bool:
