@@ -201,7 +201,11 @@ class JoinedSolution(Supplemented):
         return torch.stack([belief.expand(batch, *belief.shape[1:]) for belief in beliefs], 1)
 
     def factor_marginals(self, block: int) -> Tensor:
-        return self._of_possible(factor_tables(self.network, block, self._of_group))
+        def beliefs(group: int, rows: Tensor) -> Tensor:
+            values = self._of_group(group)
+            return values[:, rows.to(values.device)]
+
+        return self._of_possible(factor_tables(self.network, block, beliefs))
 
     def expected_score(self) -> Tensor:
         network = self.network
