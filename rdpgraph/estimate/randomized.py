@@ -41,6 +41,11 @@ class Randomized(Estimator):
     engine is; log Z is too low on average. With K of N states kept, a pairwise factor costs K^2
     instead of N^2. Gradients flow through the potentials of the states kept, not the choice.
 
+    Marginals of a `Chain`, of a graph without cycles, and of any graph by `Loopy` are read at all
+    states, by one step more of the messages, in O(K N) for each factor: times Z they are unbiased,
+    where log Z is. Marginals of other models, and all other answers, the gradient of log Z
+    included, are those of the states kept.
+
     Args:
         proposal: scores the states.
         selection: chooses the states to keep, and their weights.

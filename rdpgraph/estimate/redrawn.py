@@ -153,10 +153,7 @@ class RedrawnStates:
         limited = replace(solution, limits=replace(solution.limits, sweeps=sweeps))
         graph, layout = self.restriction.original, self.restriction.layout
         assert isinstance(graph, FactorGraph)
-        given = torch.tensor([support is not None for support in layout.supports], device="cpu")
-        few = given.repeat_interleave(torch.tensor(graph.domain.starts, device="cpu").diff())
-        few &= free_variables(graph)
-        messages = InterpolatedMessages(graph, layout.of, few, limited)
+        messages = InterpolatedMessages(graph, layout.of, free_variables(graph), limited)
         if self.before is None:
             return messages
         with torch.no_grad():

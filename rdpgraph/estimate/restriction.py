@@ -13,9 +13,11 @@ from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.recognised import StructureSolution
 from rdpgraph.engines.solution import OF_MODES, Solution, Status, prefix_method
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.estimate.all_states import all_state_marginals
 from rdpgraph.estimate.estimator import Layout, Model, Supports, restricted
 from rdpgraph.estimate.local_mass import local_lower_bound
 from rdpgraph.estimate.replicates import Joined, Replicates, draws_before, joined_estimate, taken
+from rdpgraph.interface.sites import free_variables
 from rdpgraph.interface.structure import Structure
 from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.graph import FactorGraph
@@ -131,7 +133,8 @@ class Restriction:
 class RestrictedSolution(Solution):
     """Answers about all states from the solution on those that were kept.
 
-    A state that was not kept has probability zero. Marginals, expectations and samples are those of
+    Marginals are read at all states where `all_state_marginals` gives them; in all other answers a
+    state that was not kept has probability zero. Marginals, expectations and samples are those of
     the replicates together, each in proportion to its Z; so all of them are ratios of estimates:
     consistent, and biased. The entropy is that of Fu, Cunningham and Lapata 2022, algorithm 3, on
     any model: log Z less the expected score without the log-weights.
@@ -260,10 +263,28 @@ class RestrictedSolution(Solution):
         unary = structure.unary
         return [structure.with_unary(unary + added.reshape(unary.shape)) for added in logs]
 
+    @differentiable_property
+    def _of_all_states(self) -> Tensor | None:
+        """(replicates, B, S) probabilities of all states given those kept elsewhere, or None."""
+        restriction = self.restriction
+        if restriction.exact or restriction.equal:
+            return None
+        return all_state_marginals(self._layout, restriction.model, self.inner)
+
     def variable_marginals(self) -> Tensor:
-        """(B, S), zero where a state was not kept."""
+        """(B, S), read at all states by `all_state_marginals`.
+
+        Where that has no answer, zero at the states that were not kept.
+        """
+        every, graph = self._of_all_states, self.restriction.original
+        if every is not None and not isinstance(graph, FactorGraph):
+            return self.replicates.mean(every)
         weighted = self._marginals * self.replicates.weights.unsqueeze(-1)
-        return self._scattered(weighted, self._layout.places)
+        kept = self._scattered(weighted, self._layout.places)
+        if every is None or not isinstance(graph, FactorGraph):
+            return kept
+        free = free_variables(graph).repeat_interleave(graph.domain.sizes).to(kept.device)
+        return torch.where(free, self.replicates.mean(every), kept)
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes), zero where a state was not kept; as large as the whole block's tables."""

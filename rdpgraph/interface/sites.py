@@ -49,8 +49,12 @@ class Sites:
             factor value over as many random states of the other sites, broadcastable to ``unary``.
         masses: of (states, log_weights) as for ``restrict``: the log-mass of every state of a
             site, (*replicates, *batch, *sites, states), given those kept at the other sites, up to
-            a constant for each site; no gradient. A `Pilot` proposes states by it; None, returned
-            or given: the pilot probes.
+            a constant for each site. A `Pilot` proposes states by it; None, returned or given: the
+            pilot probes.
+        marginals: of (states, log_weights) likewise: the probability of every state of a site given
+            those kept at the other sites, (*replicates, *batch, *sites, states), differentiable;
+            zeros at a site that a batch item lacks. For sites each of which is in one state. None:
+            marginals are those of the states kept.
         every: whether the model costs the same on few states as on all: supports are then over
             all states, those not kept at -inf, and the model is an ordinary one of its kind.
         numbers: (sites,) the graph's numbers of the variables; None: all of them, in order.
@@ -65,6 +69,7 @@ class Sites:
         default=None, kw_only=True
     )
     masses: Callable[[Tensor, Tensor], Tensor | None] | None = field(default=None, kw_only=True)
+    marginals: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, kw_only=True)
     every: bool = field(default=False, kw_only=True)
     numbers: Tensor | None = field(default=None, kw_only=True)
     generator: torch.Generator | None = field(default=None, kw_only=True)

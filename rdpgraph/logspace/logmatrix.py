@@ -141,7 +141,7 @@ class LogMatrix:
     def of(cls, logs: Tensor) -> "LogMatrix":
         """Prepare logs (*lead, n, k)."""
         peaks = _peak(logs)
-        return cls(logs, (logs - peaks).exp(), peaks.squeeze(-1))
+        return cls(logs, (logs - peaks).exp_(), peaks.squeeze(-1))
 
     def times(self, rows: Tensor) -> Tensor:
         """``logsumexp_k(rows_ik + logs_jk)``: (*lead, m, k) as (*lead, m, n), nats.
@@ -157,6 +157,21 @@ class LogMatrix:
         if not bool(low.any()):
             return result
         return self._repaired(result, low, rows, lambda logs, *_: soft_sum(logs, 1))
+
+    def times_columns(self, rows: Tensor) -> Tensor:
+        """``logsumexp_j(rows_ij + logs_jk)``: (*lead, m, n) as (*lead, m, k), as `times`.
+
+        The product with the same exponentials from the other side.
+        """
+        scaled = rows + self.peaks.unsqueeze(-2)
+        peak = _peak(scaled)
+        total = (scaled - peak).exp() @ self.weights
+        turned = LogMatrix(self.logs.mT, self.weights.mT, self.peaks)
+        low = turned._low(total)
+        result = torch.where(low, -math.inf, torch.where(low, 1.0, total).log()) + peak
+        if not bool(low.any()):
+            return result
+        return turned._repaired(result, low, rows, lambda logs, *_: soft_sum(logs, 1))
 
     @differentiable_property
     def surprises(self) -> tuple[Tensor, Tensor]:

@@ -40,8 +40,9 @@ class Posterior(Inferred):
     and messages; other answers are recomputed, with the same results. Tensors are copied without
     gradients, a scheduler's ``progress`` not at all.
 
-    With an estimate on a few states, a state that was not kept has probability zero, and ratios of
-    estimates (marginals, entropy, samples) are biased and consistent.
+    With an estimate on a few states, ratios of estimates (marginals, entropy, samples) are biased
+    and consistent. In a graph without cycles, and by `Loopy`, marginals are read at all states; in
+    all other answers a state that was not kept has probability zero.
 
     Attributes:
         graph: the model as declared, evidence included.

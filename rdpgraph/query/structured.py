@@ -81,8 +81,9 @@ class StructuredPosterior(Inferred):
 
     The structure answers; other questions are asked of the same model as a general graph. Sites
     that a batch item lacks have marginals zero, where the structure answers, and state -1. With an
-    estimate on a few states, a state that was not kept has probability zero, and ratios of
-    estimates (marginals, entropy, samples) are biased and consistent. Pickled or deep-copied, it
+    estimate on a few states, ratios of estimates (marginals, entropy, samples) are biased and
+    consistent. Marginals of a `Chain` are read at all states; in all other answers, and in those of
+    other structures, a state that was not kept has probability zero. Pickled or deep-copied, it
     recomputes its answers, without gradients, on the states chosen.
 
     Attributes:

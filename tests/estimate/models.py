@@ -31,3 +31,15 @@ def mixed(*batch):
 def estimate(model, proposal=None, selection=None, *, seed=0, **options):
     estimator = Randomized(proposal or Local(), selection or Threshold(3), **options)
     return rg.infer(model, estimator=estimator, generator=seeded(seed))
+
+
+def kept_marginals(posterior):
+    """(B, S) marginals of the states kept alone, each replicate in proportion to its Z."""
+    solution = posterior.solution
+    layout, weights = solution.restriction.layout, solution.replicates.weights
+    each = solution.inner.variable_marginals().reshape(*weights.shape[:1], layout.batch, -1)
+    each = each * weights.reshape(*each.shape[:2], 1)
+    flat = each.new_zeros(layout.batch, layout.num_states)
+    for places, values in zip(layout.places, each, strict=True):
+        flat = flat.scatter_add(1, places, values)
+    return flat

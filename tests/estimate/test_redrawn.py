@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.randomized import Selection
+from rdpgraph import Randomized
+from rdpgraph.randomized import Local, Selection, Top
 
 
 def seeded(seed=0):
@@ -250,3 +251,20 @@ def test_a_batch_without_items():
 def test_arguments_are_checked(make, message):
     with pytest.raises(rg.errors.ModelError, match=message):
         make().marginals()
+
+
+def test_beliefs_of_variables_of_which_all_states_are_kept_heed_partial_evidence():
+    """A factor whose other variable has one possible state is a part of the unary potentials."""
+    xs, ys = rg.VariableArray("x", (3,), 4), rg.VariableArray("y", (2,), 2)
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((xs[:-1], xs[1:]), rg.Table(draw(2, 4, 4, seed=1))),
+            rg.FactorBlock((xs[:2], ys), rg.Table(draw(2, 4, 2, seed=2))),
+        ]
+    ).condition({"x": [-1, 2, -1]})
+    estimator = rg.Redrawn(Randomized(Local(), Top(4)), at=(3,))
+    few = rg.Redrawn(Randomized(Local(), Top(3), defensive=0.0), at=(1000,))
+    exact = rg.infer(graph).marginal(ys)
+    for each in (estimator, few):
+        found = rg.infer(graph, rg.Loopy(), estimator=each, generator=seeded()).marginal(ys)
+        assert torch.allclose(found[1], exact[1])

@@ -18,6 +18,7 @@ from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.interface.sites import free_numbers, free_variables, site_potentials
 from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.model.block import Block
 from rdpgraph.model.graph import FactorGraph
 
 BySlot: TypeAlias = Mapping[tuple[int, int], Tensor]
@@ -171,7 +172,7 @@ class InterpolatedMessages:
     graph: FactorGraph  # the model; its restriction has the same factors, in parts of its blocks
     # (replicates, B, n, K) kept states of (n,) variables with equally many
     selected: Callable[[Tensor], Tensor]
-    few: Tensor  # (V,) variables with states that were not kept, and not observed
+    free: Tensor  # (V,) variables that are not observed
     solution: LoopySolution  # of the restricted model
 
     @property
@@ -186,17 +187,17 @@ class InterpolatedMessages:
         Messages to observed variables are uniform.
         """
         incoming = cavities(self.solution)
-        known = arriving_messages(self.solution)
         messages: dict[tuple[int, int], Tensor] = {}
         for number, block in enumerate(self.restricted.blocks):
             if block.arity < 2:
                 continue
             for slot in range(block.arity):
-                few = self.few[block.scopes[:, slot]]
-                if not bool(few.any()):
-                    messages[number, slot] = known[number, slot]
+                rows = self.free[block.scopes[:, slot]].nonzero().flatten()
+                if not len(rows):
+                    size = self._source_of(block).sizes[slot]
+                    lead = self.solution.network.batch, block.count
+                    messages[number, slot] = incoming[number, slot].new_zeros(*lead, size)
                     continue
-                rows = few.nonzero().flatten()
                 new = self._interpolated(number, slot, rows, incoming)
                 empty = new.new_zeros(new.shape[0], block.count, new.shape[2])
                 messages[number, slot] = empty.index_copy(1, rows.to(new.device), new)
@@ -205,8 +206,7 @@ class InterpolatedMessages:
     def _interpolated(self, number: int, slot: int, rows: Tensor, incoming: BySlot) -> Tensor:
         """Return (B', n, states) messages of some of a block's factors to a slot's variables."""
         block = self.restricted.blocks[number]
-        block_of, origin = self._origins
-        source = self.graph.blocks[int(block_of[block.declared[0]])]
+        source, origin = self._source_of(block), self._origins[1]
         others = [other for other in range(block.arity) if other != slot]
         size = source.sizes[slot]
         cells = math.prod(block.sizes[other] for other in others) * size
@@ -231,6 +231,10 @@ class InterpolatedMessages:
                 )
             parts.append(soft_sum(logs, [other + 2 for other in others]))
         return torch.cat(parts, 1)
+
+    def _source_of(self, block: Block) -> Block:
+        """The block of the graph that a block of the restricted model is a part of."""
+        return self.graph.blocks[int(self._origins[0][block.declared[0]])]
 
     @cached_property
     def _origins(self) -> tuple[Tensor, Tensor]:

@@ -227,7 +227,7 @@ class Table(Stored):
         """The log-values on a grid of states, by indexing; cost and memory of the result."""
         arity = len(states)
         lead, index = self.lead(arity), list[Tensor]()
-        if arity == 2 and not lead and states[0].ndim == states[1].ndim == 1:
+        if arity == 2 and not lead and min(states[0].ndim, states[1].ndim) == 1:
             lines = _lines_of(self.log_values, *states)
             if lines is not None:
                 return lines
@@ -246,11 +246,20 @@ class Table(Stored):
 
 
 def _lines_of(table: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
-    """(m, n) the entries of a matrix in some rows and columns, read as whole lines.
+    """(*lead, m, n) the entries of a matrix in some rows and columns, read as whole lines.
 
-    None where the lines that hold them are much longer than the result.
+    One of the two is without a lead. None where the lines that hold the entries are much longer
+    than the result.
     """
     rows, columns = rows.to(table.device), columns.to(table.device)
+    if rows.ndim > 1:
+        if not is_every(columns, table.shape[1]):
+            return None
+        return table.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+    if columns.ndim > 1:
+        if not is_every(rows, table.shape[0]):
+            return None
+        return table.index_select(1, columns.flatten()).unflatten(1, columns.shape).movedim(0, -2)
     ahead, across = len(rows) * table.shape[1], len(columns) * table.shape[0]
     if min(ahead, across) > 2 * len(rows) * len(columns):
         return None

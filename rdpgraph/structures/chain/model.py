@@ -21,7 +21,7 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import as_states, settle
-from rdpgraph.structures.chain import decode, masks, moments, paths, recursion
+from rdpgraph.structures.chain import decode, kept, moments, paths, recursion
 from rdpgraph.structures.chain.constructors import (
     checked_lengths,
     checked_sequences,
@@ -332,19 +332,26 @@ class Chain(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        unary, transition = masks.kept(self.unary, self.transition, states, log_weights)
+        unary, transition = kept.kept(self.unary, self.transition, states, log_weights)
         lengths = None if self.lengths is None else self.lengths.expand(states.shape[:-2])
         return Chain(unary, transition, lengths=lengths)
 
     def sites(self) -> Sites:
         """The steps; proposals read the transition between all of them, whatever the lengths."""
         links = partial(neighbours_of, self.transition, self.unary)
-        return Sites(self.unary, restrict=self.restrict, links=links, masses=self._log_masses)
+        return Sites(
+            self.unary, restrict=self.restrict, links=links, masses=self._log_masses,
+            marginals=self._marginals_given,
+        )  # fmt: skip
 
     def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, N) by messages between the kept states; O(T N K)."""
         few = self.restrict(states, log_weights)
-        return masks.log_masses(self.unary, self.transition, states, few._parts())
+        return kept.log_masses(self.unary, self.transition, states, few._parts())
+
+    def _marginals_given(self, states: Tensor, log_weights: Tensor) -> Tensor:
+        """(*replicates, *batch, T, N) the probabilities in proportion to these masses."""
+        return kept.chances(self._log_masses(states, log_weights))
 
     def factor_graph(self) -> FactorGraph:
         """The chain as a graph over ``site``, (T,); sites beyond the length are in state 0."""

@@ -1,0 +1,131 @@
+"""Marginals of all states of a model, by one step more of the messages between the states kept.
+
+A message sums over the states kept of the other variables, so that it is defined at all states of
+the variable that receives it (Fu, Cunningham and Lapata 2022, eq. 8). In a model without cycles the
+product of the messages to variable t is the mass of each of its states x given the states kept at
+the other variables,
+
+    M_t(x) = sum over the states kept elsewhere of their weights and all factors, given x_t = x.
+
+M_t is linear in the weights of each other variable, so that its expectation is Z p(x_t = x), and it
+does not depend on the states kept at t. The estimate of Z from all kept states has the sum of M_t
+over x as its expectation over the states kept at t. So that estimate of Z, times M_t normalised, is
+unbiased for Z p(x_t = x) as well: replicates are averaged in proportion to their Z.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core import tuning
+from rdpgraph.engines.loopy.interpolation import InterpolatedMessages
+from rdpgraph.engines.loopy.network_equations import Bethe
+from rdpgraph.engines.loopy.propagation import Limits, Unrolled
+from rdpgraph.engines.loopy.schedules import Flooding, LogDamping
+from rdpgraph.engines.loopy.solution import LoopySolution
+from rdpgraph.engines.reduction.network import reduce_graph
+from rdpgraph.engines.solution import Solution
+from rdpgraph.estimate.estimator import Layout, Model
+from rdpgraph.interface.sites import free_numbers, free_variables
+from rdpgraph.interface.structure import Structure
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.orders import forest_order
+from rdpgraph.plan.tree import Topology
+
+_SWEEPS = 1000
+"""Sweeps of messages between kept states, which on a tree are exact after as many as it is deep."""
+
+
+def all_state_marginals(layout: Layout, model: Model, inner: Solution) -> Tensor | None:
+    """(replicates, B, S) the probabilities of all states given the states kept at other variables.
+
+    Zero at observed variables. Differentiable.
+
+    Args:
+        layout: the states kept.
+        model: on these, with their weights; replicates are its first batch dim.
+        inner: its solution.
+
+    Returns:
+        None where messages do not give them: a structure other than a chain, or a graph with cycles
+        that was not solved by plain belief propagation.
+    """
+    shape = layout.replicates, layout.batch, layout.num_states
+    if isinstance(layout.model, Structure):
+        sites = layout.model.sites()
+        if sites is None or sites.marginals is None:
+            return None
+        (support,) = layout.expanded
+        return sites.marginals(support.states, support.log_weights).reshape(shape)
+    assert isinstance(model, FactorGraph)
+    messages = _messages_of(layout, layout.model, model, inner)
+    if messages is None:
+        return None
+    return _beliefs(messages, shape)
+
+
+def _messages_of(
+    layout: Layout, graph: FactorGraph, few: FactorGraph, inner: Solution
+) -> InterpolatedMessages | None:
+    """Messages between the kept states: of the solution, or by sweeps over a graph without cycles.
+
+    None where there are none, where one step more would form too many numbers, and where sweeps
+    have not converged.
+    """
+    free = free_variables(graph)
+    if not _is_affordable(few):
+        return None
+    if isinstance(inner, LoopySolution):
+        if not isinstance(inner.counting, Bethe) or inner.temperature != 1 or inner.among:
+            return None
+        return InterpolatedMessages(graph, layout.of, free, inner)
+    if not _is_forest(graph, free):
+        return None
+    limits = Limits(Flooding(), LogDamping(0.0), _SWEEPS, 1e-5)
+    network = reduce_graph(few, high_order=True)
+    solution = LoopySolution(network, Bethe(), 1.0, limits, Unrolled())
+    if not solution.network_is_forest or not bool(solution.outcome.converged.all()):
+        return None
+    return InterpolatedMessages(graph, layout.of, free, solution)
+
+
+def _is_affordable(few: FactorGraph) -> bool:
+    """Return whether tables of three variables and more, on the kept states, are small.
+
+    They are formed for one step more, with all states of one variable.
+    """
+    return all(
+        math.prod(block.sizes) <= tuning.CACHE_BLOCK for block in few.blocks if block.arity > 2
+    )
+
+
+def _is_forest(graph: FactorGraph, free: Tensor) -> bool:
+    """Return whether the factors over free variables have no cycle."""
+    scopes: list[tuple[int, ...]] = []
+    for block in graph.blocks:
+        kept = free[block.scopes]
+        joint = kept.sum(1) > 1
+        pairs = zip(block.scopes[joint].tolist(), kept[joint].tolist(), strict=True)
+        scopes += [tuple(v for v, use in zip(*pair, strict=True) if use) for pair in pairs]
+    if any(len(set(scope)) < len(scope) for scope in scopes):
+        return False
+    links = sum(len(scope) - 1 for scope in scopes)
+    if links >= max(graph.num_variables, 1):
+        return False
+    topology = Topology(tuple(scopes), tuple(graph.domain.sizes.tolist()))
+    return forest_order(topology) is not None
+
+
+def _beliefs(messages: InterpolatedMessages, shape: tuple[int, int, int]) -> Tensor:
+    """(replicates, B, S) the beliefs of all free variables; zeros at observed ones."""
+    graph, rows = messages.graph, shape[0] * shape[1]
+    flat = torch.zeros(rows, shape[2], dtype=graph.dtype, device=graph.device)
+    for (size, numbers), logs in zip(
+        free_numbers(graph).items(), messages.log_beliefs, strict=True
+    ):
+        dead = (logs == -math.inf).all(-1, keepdim=True)
+        chances = torch.where(dead, 0.0, torch.where(dead, 0.0, logs).softmax(-1))
+        places = graph.domain.places(numbers, size).flatten().to(flat.device)
+        flat = flat.index_copy(1, places, chances.expand(rows, -1, -1).flatten(1).to(flat))
+    return flat.reshape(shape)
