@@ -12,13 +12,14 @@ from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.estimate.estimator import Supports
 from rdpgraph.interface.sites import free_variables
+from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Entry
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table, looked_up
 from rdpgraph.model.restriction import Support
 
-_CONFIGURATIONS = 32  # followed at most, two for each replicate
-_ARITY, _COLOURS = 16, 64  # factors of more variables, or graphs of more colours, have no bound
+_CONFIGURATIONS = 16  # followed at most, one for each replicate
+_ARITY, _STEPS = 16, 64  # variables of a factor, and steps of a path, beyond which no bound is made
 
 
 @torch.no_grad()
@@ -33,7 +34,7 @@ def local_lower_bound(graph: FactorGraph, supports: Supports) -> Tensor | None:
     fixed, is a product of sums over single variables; sums with different states of the others have
     no configuration in common, so they add up to a lower bound.
 
-    It takes at most ``5 * 32`` evaluations of each factor for each state of its variables.
+    For each state of its variables, a pair is evaluated four times on each configuration.
 
     Args:
         graph: each entry is observed as a whole or not at all.
@@ -41,7 +42,8 @@ def local_lower_bound(graph: FactorGraph, supports: Supports) -> Tensor | None:
             and where it is observed.
 
     Returns:
-        None if a factor holds too many variables, or the graph has too many colours.
+        None if a factor holds too many variables, or a path through the graph takes too many steps
+        one after the other.
     """
     moves = _Moves(graph, supports)
     if not moves.applies:
@@ -50,10 +52,68 @@ def local_lower_bound(graph: FactorGraph, supports: Supports) -> Tensor | None:
     bound = torch.full((math.prod(graph.batch_shape),), -math.inf, dtype=graph.dtype)
     bound = bound.to(graph.device)
     # Configurations may become alike where they improve, so that they are summed up before, too.
-    for improves in (False, True):
-        for colour in range(moves.num_colours):
-            bound = torch.maximum(bound, moves.mass(states, colour, improves=improves))
+    colours = range(len(moves.of_colours))
+    for colour in colours[1:]:
+        bound = torch.maximum(bound, moves.mass(states, colour, improves=False))
+    for colour in colours:
+        bound = torch.maximum(bound, moves.mass(states, colour, improves=True))
     return bound
+
+
+@dataclass(frozen=True, eq=False)
+class _Reads:
+    """Factors of a block that hold variables of a group, no two of them in one factor."""
+
+    block: Block
+    rows: Tensor  # (F,) factors of the block
+    slot: int  # the slot that holds the variable of the group
+    held: Tensor  # (F,) the place of that variable in the group
+
+    def values(self, states: Tensor, every: Tensor) -> Tensor:
+        """(configurations, *batch, F, size) values at all states of the slot, given the others."""
+        block, lead = self.block, states.shape[:-1]
+        scopes = block.scopes[self.rows]
+        given = [
+            every if slot == self.slot else states[..., scopes[:, slot]].unsqueeze(-1)
+            for slot in range(block.arity)
+        ]
+        tables = block.potential.log_values if isinstance(block.potential, Table) else None
+        if tables is not None and not block.shared and tables.shape == block.shape + block.sizes:
+            # Entries are read in place: a table may be far larger than what is read of it.
+            rows = self.rows if block.rows is None else block.rows[self.rows]
+            index = [rows.to(every.device).reshape(-1, *(1,) * block.arity)]
+            for slot, chosen in enumerate(given):
+                ones = (1,) * slot, (1,) * (block.arity - slot - 1)
+                index.append(chosen.reshape(*chosen.shape[:-1], *ones[0], -1, *ones[1]))
+            values = looked_up(tables.flatten(0, len(block.shape) - 1), index)
+        else:
+            values = block.select(self.rows).evaluate(given)
+        values = values.reshape(*values.shape[: values.ndim - block.arity], len(every))
+        return values.expand(*lead, len(self.rows), len(every))
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Variables of one size, no two of them in one factor, and factors around them."""
+
+    numbers: Tensor
+    size: int
+    reads: list[_Reads]
+
+    def log_values(self, states: Tensor, like: Tensor) -> Tensor:
+        """(configurations, *batch, n, size) sums of the factors at all states of each variable.
+
+        Args:
+            states: (configurations, *batch, V), of the other variables.
+            like: a tensor of the model's floating type.
+        """
+        shape = (*states.shape[:-1], len(self.numbers), self.size)
+        total = torch.zeros(shape, dtype=like.dtype, device=states.device)
+        every = torch.arange(self.size, device=states.device)
+        for read in self.reads:
+            values = read.values(states, every).to(total)
+            total.index_add_(-2, read.held.to(total.device), values)
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,38 +125,38 @@ class _Moves:
 
     @property
     def applies(self) -> bool:
-        """Return whether the graph has free variables, no large factors, and few colours."""
+        """Return whether the graph has free variables, no large factors, and short paths."""
         arity = max((block.arity for block in self.graph.blocks), default=0)
-        return 0 < self.num_colours <= _COLOURS and arity <= _ARITY
+        return any(self._free) and arity <= _ARITY and 1 + int(self._turns.max()) <= _STEPS
 
     @cached_property
-    def free(self) -> list[bool]:
+    def _free(self) -> list[bool]:
         """Whether each variable is not observed."""
         return free_variables(self.graph).tolist()
 
     @cached_property
-    def neighbours(self) -> list[set[int]]:
+    def _neighbours(self) -> list[set[int]]:
         """Free variables that share a factor with each variable."""
-        found: list[set[int]] = [set() for _ in self.free]
+        found: list[set[int]] = [set() for _ in self._free]
         for block in self.graph.blocks:
-            for scope in block.scopes.tolist() if block.arity <= _ARITY else []:
-                for one, other in combinations((v for v in scope if self.free[v]), 2):
+            for scope in block.scopes.tolist() if block.arity > 1 else ():
+                for one, other in combinations((v for v in scope if self._free[v]), 2):
                     found[one].add(other)
                     found[other].add(one)
         return found
 
     @cached_property
-    def depths(self) -> list[int]:
+    def _depths(self) -> list[int]:
         """Distance of each variable from the first of its component; -1: observed."""
-        depths = [-1] * len(self.free)
-        for root, free in enumerate(self.free):
+        depths = [-1] * len(self._free)
+        for root, free in enumerate(self._free):
             if not free or depths[root] >= 0:
                 continue
             depths[root], level = 0, [root]
             while level:
                 further: list[int] = []
                 for number in level:
-                    for other in self.neighbours[number]:
+                    for other in self._neighbours[number]:
                         if depths[other] < 0:
                             depths[other] = depths[number] + 1
                             further.append(other)
@@ -104,26 +164,32 @@ class _Moves:
         return depths
 
     @cached_property
-    def colours(self) -> list[int]:
-        """Colour of each free variable, the least that no neighbour has; -1: observed."""
-        colours = [-1] * len(self.free)
-        order = sorted(range(len(self.free)), key=self.depths.__getitem__)
-        for number in order:
-            if self.free[number]:
-                taken = {colours[other] for other in self.neighbours[number]}
+    def _colours(self) -> Tensor:
+        """(V,) colour of each free variable, the least that no neighbour has; -1: observed."""
+        colours = [-1] * len(self._free)
+        for number in sorted(range(len(self._free)), key=self._depths.__getitem__):
+            if self._free[number]:
+                taken = {colours[other] for other in self._neighbours[number]}
                 colours[number] = next(c for c in range(len(taken) + 1) if c not in taken)
-        return colours
+        return torch.tensor(colours, device="cpu")
 
-    @property
-    def num_colours(self) -> int:
-        """Number of colours."""
-        return max(self.colours, default=-1) + 1
+    @cached_property
+    def _turns(self) -> Tensor:
+        """(V,) when a path comes to each variable, 0 for the first ones; -1: observed.
+
+        Variables of one turn have one size, and no two of them are in one factor.
+        """
+        depths, colours = torch.tensor(self._depths, device="cpu"), self._colours
+        sizes = self.graph.domain.sizes
+        key = (depths * (len(depths) + 1) + colours) * (int(sizes.max()) + 1) + sizes
+        key = torch.where(depths > 0, key, depths.clamp(max=0))
+        first = int((depths < 0).any()) if bool((depths <= 0).any()) else 0
+        return key.unique(return_inverse=True)[1] - first
 
     def followed(self) -> Tensor:
         """Configurations that begin with kept states of the first variable of each component."""
-        graph = self.graph
-        depths, colours = (torch.tensor(part, device="cpu") for part in (self.depths, self.colours))
-        number = min(2 * self._replicates, _CONFIGURATIONS)
+        graph, turns = self.graph, self._turns
+        number = min(self._replicates, _CONFIGURATIONS)
         shape = (number, *graph.batch_shape, graph.num_variables)
         states = torch.zeros(shape, dtype=torch.long, device=graph.device)
         if graph.observed is not None:
@@ -132,15 +198,12 @@ class _Moves:
         for entry, support, (start, end) in zip(
             graph.variables, self.supports, starts, strict=True
         ):
-            roots = (depths[start:end] == 0).nonzero().flatten()
+            roots = (turns[start:end] == 0).nonzero().flatten()
             if len(roots):
                 states[..., start + roots] = self._distinct(entry, support, roots, number)
-        # Variables of one depth may be neighbours; those of one colour are not.
-        place = torch.where(depths > 0, depths * self.num_colours + colours, depths)
-        for step in place[place > 0].unique().tolist():
-            for numbers in self._of_one_size((place == step).nonzero().flatten()):
-                logs = self._log_values(states, numbers, known=place)
-                states[..., numbers] = logs.argmax(-1)
+        like = torch.zeros((), dtype=graph.dtype, device="cpu")
+        for group in self._path():
+            states[..., group.numbers] = group.log_values(states, like).argmax(-1)
         return states
 
     @property
@@ -174,79 +237,94 @@ class _Moves:
         states = states.gather(0, last.argsort(dim=0, stable=True)[:number])
         return states[torch.arange(number, device=device).remainder(len(states))]
 
+    def _path(self) -> Iterator[_Group]:
+        """Variables by their turns, with the factors whose other variables come before."""
+        turns, sizes = self._turns, self.graph.domain.sizes
+        groups = [
+            _Group(numbers, int(sizes[numbers[0]]), [])
+            for numbers in _split_by(turns, int(turns.max()) + 1)[1:]
+        ]
+        place = self._places(group.numbers for group in groups)
+        for block in self.graph.blocks if groups else ():
+            if not block.arity:
+                continue
+            of_slots = turns[block.scopes]
+            last, slots = of_slots.max(1)
+            for slot in range(block.arity):
+                here = torch.where(slots == slot, last, 0)
+                for group, rows in zip(groups, _split_by(here, len(groups) + 1)[1:], strict=True):
+                    if len(rows):
+                        held = place[block.scopes[rows, slot]]
+                        group.reads.append(_Reads(block, rows, slot, held))
+        return iter(groups)
+
+    def _places(self, groups: Iterator[Tensor]) -> Tensor:
+        """(V,) the place of each variable in its group."""
+        place = torch.full((self.graph.num_variables,), -1, device="cpu")
+        for numbers in groups:
+            place[numbers] = torch.arange(len(numbers), device="cpu")
+        return place
+
+    @cached_property
+    def of_colours(self) -> list[list[_Group]]:
+        """Variables of each colour by size, with all factors around them.
+
+        Large groups are divided, to bound the memory of their values.
+        """
+        found: list[list[_Group]] = []
+        configurations = min(self._replicates, _CONFIGURATIONS)
+        lead = configurations * math.prod(self.graph.batch_shape)
+        for colour in range(int(self._colours.max()) + 1):
+            numbers = (self._colours == colour).nonzero().flatten()
+            sizes = self.graph.domain.sizes[numbers]
+            groups = [
+                _Group(part, size, [])
+                for size in sizes.unique().tolist()
+                for part in numbers[sizes == size].split(
+                    tuning.per_block(lead * size, tuning.BLOCK)
+                )
+            ]
+            for group in groups:
+                self._read_all(group)
+            found.append(groups)
+        return found
+
+    def _read_all(self, group: _Group) -> None:
+        """Add the factors of each slot that hold one of the variables."""
+        place = self._places(iter([group.numbers]))
+        for block in self.graph.blocks:
+            for slot in range(block.arity):
+                held = place[block.scopes[:, slot]]
+                rows = (held >= 0).nonzero().flatten()
+                if len(rows):
+                    group.reads.append(_Reads(block, rows, slot, held[rows]))
+
     def mass(self, states: Tensor, colour: int, *, improves: bool) -> Tensor:
         """(B,) log of the sum over all states of a colour's variables, given those of the others.
 
         Where it ``improves``, these variables are given their best states, in place.
         """
-        of_colour = torch.tensor([each == colour for each in self.colours], device="cpu")
+        like = torch.zeros((), dtype=self.graph.dtype, device="cpu")
         improved = states if improves else states.clone()
         gain = torch.zeros(states.shape[:-1], dtype=self.graph.dtype, device=states.device)
-        for numbers in self._of_one_size(of_colour.nonzero().flatten()):
-            logs = self._log_values(states, numbers)
+        for group in self.of_colours[colour]:
+            logs = group.log_values(states, like)
             best, chosen = logs.max(-1)
-            improved[..., numbers] = chosen
+            improved[..., group.numbers] = chosen
             # The sum over the states of each variable is relative to its best one.
             more = logs.logsumexp(-1) - best
             gain += torch.where(best > -math.inf, more, 0.0).sum(-1)
         mass = (self.graph.score_states(improved) + gain).reshape(len(states), -1)
         # Those with the same states of all other variables are counted once.
-        others = states[..., ~of_colour].reshape(len(states), mass.shape[1], -1)
+        others = states[..., self._colours != colour].reshape(len(states), mass.shape[1], -1)
         alike = (others.unsqueeze(1) == others.unsqueeze(0)).all(-1)
         earlier = torch.ones(len(states), len(states), dtype=torch.bool, device=states.device)
         counted = ~(alike & earlier.tril(-1).unsqueeze(-1)).any(1)
         return torch.where(counted, mass, -math.inf).logsumexp(0)
 
-    def _of_one_size(self, numbers: Tensor) -> Iterator[Tensor]:
-        sizes = self.graph.domain.sizes[numbers]
-        for size in sizes.unique().tolist():
-            yield numbers[sizes == size]
 
-    def _log_values(self, states: Tensor, numbers: Tensor, known: Tensor | None = None) -> Tensor:
-        """Sum the factors around variables of one size, at all of their states.
-
-        Args:
-            states: (configurations, *batch, V) of the other variables.
-            numbers: (n,) no two of them in one factor.
-            known: (V,) when each variable is given a state; only factors are read whose others come
-                before. None: all.
-
-        Returns:
-            (configurations, *batch, n, size).
-        """
-        graph = self.graph
-        place = torch.full((graph.num_variables,), -1, device="cpu")
-        place[numbers] = torch.arange(len(numbers), device="cpu")
-        size = int(graph.domain.sizes[numbers[0]])
-        shape = (*states.shape[:-1], len(numbers), size)
-        total = torch.zeros(shape, dtype=graph.dtype, device=states.device)
-        every = torch.arange(size, device=states.device)
-        for block in graph.blocks:
-            for slot in range(block.arity):
-                held = place[block.scopes[:, slot]]
-                reads = held >= 0
-                if known is not None:
-                    before = known[block.scopes] < known[block.scopes[:, slot]].unsqueeze(1)
-                    before[:, slot] = True
-                    reads &= before.all(1)
-                rows = reads.nonzero().flatten()
-                at_once = tuning.per_block(math.prod(states.shape[:-1]) * size, tuning.BLOCK)
-                for some in rows.split(at_once) if len(rows) else ():
-                    values = _values(block.select(some), block.scopes[some], slot, states, every)
-                    total.index_add_(-2, held[some].to(total.device), values.to(total))
-        return total
-
-
-def _values(
-    potential: Potential, scopes: Tensor, slot: int, states: Tensor, every: Tensor
-) -> Tensor:
-    """(configurations, *batch, F, size) values of factors at all states of one slot."""
-    given = [
-        every if other == slot else states[..., scopes[:, other]].unsqueeze(-1)
-        for other in range(scopes.shape[1])
-    ]
-    values = potential.evaluate(given)
-    values = values.reshape(*values.shape[: values.ndim - scopes.shape[1]], len(every))
-    if values.ndim < 2:
-        values = values.unsqueeze(0)
-    return values.expand(*states.shape[:-1], len(scopes), len(every))
+def _split_by(keys: Tensor, count: int) -> list[Tensor]:
+    """Places of each key 0 .. ``count - 1`` in (n,) integers; smaller keys are left out."""
+    order = keys.argsort(stable=True)
+    number = keys.clamp(min=-1).add(1).bincount(minlength=count + 1).tolist()
+    return list(order.split(number))[1:]

@@ -23,7 +23,7 @@ from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.restriction import Support
 
 _GROUPS = 4
-"""Most groups of replicates: each asks for scores of its own, so that one pilot does not lead all.
+"""Groups of replicates: each asks for scores of its own, so that one pilot does not lead all.
 
 Given its scores, each replicate is unbiased for Z, so that replicates are uncorrelated whether they
 share scores or not. But replicates that share them may all miss a mode, and then agree.
@@ -50,7 +50,7 @@ class Randomized(Estimator):
         proposal: scores the states.
         selection: chooses the states to keep, and their weights.
         replicates: how many independent choices, solved together and averaged in Z; four and more
-            give a standard error. They are divided into four groups, for each of which the
+            give a standard error. These are divided into four groups, for each of which the
             proposal is run anew, so that a pilot that misses a mode does not lead all of them.
         defensive: the share of `Uniform` mixed into the proposal, so that no possible state is
             out of reach; 0 leaves the proposal as it is.
@@ -109,7 +109,7 @@ class Randomized(Estimator):
         # be held after they are mixed.
         parts: list[list[Support]] = []
         groups: list[int] = []
-        count = min(_GROUPS, self.replicates)
+        count = _GROUPS if self.replicates >= _GROUPS else 1  # fewer show no error
         for number in range(count):
             size = (self.replicates + number) // count
             parts.append(self._chosen(setting, scores_of, size))

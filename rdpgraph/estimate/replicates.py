@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import typed
-from rdpgraph._core.cache import differentiable_property
+from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph._core.numbers import LEAST, ROUNDING, student
 from rdpgraph.engines.exact.engine import log_partition_by
 from rdpgraph.engines.reduction.network import reduce_graph
@@ -128,7 +128,7 @@ class Replicates:
             return self.errors
         return torch.maximum(mean_error(self.log_partitions), self._disagreement)
 
-    @property
+    @cached_property
     def _disagreement(self) -> Tensor:
         """(*batch,) nats from log Z to the farthest group, if groups differ beyond chance; else 0.
 
@@ -453,11 +453,11 @@ def joined_estimate(
 ) -> Joined:
     """Solve once more, on the states of as many replicates together as take no longer.
 
-    The limit is the number of operations of the estimate itself (``few`` is the model on the states
-    of all replicates, and ``logs`` (replicates, B) its log Z), or `tuning.LITTLE_WORK`. All states
-    are taken if these fit: then both bounds are log Z. Else two models are solved as one batch: one
-    with mean weights, for the estimate, and one with weights of one, whose mass is a lower bound.
-    Where two do not fit, the estimate alone is made.
+    All states are taken if they need no more operations than the estimate itself (``few`` is the
+    model on the states of all replicates, and ``logs`` (replicates, B) its log Z), or than
+    `tuning.LITTLE_WORK`: then both bounds are log Z. Else two models are solved as one batch, of
+    half as many operations: one with mean weights, for the estimate, and one with weights of one,
+    whose mass is a lower bound. Where two do not fit, the estimate alone is made.
     """
     kept = _kept_by_first(supports, len(logs))
     check = _Check(model, solve(few).plan, supports, logs, kept, solve)
@@ -475,26 +475,25 @@ class _Check:
     kept: list[float]  # states of a site that the first 1, 2, ... replicates keep, on average
     solve: Callable[[Model], Any]
 
-    @property
-    def limit(self) -> float:
-        """Operations that a check may take."""
-        return max(self.plan.flops, tuning.LITTLE_WORK)
-
     def of_all(self) -> Joined | None:
         """Check by all states; None if they take too long."""
-        sites = [sites.unary for sites in sites_of(self.model)]
-        count = sum(each.numel() / each.shape[-1] for each in sites)
-        states = sum(each.numel() for each in sites) / max(count, 1.0)
-        mass = self._solved(self.model) if self._predicted(states, 1) <= self.limit else None
+        limit, states = max(self.plan.flops, tuning.LITTLE_WORK), 0.0
+        if isinstance(self.model, FactorGraph):  # the plans of structures cost nothing
+            sites = [sites.unary for sites in sites_of(self.model)]
+            count = sum(each.numel() / each.shape[-1] for each in sites)
+            states = sum(each.numel() for each in sites) / max(count, 1.0)
+        mass = self._solved(self.model, limit) if self._predicted(states, 1) <= limit else None
         return None if mass is None else Joined(mass, _distance(mass, self.logs), (mass, mass))
 
     def of_some(self, rows: int) -> Joined | None:
         """Check by the states of some replicates; with two rows there is a bound, too."""
-        number = len(self.logs)
+        # An entry of a table takes as long to be read as some operations: half of those of the
+        # estimate, together with the reading, take about as long as the whole estimate.
+        limit, number = max(self.plan.flops / 2, tuning.LITTLE_WORK / 10), len(self.logs)
         while number > 1:
-            if self._predicted(self.kept[number - 1], rows) <= self.limit:
+            if self._predicted(self.kept[number - 1], rows) <= limit:
                 parts = (given and _joined(given, number, rows) for given in self.supports)
-                logs = self._solved(restricted(self.model, tuple(parts)))
+                logs = self._solved(restricted(self.model, tuple(parts)), limit)
                 if logs is not None:
                     estimate, *mass = logs.unflatten(0, (rows, -1))
                     above = torch.full_like(estimate, math.inf)
@@ -506,16 +505,14 @@ class _Check:
     def _predicted(self, states: float, rows: int) -> float:
         """About the operations with so many states of a site: no model is made for too many.
 
-        Tables over d variables grow by the d-th power of the number of states. For structures the
-        least is returned, because their plans cost nothing and are exact.
+        Tables over d variables grow by the d-th power of the number of states, and structures by
+        the square at least, unless they are of low rank.
         """
         one, now = rows * self.plan.flops / len(self.logs), self.kept[0]
-        if isinstance(self.model, Structure):
-            return one
         dims = self.plan.width / math.log2(now) if now > 1 else math.inf
-        return one * (states / now) ** dims
+        return one * (states / now) ** (2.0 if isinstance(self.model, Structure) else dims)
 
-    def _solved(self, wider: Model) -> Tensor | None:
+    def _solved(self, wider: Model, limit: float) -> Tensor | None:
         """(B,) log Z of a model; None where it takes too long, or is not exact."""
         with suppress(BudgetError):
             if isinstance(wider, FactorGraph) and self.plan.tree and self.plan.num_slices == 1:
@@ -523,11 +520,11 @@ class _Check:
                 network = reduce_graph(wider)
                 tree = self.plan.tree.over(network.topology)
                 if tree is not None:
-                    fits = cost(tree, batch=network.batch).flops <= self.limit
+                    fits = cost(tree, batch=network.batch).flops <= limit
                     return log_partition_by(network, tree) if fits else None
             posterior = self.solve(wider)
             solution = posterior.solution
-            if posterior.plan.flops <= self.limit and solution.status_of("log_partition").exact:
+            if posterior.plan.flops <= limit and solution.status_of("log_partition").exact:
                 return solution.log_partition()
         return None
 

@@ -202,7 +202,7 @@ class RestrictedSolution(Solution):
     def log_partition_errors(self) -> Tensor | None:
         return self._judged.errors
 
-    @property
+    @differentiable_property
     def _judged(self) -> Replicates:
         """Estimates of Z, with what is known of their errors."""
         if self.engine_status().exact or self.replicates.equal:
@@ -233,7 +233,8 @@ class RestrictedSolution(Solution):
         supports = tuple(given and full for given, full in pairs)
         model, few = restriction.original, restriction.model
         joined = joined_estimate(model, few, supports, logs, restriction.solve)
-        return joined.at_least(self._local_bound(supports))
+        known = joined.bounds is not None and bool((joined.bounds[0] == joined.bounds[1]).all())
+        return joined if known else joined.at_least(self._local_bound(supports))
 
     def _local_bound(self, supports: Supports) -> Tensor | None:
         """(B,) the mass around a few configurations; None of a structure that is not a graph."""

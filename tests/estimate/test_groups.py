@@ -15,13 +15,13 @@ from tests.estimate.enumeration import Script, outcomes
 from tests.estimate.models import draw, seeded
 
 
-def star(states=3, of_hub=3):
-    """One variable joined to two others, with potentials that differ from state to state."""
-    hub, leaves = rg.Variable("hub", of_hub), rg.VariableArray("leaf", (2,), states)
+def star(states=3, of_hub=3, leaves=2):
+    """One variable joined to others, with potentials that differ from state to state."""
+    hub, leaf = rg.Variable("hub", of_hub), rg.VariableArray("leaf", (leaves,), states)
     return rg.FactorGraph(
         [
             rg.Factor((hub,), rg.Table(draw(of_hub, seed=1))),
-            rg.FactorBlock((leaves, hub), rg.Table(draw(2, states, of_hub))),
+            rg.FactorBlock((leaf, hub), rg.Table(draw(leaves, states, of_hub))),
         ]
     )
 
@@ -37,7 +37,7 @@ class Recorded(Selection):
         return Top(1).select(log_q, generator)
 
 
-@pytest.mark.parametrize("replicates", [1, 2, 3, 6, 16])
+@pytest.mark.parametrize("replicates", [1, 3, 4, 6, 16])
 def test_each_group_of_replicates_has_a_pilot_of_its_own(replicates):
     recorded = Recorded()
     pilot = Pilot(Uniform(), TopSystematic(0, 1))
@@ -46,15 +46,15 @@ def test_each_group_of_replicates_has_a_pilot_of_its_own(replicates):
     seen = [tuple(scores.flatten().tolist()) for scores in recorded.seen]
     sizes = [len(list(alike)) for _, alike in itertools.groupby(seen)]
     assert sum(sizes) == replicates
-    assert len(sizes) == len(set(seen)) == min(replicates, 4)
+    assert len(sizes) == len(set(seen)) == (4 if replicates >= 4 else 1)
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_z_is_unbiased_with_a_pilot_for_each_group():
     """Every draw of every group, given its pilot, by its probability: the mean of Z is Z."""
-    graph, recorded = star(), Recorded()
+    graph, recorded = star(leaves=1), Recorded()
     pilot = Pilot(Uniform(), TopSystematic(0, 1))
-    rg.infer(graph, estimator=rg.Randomized(pilot, recorded, replicates=2), generator=seeded())
+    rg.infer(graph, estimator=rg.Randomized(pilot, recorded, replicates=4), generator=seeded())
     supports, chances = [], []
     for scores in recorded.seen:
         rows = [outcomes(TopSystematic(1, 1), row) for row in scores.flatten(0, -2)]
@@ -195,16 +195,16 @@ def test_the_mass_around_configurations_bounds_log_z(model, monkeypatch):
 
 def test_sums_over_the_leaves_of_a_star_are_all_of_z(monkeypatch):
     """Each state of the hub begins a configuration, and the leaves are summed over given it."""
-    graph = star(200, 21)
+    graph = star(200, 15)
     exact = rg.infer(graph).log_partition
-    assert_close(bounded(graph, monkeypatch, tail=5), exact)
+    assert_close(bounded(graph, monkeypatch, tail=4), exact)
 
 
 def test_configurations_find_states_that_no_replicate_keeps_together(monkeypatch):
-    """Four of 200 states are kept of each step: 32 modes are found, of which hardly any is kept."""
+    """Four of 200 states are kept of each step: 16 modes are found, of which hardly any is kept."""
     chain = rg.Chain(torch.zeros(6, 200, dtype=torch.float64), diagonal(200))
     for model in (chain, chain.factor_graph()):
-        assert bool(bounded(model, monkeypatch, tail=3) >= math.log(32.0) - 1e-9)
+        assert bool(bounded(model, monkeypatch, tail=3) >= math.log(16.0) - 1e-9)
     estimator = rg.Randomized(Uniform(), TopSystematic(1, 3), replicates=16)
     assert not rg.infer(chain, estimator=estimator, generator=seeded()).status.converged
 
