@@ -205,6 +205,15 @@ _MASKED, _UNMASKED = bytes.maketrans(_QUOTABLE, _MASKS), bytes.maketrans(_MASKS,
 _BLANKED = bytes(byte if byte == ord("\n") else ord(" ") for byte in range(256))
 
 
+def _open_comment(comments: Bytes) -> int:
+    """Where the last of some comments begins, if it has no end; else -1."""
+    at = comments.rfind(b"/*")
+    if at < 0 or comments.find(b"*/", at + 2) >= 0:
+        return -1
+    before = max(comments.rfind(b"\n", 0, at), comments.rfind(b"*/", 0, at))
+    return at if comments.find(b"//", before + 1, at) < 0 else -1
+
+
 @dataclass(frozen=True, eq=False)
 class BifText:
     """The UTF-8 text of a BIF file without comments; blanks and marks in quotes are masked."""
@@ -222,6 +231,9 @@ class BifText:
             return BifText(data, source)
         data = data if isinstance(data, bytearray) else bytearray(data)
         for match in _HIDDEN.finditer(data):
+            if match.end() == len(data) and (opened := _open_comment(match[0])) >= 0:
+                line = data.count(b"\n", 0, match.start() + opened) + 1
+                fail(source, f"line {line}: expected */ after /*, got the end of the file.")
             table = _MASKED if match[0].startswith(b'"') else _BLANKED
             data[match.start() : match.end()] = match[0].translate(table)
         return BifText(data, source)
