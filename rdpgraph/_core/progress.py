@@ -104,7 +104,7 @@ def report_quiet_work() -> bool:
 def goes_on(progress: Callable[[Any], object] | None, step: object) -> bool:
     """Report a step; False where the callback raises StopIteration to end the work."""
     if not (progress is None or callable(progress)):
-        raise ModelError(f"progress is a function of a step, or None; got {progress!r:.80}.")
+        raise ModelError(f"progress needs a function of a step, or None; got {progress!r:.80}.")
     if progress is not None:
         try:
             progress(step)

@@ -86,7 +86,8 @@ class Pieces:
         loops = pairs[pairs[:, 0] == pairs[:, 1]]
         if len(loops):
             raise ModelError(
-                f"An edge ties two positions; got one from position {int(loops[0, 0])} to itself."
+                "An edge must tie two different positions; got one from position "
+                f"{int(loops[0, 0])} to itself."
             )
         alone = labels.inside()
         alone[rows.unsqueeze(1), pairs] = False

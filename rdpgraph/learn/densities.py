@@ -81,7 +81,9 @@ class Density(Emission):
         }
         object.__setattr__(self, "parameters", tables)
         if unknown := {*self.fixed} - {*tables}:
-            raise ModelError(f"Density fixes {min(unknown)!r}, which is none of {[*tables]}.")
+            raise ModelError(
+                f"Density cannot keep {min(unknown)!r} fixed, which is none of {[*tables]}."
+            )
         if any(table.requires_grad for table in tables.values()):
             return  # a step of `climbed` may leave the domain
         try:
@@ -134,8 +136,8 @@ class Density(Emission):
                 expanded = table.expand(*lead, *table.shape[table.ndim - dims :])
             except RuntimeError:
                 raise ModelError(
-                    f"Density's {name} broadcasts to {lead}, by states and columns, with {dims} "
-                    f"dims of events; got {tuple(table.shape)}."
+                    f"Density's {name} must broadcast to {lead}, by states and columns, with "
+                    f"{dims} dims of events; got {tuple(table.shape)}."
                 ) from None
             tables[name] = expanded.to(like).clone()
         return replace(self, parameters=tables, states=states)
@@ -283,9 +285,9 @@ class Density(Emission):
             inside = {**self.parameters, name: torch.where(ends, table + step, table)}
             if bool((gains(replace(self, parameters=inside)) > gains(self)).any()):
                 raise ModelError(
-                    f"{self.name} starts from {name} of {float(table[ends][0]):g}, an end of its "
-                    "range that it cannot leave and the data contradicts. Start from other numbers,"
-                    f" or leave it as it is: fixed=[{name!r}]."
+                    f"{self.name} starts from {name} of {float(table[ends][0]):g}. This is an end "
+                    "of its range, which a fit cannot leave, and the data contradicts it. Start "
+                    f"from another number, or keep it: fixed=[{name!r}]."
                 )
 
     def _refuse_ends_of_support(self, observed: Tensor, weights: Tensor, places: Tensor) -> None:
@@ -303,9 +305,10 @@ class Density(Emission):
             if len(wrong):
                 row, *column = wrong[0].tolist()
                 raise ModelError(
-                    f"{self.name} has no maximum with {_shown(observed, row, *column)} in "
-                    f"{_place(int(places[row]), *column)}: at this end of its support the density "
-                    "is zero or infinite. Mark such values as missing (NaN), or move them inside."
+                    f"The likelihood of {self.name} has no maximum: "
+                    f"{_place(int(places[row]), *column)} is {_shown(observed, row, *column)}, an "
+                    "end of the support where the density is zero or infinite. Mark such values as "
+                    "missing (NaN), or move them inside."
                 )
 
     def _refuse_collapse(self, observed: Tensor, weights: Tensor, places: Tensor) -> None:
@@ -323,9 +326,9 @@ class Density(Emission):
         if len(wrong):
             row, state, *column = wrong[0].tolist()
             raise ModelError(
-                f"{self.name} has no maximum: that of state {state} narrows to the value of "
-                f"{_place(int(places[row]), *column)}, and the likelihood grows without end. Fix a "
-                "parameter, or take fewer states."
+                f"The likelihood of {self.name} has no maximum: the density of state {state} "
+                f"narrows to the value of {_place(int(places[row]), *column)}. Fix a parameter, or "
+                "take fewer states."
             )
 
     @property

@@ -137,11 +137,13 @@ class EM:
         for name, parameter in given.items():
             if not isinstance(parameter, Parameter):
                 raise ModelError(
-                    f"Parameter {name!r} of EM is Probabilities or another Parameter; got "
+                    f"Parameter {name!r} of EM must be Probabilities or another Parameter; got "
                     f"{type(parameter).__name__}."
                 )
         if unknown := {*self.fixed} - {*given}:
-            raise ModelError(f"EM fixes {min(unknown)!r}, which is none of {', '.join(given)}.")
+            raise ModelError(
+                f"EM cannot keep {min(unknown)!r} fixed, which is none of {', '.join(given)}."
+            )
 
     @torch.inference_mode(mode=False)
     @typed()

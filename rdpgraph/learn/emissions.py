@@ -416,9 +416,9 @@ def settle(emission: Emission, *names: str) -> None:
     for name in emission.fixed:
         kind, own = type(emission).__name__, ", ".join(emission.tables)
         if name not in emission.tables:
-            raise ModelError(f"{kind} fixes {name!r}, which is none of {own}.")
+            raise ModelError(f"{kind} cannot keep {name!r} fixed, which is none of {own}.")
         if getattr(emission, name) is None:
-            raise ModelError(f"{kind} fixes {name}, and has no table of it: give {name}.")
+            raise ModelError(f"{kind} cannot keep {name} fixed without a table: give {name}.")
 
 
 def check_prior(emission: Emission, name: str, least: float = 0.0) -> None:
@@ -428,7 +428,7 @@ def check_prior(emission: Emission, name: str, least: float = 0.0) -> None:
     if not bool((given.isfinite() & (given >= least)).all()):
         bound = "" if least == -math.inf else f", at least {least:g}"
         raise ModelError(
-            f"{type(emission).__name__} needs {name} of finite numbers{bound}; got {given!r:.80}."
+            f"{type(emission).__name__} needs finite numbers{bound}, as {name}; got {given!r:.80}."
         )
 
 
@@ -436,7 +436,8 @@ def check_columns(emission: Emission, observed: Tensor, count: int) -> None:
     """Refuse data of another number of columns."""
     if observed.shape[1] != count:
         raise EvidenceError(
-            f"{type(emission).__name__} is of {count} columns; the data has {observed.shape[1]}."
+            f"{type(emission).__name__} has parameters for {count} columns; the data has "
+            f"{observed.shape[1]}."
         )
 
 
@@ -456,6 +457,6 @@ def check_mass(emission: Emission, weights: Tensor, remedy: str) -> None:
     lost = (weights <= 0).nonzero().flatten()
     if len(lost):
         raise ModelError(
-            f"{type(emission).__name__} has lost all mass in state {int(lost[0])}: no step, or "
-            f"no value of a column, is in it. Set {remedy}, or take fewer states."
+            f"State {int(lost[0])} of {type(emission).__name__} has lost all mass: no step, or no "
+            f"value of a column, is assigned to it. Set {remedy}, or take fewer states."
         )

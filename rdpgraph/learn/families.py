@@ -130,11 +130,12 @@ def distinct_rows(data: Any, domain: Domain, weights: Any = None) -> Distinct:
     weights = present("Weights", weights)
     given = None if weights is None else np.asarray(weights, np.float64)
     if given is not None and given.shape != (count,):
-        raise ModelError(f"Weights are {count} numbers of at least 0; got shape {given.shape}.")
+        raise ModelError(f"Weights must be {count} numbers of at least 0; got shape {given.shape}.")
     wrong = [] if given is None else np.flatnonzero(~((given >= 0) & (given < math.inf)))
     if given is not None and len(wrong):
         raise ModelError(
-            f"Weights are finite numbers of at least 0; got {given[wrong[0]]:g} in row {wrong[0]}."
+            f"Weights must be finite numbers of at least 0; got {given[wrong[0]]:g} in row "
+            f"{wrong[0]}."
         )
     if given is not None and not given.sum() > 0:
         raise ModelError("Weights of rows are all zero; there is nothing to fit.")
@@ -156,7 +157,7 @@ def columns(data: Any) -> dict[Any, Any]:
         require_one_index(data.values())
         return {name: _unmasked(column) for name, column in data.items()}
     raise EvidenceError(
-        "Data is a DataFrame of pandas, or a mapping from variables to columns; got "
+        "Data must be a DataFrame of pandas, or a mapping from variables to columns; got "
         f"{type(data).__name__}."
     )
 

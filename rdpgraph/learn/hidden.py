@@ -139,12 +139,16 @@ class HiddenStates(Arguments, ABC):
         for name in self.fixed:
             if name not in self._names:
                 raise ModelError(
-                    f"{model} fixes {name!r}, which is none of {', '.join(self._names)}; tables of "
-                    f"the emission are fixed by its own fixed=[{name!r}]."
+                    f"{model} cannot keep {name!r} fixed, which is none of "
+                    f"{', '.join(self._names)}; tables of the emission are fixed by its own "
+                    f"fixed=[{name!r}]."
                 )
             drawn = name == "transition" and self._of_rank and self.transition is None
             if drawn or (name == "emission" and not self.emission.given):
-                raise ModelError(f"{model} fixes its {name}, and has no tables of it: give them.")
+                raise ModelError(
+                    f"{model} cannot keep its {name} fixed, because it has no tables of it: give "
+                    "them."
+                )
             result += [each for each in self._names[name] if each in tables or each == "emission"]
         return result
 
@@ -164,8 +168,8 @@ class HiddenStates(Arguments, ABC):
                 step = int(dead[0])
                 row, got = int(rows["places"][place, 0]) + step, rows["observed"][place, step]
                 cause = (
-                    f"no state gives {got.tolist()} in row {row}. Check it, or give other starting "
-                    "parameters"
+                    f"no state can give {got.tolist()} in row {row}. Check it, or give other "
+                    "starting parameters"
                 )
             raise ImpossibleEvidenceError(
                 f"{type(self).__name__} gives sequence {numbers[place]} probability zero at the "

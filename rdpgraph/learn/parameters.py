@@ -129,23 +129,24 @@ class Probabilities(Parameter):
         dims = self._dims
         if not all(is_whole(dim, -values.ndim) and dim < values.ndim for dim in dims):
             raise ModelError(
-                f"Probabilities are normalised over dims of their table, which has {values.ndim}; "
-                f"got {self.over!r}."
+                "Probabilities can be normalised over dims of their table only, which has "
+                f"{values.ndim}; got {self.over!r}."
             )
         if not (isinstance(self.prior, Tensor) or is_real(self.prior)):
-            raise ModelError(f"A prior is a number of pseudo-counts; got {self.prior!r:.80}.")
+            raise ModelError(f"A prior must be a number of pseudo-counts; got {self.prior!r:.80}.")
         for name, given in (("prior", self.prior), ("fixed", self.fixed)):
             try:
                 torch.as_tensor(given, device=values.device).expand(values.shape)
             except RuntimeError:
                 raise ModelError(
-                    f"A {name} broadcasts to the shape of its table, {tuple(values.shape)}; got "
-                    f"{tuple(torch.as_tensor(given).shape)}."
+                    f"A {name} must broadcast to the shape of its table, {tuple(values.shape)}; "
+                    f"got {tuple(torch.as_tensor(given).shape)}."
                 ) from None
         prior = torch.as_tensor(self.prior)
         if not bool(((prior >= 0) & (prior < torch.inf)).all()):
             raise ModelError(
-                f"A prior is finite and at least 0 pseudo-counts; got {self.prior!r:.80}."
+                "A prior must be a finite number of pseudo-counts, at least 0; got "
+                f"{self.prior!r:.80}."
             )
         sums = values.detach().exp().sum(dims)
         off = ~((sums - 1).abs() <= _TOLERANCE) & (sums != 0)
@@ -317,7 +318,7 @@ def tensors_of(rows: Rows) -> list[Tensor]:
     if isinstance(rows, dict):
         return [tensor for part in rows.values() for tensor in tensors_of(part)]
     raise ModelError(
-        "Data to fit are tensors with a leading dim of rows, in tuples and dictionaries, or an "
+        "Data to fit must be tensors with a leading dim of rows, in tuples and dictionaries, or an "
         f"iterable of such batches; got {type(rows).__name__}."
     )
 
@@ -347,7 +348,7 @@ def _check_weights(weights: Tensor) -> None:
     wrong = weights[~((weights >= 0) & (weights < torch.inf))]
     if len(wrong):
         raise ModelError(
-            f"Weights of rows are finite numbers of at least 0; got {float(wrong[0]):g}."
+            f"Weights of rows must be finite numbers of at least 0; got {float(wrong[0]):g}."
         )
     if not bool((weights > 0).any()):
         raise ModelError("Weights of rows are all zero; there is nothing to fit.")

@@ -46,7 +46,7 @@ def sequences_of(given: Any, lengths: Any = None) -> list[Tensor]:
     sizes = list(sizes) if isinstance(sizes, Iterable) else [sizes]
     if not all(is_whole(size) for size in sizes) or sum(sizes) != len(matrix):
         raise EvidenceError(
-            f"Lengths of sequences add up to the {len(matrix)} steps of X; got {sizes!r:.80}."
+            f"Lengths of sequences must add up to the {len(matrix)} steps of X; got {sizes!r:.80}."
         )
     return list(matrix.split(sizes))
 
@@ -65,12 +65,12 @@ def _matrix(given: Any) -> Tensor:
             matrix = torch.from_numpy(np.array(given, dtype=np.float64))  # None becomes NaN
     except (TypeError, ValueError, RuntimeError) as error:
         raise EvidenceError(
-            "Sequences are of numbers, (steps, columns), NaN or None where missing; several are a "
-            f"list of arrays, or come with lengths: {error}."
+            "Sequences need numbers in shape (steps, columns), NaN or None where one is missing. "
+            f"Give several as a list of arrays, or with lengths: {error}."
         ) from None
     matrix = matrix.unsqueeze(1) if matrix.ndim == 1 else matrix
     if matrix.ndim != 2 or not matrix.shape[1]:
-        raise EvidenceError(f"A sequence is (steps, columns); got {tuple(matrix.shape)}.")
+        raise EvidenceError(f"A sequence needs shape (steps, columns); got {tuple(matrix.shape)}.")
     if bool(matrix.isinf().any()):
         row = int(matrix.isinf().any(1).nonzero()[0])
         raise EvidenceError(f"Row {row} of X holds an infinity; NaN is a missing entry.")
@@ -123,7 +123,9 @@ def clusters(observed: Tensor, states: int, generator: torch.Generator) -> Tenso
     """
     known = observed[~observed.isnan().all(1)]
     if not len(known):
-        raise EvidenceError("Emissions are drawn from data; every entry of these is missing.")
+        raise EvidenceError(
+            "Starting emissions are drawn from the data, and all of its entries are missing."
+        )
     means = known.nanmean(0)
     scale = (known - means).square().nanmean(0).sqrt()
     scale = torch.where(scale > 0, scale, 1.0)

@@ -182,21 +182,21 @@ def refuse_cycle(parents: Mapping[str, Iterable[str]]) -> None:
     cycle = cycle_of(parents)
     if cycle is not None:
         shown = " - ".join(map(repr, cycle[:8]))
-        raise ModelError(f"A Bayesian network has no directed cycle; got {shown}.")
+        raise ModelError(f"A Bayesian network cannot have a directed cycle; got {shown}.")
 
 
 def _parts(item: object) -> Conditional:
     fits = isinstance(item, tuple | list) and len(item) == 3 and isinstance(item[0], Variable)
     if not fits:
         raise ModelError(
-            "A Bayesian network is given by (variable, parents, probabilities) for each variable; "
+            "A Bayesian network needs (variable, parents, probabilities) for each variable; "
             f"got {item!r:.80}."
         )
     child, parents, values = item  # pyright: ignore[reportGeneralTypeIssues]
     several = isinstance(parents, tuple | list)
     if not several or not all(isinstance(parent, Variable) for parent in parents):
         raise ModelError(
-            f"The parents of {child.name!r} are a tuple of Variables, () if it has none; got "
+            f"The parents of {child.name!r} must be a tuple of Variables, () for none; got "
             f"{parents!r:.80}."
         )
     return child, tuple(parents), values

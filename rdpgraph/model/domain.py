@@ -136,7 +136,7 @@ class Domain:
         if not isinstance(item, str | Variable | VariableArray):
             several = "; joint takes a list of them" if isinstance(item, list | tuple) else ""
             raise ModelError(
-                f"A variable is given by its name or as a Variable{several}; got {item!r:.80}."
+                f"A variable must be given by its name or as a Variable{several}; got {item!r:.80}."
             )
         name = item if isinstance(item, str) else item.name
         given = item.base if isinstance(item, VariableArray) else item

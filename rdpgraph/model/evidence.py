@@ -138,8 +138,8 @@ def _states_given(given: Any, domain: Domain, *, ignore_unknown: bool) -> Tensor
         given, rows = _columns(given, domain), len(given)
     if not isinstance(given, Mapping):
         raise EvidenceError(
-            "Evidence is a mapping from variables to states, a list of them, or a DataFrame or "
-            f"Series of pandas; got {type(given).__name__}."
+            "Evidence must be a mapping from variables to states, a list of such mappings, or a "
+            f"DataFrame or Series of pandas; got {type(given).__name__}."
         )
     if rows is None:
         require_one_index(given.values())
@@ -155,7 +155,7 @@ def _columns(rows: Sequence[Any], domain: Domain) -> dict[Any, list[Any]]:
     for place, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise EvidenceError(
-                f"A list of evidence has a mapping for each row; got {type(row).__name__}."
+                f"A list of evidence needs a mapping for each row; got {type(row).__name__}."
             )
         for item, value in row.items():
             _refuse_lone_gap(item, value, domain)
@@ -428,7 +428,7 @@ def checked_states(given: Any, domain: Domain) -> Tensor:
     whole = not (states.is_floating_point() or states.is_complex() or states.dtype == torch.bool)
     if not whole or states.shape[-1:] != (domain.count,):
         raise EvidenceError(
-            f"States by the numbers of the variables are integers (*lead, {domain.count}); got "
+            f"States of all variables must be integers of shape (*lead, {domain.count}); got "
             f"{tuple(states.shape)} of {states.dtype}."
         )
     states = states.long()

@@ -137,7 +137,7 @@ def listed(name: str, given: Any) -> tuple[Any, ...]:
     """A tuple of what a list of variables or factors holds."""
     several = hasattr(given, "__iter__") or hasattr(given, "__len__")  # as a `VariableArray` has
     if not several or isinstance(given, Tensor):
-        raise ModelError(f"{name} are a list or a tuple; got {type(given).__name__}.")
+        raise ModelError(f"{name} must be a list or a tuple; got {type(given).__name__}.")
     return tuple(given)
 
 
@@ -145,7 +145,7 @@ def _checked_variable(variable: object) -> Variable:
     if not isinstance(variable, Variable):
         kind = type(variable).__name__
         hint = "; use FactorBlock for arrays" if isinstance(variable, VariableArray) else ""
-        raise ModelError(f"A Factor's scope is a tuple of Variables; got {kind}{hint}.")
+        raise ModelError(f"A Factor's scope must be a tuple of Variables; got {kind}{hint}.")
     return variable
 
 

@@ -61,7 +61,7 @@ def _require_equal(indexes: list[Any]) -> None:
     for other in indexes[1:]:
         if len(other) == len(indexes[0]) and not other.equals(indexes[0]):
             raise EvidenceError(
-                "Rows of evidence have the same index throughout, as they are taken in order; got "
+                "Columns of evidence need one index, because their rows are taken in order; got "
                 f"{list(indexes[0][:3])!r:.60} and {list(other[:3])!r:.60}: join the columns in "
                 "one DataFrame, or give them as arrays."
             )

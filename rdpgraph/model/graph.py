@@ -93,7 +93,8 @@ class FactorGraph(Opaque):
         for item in extra:
             if not isinstance(item, Variable | VariableArray):
                 raise ModelError(
-                    f"FactorGraph's variables are Variables and arrays; got {type(item).__name__}."
+                    "FactorGraph's variables must be Variables and arrays of them; got "
+                    f"{type(item).__name__}."
                 )
         domain = Domain.of([*extra, *items_in_order(items)])
         self._set(domain, blocks_of(items, domain), None)

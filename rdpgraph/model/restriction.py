@@ -245,7 +245,9 @@ def _by_entry(
         if tuple(domain.numbers(item).shape) != entry.shape:
             raise ModelError(f"A support is given for all of array {entry.name!r}, not for a part.")
         if not isinstance(cast(object, support), Support):
-            raise ModelError(f"The support of {entry.name!r} is a Support; got {support!r:.80}.")
+            raise ModelError(
+                f"The support of {entry.name!r} must be a Support; got {support!r:.80}."
+            )
         dims = support.states.shape[:-1]
         if (split := len(dims) - len(entry.shape)) < 0 or tuple(dims[split:]) != entry.shape:
             raise ModelError(

@@ -283,7 +283,7 @@ def _either(name: str, states: States, given: int, reading: str) -> EvidenceErro
 
 def _checked_states(name: str, states: States | Iterable[State]) -> States:
     if not isinstance(name, str) or not name:
-        raise ModelError(f"A variable's name is a non-empty string; got {name!r}.")
+        raise ModelError(f"A variable's name must be a non-empty string; got {name!r}.")
     count = None if isinstance(states, bool) else _whole(states)
     if count is not None:
         if count < 1:

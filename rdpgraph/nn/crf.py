@@ -102,15 +102,17 @@ def bioes_constraints(labels: Sequence[str]) -> Constraints:
 def _parts(labels: Sequence[str], letters: str) -> list[tuple[str, str]]:
     """Letters and kinds of labels; a letter alone has the empty kind."""
     if isinstance(labels, str) or not labels:
-        raise ModelError(f"{letters} labels are a list of one or more; got {labels!r:.80}.")
+        raise ModelError(f"{letters} labels must be a list of one or more; got {labels!r:.80}.")
     parts: list[tuple[str, str]] = []
     for label in labels:
         letter, hyphen, kind = str(label).partition("-")
         if letter not in tuple(letters) or bool(hyphen) != bool(kind) or (letter == "O" and kind):
             forms = ", ".join(f'"{one}-x"' for one in letters if one != "O")
-            raise ModelError(f'{letters} labels are "O" or {forms}, x a kind; got {label!r:.80}.')
+            raise ModelError(f'{letters} labels must be "O" or {forms}; got {label!r:.80}.')
         if (letter, kind) in parts:
-            raise ModelError(f"{letters} labels differ from each other; got {label!r:.80} twice.")
+            raise ModelError(
+                f"{letters} labels must differ from each other; got {label!r:.80} twice."
+            )
         parts.append((letter, kind))
     return parts
 

@@ -156,7 +156,8 @@ class MarkovField(nn.Module):
         longest = len(self.prior) - 1
         if bool((lengths > longest).any()):
             raise ModelError(
-                f"MarkovField has a prior of lengths up to {longest}; got {int(lengths.max())}."
+                f"MarkovField has a prior for lengths of up to {longest}; a sequence has "
+                f"{int(lengths.max())}."
             )
         return score - self.log_partitions(longest)[lengths] + self.prior[lengths]
 

@@ -34,7 +34,7 @@ def require_optimize(optimize: Optimize | None) -> None:
         get_path_fn(optimize)  # pyright: ignore[reportArgumentType]
     except (AttributeError, KeyError, TypeError):
         raise ModelError(
-            "Contraction's optimize is a name of opt_einsum, such as 'greedy', 'dp' or "
+            "Contraction's optimize must be a name of opt_einsum, such as 'greedy', 'dp' or "
             f"'random-greedy', or an optimizer of opt_einsum or cotengra; got {optimize!r:.80}."
         ) from None
 

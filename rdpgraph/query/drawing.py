@@ -299,7 +299,8 @@ def checked_suffix(target: str | Path) -> Path:
     target = Path(target)
     if target.suffix.lower() not in _PICTURES:
         raise FileFormatError(
-            f"{target}: a picture's name ends in {', '.join(_PICTURES)}; got {target.suffix!r}."
+            f"{target}: the name of a picture must end in {', '.join(_PICTURES)}; got "
+            f"{target.suffix!r}."
         )
     return target
 

@@ -219,7 +219,7 @@ class Recursion(Structure):
         if type(other) is not type(self) or other.unary.shape != self.unary.shape:
             shape = f" of {tuple(other.unary.shape)}" if isinstance(other, Structure) else ""
             raise ModelError(
-                f"{self.name} is compared with another of its shape, "
+                f"{self.name} can be compared only with another of its shape, "
                 f"{tuple(self.unary.shape)}; got {type(other).__name__}{shape}."
             )
         tapes = [each._laid_out(ranks=False, double=True) for each in (self, other)]

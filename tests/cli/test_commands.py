@@ -519,7 +519,7 @@ def forbidden(*_, **__):
         (["infer", "MODEL", "--output", "MODEL/x"], "Not a directory"),
         (["infer", "MODEL", "--output", "."], "Is a directory"),
         (["draw", "MODEL", "-o", "no/such/folder/x.png"], "No such file"),
-        (["draw", "MODEL", "-o", "x.txt"], "picture's name"),
+        (["draw", "MODEL", "-o", "x.txt"], "name of a picture"),
         (["convert", "MODEL", "x.txt"], ".uai or .bif"),
     ],
 )
@@ -579,7 +579,7 @@ def write(path, text):
         ),
         (["infer", ASIA, "--evidence", "nothing.evid"], "nothing.evid: No such file"),
         (["infer", ASIA, "--output", "no/such/folder/x", "--format", "uai"], "No such file"),
-        (["draw", ASIA, "-o", "picture.exe"], "picture's name ends in"),
+        (["draw", ASIA, "-o", "picture.exe"], "name of a picture must end in"),
         (["convert", ASIA, "model.docx"], "model.docx"),
     ],
 )

@@ -407,7 +407,7 @@ def test_a_state_without_mass_is_an_error_that_names_it(name: str) -> None:
         emission, observed, _ = example(name)
     counts = weights()
     counts[:, 1] = 0.0
-    with pytest.raises(ModelError, match="lost all mass in state 1"):
+    with pytest.raises(ModelError, match="State 1 of .* has lost all mass"):
         emission.maximised(statistics(emission, observed, counts))
 
 
@@ -436,7 +436,7 @@ def test_parameters_of_a_density_are_checked_whatever_the_setting_of_torch() -> 
         (lambda: learn.Density(Normal, {"loc": 0.0}), "do not fit its family"),
         (
             lambda: learn.Density(Normal, {"loc": 0.0, "scale": 1.0}, fixed=["df"]),
-            "fixes 'df', which is none of",
+            "cannot keep 'df' fixed, which is none of",
         ),
         (lambda: learn.Density(Normal, {"loc": 0.0, "scale": -1.0}), "do not fit its family"),
         (
@@ -457,11 +457,11 @@ def test_bad_arguments_are_told_in_a_line(make, match: str) -> None:
     [
         (learn.Categorical(2), [[0.0], [2.0]], "0 to 1 .*got 2"),
         (learn.Categorical(2), [[0.5]], "0 to 1 .*got 0.5"),
-        (learn.Categorical(2), [[0.0, 1.0]], "of 1 columns; the data has 2"),
+        (learn.Categorical(2), [[0.0, 1.0]], "parameters for 1 columns; the data has 2"),
         (learn.Poisson(), [[-2.0]], "got -2"),
         (learn.Bernoulli(), [[3.0]], "0 to 1 .*got 3"),
-        (learn.Gaussian(), [[NAN], [NAN]], "every entry of these is missing"),
-        (learn.Product([(learn.Poisson(), [0])]), [[1.0, 2.0]], "of 1 columns"),
+        (learn.Gaussian(), [[NAN], [NAN]], "all of its entries are missing"),
+        (learn.Product([(learn.Poisson(), [0])]), [[1.0, 2.0]], "parameters for 1 columns"),
     ],
 )
 def test_data_that_does_not_fit_is_told_in_a_line(emission, observed, match: str) -> None:

@@ -311,7 +311,7 @@ def test_manners_of_scikit_learn():
         ({}, {"snow": ["no"] * 60}, "Column 'snow' is no variable"),
         ({"states": {"rain": ("no", "maybe")}}, {}, "has no state 'yes'"),
         ({"structure": [("a", "rain")]}, {}, "'a' has no column and no states"),
-        ({"structure": [("rain", "wet"), ("wet", "rain")]}, {}, "no directed cycle"),
+        ({"structure": [("rain", "wet"), ("wet", "rain")]}, {}, "cannot have a directed cycle"),
         ({"structure": ["rain"]}, {}, "needs edges"),
         ({"fixed": ("rain",)}, {}, "is fixed and has no table"),
         ({"fixed": {"rain": [0.5, 0.4, 0.1]}}, {}, r"shape \(2,\)"),
@@ -322,7 +322,7 @@ def test_manners_of_scikit_learn():
         ({"prior": {"snow": 1.0}}, {}, "name 'snow', which is no variable"),
         ({"noisy": ("snow",)}, {}, "name 'snow', which is no variable"),
         ({"noisy": ("wet",), "fixed": {"wet": [0.5, 0.5]}}, {}, r"shape \(3, 2\)"),
-        ({"prior": -1.0}, {}, "at least 0 pseudo-counts"),
+        ({"prior": -1.0}, {}, "finite number of pseudo-counts, at least 0"),
         ({"batch_size": 0}, {}, "batch_size as a whole number of at least 1"),
     ],
 )

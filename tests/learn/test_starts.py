@@ -243,14 +243,14 @@ def test_tables_of_emissions_are_fixed_by_name(emission, data) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: learn.Gaussian(fixed=["means"]), "fixes means, and has no table of it"),
-        (lambda: learn.Poisson([[1.0]], fixed=["means"]), "'means', which is none of rates"),
+        (lambda: learn.Gaussian(fixed=["means"]), "cannot keep means fixed without a table"),
+        (lambda: learn.Poisson([[1.0]], fixed=["means"]), "'means' fixed, which is none of rates"),
         (lambda: learn.HMM(1, learn.Gaussian(), fixed=["means"]), r"its own fixed=\['means'\]"),
         (lambda: learn.HMM(1, learn.Gaussian(), fixed=["emission"]), "has no tables of it"),
         (lambda: learn.HMM(1, learn.Gaussian(), fixed=["durations"]), "none of start, transition"),
         (
             lambda: learn.HMM(3, learn.Gaussian(), rank=2, fixed=["transition"]),
-            "fixes its transition, and has no tables",
+            "cannot keep its transition fixed, because it has no tables",
         ),
     ],
 )

@@ -140,7 +140,7 @@ def test_graphs_that_are_no_network_have_no_conditional_tables():
         ([(A, (), [[0.5, 0.5], [1.0, 1.0]])], "of 'a', in batch item 1, sum to 2"),
         ([(A, (), [0.5, 0.5]), (A, (), [0.5, 0.5])], "two conditional tables"),
         ([(B, (A,), ROWS)], "'a' is a parent of 'b' and has no table"),
-        ([(A, (C,), [[0.5] * 2] * 2), (C, (A,), [[0.5] * 2] * 2)], "no directed cycle"),
+        ([(A, (C,), [[0.5] * 2] * 2), (C, (A,), [[0.5] * 2] * 2)], "cannot have a directed cycle"),
         ([(B, (A,), [[0.5, 0.5]] * 3)], r"needs shape \(2, 3\)"),
         ([(A, (A,), [[0.5] * 2] * 2)], "twice"),
         ([rg.Factor((A,), rg.Table([0.0, 0.0]))], "variable, parents, probabilities"),

@@ -113,7 +113,7 @@ def test_rows_of_another_order_are_refused():
         lambda: rows.condition(pd.DataFrame({"lamp[0, 0]": second})),
         lambda: rg.learn.BayesianNetwork([("a", "b")]).fit({"a": first, "b": second}),
     ):
-        with pytest.raises(rg.errors.EvidenceError, match="the same index"):
+        with pytest.raises(rg.errors.EvidenceError, match="need one index"):
             ask()
 
 

@@ -235,7 +235,7 @@ def test_a_sign_after_a_backslash_is_a_word():
         (lambda: rg.nn.Pattern.one_of([[3]], 3), "words 0 to 2; got 3"),
         (
             lambda: rg.nn.Pattern.parse("a", 11 * "a") | rg.nn.Pattern.parse("a", LETTERS),
-            "one vocabulary; got those of 1 and 3 words",
+            "one vocabulary only; got those of 1 and 3 words",
         ),
     ],
 )

@@ -82,7 +82,7 @@ def test_with_a_prior_all_sequences_sum_to_one():
     for length in range(4):
         total = made.log_likelihood(every(length)).logsumexp(0)
         assert_close(total, prior[length])
-    with pytest.raises(ModelError, match="lengths up to 3; got 4"):
+    with pytest.raises(ModelError, match="lengths of up to 3; a sequence has 4"):
         made.log_likelihood(every(4))
 
 

@@ -223,7 +223,7 @@ def sets_of(
                 len(chosen) and not 0 <= int(chosen.amin()) <= int(chosen.amax()) < count
             ):
                 raise ModelError(
-                    f"{type(schedule).__name__}.sweep yields numbers of messages, (n,) int64 "
+                    f"{type(schedule).__name__}.sweep must yield numbers of messages, (n,) int64 "
                     f"from 0 to {count - 1}, or None for all; got {chosen!r:.80}."
                 )
             if not len(chosen):

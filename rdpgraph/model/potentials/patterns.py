@@ -290,7 +290,7 @@ class Pattern:
     def _alike(self, other: "Pattern") -> None:
         if self.vocabulary != other.vocabulary:
             raise ModelError(
-                "Patterns are joined over one vocabulary; got those of "
+                "Patterns can be joined over one vocabulary only; got those of "
                 f"{self.vocabulary} and {other.vocabulary} words."
             )
 

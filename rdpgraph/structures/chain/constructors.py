@@ -102,7 +102,7 @@ def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
     whole = states.dtype in _INTEGERS
     if not whole or tuple(states.shape[max(states.ndim - len(shape), 0) :]) != shape:
         raise EvidenceError(
-            f"A chain's sequences are integer states of shape (*lead, *{shape}); got "
+            f"A chain's sequences must be integer states of shape (*lead, *{shape}); got "
             f"{_shape(states)} of {states.dtype}."
         )
     lead = states.shape[: states.ndim - len(shape)]
@@ -155,7 +155,7 @@ def require_alike(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> N
     (unary, lengths), (unary_too, lengths_too) = one, other
     if unary.shape != unary_too.shape or not torch.equal(lengths, lengths_too):
         raise ModelError(
-            "Chains are compared if their shapes and lengths agree; got "
+            "Chains can be compared only if their shapes and lengths agree; got "
             f"{tuple(unary.shape)} and {tuple(unary_too.shape)}, lengths "
             f"{lengths.tolist()} and {lengths_too.tolist()}."
         )

@@ -238,7 +238,9 @@ class Chain(Structure):
 
     def _compared(self, other: "Chain", *, divergence: bool) -> Tensor:
         if not isinstance(other, Chain):
-            raise ModelError(f"A chain is compared with a chain; got {type(other).__name__}.")
+            raise ModelError(
+                f"A chain can be compared with another chain only; got {type(other).__name__}."
+            )
         given, compared = self._given(), other._given()
         if not moments.alike(given, compared):
             given, theirs = self._parts(), other._parts()

@@ -165,14 +165,15 @@ class Dependencies(Structure):
         """Require trees that these can be compared with."""
         if not isinstance(other, Dependencies):
             raise ModelError(
-                f"Dependency trees are compared with others; got {type(other).__name__}."
+                "Dependency trees can be compared with dependency trees only; got "
+                f"{type(other).__name__}."
             )
         alike = type(self) is type(other) and self.multiroot == other.multiroot
         lengths = self._parts()[1], other._parts()[1]
         if not alike or self.unary.shape != other.unary.shape or not torch.equal(*lengths):
             raise ModelError(
-                "Dependency trees are compared if their kind, multiroot, shapes and lengths agree; "
-                f"got {type(self).__name__} {tuple(self.unary.shape)} and "
+                "Dependency trees can be compared only if their kind, multiroot, shapes and "
+                f"lengths agree; got {type(self).__name__} {tuple(self.unary.shape)} and "
                 f"{type(other).__name__} {tuple(other.unary.shape)}."
             )
 

@@ -224,7 +224,7 @@ class Derivations(Recursion):
             and torch.equal(self.heads, other.heads)
             and torch.equal(self.tails, other.tails)
         ):
-            raise ModelError("Derivations are compared if their hypergraphs are the same.")
+            raise ModelError("Derivations can be compared only if their hypergraphs are the same.")
         return super()._compared(other, divergence=divergence)
 
     def sites(self) -> Sites | None:

@@ -207,7 +207,7 @@ class Hypertree(HypertreeFields):
         lengths = self.flat_lengths, other.flat_lengths
         if self.preterminals != other.preterminals or not torch.equal(*lengths):
             raise ModelError(
-                "Hypertrees are compared if their preterminals and lengths agree; got "
+                "Hypertrees can be compared only if their preterminals and lengths agree; got "
                 f"{self.preterminals} and {other.preterminals}, lengths {lengths[0].tolist()} and "
                 f"{lengths[1].tolist()}."
             )
