@@ -407,7 +407,7 @@ def test_a_state_without_mass_is_an_error_that_names_it(name: str) -> None:
         emission, observed, _ = example(name)
     counts = weights()
     counts[:, 1] = 0.0
-    with pytest.raises(ModelError, match="State 1 of .* has lost all mass"):
+    with pytest.raises(ModelError, match=r"State 1 of .* has lost all mass"):
         emission.maximised(statistics(emission, observed, counts))
 
 
