@@ -12,7 +12,7 @@ import ctypes
 import functools
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -96,6 +96,7 @@ class Plan:
         """Lower a program; UnloweredError where the executor lacks a stage for it."""
         self.program, self.lowered = program, lower(program)
         self._known: dict[tuple[object, ...], Records] = {}
+        self._goals: dict[tuple[int, int], tuple[Goal, ...]] = {}
 
     def records(self, sizes: Mapping[str, int], strides: Sequence[int]) -> Records:
         """The records at some sizes, for inputs whose items are so many numbers apart."""
@@ -109,6 +110,7 @@ class Plan:
                 size, levels = size + count, levels + rows
             if len(self._known) >= _PLANS:
                 self._known.clear()
+                self._goals.clear()
             known = self._known[key] = Records(numbers, size, levels, at, level)
         return known
 
@@ -129,39 +131,56 @@ class Plan:
             )
         return found
 
-    def goal(
+    def goals(
+        self, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int], records: Records,
+        items: int,
+    ) -> tuple["Goal", ...]:  # fmt: skip
+        """Where the goals of each item are; kept where they are the same for all items."""
+        if any(isinstance(each, Tensor) for each in lengths.values()):
+            return tuple(
+                self._goal(goal, lengths, sizes, records, items) for goal in self.program.goals
+            )
+        key = id(records), items
+        if key not in self._goals:
+            if len(self._goals) >= _PLANS:
+                self._goals.clear()
+            made = (self._goal(goal, lengths, sizes, records, items) for goal in self.program.goals)
+            self._goals[key] = tuple(made)
+        return self._goals[key]
+
+    def _goal(
         self, goal: Read, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
-        records: Records,
+        records: Records, items: int,
     ) -> "Goal":  # fmt: skip
         """Where a goal's cell of each item is."""
         place, values = self.lowered.places[goal.array], {**sizes, **lengths}
         table = place.table
+        ends = {a: size.evaluate(sizes) for a, size in zip(table.axes, table.sizes, strict=True)}
         point: dict[str, Any] = {}
-        inside, before, some_end = (
-            torch.ones((), dtype=torch.bool),
-            torch.ones((), dtype=torch.bool),
-            False,
-        )
-        for axis, at, size in zip(table.axes, goal.index, table.sizes, strict=True):
+        inside, before = torch.ones(items, dtype=torch.bool), torch.ones(items, dtype=torch.bool)
+        for axis, at in zip(table.axes, goal.index, strict=True):
             assert isinstance(at, Affine)
-            index, end = torch.as_tensor(_number(at, values)), size.evaluate(sizes)
-            inside = inside & (index >= 0) & (index < end)
+            index = torch.as_tensor(_number(at, values))
+            inside &= (index >= 0) & (index < ends[axis])
             if at.names:
-                before, some_end = before & (index < 0), True
-            point[axis] = index.clamp(0, end - 1)
-        before = before if some_end else torch.zeros((), dtype=torch.bool)
+                before &= index < 0
+            point[axis] = index.clamp(0, ends[axis] - 1)
+        if not any(isinstance(at, Affine) and at.names for at in goal.index):
+            before.zero_()
         for form in table.domain:
-            inside = inside & (torch.as_tensor(_number(form, {**sizes, **point})) >= 0)
+            inside &= torch.as_tensor(_number(form, {**sizes, **point})) >= 0
+        # The strides are those of tables: [step][places][label], and levels [step][rows].
         step = torch.as_tensor(_number(table.order, {**sizes, **point}))
-        ends = dict(zip(table.axes, table.sizes, strict=True))
         cell = row = step if place.solved else torch.zeros((), dtype=torch.int64)
         for axis in place.axes:
-            cell = cell * ends[axis].evaluate(sizes) + point[axis]
+            cell = cell * ends[axis] + point[axis]
         for axis in place.axes if place.label else place.axes[:-1]:
-            row = row * ends[axis].evaluate(sizes) + point[axis]
+            row = row * ends[axis] + point[axis]
+        item = torch.arange(items)
         return Goal(
-            records.at[goal.array] + cell, records.level[goal.array] + row,
-            torch.where(inside, step, -1), inside, before,
+            item * records.size + records.at[goal.array] + cell,
+            item * records.levels + records.level[goal.array] + row,
+            torch.where(inside, step, -1), inside, before, bool((inside & ~before).all()),
         )  # fmt: skip
 
 
@@ -174,20 +193,39 @@ def _number(form: Affine, values: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """Where a goal is: one place for all items, or (items,) of them.
+    """Where a goal is, for each item.
 
     Attributes:
-        cell, row: the places of its number and its level.
-        step: the step that computes it; -1: none does.
-        inside: whether it is a cell of its table.
-        before: whether it is before the first cell, and so 1.
+        cells, rows: (items,) the places of its number among all values, and of its level.
+        steps: (items,) the step that computes it; -1: none does.
+        inside: (items,) whether it is a cell of its table.
+        before: (items,) whether it is before the first cell, and so 1.
+        plain: whether all are inside, and none is before.
     """
 
-    cell: Tensor
-    row: Tensor
-    step: Tensor
+    cells: Tensor
+    rows: Tensor
+    steps: Tensor
     inside: Tensor
     before: Tensor
+    plain: bool
+
+    def value(self, run: "_Run") -> Tensor:
+        """(items,) the logs, in float64."""
+        logs = run.values.view(-1)[self.cells] + run.levels.view(-1)[self.rows]
+        if self.plain:
+            return logs
+        return torch.where(self.before, 0.0, torch.where(self.inside, logs, -torch.inf))
+
+    def cell_values(self, values: Tensor, possible: Tensor) -> Tensor:
+        """(items,) what some values like those of tables have at the goals, 0 for those of none."""
+        reached = possible if self.plain else possible & self.inside & ~self.before
+        return torch.where(reached, values.view(-1)[self.cells], 0.0)
+
+    def add_to(self, values: Tensor, above: Tensor, possible: Tensor) -> None:
+        """Add something to some values like those of tables, for each goal that is a cell."""
+        reached = possible if self.plain else possible & self.inside & ~self.before
+        values.view(-1).index_add_(0, self.cells, torch.where(reached, above.to(values), 0.0))
 
 
 @functools.lru_cache(maxsize=256)
@@ -268,6 +306,11 @@ class Upward:
     value: Tensor
 
     @property
+    def records(self) -> Records:
+        """The program at the sizes of the inputs."""
+        return self.lease.run.records
+
+    @property
     def possible(self) -> Tensor:
         """(items,) whether a goal is a cell, so that gradients go into it."""
         return self.value > -torch.inf
@@ -294,8 +337,8 @@ def run_up(
     key = (id(plan), id(records), items, dtype, best)
     lease = _Lease(key, dtype, items, records)
     run = lease.run
-    goals = tuple(plan.goal(goal, lengths, sizes, records) for goal in program.goals)
-    steps = torch.stack([goal.step.expand(items) for goal in goals]).contiguous()
+    goals = plan.goals(lengths, sizes, records, items)
+    steps = goals[0].steps if len(goals) == 1 else torch.stack([goal.steps for goal in goals])
     data = _pointers([run.values, *inputs])
     counts = array("q", [x.numel() if x.is_floating_point() else 0 for x in inputs])
     # The state keeps what it was given, so that stays alive with it.
@@ -306,12 +349,9 @@ def run_up(
     )  # fmt: skip
     if _function("unsound", dtype)(run.handle):
         raise ModelError(f"{program.name} needs log-values; an input has a NaN.")
-    value = torch.zeros(items, dtype=torch.float64)
-    item = torch.arange(items)
-    for goal in goals:
-        found = run.values[item, goal.cell.expand(items)] + run.levels[item, goal.row.expand(items)]
-        found = torch.where(goal.inside, found, -torch.inf)
-        value = value + torch.where(goal.before, 0.0, found)
+    value = goals[0].value(run)
+    for goal in goals[1:]:
+        value = value + goal.value(run)
     return Upward(plan, lease, inputs, goals, value.to(dtype))
 
 
@@ -329,13 +369,11 @@ def run_down(up: Upward, above: Tensor, wanted: Sequence[bool]) -> list[Tensor |
         wanted: of which inputs.
     """
     run = up.lease.run
-    items, item = len(up.value), torch.arange(len(up.value))
     if run.below is None:
         run.below = torch.empty_like(run.values)
-    below = run.below.zero_()
+    below, possible = run.below.zero_(), up.possible
     for goal in up.goals:
-        flows = goal.inside & ~goal.before & up.possible
-        below[item, goal.cell.expand(items)] += torch.where(flows, above.to(below), 0.0)
+        goal.add_to(below, above, possible)
     gradients = [
         torch.zeros_like(x) if use else None for x, use in zip(up.inputs, wanted, strict=True)
     ]
@@ -360,12 +398,9 @@ def mean_along(up: Upward, said: Sequence[Tensor | None]) -> Tensor:
     said = [None if x is None else x.contiguous() for x in said]
     data, moves = _pointers([run.values, *up.inputs]), _pointers([run.below, *said])
     _function("along", run.dtype)(run.handle, _address(data), _address(moves))
-    items, item = len(up.value), torch.arange(len(up.value))
-    mean = torch.zeros(items, dtype=run.dtype)
-    for goal in up.goals:
-        found = run.below[item, goal.cell.expand(items)]
-        mean = mean + torch.where(goal.inside & ~goal.before & up.possible, found, 0.0)
-    return mean
+    possible = up.possible
+    means = [goal.cell_values(run.below, possible) for goal in up.goals]
+    return torch.stack(means).sum(0)
 
 
 @torch.no_grad()
@@ -386,8 +421,9 @@ def derivations(up: Upward, count: int | None, generator: torch.Generator | None
     data = _pointers([run.values, *up.inputs])
     found: list[Tensor] = []
     for goal in up.goals:
-        flows = goal.inside & ~goal.before & up.possible
-        cells = torch.where(flows, goal.cell.expand(items), -1).contiguous()
+        reached = goal.inside & ~goal.before & up.possible
+        cells = goal.cells - torch.arange(items) * up.records.size
+        cells = torch.where(reached, cells, -1)
         room = 1 << 12
         while True:
             reads = torch.empty(room, 4, dtype=torch.int64)
@@ -412,7 +448,9 @@ class _LogPartition(torch.autograd.Function):
         *inputs: Tensor,
     ) -> Tensor:  # fmt: skip
         up = run_up(program, inputs, lengths, sizes, best=False)
-        ctx.up, ctx.call = up, (program, lengths, sizes)
+        # The node keeps no tensor that leads back to it: leases would wait for the collector.
+        ctx.up = replace(up, value=up.value.detach())
+        ctx.call = program, lengths, sizes
         ctx.save_for_backward(*inputs)
         return up.value
 

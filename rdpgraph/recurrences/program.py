@@ -174,6 +174,19 @@ class Program:
             sorted({name for one in self.inputs for dim in one.dims for name in dim.names})
         )
 
+    @cached_property
+    def lookups(self) -> tuple[tuple[Read, int, str], ...]:
+        """The indices that are data: (entry, number of the index, input of whole numbers)."""
+        return tuple(
+            dict.fromkeys(
+                (factor, k, at.array)
+                for rule in self.rules
+                for factor in rule.factors
+                for k, at in enumerate(factor.index)
+                if isinstance(at, Lookup)
+            )
+        )
+
     def __str__(self) -> str:
         given = ", ".join([*map(str, self.inputs), *(f"{n} <= {most}" for n, most in self.lengths)])
         lines = [f"{self.name}({given})", *(f"  table {table}" for table in self.tables)]

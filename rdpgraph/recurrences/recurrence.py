@@ -17,7 +17,7 @@ from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.inference import infer_program
 from rdpgraph.recurrences.interpreter import evaluate
 from rdpgraph.recurrences.parsing import is_size, parse
-from rdpgraph.recurrences.program import Array, Lookup, Program
+from rdpgraph.recurrences.program import Array, Program
 from rdpgraph.recurrences.semirings import Count, LogSum, Max, Semiring
 
 
@@ -233,20 +233,16 @@ class Recurrence:
 
     def _check_whole(self, program: Program) -> None:
         """Check that indices that are data are within what they index."""
-        for rule in program.rules:
-            for factor in rule.factors:
-                for k, at in enumerate(factor.index):
-                    if not isinstance(at, Lookup):
-                        continue
-                    array = program.by_name[factor.array]
-                    assert isinstance(array, Array)
-                    size, data = array.dims[k].evaluate(self._sizes), self.given[at.array]
-                    wrong = data[(data < 0) | (data >= size)]
-                    if len(wrong):
-                        raise ModelError(
-                            f"{type(self).__name__} needs {at.array} from 0 to {size - 1}, as an "
-                            f"index of {factor.array}; got {int(wrong[0])}: put 0 where it pads."
-                        )
+        for factor, k, name in program.lookups:
+            array, data = program.by_name[factor.array], self.given[name]
+            assert isinstance(array, Array)
+            size = array.dims[k].evaluate(self._sizes)
+            wrong = data[(data < 0) | (data >= size)]
+            if len(wrong):
+                raise ModelError(
+                    f"{type(self).__name__} needs {name} from 0 to {size - 1}, as an index of "
+                    f"{factor.array}; got {int(wrong[0])}: put 0 where it pads."
+                )
 
     def _lead(self, array: Array) -> tuple[int, ...]:
         shape = tuple(self.given[array.name].shape)
