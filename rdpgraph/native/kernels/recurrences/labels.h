@@ -53,7 +53,10 @@ void Run<Real>::over_down(const Stage& g, At s) {
       if (above == 0 || !(done > kNever<Real>) || !has(a, s, p)) continue;
       row(a, item, s, p, 0, g.depth, x.data(), &known);
       exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), g.depth);
-      for (int64_t k = 0; k < g.depth; ++k) x[k] *= above;
+      Real total = 0;  // 1, but for rounding
+#pragma omp simd reduction(+ : total)
+      for (int64_t k = 0; k < g.depth; ++k) total += x[k];
+      for (int64_t k = 0; k < g.depth; ++k) x[k] *= above / total;
       row_down(a, item, s, p, 0, g.depth, x.data());
     }
 }

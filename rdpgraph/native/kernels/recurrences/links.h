@@ -348,12 +348,21 @@ void Run<Real>::direct_down(const Stage& g, At s, Span span) {
       Real *own = grads[g.slot] ? grads[g.slot] + item * g.table_item : nullptr, *to = own;
       if (own && is_gathered(g)) scattered.assign(depth * n, Real(0)), to = scattered.data();
       else if (own) to += value(g.table, s, p, 0);
-      for (int64_t v = 0; v < n; ++v) h[v] = above[v] == 0 ? 0 : finite(done[v]);
+      // The share of each term in its column's sum; divided by what they add up to, as logs are rounded.
+      pairs.resize(std::max<int64_t>(pairs.size(), depth * n)), totals.assign(n, Real(0));
+      for (int64_t v = 0; v < n; ++v) h[v] = finite(done[v]);
+      for (int64_t k = 0; k < depth; ++k)
+        by_lanes<Real>(n, [&](int64_t v, auto left) {
+          const Lane<Real> share =
+              exp_of<Real>(load(from + k * hop + v, left) + (x[k] + more) - load(h.data() + v, left));
+          store(pairs.data() + k * n + v, share, left);
+          store(totals.data() + v, load(totals.data() + v, left) + share, left);
+        });
+      for (int64_t v = 0; v < n; ++v) h[v] = totals[v] > 0 ? above[v] / totals[v] : 0;
       for (int64_t k = 0; k < depth; ++k) {
         Lane<Real> total = {};
         by_lanes<Real>(n, [&](int64_t v, auto left) {
-          const Lane<Real> share = load(above + v, left) *
-              exp_of<Real>(load(from + k * hop + v, left) + (x[k] + more) - load(h.data() + v, left));
+          const Lane<Real> share = load(pairs.data() + k * n + v, left) * load(h.data() + v, left);
           total += share;
           if (to) store(to + k * hop + v, load(to + k * hop + v, left) + share, left);
         });
@@ -431,37 +440,38 @@ void Run<Real>::link_down(const Stage& g, At s) {
   aim(g, s, span);
   if (!g.fixed) return direct_down(g, s, span);
   const int64_t padded = panels_of(n, wide) * wide;
-  h.resize(kBlock * padded), pairs.resize(kBlock * hop);
+  h.resize(kBlock * padded), totals.resize(kBlock * padded), pairs.resize(kBlock * hop);
   const Alternative &left = alternatives[g.first], &right = alternatives[g.first + 1];
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
     for (int64_t first = 0; first < many * items; first += kBlock) {
       block<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
-      // Gradients over sums: those of products.
+      // With y = x W of a row, the gradient of log y_j in W_ij x_i is 1 / y_j. The products are taken
+      // again, not from their logs: the shares of a column then add up to 1, and no mass is lost or
+      // made over thousands of steps.
+      by_panels<false>(x.data(), rows.size(), depth, depth, own.ahead, n, totals.data(), padded);
       for (size_t r = 0; r < rows.size(); ++r) {
         const Row& one = rows[r];
         const Target& target = targets[one.p - span.low];
-        double level;
-        const Real *above = others_down(target, s, one.item, one.p), *done = linked(target, s, one.item, one.p, &level);
-        const Real more = Real(one.level + one.top - level);
+        const Real *above = others_down(target, s, one.item, one.p), *products = totals.data() + r * padded;
+        const Lane<Real> least = all(faint<Real>(depth)), ones = all(Real(1));
         Real* to = h.data() + r * padded;
-        const Real low = std::log(faint<Real>(depth));
-        Lane<Real> most = all(kNever<Real>);
+        Lane<Real> lost = {};
         by_lanes<Real>(n, [&](int64_t k, auto count) {
-          const Lane<Real> up = load(above + k, count);
-          const Lane<Real> value = load(own.peaks + k, count) + more - load(done + k, count);
-          const Lane<Real> kept = up == Real(0) ? all(kNever<Real>) : value;
-          most = kept > most ? kept : most;
-          store(to + k, exp_of<Real>(kept) * (up == Real(0) ? Lane<Real>{} : up), count);
+          const Lane<Real> up = load(above + k, count), sum = load(products + k, count);
+          lost += sum >= least ? Lane<Real>{} : up * up;
+          store(to + k, sum >= least ? up / (sum >= least ? sum : ones) : Lane<Real>{}, count);
         });
         bool is_faint = false;
-        for (int64_t j = 0; j < lanes<Real>(); ++j) is_faint |= most[j] > -low;
+        for (int64_t j = 0; j < lanes<Real>(); ++j) is_faint |= lost[j] != 0;
         // Products that underflow: the shares of all terms, in logs.
-        for (int64_t k = 0; is_faint && k < n; ++k)
-          if (above[k] != 0 && own.peaks[k] + more - done[k] > -low) {
-            if (done[k] > kNever<Real>) faint_down(g, s, one, own.logs, k, above[k], level + done[k]);
-            to[k] = 0;
-          }
+        if (is_faint) {
+          double level;
+          const Real* done = linked(target, s, one.item, one.p, &level);
+          for (int64_t k = 0; k < n; ++k)
+            if (above[k] != 0 && !(products[k] >= faint<Real>(depth)) && done[k] > kNever<Real>)
+              faint_down(g, s, one, own.logs, k, above[k], level + done[k]);
+        }
         if (grads[g.slot]) hold(g, one.item, x.data() + r * depth, to);
       }
       by_panels<false>(h.data(), rows.size(), padded, n, own.back, depth, pairs.data(), hop);

@@ -64,7 +64,7 @@ template <typename Real> struct Run {
   const int64_t* ends;      // (goals, batch) the step of each goal
   bool is_prepared = false;
   std::vector<std::vector<Real>> rooms;  // prepared tables by stage
-  std::vector<Real> x, y, z, w, e, h, t, pairs, sums, terms;
+  std::vector<Real> x, y, z, w, e, h, t, pairs, sums, terms, totals;
   std::vector<double> tops;
   Run(const int64_t* records, Real* const* data, double* levels, Real* const* grads, int64_t batch,
       const int64_t* ends)
@@ -175,6 +175,7 @@ template <typename Real> struct Run {
   }
   void product(const Stage& g, const Entry& one, int64_t item, Real more, Real* to) const;
   template <bool best> void sum_up(const Stage& g, At s);
+  void shares(const Stage& g, const Real* done, const Real* above, double known, int64_t item, int64_t count);
   void sum_down(const Stage& g, At s);
   static bool any_of(const Real* values, int64_t count) {
     bool any = false;

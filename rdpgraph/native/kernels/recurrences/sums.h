@@ -133,13 +133,38 @@ void Run<Real>::sum_up(const Stage& g, At s) {
   }
 }
 
+// The gradient of a sum in each of its entries, into rows of `terms`: the entry's share of what they add
+// up to, times that of the sum. Divided by the shares' own sum, as logs are rounded.
+template <typename Real>
+void Run<Real>::shares(const Stage& g, const Real* done, const Real* above, double known, int64_t item, int64_t count) {
+  terms.resize(std::max<int64_t>(terms.size(), int64_t(entries.size()) * count)), totals.assign(count, Real(0));
+  for (size_t k = 0; k < entries.size(); ++k) {
+    const Entry& one = entries[k];
+    Real *row = terms.data() + k * count, *sums = totals.data() + one.low;
+    product(g, one, item, Real(level_of(one, item) - known), row);
+    by_lanes<Real>(one.high - one.low + 1, [&](int64_t v, auto left) {
+      const Lane<Real> log = load(done + one.low + v, left);
+      const Lane<Real> share = exp_of<Real>(load(row + v, left) - (log > kNever<Real> ? log : Lane<Real>{}));
+      store(row + v, share, left);
+      store(sums + v, load(sums + v, left) + share, left);
+    });
+  }
+  for (int64_t v = 0; v < count; ++v) totals[v] = totals[v] > 0 ? above[v] / totals[v] : 0;
+  for (size_t k = 0; k < entries.size(); ++k) {
+    const Entry& one = entries[k];
+    Real *row = terms.data() + k * count, *scale = totals.data() + one.low;
+    by_lanes<Real>(one.high - one.low + 1, [&](int64_t v, auto left) {
+      store(row + v, load(row + v, left) * load(scale + v, left), left);
+    });
+  }
+}
+
 template <typename Real>
 void Run<Real>::sum_down(const Stage& g, At s) {
   const Span span = defined(g, s);
   if (span.high < span.low) return;
   const bool wide = g.labels > 0;
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
-  terms.resize(std::max<int64_t>(terms.size(), count));
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
     collect(g, s, p, count);
     if (link_of() >= 0) continue;
@@ -147,20 +172,10 @@ void Run<Real>::sum_down(const Stage& g, At s) {
       if (!is_needed(g, item, s)) continue;
       const Real *grad = out(g, grads[0], item, s, p), *done = out(g, data[0], item, s, p);
       if (!any_of(grad, count)) continue;
-      const double known = *out_level(g, item, s, p);
+      if (entries.size() > 1) shares(g, done, grad, *out_level(g, item, s, p), item, count);
       for (const Entry& one : entries) {
         const int64_t size = one.high - one.low + 1;
-        const Real* row = grad + one.low;
-        if (entries.size() > 1) {
-          row = terms.data();
-          product(g, one, item, Real(level_of(one, item) - known), terms.data());
-          const Real *above = grad + one.low, *value = done + one.low;
-          by_lanes<Real>(size, [&](int64_t k, auto left) {
-            const Lane<Real> v = load(value + k, left), x = load(row + k, left);
-            const Lane<Real> share = exp_of<Real>(x - (v > kNever<Real> ? v : Lane<Real>{}));
-            store(terms.data() + k, load(above + k, left) * share, left);
-          });
-        }
+        const Real* row = entries.size() > 1 ? terms.data() + (&one - entries.data()) * count : grad + one.low;
         for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
           if (!grads[f->f->slot]) continue;
           Real* to = grads[f->f->slot] + f->at + item * f->f->item;
