@@ -125,7 +125,9 @@ def mean_scores(
             log_z, aliases, weights, create_graph=True, materialize_grads=True, allow_unused=True
         )
         total = sum((part * score).sum() for part, score in zip(gradients, scores, strict=True))
-        (means,) = torch.autograd.grad(total, weights, create_graph=tracked)  # pyright: ignore
+        (means,) = torch.autograd.grad(
+            total, weights, create_graph=tracked, materialize_grads=True, allow_unused=True
+        )  # pyright: ignore
     means = torch.where(weights > 0, means, 0.0)
     return (log_z, means) if tracked else (log_z.detach(), means.detach())
 
