@@ -68,7 +68,7 @@ def infer(
     estimator: Estimator | None = None,
     generator: torch.Generator | None = None,
 ) -> Posterior | StructuredPosterior:
-    """The posterior of a model.
+    """Return the posterior of a model.
 
     Args:
         model: a `FactorGraph`, evidence included, or a `Structure`.
@@ -99,7 +99,8 @@ def infer(
     empty = not isinstance(model, Structure) and 0 in _checked(model).batch_shape
     if empty and not isinstance(scheduler, Loopy):
         raise ModelError(
-            "A FactorGraph with a batch dim of 0 has no item to answer; Loopy() takes it."
+            "A FactorGraph with a batch dim of 0 has no items to answer for; Loopy() returns empty "
+            "answers."
         )
 
     read = model.blocks if isinstance(model, FactorGraph) else model
@@ -137,7 +138,7 @@ def explain(
     estimator: Estimator | None = None,
     generator: torch.Generator | None = None,
 ) -> Plan:
-    """The plan for a model, without running it; print it.
+    """Return the plan for a model without running it; print it to read it.
 
     Reads the model's tables for hard zeros and searches for an order. `infer` of the same graph
     with an equal scheduler reuses both, unless a table was changed in between.

@@ -186,5 +186,5 @@ def test_a_step_of_training_is_one_graph(kind, masked):
     )
     if masked:
         mask = mask.logical_not()
-        with pytest.raises(rg.errors.ModelError, match="mask must be on at the first step"):
+        with pytest.raises(rg.errors.ModelError, match="mask must be True at the first step"):
             compiled(mask)

@@ -14,7 +14,7 @@ from rdpgraph._core.arguments import typed
 def show_progress(
     doing: str = "working", seconds: float | None = None
 ) -> Generator[Callable[[object], None]]:
-    """A line with the last step, its age, and the time left, on a terminal or in a notebook.
+    """Show the last step, its age and the time left in a line, on a terminal or in a notebook.
 
     The line is on standard error, and gone afterwards. Where that is neither, nothing is shown.
 

@@ -109,7 +109,9 @@ def answer(
     """
     graph = posterior.graph
     if graph.num_variables != len(graph.variables):
-        raise ModelError("The command line answers models of single variables.")
+        raise ModelError(
+            "The command line answers models of single variables only, and this one has arrays."
+        )
     places = [graph.domain.place(name) for name in query] or list(range(len(graph.variables)))
     entries = [graph.variables[place] for place in places]
     mode, nothing = None, ""  # why no row has a configuration

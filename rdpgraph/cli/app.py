@@ -104,7 +104,7 @@ def infer_command(
         list[str] | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Report these only; repeatable. A file as the UAI competitions write it (MMAP).",
+            help="Report only this variable; repeatable. For MMAP, also a query file of UAI.",
         ),
     ] = None,
     method: Annotated[Method, typer.Option(help="How to answer.")] = Method.AUTO,
@@ -126,7 +126,11 @@ def infer_command(
     ] = EstimatorName.EXACT,
     keep: Annotated[
         float | None,
-        typer.Option(parser=size, metavar="10%", help="States kept of each variable (randomized)."),
+        typer.Option(
+            parser=size,
+            metavar="10%",
+            help="How many states of each variable to keep (randomized).",
+        ),
     ] = None,
     proposal: Annotated[
         ProposalName | None, typer.Option(help="Which states look likely (randomized).")
@@ -343,7 +347,10 @@ def draw(
     do: Do = None,
     soft: Soft = None,
     marginals: Annotated[  # noqa: FBT002
-        bool, typer.Option("--marginals/--no-marginals", help="Bars where the model is small.")
+        bool,
+        typer.Option(
+            "--marginals/--no-marginals", help="Draw bars of marginals, if the model is small."
+        ),
     ] = True,
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
@@ -383,7 +390,8 @@ def parse_command(
         ParseTask, typer.Option(help="log Z, the best tree, the best spans, marginals, draws.")
     ] = ParseTask.VITERBI,
     count: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="How many draws, 1 unless given (sample).")
+        int | None,
+        typer.Option(min=1, max=10**6, help="The number of draws, by default 1 (sample)."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the draws (sample).")] = None,
     style: Style = ParseFormat.TEXT,

@@ -100,7 +100,7 @@ def warn(message: str) -> None:
 def estimator_of(
     name: EstimatorName, keep: Size | None, proposal: ProposalName | None, replicates: int | None
 ) -> Estimator | None:
-    """The estimator of the options; None: exact."""
+    """Return the estimator that the options ask for; None: exact inference."""
     if name is EstimatorName.EXACT:
         if keep is not None or proposal is not None or replicates is not None:
             raise typer.BadParameter(

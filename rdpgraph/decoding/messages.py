@@ -17,7 +17,7 @@ from rdpgraph.structures.parity.sweeps import checked_syndrome
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Results of the last messages; also given for a shot whose checks are not met.
+    """The results of the last messages, also for a shot whose checks are not satisfied.
 
     Attributes:
         errors: (*batch, errors) int64 decisions.

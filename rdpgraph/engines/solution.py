@@ -186,7 +186,7 @@ class Solution(ABC):
         return None
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): certain lower and upper bounds on log Z (nats)."""
+        """Return (B,) certain lower and (B,) certain upper bounds on log Z (nats)."""
         log_z, status = self.log_partition().detach(), self.status_of("log_partition")
         sure = status.exact and not status.biased
         below = sure or status.bound == "lower"
@@ -220,7 +220,7 @@ class Solution(ABC):
         return values[:, rows.to(values.device)]
 
     def possible(self) -> Tensor:
-        """(B,) whether any configuration is possible, by log Z."""
+        """Return (B,) True where log Z says that some configuration is possible."""
         return self.log_partition().detach() > -math.inf
 
     def _of_possible(self, values: Tensor) -> Tensor:
@@ -303,7 +303,7 @@ class Solution(ABC):
 
     @abstractmethod
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, len(numbers)) most probable configuration of some variables, the rest summed out."""
+        """Return (B, len(numbers)) most probable states of some variables, summing out the rest."""
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """(B,) and (B,) float64: lower and upper bounds on the marginal mode's log-mass (nats).

@@ -60,7 +60,7 @@ class Estimator(ABC):
 
 @dataclass(frozen=True)
 class Exact(Estimator):
-    """Identity: the model unchanged."""
+    """The estimator that leaves the model unchanged."""
 
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None

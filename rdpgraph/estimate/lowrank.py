@@ -153,7 +153,7 @@ class SummedOut(Lifted):
 
 @dataclass(frozen=True)
 class LowRankFactors(Estimator):
-    """Every pairwise `LowRank` or `Bilinear` factor as two factors joined by a rank variable.
+    """Rewrites pairwise `LowRank` or `Bilinear` factors as two factors joined by a rank variable.
 
     In a graph, ``sum_k l(x, k) r(y, k)`` becomes the factors l and r over a new variable k, and
     the order of contraction does the rest: O(T N r) for a chain, O(N r deg) for a star, whose
@@ -430,7 +430,7 @@ _RANKED = (LowRank, Bilinear, PairOperator, BilinearRules, FactorisedRules, LowR
 
 @dataclass(frozen=True)
 class LowRankPilot(Proposal):
-    """Marginals of the model with random features instead of `Bilinear` potentials.
+    """Scores states by their marginals in a model with random features in place of `Bilinear`.
 
     Messages of the low-rank model look ahead and back over all states, in O(T N r) for a chain,
     where other proposals see a site and its neighbours alone. States drawn by them have weights

@@ -135,7 +135,7 @@ def normalised(log_scores: Tensor, share: float = 0.0) -> Tensor:
 
 @dataclass(frozen=True)
 class Uniform(Proposal):
-    """Equal scores for all states that a site's potential allows."""
+    """Gives equal scores to all states that a site's potential allows."""
 
     def log_scores(self, sites: Sites) -> Tensor:
         if lowest(sites.unary) > -math.inf:
@@ -145,7 +145,7 @@ class Uniform(Proposal):
 
 @dataclass(frozen=True)
 class Local(Proposal):
-    """Softmax of a site's log-potential, an emission for instance."""
+    """Scores states by the softmax of a site's log-potential, such as an emission."""
 
     def log_scores(self, sites: Sites) -> Tensor:
         return sites.unary
@@ -153,7 +153,7 @@ class Local(Proposal):
 
 @dataclass(frozen=True)
 class Global(Proposal):
-    """L1 norm of a state's embedding: large norms make large inner products.
+    """Scores a state by the L1 norm of its embedding, as large norms make large inner products.
 
     The second term of Fu, Cunningham and Lapata 2022, eq. 34, as it is printed. `SoftmaxGlobal` is
     what their released code computes. A state has the mean over its `Bilinear` factors; if a model
@@ -180,7 +180,7 @@ class Global(Proposal):
 
 @dataclass(frozen=True)
 class SoftmaxGlobal(Proposal):
-    """Softmax of the L1 norm of a state's embedding, as in the authors' code.
+    """Scores a state by the softmax of the L1 norm of its embedding, as the authors' code does.
 
     Fu, Cunningham and Lapata 2022; `Global` is the formula of their paper. Without embeddings the
     two are the same.
@@ -201,7 +201,7 @@ class SoftmaxGlobal(Proposal):
 
 
 def LocalGlobal(prior: Proposal | None = None) -> Mixture:
-    """Half `Local`, half a global prior: Fu, Cunningham and Lapata 2022, eq. 34.
+    """Scores states half by `Local`, half globally (Fu, Cunningham and Lapata 2022, eq. 34).
 
     With `Global` the formula as printed, where phi is the exponential of the emission score; with
     `SoftmaxGlobal` what the released code computes.
@@ -214,7 +214,7 @@ def LocalGlobal(prior: Proposal | None = None) -> Mixture:
 
 @dataclass(frozen=True)
 class Landmark(Proposal):
-    """Product of a site's potential and its factors' mean values over random neighbour states.
+    """Scores states by a site's potential times its factors' means over random neighbour states.
 
     O(count N) evaluations per factor, whatever the potentials.
 
@@ -238,7 +238,7 @@ def broad() -> Proposal:
 
 @dataclass(frozen=True)
 class Oracle(Proposal):
-    """Marginals of the whole model, for tests and for plots of the least error.
+    """Scores states by their marginals in the whole model, for tests and plots of least errors.
 
     Costs the exact inference that estimators avoid.
     """
@@ -297,7 +297,7 @@ _PROBE = -10.0  # log-weight of a state that is looked at: it hardly changes wha
 
 @dataclass(frozen=True)
 class Pilot(Proposal):
-    """Masses of all states by a run on few states, mixed with the proposal that chose those.
+    """Scores states by a run on few states, mixed with the proposal that chose those few.
 
     The model is solved once on few states of the base proposal's choice. The messages between them,
     taken one step further, give the mass of every state given those kept elsewhere: in a chain

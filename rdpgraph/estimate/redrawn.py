@@ -71,7 +71,7 @@ class Inexact(Lifted):
 
 @dataclass(frozen=True)
 class Redrawn(Estimator):
-    """States of every variable drawn again, at some sweeps of `Loopy`, from the beliefs so far.
+    """Draws the states of every variable again from the beliefs, at some sweeps of `Loopy`.
 
     The first states are those of the estimator. At each of the sweeps every factor's message is
     taken one step further, from the states kept to all states of the variable that it goes to: in

@@ -1,4 +1,4 @@
-"""Estimates of the expected log-likelihood, whose gradients are estimates of its gradient."""
+"""Estimates of an expected log-likelihood; their gradients are estimates of its gradient."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field

@@ -68,7 +68,7 @@ class Masked(ABC):
     @property
     @abstractmethod
     def work(self) -> int:
-        """The number of places and ways visited."""
+        """The number of places, and of ways to join them, that an answer visits."""
 
 
 class Masks(ABC):

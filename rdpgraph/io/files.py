@@ -155,7 +155,7 @@ def read(
     wait: float = WAIT,
     encoding: str | None = None,
 ) -> FactorGraph:
-    """The model of a file: UAI, BIF, DIMACS or a registered `FileFormat`, plain or gzipped.
+    """Read the model in a file: UAI, BIF, DIMACS or a registered `FileFormat`, plain or gzipped.
 
     Args:
         path: a file that ends in ``.uai``, ``.bif``, ``.xmlbif``, ``.xdsl``, ``.wcsp``, ``.cfn``

@@ -144,7 +144,7 @@ def fail(source: str, message: str) -> NoReturn:
 
 
 def shown(token: str, most: int = 40) -> str:
-    """A token for an error message: escaped, cut to ``most`` characters."""
+    """Return a token for an error message, escaped and cut to ``most`` characters."""
     return repr(token) if len(token) <= most else f"{token[:most]!r}..."
 
 

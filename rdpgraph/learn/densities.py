@@ -112,7 +112,7 @@ class Density(Emission):
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The name of the family in error messages."""
         return f"Density of {getattr(self.family, '__name__', self.family)}"
 
     def expanded(self, states: int, columns: int, like: Tensor) -> "Density":
@@ -413,7 +413,7 @@ class Density(Emission):
         return tuple(table for name, table in self.parameters.items() if name not in self.fixed)
 
     def climbed(self, gains: Callable[["Density"], Tensor]) -> "Density":
-        """The best point that is found from here, by differentiable gains whose sum is maximised.
+        """Maximise the sum of differentiable gains from here, and return the best point found.
 
         Args:
             gains: of each cell: (states, columns), or (states,) for a family of vectors.

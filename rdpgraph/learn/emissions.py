@@ -84,7 +84,7 @@ class Emission(Parameter):
         return clusters(observed, states, generator)
 
     def blank(self, states: int, observed: Tensor) -> Self:
-        """The same with tables for so many states: those given, or equal for all states.
+        """Return the emission with tables for so many states: those given, or equal ones.
 
         Raises:
             ModelError: the tables given do not fit, or hold values out of range.

@@ -279,7 +279,7 @@ class Gaussian(Emission):
 
     @property
     def _table(self) -> Tensor:
-        """(states, columns, columns)."""
+        """The covariances of all states, (states, columns, columns)."""
         if self._diagonal:
             return self._variances.diag_embed()
         means = table_of(self.means)

@@ -188,7 +188,7 @@ class HiddenStates(Arguments, ABC):
 
     @property
     def transition_(self) -> Any:
-        """(states, states) log-probabilities, [from, to], or `LowRank`."""
+        """The fitted transition: (states, states) log-probabilities, [from, to], or a `LowRank`."""
         values = {n: p.value(None) for n, p in self._fitted().items() if n != "emission"}
         return transition_of(values)
 
@@ -204,7 +204,7 @@ class HiddenStates(Arguments, ABC):
         return standard_errors(em, self.fit_, batches)
 
     def structure(self, X: Any, lengths: Any = None) -> Any:
-        """The `Chain` or `SemiMarkov` of all sequences, (B,), padded; its log Z is their score."""
+        """Return a `Chain` or `SemiMarkov` of all sequences, padded; log Z (B,) is their score."""
         return self._of(as_rows(self._read(X, lengths)), self._fitted())
 
     def score(self, X: Any, lengths: Any = None) -> float:
@@ -216,7 +216,7 @@ class HiddenStates(Arguments, ABC):
         return self.decode(X, lengths)[1]
 
     def decode(self, X: Any, lengths: Any = None) -> tuple[float, Tensor]:
-        """The log-probability of data and most probable states together, and these, (steps,)."""
+        """Return the log-probability of the data with its best states, and these (steps,)."""
         total = 0.0
 
         def ask(model: Any) -> Tensor:

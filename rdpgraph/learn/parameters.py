@@ -85,7 +85,7 @@ class Parameter(ABC):
         raise UnsupportedError(f"{type(self).__name__} has no unconstrained tensors.")
 
     def estimates(self) -> tuple[Tensor, ...]:
-        """Quantities that standard errors are of; differentiable in what `at` was given."""
+        """Return quantities that standard errors are asked of, differentiable in those of `at`."""
         return self.free()
 
 

@@ -290,7 +290,9 @@ class FactorGraph(Opaque):
         return FactorGraph.from_blocks(domain, blocks)
 
     def score(self, assignment: "Evidence", *, ignore_unknown: bool = False) -> Tensor:
-        """The summed log-values of complete assignments (nats), unnormalised; differentiable.
+        """Return the summed log-values of complete assignments (nats, not normalised).
+
+        It is differentiable.
 
         Args:
             assignment: as for `condition`, in every variable that is not observed. Leading dims

@@ -57,7 +57,7 @@ def _as_factor(graph: FactorGraph, entry: Entry, observed: Tensor) -> Factor | F
 
 @dataclass(frozen=True, eq=False)
 class Tempered(Stored):
-    """The log-values of another potential, divided by a temperature above 0."""
+    """A potential whose log-values are those of another one, divided by a temperature above 0."""
 
     potential: Potential
     temperature: float

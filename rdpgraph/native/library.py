@@ -70,7 +70,7 @@ def available(dtype: torch.dtype, unit: str = "chain") -> bool:
 def require(what: str, unit: str) -> None:
     """Raise `UnsupportedError` where a library is lacking."""
     if not available(torch.float64, unit):
-        raise UnsupportedError(f"{what} is compiled code. {status(unit)}")
+        raise UnsupportedError(f"{what} needs compiled code, which is not there. {status(unit)}")
 
 
 @functools.cache

@@ -418,7 +418,7 @@ def lengths_of(mask: Tensor) -> Tensor:
             "and batch_first of a CRF."
         )
     if not mask[:, :1].all():
-        what = "mask must be on at the first step of every item; drop empty items."
+        what = "mask must be True at the first step of every item: leave out empty items."
     else:
         what = "mask must have no gaps: once off, an item stays off; pack its steps."
     raise ModelError(f"{what}{hint}")

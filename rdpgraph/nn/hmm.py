@@ -201,7 +201,7 @@ class HMM(Pretrained):
         return self._transition(None)
 
     def emission(self) -> Tensor:
-        """(N, V) the log-probabilities of tokens in each state."""
+        """Return the (N, V) log-probabilities of the tokens in each state."""
         every = torch.arange(self.vocabulary, device=self.start.device)
         return self._emission(every, None).mT
 

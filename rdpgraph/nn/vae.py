@@ -124,11 +124,11 @@ class Objective(NamedTuple):
 
     @property
     def elbo(self) -> Tensor:
-        """The objective, to be maximised on average.
+        """The objective of each item, whose mean is maximised in training.
 
-        A lower bound of log p(y), on average over draws with ``straight_through``, where q is over
-        all states or those of `Top`. With drawn states it is an estimate, whose mean may lie above
-        the bound: maximise it, but report a bound by `Top`, or
+        If q is over all states, or over those of `Top`, its average over draws with
+        ``straight_through`` is a lower bound on log p(y). With drawn states it is an estimate whose
+        mean may lie above the bound: maximise it, but report a bound by `Top`, or
         `StructuredVAE.importance_log_likelihood`.
         """
         return self.words + self.states + self.entropy

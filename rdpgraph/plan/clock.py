@@ -243,7 +243,7 @@ class Allowance:
 
     @property
     def is_over(self) -> bool:
-        """True if next to nothing is left."""
+        """True if almost none of the seconds are left."""
         return self.spent > (1.0 - effort.LEAST_LEFT) * self.seconds
 
     @contextmanager

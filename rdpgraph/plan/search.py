@@ -250,7 +250,7 @@ class _Part:
             self.best, self.cost = tree, tree_cost
 
     def steps(self) -> list[Step]:
-        """Steps of the whole component, prefix first."""
+        """Return the steps of the whole component, those of the prefix first."""
         steps = list(self.bench.steps)
         if self.best is None:
             return steps

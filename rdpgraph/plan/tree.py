@@ -162,10 +162,10 @@ class Workbench:
         return self._append(tensor, -1, kept, self.levels[tensor] + 1)
 
     def multiply(self, left: int, right: int, drop: int | None = None) -> int:
-        """Multiply two live tensors (and sum out: see the class); return the id of the result.
+        """Multiply two tensors that are left, and sum out variables; return the id of the result.
 
-        `drop` names one variable to sum out when not eager. A leaf's private variables are
-        summed out first where that saves work.
+        The class says which variables are summed out. ``drop`` names one if that is not eager.
+        Variables that only one leaf has are summed out first where that saves work.
         """
         scopes, counts, sizes = self.scopes, self.counts, self.sizes
         if self.eager:

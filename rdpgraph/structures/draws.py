@@ -131,7 +131,7 @@ def perturbed_graph(
 
 
 def straight_through(relaxed: Tensor) -> Tensor:
-    """One-hot vectors of the argmax forwards, the gradient of ``relaxed`` backwards.
+    """Return one-hot vectors of the argmax, which pass their gradients on to ``relaxed``.
 
     Vectors of zeros, as those beyond a length, stay zeros. The gradient is that of the relaxed
     vectors, so it is biased for what is computed from the hard ones (Bengio, Leonard and Courville

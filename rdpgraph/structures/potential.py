@@ -54,7 +54,7 @@ class StructurePotential(Potential):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The structure's dtype."""
+        """The type of the structure's log-values."""
         return self.structure.unary.dtype
 
     @property

@@ -89,7 +89,7 @@ class Recursion(Structure):
 
     @abstractmethod
     def recursion(self, tape: Tape) -> Value:
-        """Lay out the recursion; the value of the whole, of one place.
+        """Lay out the recursion, and return the value of the whole, which has one place.
 
         Sites' potentials come from `tape.sites`, and batch dims from the tape, which may have more
         of them and fewer states than `unary`. Further tensors with batch dims go through

@@ -307,7 +307,7 @@ def _check_means(name: str, selection: Selection, row: Tensor) -> None:
 
 
 def _models() -> dict[str, FactorGraph | Structure]:
-    """Small models of every kind, all variables of four states."""
+    """Return small models of every kind, whose variables have four states each."""
     xs = VariableArray("x", (3,), 4)
     near = Bilinear(_drawn(4, 2, seed=1), _drawn(4, 2, seed=2))
     embedded = [FactorBlock((xs,), Table(2 * _drawn(3, 4))), FactorBlock((xs[:-1], xs[1:]), near)]

@@ -45,7 +45,7 @@ class Encoding:
 
     @cached_property
     def components(self) -> tuple[tuple[tuple[int, ...], tuple[Clause, ...]], ...]:
-        """Connected components: their variables and clauses."""
+        """Return the variables and the clauses of each connected component."""
         pairs = [(abs(clause[0]), abs(x)) for clause in self.clauses for x in clause]
         first, other = np.array(pairs, np.int64).reshape(-1, 2).T
         label = component_labels(first, other, self.count + 1).tolist()

@@ -140,7 +140,7 @@ class CountedSolution(Solution):
         return "circuit" in vars(self)
 
     def _by(self, program: str, seconds: float) -> Tensor | None:
-        """(1,) log Z in nats by a program, or None; see `log_count`."""
+        """Return (1,) log Z in nats as a program counts it, or None, as `log_count`."""
         count = log_count(self._encoding, program, seconds=seconds, memory=self.memory)
         return None if count is None else self.network.constant.new_tensor([count])
 

@@ -129,7 +129,7 @@ class Populations:
 
     @property
     def lower(self) -> float:
-        """Largest of their lower bounds."""
+        """The largest of the populations' lower bounds."""
         return max((run.lower for run in self.runs), default=-math.inf)
 
     @property

@@ -25,7 +25,7 @@ from rdpgraph.plan.clock import stopped
 
 
 def masks_of(model: object, solve: Callable[[Any], Any]) -> Masks:
-    """Masks of a model, by its yes-or-no questions.
+    """Return the masks of a model, which hold answers to its yes-or-no questions.
 
     Raises:
         ModelError: something else than a model.
@@ -41,7 +41,7 @@ def masks_of(model: object, solve: Callable[[Any], Any]) -> Masks:
 
 
 class Likely(ABC):
-    """Chooses the questions whose answers a sweep may hold, and so build its mask of.
+    """Chooses the likely questions: a sweep may hold their answers, of which it makes its mask.
 
     Holding a yes prunes much, and holding a no little, so choose questions whose answer is likely
     to be yes. Averages converge to the exact ones for any choice.

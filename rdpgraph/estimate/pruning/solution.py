@@ -143,7 +143,7 @@ _RARE = 5.0  # draws expected to say an answer, or its opposite
 
 @dataclass(frozen=True, eq=False)
 class PrunedSolution(Delegate):
-    """Expectations by randomized pruning, with their Monte Carlo errors: also the lift to itself.
+    """Expectations by randomized pruning, with their Monte Carlo errors; it is its own lift.
 
     Answers are means over sweeps and chains of exact expectations within masks. They have no
     gradients. Samples are those that the chains drew: of the posterior, but dependent.

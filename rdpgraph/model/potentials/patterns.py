@@ -174,9 +174,10 @@ class Pattern:
     @classmethod
     @typed(vocabulary="[1, inf)")
     def containing(cls, phrases: Iterable[Sequence[int]], vocabulary: int) -> "Pattern":
-        """The sequences in which at least one of some phrases occurs; its ``~`` has none.
+        """Return the pattern of sequences in which at least one of some phrases occurs.
 
-        For all of them, take ``&`` of one pattern each.
+        Its complement ``~`` has the sequences without any of them. For sequences that have all of
+        them, join a pattern for each by ``&``.
 
         Raises:
             ModelError: a word out of range.

@@ -224,7 +224,7 @@ class Table(Stored):
         return self.log_values
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
-        """The log-values on a grid of states, by indexing; cost and memory of the result."""
+        """The log-values on a grid of states, by indexing, at the cost and memory of the result."""
         arity = len(states)
         lead, index = self.lead(arity), list[Tensor]()
         if arity == 2 and not lead and min(states[0].ndim, states[1].ndim) == 1:

@@ -70,9 +70,9 @@ class Boxes:
 
 @dataclass(frozen=True, eq=False)
 class Emission:
-    """Scores of stretches of words, in doubles, by running sums; differentiable.
+    """Scores of stretches of words by running sums in float64; differentiable.
 
-    Words of both sides score the sum over their pairs, words of one side the sum over them.
+    Words of both sides score the sum over their pairs, and words of one side the sum over them.
 
     Attributes:
         pairs: (B, p, q) log-scores of pairs of words (nats).

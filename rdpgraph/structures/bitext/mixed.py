@@ -247,7 +247,7 @@ class MixedBitext(Recursion):
         return self.marginals().squeeze(-1)
 
     def masks(self) -> Masks:
-        """Questions whether one rule has two words, for each pair of them."""
+        """The questions of masks: for each pair of words, whether one rule has both."""
         return MixedMasks(self)
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:

@@ -330,7 +330,7 @@ class Bitext(Recursion):
         return self.marginals().sum(-1)
 
     def masks(self) -> Masks:
-        """Questions whether one leaf has two words, for each pair of them."""
+        """The questions of masks: for each pair of words, whether one leaf has both."""
         return BitextMasks(self)
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:

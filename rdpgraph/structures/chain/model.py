@@ -315,7 +315,7 @@ class Chain(Structure):
         return self._shaped(recursion.filtered(*self._given()))
 
     def masks(self) -> Masks:
-        """Questions whether each step is in each state."""
+        """The questions of masks: whether each step is in each state."""
         return ChainMasks(self, self.transition, self.lengths)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "Chain":

@@ -133,10 +133,10 @@ _NOTHING = 800.0  # nats below Z at which a term is zero in doubles
 
 
 def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
-    """(B,) the log of the sum over trees, nats; differentiable any number of times. O(n^3).
+    """Return (B,) the log of the sum over trees (nats), in O(n^3).
 
-    The machine eliminates words in weights of doubles; where these may underflow, and where it is
-    not there, `in_logs` does.
+    It can be differentiated any number of times. Compiled code eliminates words from weights in
+    float64. Where these may underflow, or there is no compiled code, `in_logs` does it.
 
     Args:
         unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.

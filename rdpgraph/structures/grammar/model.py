@@ -155,7 +155,7 @@ class Hypertree(HypertreeFields):
         return self.with_unary(torch.where(allowed.unsqueeze(-1), self.unary, -math.inf))
 
     def masks(self) -> Masks:
-        """Questions whether each span is a constituent."""
+        """The questions of masks: whether each span is a constituent."""
         return HypertreeMasks(self)
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -348,7 +348,7 @@ def max_marginals(parities: Parities, unary: Tensor, syndrome: Tensor) -> Tensor
 
 
 def _items(unary: Tensor, items: int) -> Iterable[Tensor]:
-    """Log-weights (B or 1, errors, 2) of some items at a time."""
+    """Yield the log-weights (B or 1, errors, 2) of a few items at a time."""
     return unary.split(items) if len(unary) > 1 else itertools.repeat(unary)
 
 

@@ -209,7 +209,7 @@ def _single(tape: Tape) -> tuple[Drawn, Tensor, Taken]:
 
 @torch.no_grad()
 def _together(tape: Tape, k: int) -> tuple[Drawn, Tensor, Taken]:
-    """The k best from lists of all entries, merged step by step; else as `_single`."""
+    """Merge lists of all entries step by step, and return the k best; else as `_single`."""
     given, ended, reader = leaves(tape), last_read(tape), Reader(most=k)
     lists = reader.values
     # For each step, by rank and entry, a number for the alternative and the ranks of its parts.

@@ -199,7 +199,7 @@ class Run:
         return self._used(self._descended(None, None, count, generator))
 
     def states(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, B, sites) the states that `descend` finds; -1 for a site that is not used."""
+        """Return (count, B, sites) states that `descend` finds, -1 for sites that are not used."""
         return self._states(None, count, generator)
 
     def perturbed(self, noise: Tensor) -> Tensor:

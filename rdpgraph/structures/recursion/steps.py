@@ -167,7 +167,7 @@ class Pairs(Step):
         ], 1)  # fmt: skip
 
     def rows(self, reader: Reader, item: Tensor, place: Tensor) -> Tensor:
-        """(Q, C * E) of some places of some items, recomputed."""
+        """Compute again the (Q, C * E) entries of some places of some items."""
         left, right = (reader.at(view, item, place).mT for view in (self.left, self.right))
         if reader.temperature == 1.0:
             return log_products(left, right).flatten(1)

@@ -131,12 +131,12 @@ class Tape:
 
     @property
     def one(self) -> Value:
-        """One place, one label, log-value 0: the empty derivation."""
+        """A value of one place and one label with log-value 0, that of the empty derivation."""
         return self.sources.once(("one",), lambda: self.leaf(self.unary.new_zeros(1, 1, 1)))
 
     @property
     def nothing(self) -> Value:
-        """One place, one label, log-value -inf."""
+        """A value of one place and one label with log-value -inf, which has no derivation."""
         return self.sources.once(
             ("nothing",), lambda: self.leaf(self.unary.new_full((1, 1, 1), -math.inf))
         )
@@ -154,17 +154,17 @@ class Tape:
         return checked_lengths(lengths, most, self.lead, self.device)
 
     def leaf(self, logs: Tensor) -> Value:
-        """Given log-values (B or 1, P, K), of labels that are not states of sites."""
+        """Make a value of log-values (B or 1, P, K), whose labels are not states of sites."""
         checked_values("leaf", logs, self.batch, dims=3)
         return self._add(Leaf(logs), logs.shape[1], logs.shape[2], Labels())
 
     def allowed(self, mask: Tensor) -> Value:
-        """Log-value 0 where a mask (B or 1, P) is true, and -inf elsewhere; one label."""
+        """Make a value of one label, 0 where a mask (B or 1, P) is true and -inf elsewhere."""
         checked_values("allowed", mask, self.batch, dims=2)
         return self.leaf(torch.where(mask, 0.0, -math.inf).to(self.unary).unsqueeze(-1))
 
     def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
-        """Places of one or more values, concatenated.
+        """Make a view of places of one or more values, concatenated.
 
         Args:
             pool: values of one width.
@@ -190,7 +190,7 @@ class Tape:
         return one_of_each((pool,) if isinstance(pool, Value) else tuple(pool), which)
 
     def total(self, *ways: Way) -> Value:
-        """The sum over ways; a way is a value or view, or a product of several.
+        """Sum over alternatives, each of which is a value or view, or a product of several.
 
         Values of one place or one label serve all of them. The alternatives of a view are summed
         if they are over the states of one site.
@@ -379,7 +379,7 @@ class Tape:
         return replace(self.total(self.view(each, index)), labels=to.labels)
 
     def choose(self, values: Sequence[Value], index: Tensor) -> Value:
-        """One of the places of some values for each item, (B,) into all of them concatenated."""
+        """Choose a place of some values for each item, by (B,) places among all of them."""
         index = checked_choice(index, self.batch)
         return self.sum(self.total(self.view(values, index.reshape(-1, 1, 1))))
 

@@ -244,7 +244,7 @@ class SemiMarkov(Recursion):
         return proposals.log_masses(self.unary, self.lengths, self.potential, states, kept)
 
     def masks(self) -> Masks:
-        """Questions whether each step lies in a segment of each label."""
+        """The questions of masks: whether each step lies in a segment of each label."""
         return SemiMarkovMasks(self, self.transition, self.lengths)
 
     def factor_graph(self) -> FactorGraph:
