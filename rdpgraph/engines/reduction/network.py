@@ -214,9 +214,12 @@ def _dense(
 
 
 def _require_room(block: Block, graph: FactorGraph) -> None:
-    """Refuse tables of potentials without one that the machine's memory does not hold."""
+    """Refuse tables of pairs without one that the machine's memory does not hold.
+
+    Potentials of more variables say themselves which tables they do not write out.
+    """
     shape = block.potential.shape
-    if not isinstance(block.potential, Table):
+    if block.arity <= 2 and not isinstance(block.potential, Table):
         require_room(
             math.prod(shape) * torch.finfo(graph.dtype).bits / 8,
             f"The table of a {type(block.potential).__name__} of shape {tuple(shape)}",
