@@ -13,6 +13,7 @@ from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.recognised import StructureSolution, plan_of
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Exact, Model, Problem
+from rdpgraph.estimate.recognised import prepared_as_structure
 from rdpgraph.interface.sites import free_variables
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
@@ -106,7 +107,7 @@ def infer(
     read = model.blocks if isinstance(model, FactorGraph) else model
     with recording(lambda: tensors_in(read)):
         solve = partial(infer, scheduler=scheduler, generator=generator)
-        problem = _prepared(estimator or Exact(), model, solve, generator)
+        problem = _prepared(estimator or Exact(), model, scheduler, solve, generator)
         graph = structured = None
         if isinstance(problem.model, Structure):
             planned = partial(plan_of, problem.model)
@@ -158,7 +159,7 @@ def explain(
     _require_choices("explain", estimator, scheduler, generator)
     model = _conditioned("explain", model, evidence)
     solve = partial(infer, scheduler=scheduler, generator=generator)
-    problem = _prepared(estimator or Exact(), model, solve, generator)
+    problem = _prepared(estimator or Exact(), model, scheduler, solve, generator)
     if isinstance(problem.model, Structure):
         plan = plan_of(problem.model)
     else:
@@ -184,10 +185,15 @@ def _conditioned(asked: str, model: Model, evidence: "Evidence | None") -> Model
 def _prepared(
     estimator: Estimator,
     model: Model,
+    scheduler: Scheduler | None,
     solve: Callable[[Model], Any],
     generator: torch.Generator | None,
 ) -> Problem:
     """What an estimator makes of a model, checked: estimators may be users' own."""
+    if isinstance(model, FactorGraph) and (scheduler is None or isinstance(scheduler, Auto)):
+        found = prepared_as_structure(estimator, model, solve=solve, generator=generator)
+        if found is not None:
+            return found
     problem: object = estimator.prepare(model, solve=solve, generator=generator)
     if not isinstance(problem, Problem):
         raise ModelError(

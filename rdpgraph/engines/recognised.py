@@ -215,6 +215,49 @@ def plan_of(structure: Structure) -> Plan:
 
 
 @dataclass(frozen=True, eq=False)
+class SitesInGraph:
+    """The sites of a recognised structure as variables of the graph."""
+
+    graph: FactorGraph
+    match: Match
+
+    @cached_property
+    def batch(self) -> int:
+        """Number of batch items of the graph."""
+        return math.prod(self.graph.batch_shape)
+
+    def values(self, values: Tensor, *, best: bool) -> Tensor:
+        """(..., states) values of sites with states in the variables' order."""
+        states = self.match.states
+        values = self.match.structure.variable_values(values, best=best)
+        return values if states is None else values.index_select(-1, states.to(values.device))
+
+    def states(self, configuration: Any, lead: tuple[int, ...]) -> Tensor:
+        """(*lead, B, V) states of a configuration, by variable number."""
+        states = self.match.structure.variable_states(configuration)
+        if self.match.states is not None:
+            back = self.match.states.new_zeros(int(self.match.states.max()) + 1)
+            back[self.match.states] = torch.arange(len(self.match.states), device=back.device)
+            states = back[states]
+        numbers = self.match.numbers.reshape(-1)
+        flat = states.reshape(*lead, self.batch, len(numbers))
+        order = torch.argsort(numbers)[int((numbers < 0).sum()) :]
+        return flat[..., order.to(flat.device)]
+
+    def flat(self, values: Tensor) -> Tensor:
+        """(B, S) values of the states of every site, by variable number."""
+        numbers = self.match.numbers.reshape(-1)
+        domain, size = self.graph.domain, values.shape[-1]
+        there = (numbers >= 0).nonzero().flatten()
+        places = domain.places(numbers[there], size).reshape(-1)
+        flat = values.reshape(self.batch, len(numbers), size)
+        flat = flat if len(there) == len(numbers) else flat[:, there.to(flat.device)]
+        flat = flat.flatten(1)
+        empty = flat.new_zeros(flat.shape[0], domain.total_states)
+        return empty.index_copy(1, places.to(flat.device), flat)
+
+
+@dataclass(frozen=True, eq=False)
 class RecognisedSolution(Supplemented):
     """Answers for a recognised graph."""
 
@@ -234,6 +277,10 @@ class RecognisedSolution(Supplemented):
     def _own(self) -> "OwnAnswers":
         return OwnAnswers(self._structure)
 
+    @property
+    def _sites(self) -> SitesInGraph:
+        return SitesInGraph(self.graph, self.match)
+
     @differentiable_property
     def _each(self) -> Tensor:
         """(B, M) log Z of each of the structures that the graph consists of."""
@@ -248,7 +295,7 @@ class RecognisedSolution(Supplemented):
         return torch.where(self._alive, self._each.sum(1), -math.inf)
 
     def variable_marginals(self) -> Tensor:
-        flat = self._flat(self._values(self._structure.marginals(), best=False))
+        flat = self._sites.flat(self._sites.values(self._structure.marginals(), best=False))
         return torch.where(self._alive.unsqueeze(1), flat, 0.0)
 
     def entropy(self) -> Tensor:
@@ -268,7 +315,7 @@ class RecognisedSolution(Supplemented):
         values = self._structure.max_marginals()
         if values is None:
             return self._general.max_marginals()
-        values = self._values(values, best=True)
+        values = self._sites.values(values, best=True)
         batch, many = self._each.shape
         values = values.reshape(batch, many, -1, values.shape[-1])
         # The value of a state in its part, and the best of the other parts.
@@ -276,46 +323,17 @@ class RecognisedSolution(Supplemented):
         alive = (best > -math.inf).all(1, keepdim=True)
         best = torch.where(alive, best, 0.0)
         raised = torch.where(alive, values + (best.sum(1, keepdim=True) - best), -math.inf)
-        return self._flat(raised)
+        return self._sites.flat(raised)
 
     def mode(self) -> Tensor:
         mode = self._structure.mode()
-        return self._general.mode() if mode is None else self._placed(mode, ())
+        return self._general.mode() if mode is None else self._sites.states(mode, ())
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         drawn = self._structure.sample(count, generator)
         if drawn is None:
             return self._general.sample(count, generator)
-        return self._placed(drawn, (count,))
-
-    def _values(self, values: Tensor, *, best: bool) -> Tensor:
-        """(..., states) values of sites with states in the variables' order."""
-        values, states = self._structure.variable_values(values, best=best), self.match.states
-        return values if states is None else values.index_select(-1, states.to(values.device))
-
-    def _placed(self, configuration: Any, lead: tuple[int, ...]) -> Tensor:
-        """(*lead, B, V) states of a configuration, by variable number."""
-        states = self._structure.variable_states(configuration)
-        if self.match.states is not None:
-            back = self.match.states.new_zeros(int(self.match.states.max()) + 1)
-            back[self.match.states] = torch.arange(len(self.match.states), device=back.device)
-            states = back[states]
-        numbers = self.match.numbers.reshape(-1)
-        flat = states.reshape(*lead, len(self._each), len(numbers))
-        order = torch.argsort(numbers)[int((numbers < 0).sum()) :]
-        return flat[..., order.to(flat.device)]
-
-    def _flat(self, values: Tensor) -> Tensor:
-        """(B, S) values of the states of every site, by variable number."""
-        numbers = self.match.numbers.reshape(-1)
-        domain, size = self.graph.domain, values.shape[-1]
-        there = (numbers >= 0).nonzero().flatten()
-        places = domain.places(numbers[there], size).reshape(-1)
-        flat = values.reshape(len(self._each), len(numbers), size)
-        flat = flat if len(there) == len(numbers) else flat[:, there.to(flat.device)]
-        flat = flat.flatten(1)
-        empty = flat.new_zeros(flat.shape[0], domain.total_states)
-        return empty.index_copy(1, places.to(flat.device), flat)
+        return self._sites.states(drawn, (count,))
 
 
 class OwnAnswers:

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ class Problem:
 
 class Estimator(ABC):
     """A rewrite of a model into one that is cheaper to solve; it never touches the recursion."""
+
+    takes_structures: ClassVar[bool] = False
+    """True: `infer` with the default scheduler gives `prepare` the structure that it recognises in
+    a graph, instead of the graph."""
 
     @abstractmethod
     def prepare(

@@ -59,6 +59,8 @@ class Randomized(Estimator):
         ModelError: replicates below one, or a share outside [0, 1).
     """
 
+    takes_structures = True
+
     proposal: Proposal
     selection: Selection
     replicates: int = 1

@@ -98,6 +98,9 @@ class Structure(Opaque, ABC):
     least_use: ClassVar[int] = 0
     """The least state of a site that is used in a configuration."""
 
+    why_no_graph: ClassVar[str] = ""
+    """The reason why there is no `factor_graph`, as a clause, for the error that says so."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         # A dataclass keeps a __repr__ that the class defines; the generated one prints all tensors.
@@ -137,8 +140,9 @@ class Structure(Opaque, ABC):
         Raises:
             UnsupportedError: this structure has no general form.
         """
+        why = f", because {self.why_no_graph}" if self.why_no_graph else ""
         raise UnsupportedError(
-            f"{type(self).__name__} has no factor graph; ask the structure itself, as in "
+            f"{type(self).__name__} has no factor graph{why}; ask the structure itself, as in "
             "infer(structure)."
         )
 

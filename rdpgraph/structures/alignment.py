@@ -244,6 +244,9 @@ class Alignment(Recursion):
     first_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
     second_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
+    why_no_graph = (
+        "its cells are joined by moves, and no small factors say which of them form a path"
+    )
     site_dims = 2
 
     def __post_init__(self) -> None:

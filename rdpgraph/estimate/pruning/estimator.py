@@ -159,6 +159,8 @@ class RandomizedPruning(Estimator):
     2 corrected: only spans that cross a required one are pruned.
     """
 
+    takes_structures = True
+
     sweeps: int
     selected: Selected = field(default_factory=Alternating, kw_only=True)
     likely: Likely = field(default_factory=Everything, kw_only=True)

@@ -16,6 +16,7 @@ from rdpgraph.engines.solution import OF_LOG_PARTITION, Delegate, Question, Solu
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.pruning.averages import ALIKE, Averages, Visited
 from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep
+from rdpgraph.estimate.recognised import InGraphSolution
 from rdpgraph.interface.masks import Draw
 from rdpgraph.plan import clock
 
@@ -348,12 +349,14 @@ def sweeps_of(posterior: Any) -> PrunedSolution:
     """Answers that randomized pruning has beyond marginals: errors, trace, R-hat.
 
     Args:
-        posterior: of ``infer(model, estimator=RandomizedPruning(...))``.
+        posterior: of ``infer(model, estimator=RandomizedPruning(...))``. Those of a graph that is
+            recognised as a structure are about the questions of that structure.
 
     Raises:
         ModelError: a posterior by another estimator.
     """
     solution = getattr(posterior, "solution", None)
+    solution = solution.inner if isinstance(solution, InGraphSolution) else solution
     if not isinstance(solution, PrunedSolution):
         raise ModelError(
             "sweeps_of needs a posterior by RandomizedPruning; got a "

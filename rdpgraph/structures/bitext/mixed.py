@@ -189,6 +189,9 @@ class MixedBitext(Recursion):
     source_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
     target_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
+    why_no_graph = (
+        "its sites are pairs of spans of two sentences, which no small factors join to trees"
+    )
     site_dims = 4
 
     def __post_init__(self) -> None:

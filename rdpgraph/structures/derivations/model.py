@@ -76,6 +76,7 @@ class Derivations(Recursion):
     tails: Tensor
     nodes: int = field(kw_only=True)
 
+    why_no_graph = "derivations use hyperedges in numbers, and not states of variables"
     site_dims = 0
     least_use = 1
 

@@ -199,4 +199,10 @@ def _parted(cuts: Tensor) -> tuple[Tensor, Tensor] | None:
     scale = cuts.abs() + ends.abs().unsqueeze(-1) + links.abs().unsqueeze(-3)
     near = (both - cuts).abs() <= _ROUNDINGS * torch.finfo(cuts.dtype).eps * scale
     fits = (both == cuts) | (near & scale.isfinite())
-    return (ends, links) if bool(fits.all()) else None
+    if not bool(fits.all()):
+        return None
+    # A label's share of both is arbitrary. Segments have all that their last label's transitions
+    # have in common, so that their scores alone say which are likely, as estimators read them.
+    most = links.amax(-1)
+    most = torch.where(most > -math.inf, most, least)
+    return ends + most.unsqueeze(-2), links - most.unsqueeze(-1)
