@@ -85,8 +85,12 @@ class _Blocks:
             if word == b"variable":
                 at = self._read_variable(start)
             elif word in (b"network", b"probability"):
-                body = text.after(body, b"{")
+                name, body = body, text.after(body, b"{")
                 at = text.after(body, b"}")
+                if word == b"network":
+                    for token in text.tokens(name, body - 1):
+                        if token[0] in MARKS:
+                            text.fail(token.start(), "'{' after the network's name")
                 if word == b"probability":
                     self._spans.extend((start, body, at))
             elif word == b"property":

@@ -120,6 +120,7 @@ HOSTILE = {
     "stray word": (RAIN + "oops", "line 2", "'oops'"),
     "open comment": (RAIN + PRIOR + "\n/* one */ /* no end", "line 4", "expected */ after /*"),
     "open comment before all": ("network x { } /* no */ // no /* end\n/* no end", "line 2", "*/"),
+    "network without a brace": ("network | x; }\nprobability (a) { }", "line 1", "'{'", "'|'"),
     "no open comment": (RAIN + PRIOR + "/* an end */ // and /* no other", None),
     "open quote": (RAIN + 'variable "x {', "line 2", "name of a variable"),
     "open brace": (RAIN + "variable x {", "end of the file"),
