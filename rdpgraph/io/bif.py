@@ -91,6 +91,9 @@ class _Blocks:
                     for token in text.tokens(name, body - 1):
                         if token[0] in MARKS:
                             text.fail(token.start(), "'{' after the network's name")
+                    inner = text.data.find(b"{", body, at)
+                    if inner >= 0:
+                        text.fail(inner, "the closing brace of the network")
                 if word == b"probability":
                     self._spans.extend((start, body, at))
             elif word == b"property":

@@ -175,10 +175,18 @@ BIF_WORDS = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|("[^"\n]*"|[^\s{}()\[\]|,;"]+|[{}()\[\]|,;"])""", re.DOTALL
 )
 
+CLOSED = re.compile(r"/\*.*\*/", re.DOTALL)
+BIF_MARKS = frozenset('{}()|,;"')
+
 
 def bif(text: str) -> Model:
     """A Bayesian network; factors over (child, parents...)."""
-    words = Words([match[1] for match in BIF_WORDS.finditer(text) if match[1]])
+    found = list(BIF_WORDS.finditer(text))
+    if any(match[0].startswith("/*") and not CLOSED.fullmatch(match[0]) for match in found):
+        raise Refused("an open comment")
+    words = Words([match[1] for match in found if match[1]])
+    if not words.left:
+        raise Refused("nothing")
     model = Model({}, {}, [])
     blocks: list[tuple[list[str], list[list[str]]]] = []
     while words.left:
@@ -186,8 +194,10 @@ def bif(text: str) -> Model:
         if kind == "property":
             _until(words, ";")
         elif kind == "network":
-            _until(words, "{")
-            _until(words, "}")
+            if any(word in BIF_MARKS for word in _until(words, "{")):
+                raise Refused("a network's name")
+            if "{" in _until(words, "}"):
+                raise Refused("a network without an end")
         elif kind == "variable":
             name = _name(words.take())
             if name in model.sizes:
@@ -204,7 +214,7 @@ def bif(text: str) -> Model:
             raise Refused("no block")
     for scope, statements in blocks:
         model.factors.append((tuple(scope), _conditional(model, scope, statements)))
-    if not model.sizes or {scope[0] for scope, _ in model.factors} != set(model.sizes):
+    if {scope[0] for scope, _ in model.factors} != set(model.sizes):
         raise Refused("variables without a block")
     return model
 

@@ -121,6 +121,7 @@ HOSTILE = {
     "open comment": (RAIN + PRIOR + "\n/* one */ /* no end", "line 4", "expected */ after /*"),
     "open comment before all": ("network x { } /* no */ // no /* end\n/* no end", "line 2", "*/"),
     "network without a brace": ("network | x; }\nprobability (a) { }", "line 1", "'{'", "'|'"),
+    "network without an end": ("network x { property p;\n" + RAIN, "line 2", "closing brace"),
     "no open comment": (RAIN + PRIOR + "/* an end */ // and /* no other", None),
     "open quote": (RAIN + 'variable "x {', "line 2", "name of a variable"),
     "open brace": (RAIN + "variable x {", "end of the file"),
