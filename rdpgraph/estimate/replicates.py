@@ -455,9 +455,9 @@ def joined_estimate(
 
     All states are taken if they need no more operations than the estimate itself (``few`` is the
     model on the states of all replicates, and ``logs`` (replicates, B) its log Z), or than
-    `tuning.LITTLE_WORK`: then both bounds are log Z. Else two models are solved as one batch, of
-    half as many operations: one with mean weights, for the estimate, and one with weights of one,
-    whose mass is a lower bound. Where two do not fit, the estimate alone is made.
+    `tuning.LITTLE_WORK`: then both bounds are log Z. Else two models are solved as one batch: one
+    with mean weights, for the estimate, and one with weights of one, whose mass is a lower bound.
+    Where two do not fit, the estimate alone is made.
     """
     kept = _kept_by_first(supports, len(logs))
     check = _Check(model, solve(few).plan, supports, logs, kept, solve)
@@ -487,9 +487,10 @@ class _Check:
 
     def of_some(self, rows: int) -> Joined | None:
         """Check by the states of some replicates; with two rows there is a bound, too."""
-        # An entry of a table takes as long to be read as some operations: half of those of the
-        # estimate, together with the reading, take about as long as the whole estimate.
-        limit, number = max(self.plan.flops / 2, tuning.LITTLE_WORK / 10), len(self.logs)
+        # To read an entry of a table takes longer than an operation. In sums over pairs each entry
+        # is used once: half of the operations, with the reading, take about as long as the estimate.
+        share = 0.5 if self._dims < 2.5 else 1.0
+        limit, number = max(share * self.plan.flops, tuning.LITTLE_WORK / 10), len(self.logs)
         while number > 1:
             if self._predicted(self.kept[number - 1], rows) <= limit:
                 parts = (given and _joined(given, number, rows) for given in self.supports)
@@ -509,8 +510,14 @@ class _Check:
         the square at least, unless they are of low rank.
         """
         one, now = rows * self.plan.flops / len(self.logs), self.kept[0]
-        dims = self.plan.width / math.log2(now) if now > 1 else math.inf
-        return one * (states / now) ** (2.0 if isinstance(self.model, Structure) else dims)
+        return one * (states / now) ** self._dims
+
+    @property
+    def _dims(self) -> float:
+        """Number of variables of the largest table of the estimate."""
+        if isinstance(self.model, Structure):
+            return 2.0
+        return self.plan.width / math.log2(self.kept[0]) if self.kept[0] > 1 else math.inf
 
     def _solved(self, wider: Model, limit: float) -> Tensor | None:
         """(B,) log Z of a model; None where it takes too long, or is not exact."""
