@@ -487,8 +487,8 @@ class _Check:
 
     def of_some(self, rows: int) -> Joined | None:
         """Check by the states of some replicates; with two rows there is a bound, too."""
-        # To read an entry of a table takes longer than an operation. In sums over pairs each entry
-        # is used once: half of the operations, with the reading, take about as long as the estimate.
+        # To read an entry of a table takes longer than an operation, and sums over pairs use each
+        # entry once: half of the operations, with the reading, then take as long as the estimate.
         share = 0.5 if self._dims < 2.5 else 1.0
         limit, number = max(share * self.plan.flops, tuning.LITTLE_WORK / 10), len(self.logs)
         while number > 1:

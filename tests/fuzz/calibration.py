@@ -1,14 +1,15 @@
 """Measure how often errors, intervals and statuses of estimates hold exact answers.
 
-python -m tests.fuzz.calibration [--models 300] [--seed 0] [--large] [--only Randomized]
+python -m tests.fuzz.calibration [--models 300] [--seed 0] [--large] [--wide] [--only Randomized]
 
 Each row is of the answers of one estimate that say, or do not say, that they have converged: how
 many there are, in which part of them log Z is within two and six standard errors and in the 95%
 interval of `Replicates`, and in which part the error is +inf. With --large no model is solved whole
-as a check of its estimate, as if all were too large for that. `RandomizedPruning` is asked for
-probabilities, `ParityModel.kept` for log P(s, l), and a small `StructuredVAE` for log p(y), each of
-random models of its own; the last two have no status, and are rows of "yes" where there are sixteen
-draws and an error.
+as a check of its estimate, as if all were too large for that. The same holds with --wide: variables
+have 50 to 1,000 states, of which `Randomized.default` and `Randomized.piloted` keep 10, 20 or 40.
+`RandomizedPruning` is asked for probabilities, `ParityModel.kept` for log P(s, l), and a small
+`StructuredVAE` for log p(y), each of random models of its own; the last two have no status, and are
+rows of "yes" where there are sixteen draws and an error.
 """
 
 import argparse
@@ -77,6 +78,54 @@ def model(rng: Rng, states: int) -> Model:
     return rg.FactorGraph(factors)
 
 
+def wide_scores(rng: Rng, kind: str, scale: float, *shape: int) -> rg.Table:
+    """The kinds of `scores`, embeddings, and levels of which neighbours have near ones."""
+    values, alike = scale * rng.normal(size=shape), len(set(shape)) == 1 < len(shape)
+    if kind == "heavy":
+        values = scale * rng.standard_cauchy(shape).clip(-50, 50)
+    if kind == "zeros":
+        values = np.where(rng.random(shape) < 0.4, -np.inf, values)
+    if kind == "coupled" and alike:
+        apart = np.ones(shape, bool)
+        apart[(np.arange(shape[0]),) * len(shape)] = False
+        values = 0.1 * values / scale - 3.0 * scale * apart
+    if kind == "lowrank" and alike and len(shape) == 2:
+        embeddings = rng.normal(size=(shape[0], 8)) * math.sqrt(scale / 4)
+        values = embeddings @ embeddings.T
+    if kind == "smooth" and alike:
+        levels = np.meshgrid(*[np.linspace(0, 1, shape[0])] * len(shape), indexing="ij")
+        values = -10 * scale * np.var(np.stack(levels), axis=0) * len(shape)
+    return rg.Table.from_logs(torch.from_numpy(values))
+
+
+def wide_model(rng: Rng) -> Model:
+    """A chain, a tree, a grid of nine, or a chain of triples, of 50 to 1,000 states."""
+    shape = str(rng.choice(["chain", "tree", "grid", "triples"]))
+    kind = str(rng.choice(["normal", "heavy", "zeros", "coupled", "lowrank", "smooth"]))
+    scale, own = (float(np.exp(rng.uniform(math.log(0.1), math.log(most)))) for most in (10, 3))
+    count, most = int(rng.integers(4, 11)), {"grid": 100, "triples": 120}.get(shape, 1000)
+    states = int(np.exp(rng.uniform(math.log(50), math.log(most))))
+    if shape == "chain":
+        unary = torch.from_numpy(own * rng.normal(size=(count, states)))
+        return rg.Chain(unary, wide_scores(rng, kind, scale, states, states))
+    if shape == "tree":
+        scopes: list[tuple[int, ...]] = [(int(rng.integers(i)), i) for i in range(1, count)]
+    elif shape == "grid":
+        count = 9
+        scopes = [(i, i + 1) for i in range(9) if i % 3 < 2] + [(i, i + 3) for i in range(6)]
+    else:
+        triples = int(rng.integers(2, 5))
+        count, scopes = 2 * triples + 1, [(2 * i, 2 * i + 1, 2 * i + 2) for i in range(triples)]
+    x = [rg.Variable(f"x{number}", states) for number in range(count)]
+    factors = [rg.Factor([v], wide_scores(rng, "normal", own, states)) for v in x]
+    sizes = (states,) * len(scopes[0])
+    shared = wide_scores(rng, kind, scale, *sizes) if rng.random() < 0.5 else None
+    for scope in scopes:
+        table = shared or wide_scores(rng, kind, scale, *sizes)
+        factors.append(rg.Factor([x[v] for v in scope], table))
+    return rg.FactorGraph(factors)
+
+
 Ask = Callable[[Model, Rng, torch.Generator], rg.Posterior]
 
 
@@ -91,6 +140,16 @@ def kept(count: int) -> Ask:
         selections = [own.TopTail(keep // 2, keep - keep // 2), own.Threshold(keep),
                       own.TopSystematic(keep // 2, keep - keep // 2)]  # fmt: skip
         chosen = rg.Randomized(proposal, rng.choice(selections), replicates=count)
+        return rg.infer(asked, estimator=chosen, generator=generator)
+
+    return ask
+
+
+def recommended(make: Callable[..., rg.Randomized]) -> Ask:
+    """Sixteen replicates of recommended settings on 10, 20 or 40 states."""
+
+    def ask(asked: Model, rng: Rng, generator: torch.Generator) -> rg.Posterior:
+        chosen = make(keep=int(rng.choice([10, 20, 40])), replicates=16)
         return rg.infer(asked, estimator=chosen, generator=generator)
 
     return ask
@@ -119,6 +178,12 @@ ESTIMATES: dict[str, Ask] = {
         for seconds in (0.01, 0.1, 1.0)
     },
     **{f"Auto(seconds={seconds})": scheduled(rg.Auto, seconds) for seconds in (0.01, 0.1, 1.0)},
+}
+
+
+WIDE: dict[str, Ask] = {
+    "Randomized.default": recommended(rg.Randomized.default),
+    "Randomized.piloted": recommended(rg.Randomized.piloted),
 }
 
 
@@ -241,17 +306,18 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=20, help="of a variable, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--wide", action="store_true", help="many states, counted as too large")
     parser.add_argument("--only", default="", help="estimates whose names begin with this")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.large:
+    if asked.large or asked.wide:
         tuning.LITTLE_WORK, replicates._Check.of_all = 0.0, lambda _: None
     found, wrong = defaultdict[tuple[str, bool], list[tuple[float, bool]]](list), 0
     for seed in range(asked.seed, asked.seed + asked.models):
         rng = np.random.default_rng(seed)
-        drawn = model(rng, asked.states)
+        drawn = wide_model(rng) if asked.wide else model(rng, asked.states)
         exact = float(rg.infer(drawn).log_partition)
-        for name, ask in ESTIMATES.items():
+        for name, ask in (WIDE if asked.wide else ESTIMATES).items():
             if exact == -math.inf or not name.startswith(asked.only):
                 continue
             try:
@@ -262,7 +328,7 @@ def main() -> None:
             wrong += posterior.status.exact and far > 0
             if not posterior.status.exact:
                 found[name, posterior.status.converged].append((far, held))
-        for name, rows in OTHERS.items():
+        for name, rows in () if asked.wide else OTHERS.items():
             if name.startswith(asked.only):
                 for sure, far, held in rows(rng, torch.Generator().manual_seed(seed)):
                     found[name, sure].append((far, held))
@@ -270,7 +336,7 @@ def main() -> None:
     print("| estimate | converged | answers | 2 errors | 6 errors | interval | error not known |")
     print("|---|---|---|---|---|---|---|")
     for (name, sure), rows in sorted(
-        found.items(), key=lambda row: [*ESTIMATES, *OTHERS].index(row[0][0])
+        found.items(), key=lambda row: [*ESTIMATES, *WIDE, *OTHERS].index(row[0][0])
     ):
         far, held = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
         known = far[~np.isnan(far)]
