@@ -37,7 +37,7 @@ def test_an_estimate_of_a_chain_writes_no_graph_and_takes_few_calls(potential):
     embeddings = draw(50, 3)
     transition = draw(50, 50) if potential == "table" else Bilinear(embeddings, embeddings)
     chain = rg.Chain(draw(6, 50, seed=1), transition)
-    estimator = Randomized.default(keep=5, replicates=2)
+    estimator = Randomized.default(keep=5)
     files = calls_of(lambda: rg.infer(chain, estimator=estimator, generator=seeded()).log_partition)
     assert "model/graph.py" not in files
     assert sum(files.values()) < 650
