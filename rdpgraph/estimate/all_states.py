@@ -11,9 +11,16 @@ M_t is linear in the weights of each other variable, so that its expectation is 
 does not depend on the states kept at t. The estimate of Z from all kept states has the sum of M_t
 over x as its expectation over the states kept at t. So that estimate of Z, times M_t normalised, is
 unbiased for Z p(x_t = x) as well: replicates are averaged in proportion to their Z.
+
+A site of a structure may be in no state, as a span that is no constituent. Then the probability on
+the kept states that it is in any, times M_t normalised, takes the place of M_t normalised. Where a
+structure has no messages that go further, every state joins those kept with a weight too small to
+change anything, and has its mass from there.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +33,9 @@ from rdpgraph.engines.loopy.schedules import Flooding, LogDamping
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.solution import Solution
-from rdpgraph.estimate.estimator import Layout, Model
+from rdpgraph.estimate.estimator import Layout, Model, Setting
+from rdpgraph.estimate.proposals import count_lots, probed
+from rdpgraph.estimate.selections import Top
 from rdpgraph.interface.sites import free_numbers, free_variables
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
@@ -37,7 +46,16 @@ _SWEEPS = 1000
 """Sweeps of messages between kept states, which on a tree are exact after as many as it is deep."""
 
 
-def all_state_marginals(layout: Layout, model: Model, inner: Solution) -> Tensor | None:
+_PROBE = -60.0
+"""Log-weight of a state that is probed: what it adds to sums is below their rounding."""
+
+_GROWTH = 8
+"""Times as many operations a structure takes with twice as many states, at most: rules of trees."""
+
+
+def all_state_marginals(
+    layout: Layout, model: Model, inner: Solution, solve: Callable[[Model], Any]
+) -> Tensor | None:
     """(replicates, B, S) the probabilities of all states given the states kept at other variables.
 
     Zero at observed variables. Differentiable.
@@ -46,23 +64,47 @@ def all_state_marginals(layout: Layout, model: Model, inner: Solution) -> Tensor
         layout: the states kept.
         model: on these, with their weights; replicates are its first batch dim.
         inner: its solution.
+        solve: gives the posterior of a model.
 
     Returns:
-        None where messages do not give them: a structure other than a chain, or a graph with cycles
-        that was not solved by plain belief propagation.
+        None where they are not to be had: a structure of which exact inference takes no longer, or
+        whose potentials are not by site; a graph with cycles that was not solved by plain belief
+        propagation.
     """
     shape = layout.replicates, layout.batch, layout.num_states
     if isinstance(layout.model, Structure):
-        sites = layout.model.sites()
-        if sites is None or sites.marginals is None:
-            return None
-        (support,) = layout.expanded
-        return sites.marginals(support.states, support.log_weights).reshape(shape)
+        marginals = _of_sites(layout, layout.model, model, inner, solve)
+        return None if marginals is None else marginals.reshape(shape)
     assert isinstance(model, FactorGraph)
     messages = _messages_of(layout, layout.model, model, inner)
-    if messages is None:
+    return None if messages is None else _beliefs(messages, shape)
+
+
+def _of_sites(
+    layout: Layout, structure: Structure, few: Model, inner: Solution,
+    solve: Callable[[Model], Any],
+) -> Tensor | None:  # fmt: skip
+    """(replicates, *batch, *sites, states) the probabilities of a structure's states."""
+    sites = structure.sites()
+    if sites is None or sites.every or layout.site_places is not None:
         return None
-    return _beliefs(messages, shape)
+    (support,) = layout.expanded
+    if sites.marginals is not None:
+        return sites.marginals(support.states, support.log_weights)
+    assert isinstance(few, Structure)
+    lots = count_lots((sites,), (support,))
+    if lots * _GROWTH * few.work() > max(structure.work(), tuning.LITTLE_WORK):
+        return None
+    setting = Setting.of(structure, Top(support.kept), solve=solve, generator=None)
+    (masses,) = probed(setting, [support], _PROBE)
+    used = inner.variable_marginals().reshape(support.states.shape).sum(-1, keepdim=True)
+    return _normalised(masses) * used
+
+
+def _normalised(logs: Tensor) -> Tensor:
+    """Probabilities in proportion to exponentials; zeros where nothing is possible."""
+    dead = (logs == -math.inf).all(-1, keepdim=True)
+    return torch.where(dead, 0.0, torch.where(dead, 0.0, logs).softmax(-1))
 
 
 def _messages_of(
@@ -124,8 +166,7 @@ def _beliefs(messages: InterpolatedMessages, shape: tuple[int, int, int]) -> Ten
     for (size, numbers), logs in zip(
         free_numbers(graph).items(), messages.log_beliefs, strict=True
     ):
-        dead = (logs == -math.inf).all(-1, keepdim=True)
-        chances = torch.where(dead, 0.0, torch.where(dead, 0.0, logs).softmax(-1))
+        chances = _normalised(logs)
         places = graph.domain.places(numbers, size).flatten().to(flat.device)
         flat = flat.index_copy(1, places, chances.expand(rows, -1, -1).flatten(1).to(flat))
     return flat.reshape(shape)

@@ -357,12 +357,18 @@ def _masses(setting: Setting, chosen: list[Support]) -> Scores | None:
     return tuple(masses)
 
 
-def probed(setting: Setting, chosen: list[Support]) -> Scores:
-    """Per group (*batch, *sites, states) log-masses of all states given the chosen ones."""
-    groups = setting.groups
-    lots = max(
-        -(-sites.states // support.kept) for sites, support in zip(groups, chosen, strict=True)
-    )
+def count_lots(groups: Sequence[Sites], chosen: Sequence[Support]) -> int:
+    """The number of lots in which all states are probed."""
+    pairs = zip(groups, chosen, strict=True)
+    return max(-(-sites.states // support.kept) for sites, support in pairs)
+
+
+def probed(setting: Setting, chosen: list[Support], log_weight: float = _PROBE) -> Scores:
+    """Per group (*batch, *sites, states) log-masses of all states given the chosen ones.
+
+    States are probed with the log-weight; the constant of the masses of a site depends on it.
+    """
+    groups, lots = setting.groups, count_lots(setting.groups, chosen)
     widths = [-(-sites.states // lots) for sites in groups]
     largest = max(width + s.kept for width, s in zip(widths, chosen, strict=True))
     at_once = tuning.per_block(_num_tables(setting.model) * largest**2, tuning.LARGE_BLOCK)
@@ -373,6 +379,7 @@ def probed(setting: Setting, chosen: list[Support]) -> Scores:
             _with_probes(
                 support,
                 (numbers * width + torch.arange(width, device="cpu")).clamp(max=sites.states - 1),
+                log_weight,
             )
             for support, width, sites in zip(chosen, widths, groups, strict=True)
         ]
@@ -400,11 +407,11 @@ def _num_tables(model: Model) -> int:
     return max(joint, 1) * math.prod(model.batch_shape)
 
 
-def _with_probes(support: Support, probes: Tensor) -> Support:
-    """Support with further states (lots, width) of small weight: (lots, *lead, kept + width)."""
+def _with_probes(support: Support, probes: Tensor, log_weight: float) -> Support:
+    """Support with further states (lots, width) of a weight: (lots, *lead, kept + width)."""
     lots, width = probes.shape
     lead = (lots, *support.states.shape[:-1])
     probes = probes.to(support.states.device).reshape(lots, *(1,) * (len(lead) - 1), width)
-    weights = support.log_weights.new_full((), _PROBE).expand(*lead, width)
+    weights = support.log_weights.new_full((), log_weight).expand(*lead, width)
     kept = support.map(lambda part: part.expand(*lead, -1))
     return Support.joined([kept, Support(probes.expand(*lead, width), weights)])

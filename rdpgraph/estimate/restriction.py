@@ -270,7 +270,7 @@ class RestrictedSolution(Solution):
         restriction = self.restriction
         if restriction.exact or restriction.equal:
             return None
-        return all_state_marginals(self._layout, restriction.model, self.inner)
+        return all_state_marginals(self._layout, restriction.model, self.inner, restriction.solve)
 
     def variable_marginals(self) -> Tensor:
         """(B, S), read at all states by `all_state_marginals`.

@@ -54,7 +54,7 @@ class Sites:
         marginals: of (states, log_weights) likewise: the probability of every state of a site given
             those kept at the other sites, (*replicates, *batch, *sites, states), differentiable;
             zeros at a site that a batch item lacks. For sites each of which is in one state. None:
-            marginals are those of the states kept.
+            all states are probed for them, as for a pilot.
         every: whether the model costs the same on few states as on all: supports are then over
             all states, those not kept at -inf, and the model is an ordinary one of its kind.
         numbers: (sites,) the graph's numbers of the variables; None: all of them, in order.

@@ -82,8 +82,8 @@ class StructuredPosterior(Inferred):
     The structure answers; other questions are asked of the same model as a general graph. Sites
     that a batch item lacks have marginals zero, where the structure answers, and state -1. With an
     estimate on a few states, ratios of estimates (marginals, entropy, samples) are biased and
-    consistent. Marginals of a `Chain` are read at all states; in all other answers, and in those of
-    other structures, a state that was not kept has probability zero. Pickled or deep-copied, it
+    consistent. Marginals are read at all states where `Randomized` says so; in all other answers a
+    state that was not kept has probability zero. Pickled or deep-copied, it
     recomputes its answers, without gradients, on the states chosen.
 
     Attributes:

@@ -211,25 +211,28 @@ def _log_weights(
     return total.reshape(-1, *truth.scores.shape)
 
 
-def _of_all_states(
-    truth: Enumeration, present: Tensor, few: StructuredPosterior, log_zs: Tensor
-) -> Tensor:
+def _of_all_states(truth: Enumeration, present: Tensor, few: StructuredPosterior) -> Tensor:
     """(*batch, *sites, states) marginals at all states, given those kept at the other sites.
 
-    The mean of replicates in proportion to their Z, whose logs are (replicates, *batch).
+    The mean of replicates in proportion to their Z, in each of which the site is in a state as
+    often as on the kept states alone.
     """
     structure = truth.structure
     unary, batch = structure.unary, len(structure.batch_shape)
+    shape = unary.shape[batch:-1]
+    logs = truth.scores + _log_weights(truth, present, few)
+    chances = logs.logsumexp(1).softmax(0)
     mean = torch.zeros_like(unary)
-    for site in range(unary.shape[batch:-1].numel()):
-        weights = _log_weights(truth, present, few, without=site)
-        for log_z, logs in zip(log_zs.softmax(0), truth.scores + weights, strict=True):
-            given = replace(truth, scores=logs).marginals
-            only = torch.zeros(unary.shape[batch:-1].numel(), dtype=torch.bool)
-            only[site] = True
-            share = log_z.reshape(*log_z.shape, *(1,) * (unary.ndim - batch))
-            here = only.reshape(*unary.shape[batch:-1], 1)
-            mean = mean + torch.where(here & present & (share > 0), given * share, 0.0)
+    for site in range(shape.numel()):
+        here = torch.zeros(shape.numel(), dtype=torch.bool).index_fill(0, torch.tensor(site), 1)
+        here = here.reshape(*shape, 1) & present
+        others = truth.scores + _log_weights(truth, present, few, without=site)
+        for chance, kept, given in zip(chances, logs, others, strict=True):
+            used = replace(truth, scores=kept).marginals.sum(-1, keepdim=True)
+            masses = replace(truth, scores=given).marginals
+            shares = torch.where(used > 0, masses / masses.sum(-1, keepdim=True) * used, 0.0)
+            chance = chance.reshape(*chance.shape, *(1,) * (unary.ndim - batch))
+            mean = mean + torch.where(here & (chance > 0), shares * chance, 0.0)
     return mean
 
 
@@ -272,8 +275,9 @@ def _check_few(name: str, few: StructuredPosterior, truth: Enumeration, present:
     best = torch.where(present, unweighted.max_marginals, -math.inf)
     sites = structure.sites()
     read = marginals
-    if sites is not None and sites.marginals is not None and not few.status.exact:
-        read = _of_all_states(truth, present, few, log_zs)
+    whole = sites is None or sites.every or structure.site_places() is not None
+    if not whole and not few.status.exact:
+        read = _of_all_states(truth, present, few)
     for what, got, expected in (
         ("log_partition", few.log_partition, log_z),
         ("log_partitions", few.log_partitions, log_zs),

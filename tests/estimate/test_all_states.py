@@ -15,7 +15,7 @@ import rdpgraph as rg
 from rdpgraph import Bilinear, Randomized
 from rdpgraph.extend import Support
 from rdpgraph.randomized import Local, Selection, Threshold, Top, TopSystematic, TopTail, Uniform
-from tests.estimate.models import draw, estimate, seeded
+from tests.estimate.models import draw, estimate, kept_marginals, seeded
 
 
 @dataclass(eq=False)
@@ -257,3 +257,58 @@ def test_replicates_without_a_possible_configuration_have_no_part():
         assert not bool(alive.all())
         found = posterior.marginals() if model is chain else posterior.marginal("site")
         close(found.sum(-1), torch.ones(3, dtype=torch.float64))
+
+
+STRUCTURES = {
+    "semi-Markov": (rg.SemiMarkov, (3, 2, 4), (4, 4)),
+    "hypertree": (lambda u, p: rg.Hypertree(u, rg.trees.DenseRules(p)), (2, 2, 4), (4, 4, 4)),
+    "low rank": (lambda u, p: rg.Hypertree(u, rg.trees.LowRankRules(*p)), (2, 2, 4), (3, 4, 2)),
+    "projective": (lambda u, p: rg.ProjectiveDependencies(u + p.sum()), (3, 4), (1,)),
+}
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_over_all_draws_the_marginals_of_structures_are_exact(kind, batch):
+    make, unary, other = STRUCTURES[kind]
+    structure = make(draw(*batch, *unary), draw(*other, seed=1))
+    mean = every_draw(structure, unary[:-1])
+    close(mean.marginals(), rg.infer(structure).marginals())
+
+
+@pytest.mark.parametrize("kind", ["hypertree", "semi-Markov"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_step_more_in_structures_is_nearer_and_has_gradients(kind, dtype):
+    if kind == "hypertree":
+        rules = draw(20, 20, 20, seed=1).to(dtype)
+        unary = draw(3, 3, 20).to(dtype).requires_grad_()
+        structure = rg.Hypertree(unary, rg.trees.DenseRules(rules))
+    else:
+        unary = draw(4, 2, 20).to(dtype).requires_grad_()
+        structure = rg.SemiMarkov(unary, draw(20, 20, seed=1).to(dtype))
+    exact = rg.infer(structure).marginals()
+    posterior = estimate(structure, Local(), TopSystematic(3, 3))
+    found, kept = posterior.marginals(), kept_marginals(posterior).reshape(exact.shape)
+    # Of a span or a segment that is used as often, the states are those of all.
+    close(found.sum(-1), kept.sum(-1), atol=1e-5)
+    assert float((found - exact).abs().sum()) < 0.5 * float((kept - exact).abs().sum())
+    (slope,) = torch.autograd.grad((found * draw(*exact.shape, seed=2).to(dtype)).sum(), unary)
+    assert bool(slope.isfinite().all())
+    assert bool((slope != 0).any())
+
+
+def test_gradients_of_marginals_of_structures():
+    unary, rules = draw(2, 2, 4).requires_grad_(), draw(4, 4, 4, seed=1).requires_grad_()
+
+    def marginals(unary, rules):
+        structure = rg.Hypertree(unary, rg.trees.DenseRules(rules))
+        return estimate(structure, Uniform(), TopTail(0, 2), replicates=2).marginals()
+
+    assert torch.autograd.gradcheck(marginals, (unary, rules), fast_mode=True)
+
+
+def test_where_exact_inference_takes_no_longer_marginals_are_of_the_states_kept(monkeypatch):
+    monkeypatch.setattr(rg._core.tuning, "LITTLE_WORK", 0.0)
+    structure = rg.SemiMarkov(draw(4, 2, 8), draw(8, 8, seed=1))
+    posterior = estimate(structure, Local(), TopSystematic(2, 2))
+    close(posterior.marginals().flatten(), kept_marginals(posterior)[0])
