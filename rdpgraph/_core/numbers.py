@@ -12,10 +12,11 @@ ROUNDING = 1e-6
 """Differences below this are rounding: relative to a value, or in nats below one nat."""
 
 LEAST = 4
-"""Draws that a standard error is known by: Student's t of two degrees has no variance."""
+"""The fewest draws that give a standard error: Student's t with two degrees of freedom, of three
+draws, has no variance."""
 
 LOG_RANGE = 650.0
-"""Nats between log-values whose exponentials neither underflow nor overflow in float64."""
+"""Log-values that are at most so many nats apart have exponentials in the range of float64."""
 
 
 def is_whole(value: object, least: int = 0) -> bool:

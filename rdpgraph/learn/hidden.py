@@ -133,7 +133,7 @@ class HiddenStates(Arguments, ABC):
         """The names of EM's parameters that stay, of those in ``tables`` and the emission.
 
         Raises:
-            ModelError: a name of none, or of one that has no values to stay at.
+            ModelError: a name of no parameter, or of one without a value to keep.
         """
         model, result = type(self).__name__, list[str]()
         for name in self.fixed:

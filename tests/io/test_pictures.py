@@ -65,7 +65,7 @@ def test_edges_are_those_of_trees_and_heads():
 
 def test_what_is_not_drawn_is_refused(tmp_path):
     chain = STRUCTURES["chain"]()
-    with pytest.raises(rg.errors.FileFormatError, match=r"ends in \.png"):
+    with pytest.raises(rg.errors.FileFormatError, match=r"must end in \.png"):
         rg.draw(chain, tmp_path / "chain.txt")
     with pytest.raises(
         rg.errors.ModelError, match="draw needs model as a FactorGraph, a Posterior, a"

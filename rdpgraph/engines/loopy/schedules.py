@@ -213,7 +213,7 @@ def sets_of(
     sets: object = schedule.sweep(edges, Residuals(residuals or unasked), number)
     if isinstance(sets, Tensor) or not isinstance(sets, Iterable):
         raise ModelError(
-            f"{type(schedule).__name__}.sweep yields sets of messages, one after the other; it "
+            f"{type(schedule).__name__}.sweep must yield sets of messages, one after the other; it "
             f"returned {sets!r:.80}."
         )
     for chosen in sets:
