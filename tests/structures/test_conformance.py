@@ -99,7 +99,18 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+# Each has a short sibling, which differs in the tensors of its rules or transitions alone.
+SIBLINGS = {
+    "bilinear rules", "factorised rules", "rules of low rank", "dense rules of each item",
+    "segments, labels of their own", "segments, one item with transitions of its own",
+    "chain of low rank, factors of each item",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in SIBLINGS)) for name in STRUCTURES],
+)
 def test_conformance(name):
     check_structure(STRUCTURES[name]())
 
