@@ -198,11 +198,11 @@ class Replicates:
         """Status with the replicates' error and effective number, of the worst item.
 
         Neither for one replicate, or for draws with equal weights, which have no known error.
-        Converged: there are sixteen and more, worth half of their number; their groups agree, and
-        no bound is beyond their 95% interval. Those of kept states are worth four fifths of their
-        number, so that their Z have a relative deviation below a half, and the estimate of joined
-        states is no farther from their mean than they show. For messages that iterate, whether
-        these have converged.
+        Converged: there are sixteen and more, worth half of their number, none of which misses most
+        of Z, and no bound is beyond their 95% interval. The estimate of joined states is no farther
+        from their mean than they show. Where the whole model was not solved, they are worth four
+        fifths of their number, so that their Z have a relative deviation below a half, and their
+        groups agree. For messages that iterate, whether these have converged.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
         error = 0.0 if status.exact or not known else float(self.standard_error.amax())
@@ -245,11 +245,6 @@ class Replicates:
                 f"{self.count} replicates are worth only {size:.2g} of equal weight: keep more "
                 "states"
             )
-        if bool((self._disagreement > 0).any()):
-            return (
-                "groups of replicates disagree, each of which had a run of the proposal of its "
-                "own: keep more states, or use Exact()"
-            )
         if error == math.inf:
             return (
                 "all replicates are equal, so that they cannot show an error: keep more states, or "
@@ -261,12 +256,6 @@ class Replicates:
         """What speaks against replicates that were compared with their joined states."""
         assert self.joined is not None
         logs, least = self.log_partitions.detach(), self.joined.error
-        size = float(self.effective_sample_size.amin())
-        if size < _SHARE * self.count:
-            return (
-                f"{self.count} replicates are worth only {size:.3g} of equal weight, so that more "
-                "of them may find more mass: keep more states"
-            )
         if least is not None and bool((least > _APART * mean_error(logs)).any()):
             return (
                 "the states of several replicates together give another estimate than the mean of "
@@ -275,8 +264,21 @@ class Replicates:
         # The deviation is NaN where a replicate is impossible.
         if not bool((logs.std(0) <= _ALIKE).all()):
             return "some replicates miss most of Z: keep more states, or use Exact()"
-        sure = self.bounds is not None and bool((self.bounds[0] == self.bounds[1]).all())
-        if not sure and bool((self._error < _TINY).any()):
+        # Where the whole model was solved, nothing is left that all replicates may miss.
+        if self.bounds is not None and bool((self.bounds[0] == self.bounds[1]).all()):
+            return ""
+        size = float(self.effective_sample_size.amin())
+        if size < _SHARE * self.count:
+            return (
+                f"{self.count} replicates are worth only {size:.3g} of equal weight, so that more "
+                "of them may find more mass: keep more states"
+            )
+        if bool((self._disagreement > 0).any()):
+            return (
+                "groups of replicates disagree, each of which had a run of the proposal of its "
+                "own: keep more states, or use Exact()"
+            )
+        if bool((self._error < _TINY).any()):
             return (
                 "the replicates hardly differ, so that they cannot show what all of them miss: "
                 "keep more states, or use Exact()"

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -69,7 +68,7 @@ def test_z_is_unbiased_with_a_pilot_for_each_group():
     assert_close(mean, brute_force(graph).log_partition)
 
 
-def test_groups_that_disagree_are_not_sure_and_the_interval_covers_them():
+def test_intervals_cover_groups_that_disagree():
     within = 0.02 * draw(16)
     groups = (0,) * 4 + (1,) * 4 + (2,) * 4 + (3,) * 4
     agree = rg.answers.Replicates(within, groups=groups)
@@ -83,9 +82,6 @@ def test_groups_that_disagree_are_not_sure_and_the_interval_covers_them():
     for part in apart.split(4):
         assert low <= part.logsumexp(0) - math.log(4) <= high
     assert float(told.standard_error) > 2 * float(untold.standard_error)
-    status = told.described(replace(rg.infer(star()).status, exact=False, biased=True))
-    assert not status.converged
-    assert "groups of replicates disagree" in status.remedy
 
 
 def test_errors_of_groups_are_those_of_each_item_alone():

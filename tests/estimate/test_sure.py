@@ -274,7 +274,7 @@ def test_estimates_that_joined_states_contradict_are_not_sure():
     [
         ([0.0] * 13 + [-20.0] * 3, "miss most of Z"),
         ([0.0] * 13 + [-math.inf] * 3, "miss most of Z"),
-        ([0.0] * 12 + [-20.0] * 4, "worth only 12"),
+        ([0.0] * 11 + [-3.0] * 5, "worth only 11.5"),
         ([0.0, 1e-4] * 8, "hardly differ"),
     ],
 )
@@ -286,7 +286,18 @@ def test_replicates_of_few_modes_are_not_sure(logs, word):
     assert word in status.remedy
     log_z = replicates.log_partition  # known by all states
     known = replicates.compared(Joined(log_z, 0.0 * log_z, (log_z, log_z)))
-    assert known.described(not_exact()).converged == (word == "hardly differ")
+    assert known.described(not_exact()).converged == ("miss" not in word)
+
+
+def test_groups_that_disagree_are_not_sure():
+    logs = 0.02 * draw(16)
+    logs[8:12] -= 0.4
+    groups = (0,) * 4 + (1,) * 4 + (2,) * 4 + (3,) * 4
+    for given, word in ((groups, "groups of replicates disagree"), ((), "")):
+        replicates = rg.answers.Replicates(logs, groups=given)
+        status = replicates.compared(Joined()).described(not_exact())
+        assert status.converged == (not word)
+        assert status.remedy.startswith(word)
 
 
 def test_replicates_that_do_not_differ_show_no_error(monkeypatch):
