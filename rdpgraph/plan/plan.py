@@ -189,7 +189,7 @@ class Plan:
         num_slices: their configurations.
         seconds: predicted, for all marginals.
         planning_seconds: time that making this plan took.
-        fits: it keeps to its budget.
+        fits: it keeps to its budget, in which the model's tables count where they take over 16 MB.
         remedy: if not, by how much, and what to do.
         memory: bytes that answers may take; None: what the machine has.
         tree: the order of contraction.
