@@ -114,6 +114,9 @@ ANNEALING_VISIT, SEARCH_VISIT = 600.0, 6e3
 """Operations of a visit of a node by annealing of orders, and of a variable, or a factor of it, by
 all chains of a search."""
 
+LARGE_IN_SERIES = 32
+"""States of a variable from which the product of three tables' sizes takes longer than a group."""
+
 EASY_ENTRIES = 2e7
 """Entries of all tables of an order that needs no better one: a fraction of a second."""
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rdpgraph._core import tuning
 from rdpgraph.plan import clock
 from rdpgraph.plan.tree import Topology
 
@@ -58,7 +59,9 @@ def peel(
 
     Safe are simplicial variables (degree 0 and 1 among them) and those in series: degree 2, and no
     smaller than one of the two neighbours. Whole rounds are taken at a time, from all sides, so
-    that trees stay shallow. Variables in `last` stay, as do all from the deadline on.
+    that trees stay shallow. Large variables in series wait until no leaf is left, because a series
+    costs the product of three sizes, and from its end that of two. Variables in `last` stay, as do
+    all from the deadline on.
 
     Source: van den Eijkhof, Bodlaender and Koster (2007), Safe reduction rules for weighted
     treewidth.
@@ -67,15 +70,24 @@ def peel(
     adjacency = [set(neighbours) for neighbours in graph.adjacency]
     prefix: list[int] = []
     gone = bytearray(len(sizes))
-    frontier: Iterable[int] = [v for v in range(len(sizes)) if v not in last]
-    while frontier:
+    leaves_first = max(sizes, default=0) >= tuning.LARGE_IN_SERIES
+    waiting: set[int] = set()
+    frontier: Sequence[int] = [v for v in range(len(sizes)) if v not in last]
+    while frontier or waiting:
+        if not frontier:  # there are no leaves any more
+            leaves_first, frontier, waiting = False, sorted(waiting), set()
         touched: set[int] = set()
         for v in frontier:
             if clock.now() > deadline:
                 touched.clear()
+                waiting.clear()
                 break
             near = adjacency[v]
             degree = len(near)
+            waiting.discard(v)
+            if leaves_first and degree > 1:
+                waiting.add(v)
+                continue
             if degree == 2:
                 a, b = near
                 if b not in adjacency[a]:
