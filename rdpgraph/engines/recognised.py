@@ -17,7 +17,7 @@ from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import full_states, state_table
 from rdpgraph.engines.solution import Solution, Status, Supplemented
 from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.interface.structure import REGISTRY, Match, Structure
+from rdpgraph.interface.structure import REGISTRY, Match, Structure, is_tracked
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry
 from rdpgraph.model.evidence import MISSING, observed_entries
@@ -299,20 +299,20 @@ class RecognisedSolution(Supplemented):
         return torch.where(self._alive.unsqueeze(1), flat, 0.0)
 
     def entropy(self) -> Tensor:
-        entropy = self._structure.entropy()
+        entropy = self._own.give("entropy")
         if entropy is None:
             return super().entropy()
         return torch.where(self._alive, entropy.reshape(self._each.shape).sum(1), 0.0)
 
     def expected_score(self) -> Tensor:
-        entropy = self._structure.entropy()
+        entropy = self._own.give("entropy")
         if entropy is None:
             return self._general.expected_score()
         total = torch.where(self._alive, self._each.sum(1), 0.0)
         return torch.where(self._alive, total - entropy.reshape(self._each.shape).sum(1), 0.0)
 
     def max_marginals(self) -> Tensor:
-        values = self._structure.max_marginals()
+        values = self._own.give("max_marginals")
         if values is None:
             return self._general.max_marginals()
         values = self._sites.values(values, best=True)
@@ -326,7 +326,7 @@ class RecognisedSolution(Supplemented):
         return self._sites.flat(raised)
 
     def mode(self) -> Tensor:
-        mode = self._structure.mode()
+        mode = self._own.give("mode")
         return self._general.mode() if mode is None else self._sites.states(mode, ())
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
@@ -335,6 +335,10 @@ class RecognisedSolution(Supplemented):
             return self._general.sample(count, generator)
         return self._sites.states(drawn, (count,))
 
+    def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
+        drawn = self._structure.rsample(1, temperature=temperature, generator=generator)
+        return self._sites.flat(self._sites.values(drawn[0], best=False))
+
 
 class OwnAnswers:
     """The answers that a structure gives itself; None leaves one to the general engine."""
@@ -342,6 +346,7 @@ class OwnAnswers:
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
         self._known = dict[str, bool]()
+        self._computed = dict[str, Any]()
 
     def has(self, answer: str) -> bool:
         """Return whether an answer is among them."""
@@ -359,9 +364,23 @@ class OwnAnswers:
         none = (0, torch.Generator(structure.unary.device)) if answer == "sample" else ()
         with torch.no_grad():
             try:
-                return getattr(structure, answer)(*none) is not None
+                value = getattr(structure, answer)(*none)
             except ImpossibleEvidenceError:  # which is an answer
                 return True
+        if answer != "sample":
+            self._computed[answer] = value
+        return value is not None
+
+    def give(self, answer: str) -> Any:
+        """Give an answer, computed once, here or by `has`, unless gradients are wanted."""
+        if answer != "mode" and torch.is_grad_enabled() and is_tracked(self._structure):
+            value = getattr(self._structure, answer)()
+            self._known[answer] = value is not None
+            return value
+        if answer not in self._computed:
+            self._computed[answer] = getattr(self._structure, answer)()
+            self._known[answer] = self._computed[answer] is not None
+        return self._computed[answer]
 
 
 @dataclass(frozen=True, eq=False)

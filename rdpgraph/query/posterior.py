@@ -29,6 +29,7 @@ from rdpgraph.query.answers import (
     checked_draws,
 )
 from rdpgraph.structures.draws import checked_temperature, perturbed_graph
+from rdpgraph.structures.potential import StructurePotential
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,7 +388,8 @@ class Posterior(Inferred):
         checked_temperature(temperature)
         self._require_possible("relaxed sample")
         self._require_room()
-        if self.solved is not self.graph:
+        joint = any(isinstance(each.potential, StructurePotential) for each in self.graph.blocks)
+        if joint or self.solved is not self.graph:  # a structure draws by its own recursion
             return StateValues.split(self._answers.rsample(temperature, generator), self.graph)
         return self.again(perturbed_graph(self.graph, temperature, generator)).marginals()
 
