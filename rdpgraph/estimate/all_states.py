@@ -37,7 +37,7 @@ from rdpgraph.estimate.estimator import Layout, Model, Setting
 from rdpgraph.estimate.proposals import count_lots, probed
 from rdpgraph.estimate.selections import Top
 from rdpgraph.interface.sites import free_numbers, free_variables
-from rdpgraph.interface.structure import Structure
+from rdpgraph.interface.structure import REGISTRY, Structure
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.orders import forest_order
 from rdpgraph.plan.tree import Topology
@@ -76,8 +76,37 @@ def all_state_marginals(
         marginals = _of_sites(layout, layout.model, model, inner, solve)
         return None if marginals is None else marginals.reshape(shape)
     assert isinstance(model, FactorGraph)
+    if not isinstance(inner, LoopySolution):
+        marginals = _of_chains(layout, layout.model)
+        if marginals is not None:
+            return marginals
     messages = _messages_of(layout, layout.model, model, inner)
     return None if messages is None else _beliefs(messages, shape)
+
+
+def _of_chains(layout: Layout, graph: FactorGraph) -> Tensor | None:
+    """(replicates, B, S) the probabilities of the states of a graph that consists of chains.
+
+    Their messages take two passes, where those of a graph take sweeps. None for other graphs, with
+    evidence, and where variables keep different numbers of states.
+    """
+    match = None if graph.observed is not None else REGISTRY.recognise(graph)
+    kept = layout.restricted.sizes
+    if match is None or match.states is not None or int(kept.min()) != int(kept.max()):
+        return None
+    sites, numbers = match.structure.sites(), match.numbers
+    if sites is None or sites.marginals is None or bool((numbers < 0).any()):
+        return None
+    places = layout.restricted.places(numbers.flatten(), int(kept[0]))
+    support = layout.selected.map(
+        lambda part: part[..., places.to(part.device)].reshape(
+            layout.replicates, *graph.batch_shape, *numbers.shape, -1
+        )
+    )
+    found = sites.marginals(support.states, support.log_weights)
+    found = found.reshape(layout.replicates, layout.batch, -1)
+    back = graph.domain.places(numbers.flatten(), sites.states).flatten().to(found.device)
+    return torch.zeros_like(found).index_copy(-1, back, found)
 
 
 def _of_sites(

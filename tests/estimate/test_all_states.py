@@ -247,6 +247,33 @@ def test_one_step_more_in_a_loopy_graph_is_redrawn_without_a_draw():
     close(found.marginal(xs), again.marginal(xs), atol=1e-6)
 
 
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(4, 0), (0, 6), (2, 3), (1, 5)],
+        [(4, 0), (5, 0), (3, 2), (3, 1)],
+        [(0, 6), (6, 5), (1, 5), (4, 1), (3, 4), (2, 3)],
+    ],
+    ids=["of different lengths", "of one length", "one"],
+)
+def test_graphs_of_chains_in_any_order_are_read_as_chains(batch, pairs):
+    """The same as by messages over the graph, which take another way."""
+    count = 1 + max(map(max, pairs))
+    xs = rg.VariableArray("x", (count,), 9)
+    first, second = (list(end) for end in zip(*pairs, strict=True))
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((xs,), rg.Table(draw(*batch, count, 9))),
+            rg.FactorBlock((xs[first], xs[second]), rg.Table(draw(len(pairs), 9, 9, seed=1))),
+        ]
+    )
+    few = Randomized(Local(), TopSystematic(2, 2), replicates=2)
+    found = rg.infer(graph, estimator=few, generator=seeded())
+    again = rg.infer(graph, rg.Loopy(), estimator=few, generator=seeded())
+    close(found.marginal(xs), again.marginal(xs), atol=1e-6)
+
+
 def test_replicates_without_a_possible_configuration_have_no_part():
     same = torch.full((6, 6), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
     chain = rg.Chain(torch.zeros(3, 6, dtype=torch.float64), same)
