@@ -80,6 +80,25 @@ def test_no_question_makes_the_joints_of_all_pairs(tree, question):
     assert taken < (2 * tables + 10) * TABLE
 
 
+def test_hard_zeros_of_variables_do_not_copy_the_table_of_all_pairs():
+    unary = UNARY.clone()
+    unary[torch.arange(COUNT), torch.arange(COUNT)] = -torch.inf  # another state of each
+    unary[4] = torch.where(torch.arange(STATES) == 7, unary[4], -torch.inf)  # one state is left
+    taken = peak_of_tensors(lambda: rg.infer(graph("one table", unary)).marginal(SITES))
+    assert taken < 5 * TABLE
+    posterior = rg.infer(graph("one table", unary))
+    tracked = unary.clone().requires_grad_()
+    log_z = rg.infer(graph("a table for each", tracked)).log_partition
+    (expected,) = torch.autograd.grad(log_z, tracked)
+    assert bool(expected.isfinite().all())
+    torch.testing.assert_close(posterior.marginal(SITES), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        posterior.log_partition, log_z.detach() - sum(range(COUNT - 1)), atol=1e-2, rtol=1e-6
+    )
+    assert bool(posterior.entropy().isfinite())
+    assert bool(graph("one table", unary).score(posterior.mode()) > -torch.inf)
+
+
 def test_a_variable_without_a_factor_of_its_own_is_read_off_its_pair():
     parents = torch.arange(COUNT - 1).tolist()
     pairs = [(SITES[0], SITES[place + 1]) for place in parents]

@@ -164,6 +164,8 @@ def reduce_graph(
     tables.extend(_uniform(tables, settled, sizes, graph))
     if possible is None:
         possible = _possible_states(settled, sizes, tables, blocks, within)
+        if possible is not None:
+            _keep_tables_shared(possible, tables, settled[0] == MISSING)
     counts = sizes if possible is None else possible.counts()
     unseen = settled[0, : graph.num_variables] == MISSING
     dropped = int((sizes - counts)[: graph.num_variables][unseen].sum())
@@ -297,6 +299,25 @@ def _possible_states(
     while any(_strike_by_messages(possible, block) for block in blocks):
         strike_impossible(possible, factors)
     return possible
+
+
+def _keep_tables_shared(possible: Possible, tables: list[_Tables], free: Tensor) -> None:
+    """Let variables keep states of probability zero where to drop them would copy a large table.
+
+    A table that factors share is cut for each of them apart if they have lost different states,
+    which takes more memory than the states do that are dropped.
+    """
+    for part in tables:
+        count, shape = part.tables.shape[1], part.tables.shape[2:]
+        if math.prod(shape) < tuning.CORE_BLOCK or count >= len(part.scopes):
+            continue
+        left = possible.counts()[part.scopes]
+        cut = (left < torch.tensor(shape, device="cpu")).any(1)
+        if int(left[cut].prod(1).sum()) > count * math.prod(shape):
+            numbers = part.scopes[cut]
+            for slot, size in enumerate(shape):
+                some = numbers[:, slot][(left[cut, slot] > 1) & free[numbers[:, slot]]]
+                possible.mask[possible.places(some, size).reshape(-1)] = True
 
 
 def may_have_zeros(tables: Tensor) -> bool:
