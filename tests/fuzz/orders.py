@@ -498,7 +498,8 @@ def scheduler_of(rng: Rng, graph: rg.FactorGraph) -> rg.extend.Scheduler | None:
     """A scheduler, most often one whose budget fits some questions alone."""
     try:
         with clock.counted(clock.Counter()):
-            needed = rg.explain(graph, rg.Contraction(memory=1e9)).stored_bytes
+            plan = rg.explain(graph, rg.Contraction(memory=1e9))
+            needed = 2.0 * (plan.stored_bytes - plan.peak_bytes)  # beside the tables, in both
     except rg.errors.RdpgraphError as error:
         raise Skipped(f"no plan: {type(error).__name__}") from None
     memory = max(needed * float(np.exp(rng.uniform(np.log(0.3), np.log(20)))), 64.0)
