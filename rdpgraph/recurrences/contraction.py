@@ -42,16 +42,19 @@ Step = tuple[int, int, tuple[str, ...]]
 
 
 def plan_steps(
-    factors: Sequence[tuple[str, ...]], over: Sequence[str], sizes: Mapping[str, int]
+    factors: Sequence[Named], over: Sequence[str], sizes: Mapping[str, int]
 ) -> list[Step]:
     """The order of products and sums: variable after variable, the cheapest first.
 
+    Of variables that cost the same, one of a fixed matrix comes first: that is prepared once.
+
     Args:
-        factors: the names of the dims of each.
+        factors: of which the names and whether they are fixed matter.
         over: the names to sum over.
         sizes: of all names.
     """
-    alive = {place: {*names} for place, names in enumerate(factors)}
+    alive = {place: {*factor.names} for place, factor in enumerate(factors)}
+    in_fixed = {name for factor in factors if factor.fixed for name in factor.names}
     steps: list[Step] = []
 
     def join(one: int, other: int, summed: Sequence[str]) -> None:
@@ -62,9 +65,9 @@ def plan_steps(
     left = [*over]
     while left:
         # The cost of a variable is the number of terms of the sum over it.
-        def cost(name: str) -> int:
+        def cost(name: str) -> tuple[int, bool]:
             names = set[str]().union(*(own for own in alive.values() if name in own))
-            return math.prod(sizes[each] for each in names)
+            return math.prod(sizes[each] for each in names), name not in in_fixed
 
         first = min(left, key=cost)
         while len(group := [place for place, own in alive.items() if first in own]) > 2:

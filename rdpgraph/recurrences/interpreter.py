@@ -9,9 +9,10 @@ Which places a step reads depends on the sizes alone, so it is worked out once f
 sizes (`Layout`) and kept.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,11 @@ class _Shape:
     places: Mapping[str, int]
     labels: Mapping[str, int]
     steps: int
+
+    @cached_property
+    def cells(self) -> int:
+        """How many places a step has."""
+        return math.prod(self.places.values())
 
     def coordinates(self) -> dict[str, Affine]:
         """Every axis by the step and the places."""
@@ -219,8 +225,7 @@ class Layout:
         for axis, size in shape.places.items():
             rows = rows * size + point[axis]
         rows = np.broadcast_to(rows, holds.shape)
-        count = int(np.prod([*shape.places.values()], dtype=np.int64))
-        rows = np.where(holds, rows, np.clip(rows, 0, (high - low + 1) * count - 1))
+        rows = np.where(holds, rows, np.clip(rows, 0, (high - low + 1) * shape.cells - 1))
         # Leave out dims along which nothing changes.
         names = tuple(dims)
         for name in dims:
@@ -313,10 +318,8 @@ class _Run:
         else:
             full = [way.expand(self.items, *sizes) for way in found]
             values = self.semiring.sum(torch.stack(full), [0])
-        count = int(np.prod([*shape.places.values()], dtype=np.int64))
-        return values.reshape(len(values), count, *shape.labels.values()).expand(
-            self.items, -1, *[-1] * len(shape.labels)
-        )
+        full = self.items, *sizes
+        return values.expand(full).reshape(self.items, shape.cells, *shape.labels.values())
 
     def _value(self, term: _Term, shape: _Shape, step: int) -> Tensor:
         """(items or 1, *places, *labels) of a rule in a step; what its box lacks is absent."""
@@ -333,7 +336,7 @@ class _Run:
         plan = self.layout.plans.get((term.rule, dims))
         if plan is None:
             over = [name for name in rule.over if any(name in names for names in dims)]
-            plan = plan_steps(dims, over, self.layout.ranges)
+            plan = plan_steps(factors, over, self.layout.ranges)
             self.layout.plans[term.rule, dims] = plan
         value = contract(self.semiring, factors, plan, self.prepared)
         names = [*shape.places, *shape.labels]

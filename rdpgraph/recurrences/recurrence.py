@@ -116,7 +116,7 @@ class Recurrence:
 
     def __init__(self, *args: Any, **named: Any) -> None:
         owner, program = type(self).__name__, self.make_program()
-        declared = [name for name, _ in self.declared()]
+        declared = [*_declared_by(type(self))]
         if len(args) > len(declared):
             raise ModelError(f"{owner} takes {', '.join(declared)}; got {len(args)} values.")
         given = dict(zip(declared, args, strict=False))
@@ -137,8 +137,7 @@ class Recurrence:
     @classmethod
     def declared(cls) -> Iterator[tuple[str, Input | Lengths]]:
         """The inputs and lengths by name, those of base classes first."""
-        parts = [part for base in reversed(cls.__mro__) for part in vars(base).items()]
-        yield from {name: one for name, one in parts if isinstance(one, Input | Lengths)}.items()
+        yield from _declared_by(cls).items()
 
     @classmethod
     def make_program(cls) -> Program:
@@ -403,6 +402,12 @@ class Recurrence:
 def _scores(logs: Tensor) -> Tensor:
     """Logs with 0 for what is absent, which no derivation reads."""
     return torch.where(logs > -torch.inf, logs, 0.0)
+
+
+@functools.cache
+def _declared_by(cls: type[Recurrence]) -> dict[str, Input | Lengths]:
+    parts = [part for base in reversed(cls.__mro__) for part in vars(base).items()]
+    return {name: one for name, one in parts if isinstance(one, Input | Lengths)}
 
 
 @functools.cache
