@@ -244,9 +244,11 @@ class _Lowering:
         rest = tuple(f for f in rule.factors if f not in inner and f is not matrix)
         tables = [f for f in inner if f.array in self.places]
         read = tables[0] if tables else None
-        both = kind == Kind.LINK and bool(moving) and (
+        both = bool(moving) and (
             len(tables) != 1 or self._depends_on_both(rule, inner, matrix, tables[0], moving)
-        )  # fmt: skip
+        )
+        if both and kind == Kind.OVER:
+            raise UnloweredError(f"{rule.text} sums over labels and loops of several places")
         # A link of one table by one matrix that several rules read is made once.
         shared = (
             kind == Kind.LINK and len(inner) == 1 and read is not None and not moving
@@ -265,6 +267,11 @@ class _Lowering:
                 name, rule, kind, inner, matrix, before, after, moving
             )
             kept = tuple(v for v in rule.over if v not in before and v not in moving)
+            # Conditions on these loops hold in the stage; nothing of them is left outside.
+            rule = replace(
+                rule, guards=tuple(at for at in rule.guards if not at.names & {*moving}),
+                equal=tuple(at for at in rule.equal if not at.names & {*moving}),
+            )  # fmt: skip
         else:
             if len(tables) != 1 or read is None:
                 raise UnloweredError(f"{rule.text} has a sum over labels of no table's places")
@@ -294,7 +301,13 @@ class _Lowering:
     ) -> tuple[Table, Sketch, tuple[Affine, ...]]:  # fmt: skip
         """A stage at the places of the rule's table, loops included."""
         made = self._table_beside(name, self.places[rule.table].table, after)
-        own = Rule(name, inner, before + tuple(moving), rule.guards, rule.equal, rule.text)
+        outside = {v for v in rule.over if v not in self.labels and v not in moving}
+        for form in (*rule.guards, *rule.equal):
+            if form.names & outside and form.names & {*moving}:
+                raise UnloweredError(f"{rule.text} has a condition on loops of two sums")
+        guards = tuple(form for form in rule.guards if not form.names & outside)
+        equal = tuple(form for form in rule.equal if not form.names & outside)
+        own = Rule(name, inner, before + tuple(moving), guards, equal, rule.text)
         sketch = Sketch(kind, name, (own,), matrix, before, after, rule.table, first=True)
         return made, sketch, tuple(map(Affine.of, made.axes))
 
@@ -361,6 +374,10 @@ class _Lowering:
         own = frozenset[str]().union(*(at.names for at in read.index)) & {*moving}
         places = {*self.places[rule.table].table.axes} - self.labels
         others = [f for f in (*inner, *((matrix,) if matrix else ())) if f is not read]
+        for at in read.index:
+            # As a[t - d - 1]: what else depends on d depends on t and on the place that is read.
+            if at.names & places and at.names & {*moving}:
+                places |= at.names & {*moving}
         return set(own) != {*moving} or any(places & f.names for f in others)
 
     # ---- records ----
@@ -557,13 +574,15 @@ class _Lowering:
         return parts, rows
 
     def _alternative(
-        self, rule: Rule, place: Place, label: str | None, factors: Iterable[Read] | None = None
-    ) -> Alternative:
+        self, rule: Rule, place: Place, label: str | None, factors: Iterable[Read] | None = None,
+        matrix: Read | None = None,
+    ) -> Alternative:  # fmt: skip
+        """A product where all of its rule's factors are inside, and a matrix, too."""
         moves, loops = self._moves(place, rule)
         found = [form.substitute(moves) for form in rule.guards]
         for form in rule.equal:
             found += [form.substitute(moves), -form.substitute(moves)]
-        for factor in rule.factors:
+        for factor in (*rule.factors, *((matrix,) if matrix else ())):
             found += self._inside(factor, moves)
         ends = ["0", "0", "0", "0"]
         for k, loop in enumerate(loops):
@@ -628,15 +647,15 @@ class _Lowering:
         if len(loops) > (0 if sketch.kind == Kind.OVER else 1):
             raise UnloweredError(f"{rule.text} has a link with several loops")
         if sketch.kind != Kind.PAIR:
-            return [self._alternative(rule, place, sketch.before[0])]
+            return [self._alternative(rule, place, sketch.before[0], matrix=sketch.matrix)]
         left, right = sketch.before
         of_right = [f for f in rule.factors if right in self._labels_of(f)]
         of_left = [f for f in rule.factors if f not in of_right]
         if not of_left or not of_right or any(left in self._labels_of(f) for f in of_right):
             raise UnloweredError(f"{rule.text} is no pair of two rows")
         return [
-            self._alternative(rule, place, left, of_left),
-            self._alternative(rule, place, right, of_right),
+            self._alternative(rule, place, left, of_left, sketch.matrix),
+            self._alternative(rule, place, right, of_right, sketch.matrix),
         ]
 
     def _check_levels(self, sketch: Sketch, place: Place, made: Sequence[Alternative]) -> None:

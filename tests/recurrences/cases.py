@@ -50,6 +50,8 @@ def small(name, hard=0.0, seed=0):
         ),
         "Factorial": lambda: written.Factorial(r(2, 2), r(2, 2), r(3, 3, 2, 2)),
         "Paths": lambda: written.Paths(r(3, 2, 3, 2), r(2, 2)),
+        "Earlier": lambda: written.Earlier(r(3, 3, 2), r(3, 2, 2), r(2, 3, 2), lengths),
+        "Durations": lambda: written.Durations(r(3, 4, 2), r(2, 2, 2), r(3, 2, 4), lengths + 1),
         "Nested": lambda: written.Nested(r(3, 3, 2), r(3, 3, 2), r(2, 2), lengths),
     }[name]()
 
@@ -57,5 +59,5 @@ def small(name, hard=0.0, seed=0):
 NAMES = (
     "Chain", "Steps", "LowRankChain", "BackwardChain", "Segments", "Alignment", "Ctc", "Trees",
     "Pcfg", "LowRankTrees", "Projective", "Bitext", "Tagged", "KeptChain", "KeptSegments",
-    "Factorial", "Paths", "Nested",
+    "Factorial", "Paths", "Earlier", "Durations", "Nested",
 )  # fmt: skip

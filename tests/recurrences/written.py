@@ -232,6 +232,32 @@ class Paths(Recurrence):
     """
 
 
+class Earlier(Recurrence):
+    """Jumps from any earlier position, by matrices that depend on where they start or end."""
+
+    sites, starting, ending = Input("T N"), Input("T N N"), Input("N T N")
+    lengths = Lengths("T")
+    rules = """
+        a[0, n] += sites[0, n]
+        a[t, n] += a[s, m] * starting[s, m, n] * sites[t, n]   if s < t
+        a[t, n] += a[s, m] * ending[n, t-1, m] * sites[s, m]   if s < t
+        goal    += a[lengths-1, n]
+    """
+
+
+class Durations(Recurrence):
+    """Segments whose links depend on the duration, and on labels of where they start or end."""
+
+    sites, links, costs = Input("T N"), Input("D N N"), Input("D T")
+    lengths = Lengths("T")
+    rules = """
+        a[0, n] += sites[0, n]
+        a[t, n] += a[t-d-1, m] * links[d, m, n] * sites[t, n]
+        a[t, n] += a[t-d-1, m] * costs[d, t-1] * sites[t, n] * sites[t, m]
+        goal    += a[lengths-1, n]
+    """
+
+
 class Nested(Recurrence):
     """Segments of labels, each cut into words whose lengths are scored."""
 
