@@ -242,7 +242,14 @@ def test_a_model_without_variables_is_a_constant(run, tmp_path, name, text, log_
     for task in ("PR", "MAR", "MAP"):
         code, out, _ = run("infer", model, "--task", task, "--json")
         assert (code, json.loads(out)["log_partition"]) == (0, pytest.approx(log_z))
-        assert run("infer", model, "--task", task)[0] == 0
+    assert run("infer", model)[0] == 0
+    assert run("sample", model) == (1, "", f"Error: {model}: the model has no variable to draw.\n")
+
+
+@pytest.mark.parametrize("log_z", [0.0, math.log(5)])
+def test_a_constant_is_written_in_every_format_that_can_say_it(run, tmp_path, log_z):
+    model = tmp_path / "m.uai"
+    model.write_text("MARKOV 0 1 0 1 5" if log_z else "MARKOV 0 0")
     for target in ("n.bif", "n.xmlbif", "n.xdsl", "n.cnf", "n.uai", "n.wcsp", "n.cfn"):
         code, _, err = run("convert", model, tmp_path / target)
         if log_z and target not in ("n.uai", "n.cfn"):  # the others cannot say a constant
@@ -254,7 +261,6 @@ def test_a_model_without_variables_is_a_constant(run, tmp_path, name, text, log_
             again = rg.read(tmp_path / target)
             assert (again.num_variables, again.dtype) == (0, torch.float64)
             assert rg.infer(again).log_partition.item() == pytest.approx(log_z)
-    assert run("sample", model) == (1, "", f"Error: {model}: the model has no variable to draw.\n")
 
 
 def test_draws_without_a_seed_differ(run):

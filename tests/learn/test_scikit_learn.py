@@ -4,8 +4,6 @@ import pytest
 
 from rdpgraph import learn
 
-checks = pytest.importorskip("sklearn.utils.estimator_checks")
-
 EXPECTED = {
     "check_estimators_overwrite_params": "joblib hashes tensors by their address",
     "check_estimators_unfitted": "a model that is not fitted is a ModelError",
@@ -45,6 +43,8 @@ class OneSequence(learn.HMM):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_checks_of_scikit_learn() -> None:
+    # Imported here, because it takes a second, and the test is not short.
+    checks = pytest.importorskip("sklearn.utils.estimator_checks")
     model = OneSequence(2, learn.Gaussian(covariance_prior=0.1), limit=2)
     results = checks.check_estimator(model, on_fail=None, on_skip=None)
     failed = {each["check_name"] for each in results if each["status"] == "failed"}

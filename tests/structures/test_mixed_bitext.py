@@ -31,7 +31,11 @@ def bitext(p, q, *batch, **lengths):
     return rg.MixedBitext(*words, rules=rules, **lengths)
 
 
-@pytest.mark.parametrize(("p", "q"), SIZES)
+# Pairs of three words each have thousands of trees, which take most of the time.
+SHORT = [pytest.param(p, q, marks=[pytest.mark.long] * (p + q > 5)) for p, q in SIZES]
+
+
+@pytest.mark.parametrize(("p", "q"), SHORT)
 def test_every_tree(p, q):
     model, own = bitext(p, q), tensors(p, q)
     listed = list(trees(0, p, 0, q))

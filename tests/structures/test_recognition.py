@@ -264,7 +264,7 @@ def test_charts_of_spans_as_factors(case, monkeypatch):
     answered(shuffled(graph), "Hypertree", monkeypatch)
 
 
-@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_spans_that_are_seen_or_seen_to_be_none(size, monkeypatch):
     spans = rg.VariableArray("span", (size, size), 2)
     members = [spans[i, j] for i in range(size) for j in range(size)]

@@ -210,7 +210,9 @@ def test_a_path_lost_at_both_its_ends():
     torch.testing.assert_close(edges, torch.diag(torch.tensor([59.0, 0.0]).double()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.long)]
+)
 def test_left_to_right_chains_of_ten_thousand_steps(dtype):
     """Early states are left behind for good; that takes nothing, and is known to."""
     steps, states = 10_000, 8
