@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Self, overload
 
 import torch
 from torch import Tensor
@@ -285,6 +285,9 @@ class Recurrence:
             goal = executor.run_up(program, inputs, lengths, self._sizes, best=True).value
         else:
             goal = evaluate(program, flat, lengths, self._sizes, semiring)
+            # Where no input has a part in it, the gradient is zero all the same.
+            for x in () if goal.requires_grad else (x for x in inputs if x.requires_grad):
+                goal = torch.where(torch.ones_like(goal, dtype=torch.bool), goal, x.sum().to(goal))
         return goal.expand(self._items).reshape(self._batch)
 
     @property
@@ -340,18 +343,60 @@ class Recurrence:
 
         Log Z less the mean of what a derivation's entries add up to.
         """
+        log_z, mean = self._mean_of([_scores(values) for values in self._logs().values()])
+        return torch.where(log_z > -torch.inf, log_z - mean, 0.0)
+
+    @by_autograd
+    def cross_entropy(self, other: Self) -> Tensor:
+        """(*batch,) nats: the mean of minus the log-probability of a derivation in another model.
+
+        +inf where the other forbids what is possible here; 0 where nothing is. Differentiable in
+        both.
+
+        Raises:
+            ModelError: the other is of another class, or its tensors have other shapes.
+        """
+        own, logs = self._logs(), other._logs() if type(other) is type(self) else {}
+        shapes = [{name: x.shape for name, x in each.items()} for each in (own, logs)]
+        if shapes[0] != shapes[1]:
+            raise ModelError(
+                f"{type(self).__name__} is compared with another of its class and shapes; got "
+                f"{type(other).__name__} of {[tuple(shape) for shape in shapes[1].values()]}."
+            )
+        _, mean = self._mean_of([_scores(values) for values in logs.values()])
+        # How many entries a derivation uses that the other forbids.
+        with torch.no_grad():
+            forbidden = [(values == -torch.inf).to(values) for values in logs.values()]
+            log_z, beyond = self._mean_of(forbidden)
+        crossed = torch.where(beyond > 0, torch.inf, other.log_partition() - mean)
+        return torch.where(log_z > -torch.inf, crossed, 0.0)
+
+    @by_autograd
+    def kl_divergence(self, other: Self) -> Tensor:
+        """(*batch,) nats: `cross_entropy` less `entropy`; 0 where nothing is possible here.
+
+        Raises:
+            ModelError: as for `cross_entropy`.
+        """
+        return self.cross_entropy(other) - self.entropy()
+
+    def _mean_of(self, scores: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(*batch,) log Z, and the mean over derivations of the sum of scores of the entries used.
+
+        Args:
+            scores: finite, one tensor in the shape of each input of logs.
+        """
         logs = [*self._logs().values()]
         flat, lengths = self._flat(self.given), self._flat_lengths()
-        tracked = torch.is_grad_enabled() and any(values.requires_grad for values in logs)
-        if not tracked and self._served([*flat.values()]):
-            program = self.program
-            up = executor.run_up(program, [*flat.values()], lengths, self._sizes, best=False)
-            said = [_scores(x) if x.is_floating_point() else None for x in flat.values()]
-            log_z, mean = up.value, executor.mean_along(up, said)
-        else:
-            log_z, mean = mean_scores(self._log_partition_of, logs, [*map(_scores, logs)])
-        entropy = torch.where(log_z > -torch.inf, log_z - mean, 0.0)
-        return entropy.expand(self._items).reshape(self._batch) if not tracked else entropy
+        tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (*logs, *scores))
+        if tracked or not self._served([*flat.values()]):
+            return mean_scores(self._log_partition_of, logs, scores)
+        said = self._flat(self.given | dict(zip(self._logs(), scores, strict=True)))
+        up = executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=False)
+        each = [x if x.is_floating_point() else None for x in said.values()]
+        found = up.value, executor.mean_along(up, each)
+        log_z, mean = (x.expand(self._items).reshape(self._batch) for x in found)
+        return log_z, mean
 
     def mode(self) -> dict[str, Tensor]:
         """How often one best derivation uses each entry of each input of logs.

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rdpgraph.errors import UnsupportedError
+from rdpgraph.errors import ModelError, UnsupportedError
 from tests.recurrences import written
 from tests.recurrences.cases import NAMES, logs, small
 from tests.recurrences.enumeration import Derivations
@@ -114,6 +114,28 @@ def test_modes_and_draws_are_derivations(name, hard):
         for key, share in known.items():
             error = math.sqrt(share * (1 - share) / 400)
             assert abs(found.get(key, 0) / 400 - share) < 5 * error + 0.005
+
+
+@pytest.mark.parametrize("name", ["Chain", "Segments", "Alignment", "Trees", "Bitext", "Factorial"])
+def test_divergences_are_those_of_all_derivations(name, by_torch):
+    one, other = small(name, 0.1, seed=2), small(name, 0.1, seed=3)
+    other = type(one)(**(one.given | {key: other.given[key] for key in one.marginals()}))
+    pairs = [[Derivations(each, (item,)) for each in (one, other)] for item in range(3)]
+
+    def compare():
+        crossed, divergence = one.cross_entropy(other), one.kl_divergence(other)
+        for item, (p, q) in enumerate(pairs):
+            logs_of_q = q.scores - q.log_partition
+            wanted = -torch.where(p.shares > 0, p.shares * logs_of_q, 0.0).sum()
+            wanted = wanted if bool((p.scores > -math.inf).any()) else torch.zeros_like(wanted)
+            wanted = torch.where(wanted.isnan(), math.inf, wanted)
+            close(crossed[item], wanted, atol=1e-10, rtol=1e-10)
+            close(divergence[item], crossed[item] - p.entropy(), atol=1e-10, rtol=1e-10)
+
+    compare()
+    by_torch(compare)
+    with pytest.raises(ModelError, match="is compared with another of its class and shapes"):
+        one.cross_entropy(small("Ctc"))
 
 
 def test_the_same_seed_gives_the_same_draws():
