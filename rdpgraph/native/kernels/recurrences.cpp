@@ -5,6 +5,7 @@
 
 namespace {
 
+// Notes whether an input has a NaN.
 template <typename Real>
 void Run<Real>::check(const int64_t* counts, int64_t slots) {
   int bad = 0;
@@ -16,6 +17,7 @@ void Run<Real>::check(const int64_t* counts, int64_t slots) {
   unsound = bad;
 }
 
+// All tables, step by step; within a step in the sequence of the stages.
 template <typename Real>
 template <bool best>
 void Run<Real>::up() {
@@ -36,10 +38,11 @@ void Run<Real>::up() {
     }
 }
 
+// Gradients, in the opposite order: all of a cell is known before what it reads gets its share.
 template <typename Real>
 void Run<Real>::down() {
   const Flushed flushed;
-  held.assign(whole.stages, Held());
+  kept.assign(whole.stages, Kept());
   for (int64_t k = 0; k < whole.stages; ++k)
     if (stages[k].slot >= 0 && stages[k].fixed) prepare<false>(stages[k], true);
   for (int64_t step = whole.steps - 1; step >= 0; --step)
@@ -54,7 +57,7 @@ void Run<Real>::down() {
           else link_down(g, s);
         }
     }
-  for (int64_t k = 0; k < whole.stages; ++k) settle(stages[k]);
+  for (int64_t k = 0; k < whole.stages; ++k) write_matrix_gradient(stages[k]);
 }
 
 }  // namespace
@@ -84,7 +87,7 @@ void* NAME(up)(const int64_t* records, REAL* const* data, double* levels, const 
   return run;
 }
 
-// The gradient of log-sums: `grads[0]` has those of the goals, and gets those of all tables.
+// The gradient of log-sums: `grads[0]` has_terms those of the goals, and gets those of all tables.
 void NAME(down)(void* run, REAL* const* data, REAL* const* grads) {
   Run<REAL>* made = static_cast<Run<REAL>*>(run);
   made->data = data, made->grads = grads, made->down();
@@ -99,7 +102,7 @@ void NAME(along)(void* run, REAL* const* data, REAL* const* moves) {
 // Whether an input had a NaN.
 int64_t NAME(unsound)(void* run) { return static_cast<Run<REAL>*>(run)->unsound; }
 
-// Reads (draw, item, slot, place) of derivations, as many as there is room for; returns how many.
+// Reads (draw, item, slot, place) of derivations, as many as there is start for; returns how many.
 int64_t NAME(descend)(void* run, REAL* const* data, const int64_t* goals, int64_t draws, int64_t best,
                       int64_t seed, int64_t* reads, int64_t most) {
   Run<REAL>* made = static_cast<Run<REAL>*>(run);

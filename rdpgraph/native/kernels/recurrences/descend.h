@@ -6,6 +6,7 @@
 
 namespace {
 
+// A number from 0 to 1, by splitmix64.
 template <typename Real>
 double Run<Real>::uniform() {  // splitmix64
   uint64_t z = state += 0x9e3779b97f4a7c15ull;
@@ -26,6 +27,7 @@ int64_t Run<Real>::pick(bool best) {
   return k;
 }
 
+// One of the logs, as `pick` picks it; the logs are overwritten.
 template <typename Real>
 int64_t Run<Real>::pick_of(std::vector<Real>& logs, bool best) {
   const int64_t many = logs.size();
@@ -72,7 +74,7 @@ void Run<Real>::descend(int64_t item, int64_t goal, bool best, Visit visit) {
         reach(f->slot, offset(*f, item, s, p, r) + label * f->hop - item * f->item);
     };
     if (g.kind == kKindSum) {
-      collect(g, s, p, g.labels ? g.labels : 1);
+      collect_entries(g, s, p, g.labels ? g.labels : 1);
       const auto place = [&](const Part& f) { return read(f, item) + (g.labels ? v * f.hop : 0); };
       for (const Entry& one : entries) {
         double sum = level_of(one, item);
@@ -94,8 +96,8 @@ void Run<Real>::descend(int64_t item, int64_t goal, bool best, Visit visit) {
       const Span splits = loops(alternatives[g.first], s, p, false);
       const int64_t many = depth_of(g);
       const auto places = [&](int64_t r) {  // of the matrix, for each label before it
-        look(g.rows, g.row, item, s, p, r, g.depth, rows_at.data());
-        look(g.columns, g.column, item, s, p, r, g.labels, columns_at.data());
+        find_places(g.rows, g.row, item, s, p, r, g.depth, rows_at.data());
+        find_places(g.columns, g.column, item, s, p, r, g.labels, columns_at.data());
         return value(g.table, s, p, r) + columns_at[v];
       };
       rows_at.resize(g.depth), columns_at.resize(g.labels);

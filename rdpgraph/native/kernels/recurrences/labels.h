@@ -1,4 +1,4 @@
-// Sums over labels, upwards, and their gradients downwards.
+// Sums over labels, z = log sum_i exp(x_i), upwards, and their gradients downwards.
 
 #pragma once
 
@@ -6,6 +6,7 @@
 
 namespace {
 
+// The sums over labels of a step, in one row of places with one level.
 template <typename Real>
 template <bool best>
 void Run<Real>::over_up(const Stage& g, At s) {
@@ -19,7 +20,7 @@ void Run<Real>::over_up(const Stage& g, At s) {
     for (int64_t p = span.low; p <= span.high; ++p) {
       double &sum = tops[p - span.low], known;
       sum = -INFINITY;
-      if (!has(a, s, p)) continue;
+      if (!has_terms(a, s, p)) continue;
       row(a, item, s, p, 0, g.depth, x.data(), &known);
       const Real top = largest(x.data(), g.depth);
       if (!(top > kNever<Real>)) continue;
@@ -41,6 +42,7 @@ void Run<Real>::over_up(const Stage& g, At s) {
   }
 }
 
+// Their gradients: the share of each label.
 template <typename Real>
 void Run<Real>::over_down(const Stage& g, At s) {
   const Span span = defined(g, s);
@@ -50,7 +52,7 @@ void Run<Real>::over_down(const Stage& g, At s) {
     for (int64_t p = span.low; p <= span.high && is_needed(g, item, s); ++p) {
       const Real above = *out(g, grads[0], item, s, p), done = *out(g, data[0], item, s, p);
       double known;
-      if (above == 0 || !(done > kNever<Real>) || !has(a, s, p)) continue;
+      if (above == 0 || !(done > kNever<Real>) || !has_terms(a, s, p)) continue;
       row(a, item, s, p, 0, g.depth, x.data(), &known);
       exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), g.depth);
       Real total = 0;  // 1, but for rounding

@@ -1,4 +1,9 @@
 // Links: rows of labels, or pairs of them, times a matrix, upwards; and their gradients downwards.
+//
+// A link is y_j = log sum_i exp(x_i + W_ij). Rows and columns are scaled so that the largest exponential
+// of each is 1, and all rows of a step are one matrix product. A pair has a row x_(b,c) for every two
+// labels, sum_r exp(l_rb + r_rc) over the splits r. Matrices that change from place to place, or whose
+// places are data, are summed in logs where they lie (`direct`).
 
 #pragma once
 
@@ -25,11 +30,13 @@ bool Run<Real>::row(const Alternative& a, int64_t item, At s, int64_t p, int64_t
   return true;
 }
 
+// Scales and packs a matrix: exponentials relative to the peak of each column, in panels; for the way
+// down, its transpose.
 template <typename Real>
 template <bool best>
 void Run<Real>::prepare(const Stage& g, bool down) {
   const int64_t wide = width<Real>(), depth = depth_of(g), n = g.labels;
-  rooms[&g - stages].resize(sets(g) * room_size(g));
+  prepared[&g - stages].resize(sets(g) * prepared_size(g));
   for (int64_t item = 0; item < sets(g); ++item) {
     const Table<Real> t = table(g, item);
     if (down) {
@@ -80,11 +87,12 @@ void Run<Real>::by_panels(const Real* left, int64_t rows, int64_t stride, int64_
                            depth, result + r * hop + p * wide, hop);
 }
 
-// The rows before a product, exponentials relative to their tops (maxima: logs): at most a block of
-// those of a step from row `from` on (item after item). Returns the row after.
+// Fills `x` and `rows` with the rows before a product, as exponentials relative to their tops (maxima: logs
+// relative to them): those of `most` places of a step, counted item after item from `first` on. Rows in
+// which nothing is possible are left out.
 template <typename Real>
 template <bool best>
-void Run<Real>::block(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most) {
+void Run<Real>::prepare_rows(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most) {
   const Alternative& a = alternatives[g.first];
   const int64_t depth = depth_of(g), many = span.high - span.low + 1;
   rows.clear();
@@ -108,13 +116,13 @@ void Run<Real>::block(const Stage& g, At s, Span span, int64_t item, int64_t fir
   }
 }
 
-// The parts of all splits: (splits, depth) in `y`, the right ones in panels in `z`, exponentials
-// relative to a common top. Returns whether any is possible.
+// Both parts of all splits of a pair: the left ones (splits, depth) in `y`, the right ones in panels in `z`,
+// exponentials relative to a common top. Returns whether any is possible.
 template <typename Real>
 template <bool best>
-bool Run<Real>::parts(const Stage& g, At s, Row& one) {
+bool Run<Real>::prepare_splits(const Stage& g, At s, Row& one) {
   const Alternative &left = alternatives[g.first], &right = alternatives[g.first + 1];
-  const int64_t many = splits_of(one.splits), wide = width<Real>(), b = g.depth, c = g.depth2;
+  const int64_t many = count_of(one.splits), wide = width<Real>(), b = g.depth, c = g.depth2;
   y.resize(many * b), z.resize(many * panels_of(c, wide) * wide), w.resize(std::max(b, c)), tops.resize(2 * many);
   std::fill(z.begin(), z.end(), best ? kNever<Real> : Real(0));
   double most = -INFINITY;
@@ -141,19 +149,20 @@ bool Run<Real>::parts(const Stage& g, At s, Row& one) {
   return true;
 }
 
-// The (depth, depth2) products of both parts, summed over splits.
+// The row of a pair, (depth, depth2). Returns whether anything in it is possible.
 template <typename Real>
 template <bool best>
 bool Run<Real>::pair(const Stage& g, At s, Row& one, Real* to) {
-  if (!parts<best>(g, s, one)) return false;
+  if (!prepare_splits<best>(g, s, one)) return false;
   products<best>(g, one, to);
   return true;
 }
 
+// (depth, depth2) sums over splits of the products of both rows, from `prepare_splits`.
 template <typename Real>
 template <bool best>
 void Run<Real>::products(const Stage& g, const Row& one, Real* to) {
-  const int64_t many = splits_of(one.splits), wide = width<Real>(), b = g.depth, c = g.depth2;
+  const int64_t many = count_of(one.splits), wide = width<Real>(), b = g.depth, c = g.depth2;
   const int64_t hop = panels_of(c, wide) * wide;
   t.resize(many * b), sums.resize(b * hop);
   for (int64_t k = 0; k < many; ++k)
@@ -162,7 +171,7 @@ void Run<Real>::products(const Stage& g, const Row& one, Real* to) {
   for (int64_t j = 0; j < b; ++j) std::memcpy(to + j * c, sums.data() + j * hop, c * sizeof(Real));
 }
 
-// A row's sums in logs, to be exact where products underflow: of all pairs for one column.
+// Visits every term of a row's sum for one column, with its split, its label or pair of labels, and its log.
 template <typename Real>
 template <typename Visit>
 void Run<Real>::each_term(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Visit visit) {
@@ -177,6 +186,7 @@ void Run<Real>::each_term(const Stage& g, At s, const Row& one, const Real* logs
   }
 }
 
+// A sum of a row in logs, for one column.
 template <typename Real>
 double Run<Real>::in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j) {
   double top = -INFINITY, sum = 0;
@@ -197,9 +207,10 @@ void Run<Real>::finish(const Target& target, At s, const Row& one, Real* values,
   *out_level(g, one.item, s, one.p) = base + top;
 }
 
+// Writes that nothing is possible into all rows that a link writes, before those that are.
 template <typename Real>
-void Run<Real>::clear(const Stage& g, At s, Span span) {
-  aim(g, s, span);
+void Run<Real>::clear_targets(const Stage& g, At s, Span span) {
+  find_targets(g, s, span);
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
       const Stage& to = *targets[p - span.low].g;
@@ -211,7 +222,7 @@ void Run<Real>::clear(const Stage& g, At s, Span span) {
 
 // A link's values at a place, relative to a level, for the way down: those of its target without other factors.
 template <typename Real>
-const Real* Run<Real>::linked(const Target& target, At s, int64_t item, int64_t p, double* level) {
+const Real* Run<Real>::link_values(const Target& target, At s, int64_t item, int64_t p, double* level) {
   const Stage& g = *target.g;
   const Real* done = out(g, data[0], item, s, p);
   *level = *out_level(g, item, s, p);
@@ -231,7 +242,7 @@ const Real* Run<Real>::linked(const Target& target, At s, int64_t item, int64_t 
 
 // The gradients of other factors of a target, which is returned.
 template <typename Real>
-const Real* Run<Real>::others_down(const Target& target, At s, int64_t item, int64_t p) {
+const Real* Run<Real>::add_other_gradients(const Target& target, At s, int64_t item, int64_t p) {
   const Stage& g = *target.g;
   const Real* above = out(g, grads[0], item, s, p);
   for (const Part& f : target.others)
@@ -239,6 +250,7 @@ const Real* Run<Real>::others_down(const Target& target, At s, int64_t item, int
   return above;
 }
 
+// The links of a step: blocks of rows of all items and places, times the matrix.
 template <typename Real>
 template <bool best>
 void Run<Real>::link_up(const Stage& g, At s) {
@@ -246,12 +258,12 @@ void Run<Real>::link_up(const Stage& g, At s) {
   const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>(), hop = panels_of(n, wide) * wide;
   const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? batch : 1;
   if (many <= 0) return;
-  clear(g, s, span);
+  clear_targets(g, s, span);
   if (!g.fixed) return direct_up<best>(g, s, span);
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
     for (int64_t first = 0; first < many * items; first += kBlock) {
-      block<best>(g, s, span, item, first, std::min(kBlock, many * items - first));
+      prepare_rows<best>(g, s, span, item, first, std::min(kBlock, many * items - first));
       sums.resize(std::max<int64_t>(sums.size(), kBlock * hop));
       by_panels<best>(x.data(), rows.size(), depth, depth, own.ahead, n, sums.data(), hop);
       for (size_t r = 0; r < rows.size(); ++r) {
@@ -272,12 +284,12 @@ void Run<Real>::link_up(const Stage& g, At s) {
   }
 }
 
-// A step's table as it lies, or the entries that data say; the numbers from row to row.
-// Likewise the rows of all values of a loop, in `x`, one under the other.
+// The matrix of a place as it lies, or its entries gathered, one under the other for all values of a loop;
+// `hop` numbers from row to row. Likewise the rows before it, in `x`, relative to one level.
 template <typename Real>
 const Real* Run<Real>::direct(const Stage& g, int64_t item, At s, int64_t p, Span loop, int64_t* hop, double* level) {
   const Alternative& a = alternatives[g.first];
-  const int64_t many = splits_of(loop), n = g.labels;
+  const int64_t many = count_of(loop), n = g.labels;
   x.resize(many * g.depth), tops.resize(many);
   *level = -INFINITY;
   for (int64_t k = 0; k < many; ++k) {
@@ -291,7 +303,7 @@ const Real* Run<Real>::direct(const Stage& g, int64_t item, At s, int64_t p, Spa
     const int64_t r = loop.low + k, start = value(g.table, s, p, r);
     const Real* from = data[g.slot] + item * g.table_item;
     int64_t *rows_of = rows_at.data() + k * g.depth, *columns_of = columns_at.data() + k * n;
-    look(g.rows, g.row, item, s, p, r, g.depth, rows_of), look(g.columns, g.column, item, s, p, r, n, columns_of);
+    find_places(g.rows, g.row, item, s, p, r, g.depth, rows_of), find_places(g.columns, g.column, item, s, p, r, n, columns_of);
     for (int64_t i = 0; i < g.depth; ++i) rows_of[i] += start;
     for (int64_t i = 0; i < g.depth; ++i)
       for (int64_t j = 0; j < n; ++j) gathered[(k * g.depth + i) * n + j] = from[rows_of[i] + columns_of[j]];
@@ -308,7 +320,7 @@ void Run<Real>::direct_up(const Stage& g, At s, Span span) {
     for (int64_t p = span.low; p <= span.high; ++p) {
       const Span loop = loops(alternatives[g.first], s, p, false);
       if (loop.high < loop.low) continue;
-      const int64_t depth = g.depth * splits_of(loop);
+      const int64_t depth = g.depth * count_of(loop);
       Row one{item, p, 0, 0, loop};
       sums.resize(std::max<int64_t>(sums.size(), n)), terms.resize(n);
       int64_t hop;
@@ -328,6 +340,7 @@ void Run<Real>::direct_up(const Stage& g, At s, Span span) {
     }
 }
 
+// The gradients of links by matrices that change from place to place.
 template <typename Real>
 void Run<Real>::direct_down(const Stage& g, At s, Span span) {
   const int64_t n = g.labels;
@@ -336,14 +349,14 @@ void Run<Real>::direct_down(const Stage& g, At s, Span span) {
       const Alternative& a = alternatives[g.first];
       const Span loop = loops(a, s, p, false);
       if (loop.high < loop.low) continue;
-      const int64_t depth = g.depth * splits_of(loop);
+      const int64_t depth = g.depth * count_of(loop);
       double known;
       h.resize(std::max<int64_t>(h.size(), n)), e.resize(depth);
       const Target& target = targets[p - span.low];
       double level;
       int64_t hop;
-      const Real *from = direct(g, item, s, p, loop, &hop, &known), *above = others_down(target, s, item, p);
-      const Real* done = linked(target, s, item, p, &level);
+      const Real *from = direct(g, item, s, p, loop, &hop, &known), *above = add_other_gradients(target, s, item, p);
+      const Real* done = link_values(target, s, item, p, &level);
       const Real more = Real(known - level);
       Real *own = grads[g.slot] ? grads[g.slot] + item * g.table_item : nullptr, *to = own;
       if (own && is_gathered(g)) scattered.assign(depth * n, Real(0)), to = scattered.data();
@@ -370,18 +383,20 @@ void Run<Real>::direct_down(const Stage& g, At s, Span span) {
         for (int64_t j = 0; j < lanes<Real>(); ++j) sum += total[j];
         e[k] = sum;
       }
-      for (int64_t k = 0; k < splits_of(loop); ++k)
+      for (int64_t k = 0; k < count_of(loop); ++k)
         row_down(a, item, s, p, loop.low + k, g.depth, e.data() + k * g.depth);
       for (int64_t k = 0; own && is_gathered(g) && k < depth; ++k)
         for (int64_t j = 0; j < n; ++j) own[rows_at[k] + columns_at[k / g.depth * n + j]] += to[k * n + j];
     }
 }
 
+// Keeps a row before a product and the gradient after it: their outer product is the gradient of the
+// matrix, and many of them are one matrix product.
 template <typename Real>
-void Run<Real>::hold(const Stage& g, int64_t item, const Real* before, const Real* after) {
-  Held& own = held[&g - stages];
-  const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_held(g);
-  if (own.count == most || (own.count && g.table_item && own.item != item)) flush(g);
+void Run<Real>::keep_products(const Stage& g, int64_t item, const Real* before, const Real* after) {
+  Kept& own = kept[&g - stages];
+  const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_kept(g);
+  if (own.count == most || (own.count && g.table_item && own.item != item)) multiply_kept(g);
   if (own.before.empty()) {
     own.before.resize(depth * most), own.after.resize(panels * wide * most, Real(0));
     own.sums.resize(sets(g) * depth * panels * wide, Real(0)), own.turned.resize(kRows * most);
@@ -394,10 +409,11 @@ void Run<Real>::hold(const Stage& g, int64_t item, const Real* before, const Rea
   ++own.count;
 }
 
+// Multiplies the rows that are kept, and adds the product to the gradient of the scaled matrix.
 template <typename Real>
-void Run<Real>::flush(const Stage& g) {
-  Held& own = held[&g - stages];
-  const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_held(g);
+void Run<Real>::multiply_kept(const Stage& g) {
+  Kept& own = kept[&g - stages];
+  const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_kept(g);
   alignas(64) Real part[kRows * width<Real>()];
   Real* sums = own.sums.data() + (g.table_item ? own.item : 0) * depth * panels * wide;
   for (int64_t k = 0; k < depth; k += kRows) {
@@ -413,11 +429,12 @@ void Run<Real>::flush(const Stage& g) {
   own.count = 0;
 }
 
+// Turns the gradient of a scaled matrix into that of its logs, at the end of the pass.
 template <typename Real>
-void Run<Real>::settle(const Stage& g) {
-  Held& own = held[&g - stages];
+void Run<Real>::write_matrix_gradient(const Stage& g) {
+  Kept& own = kept[&g - stages];
   if (!g.fixed || g.slot < 0 || !grads[g.slot] || own.before.empty()) return;
-  if (own.count) flush(g);
+  if (own.count) multiply_kept(g);
   const int64_t depth = depth_of(g), wide = width<Real>(), n = g.labels;
   for (int64_t item = 0; item < sets(g); ++item) {
     const Table<Real> t = table(g, item);
@@ -431,13 +448,14 @@ void Run<Real>::settle(const Stage& g) {
   }
 }
 
+// The gradients of the links of a step in their rows and their matrix.
 template <typename Real>
 void Run<Real>::link_down(const Stage& g, At s) {
   const Span span = defined(g, s);
   const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>(), hop = panels_of(depth, wide) * wide;
   const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? batch : 1;
   if (many <= 0) return;
-  aim(g, s, span);
+  find_targets(g, s, span);
   if (!g.fixed) return direct_down(g, s, span);
   const int64_t padded = panels_of(n, wide) * wide;
   h.resize(kBlock * padded), totals.resize(kBlock * padded), pairs.resize(kBlock * hop);
@@ -445,7 +463,7 @@ void Run<Real>::link_down(const Stage& g, At s) {
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
     for (int64_t first = 0; first < many * items; first += kBlock) {
-      block<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
+      prepare_rows<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
       // With y = x W of a row, the gradient of log y_j in W_ij x_i is 1 / y_j. The products are taken
       // again, not from their logs: the shares of a column then add up to 1, and no mass is lost or
       // made over thousands of steps.
@@ -453,7 +471,7 @@ void Run<Real>::link_down(const Stage& g, At s) {
       for (size_t r = 0; r < rows.size(); ++r) {
         const Row& one = rows[r];
         const Target& target = targets[one.p - span.low];
-        const Real *above = others_down(target, s, one.item, one.p), *products = totals.data() + r * padded;
+        const Real *above = add_other_gradients(target, s, one.item, one.p), *products = totals.data() + r * padded;
         const Lane<Real> least = all(faint<Real>(depth)), ones = all(Real(1));
         Real* to = h.data() + r * padded;
         Lane<Real> lost = {};
@@ -462,17 +480,17 @@ void Run<Real>::link_down(const Stage& g, At s) {
           lost += sum >= least ? Lane<Real>{} : up * up;
           store(to + k, sum >= least ? up / (sum >= least ? sum : ones) : Lane<Real>{}, count);
         });
-        bool is_faint = false;
-        for (int64_t j = 0; j < lanes<Real>(); ++j) is_faint |= lost[j] != 0;
+        bool has_faint = false;
+        for (int64_t j = 0; j < lanes<Real>(); ++j) has_faint |= lost[j] != 0;
         // Products that underflow: the shares of all terms, in logs.
-        if (is_faint) {
+        if (has_faint) {
           double level;
-          const Real* done = linked(target, s, one.item, one.p, &level);
+          const Real* done = link_values(target, s, one.item, one.p, &level);
           for (int64_t k = 0; k < n; ++k)
             if (above[k] != 0 && !(products[k] >= faint<Real>(depth)) && done[k] > kNever<Real>)
               faint_down(g, s, one, own.logs, k, above[k], level + done[k]);
         }
-        if (grads[g.slot]) hold(g, one.item, x.data() + r * depth, to);
+        if (grads[g.slot]) keep_products(g, one.item, x.data() + r * depth, to);
       }
       by_panels<false>(h.data(), rows.size(), padded, n, own.back, depth, pairs.data(), hop);
       for (size_t r = 0; r < rows.size(); ++r) {
@@ -488,12 +506,13 @@ void Run<Real>::link_down(const Stage& g, At s) {
   }
 }
 
+// The gradients of a pair in the rows of both of its parts, split by split.
 template <typename Real>
 void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned, const Alternative& left, const Alternative& right) {
-  parts<false>(g, s, one);
-  const int64_t some = splits_of(one.splits), b = g.depth, c = g.depth2, wide = width<Real>();
+  prepare_splits<false>(g, s, one);
+  const int64_t some = count_of(one.splits), b = g.depth, c = g.depth2, wide = width<Real>();
   const int64_t bs = panels_of(b, wide) * wide, cs = panels_of(c, wide) * wide;
-  // turned (b, c), in panels over c and over b; left parts (splits, b), right parts (splits, c).
+  // turned (b, c), in panels over c and over b; left prepare_splits (splits, b), right prepare_splits (splits, c).
   e.assign(b * cs + c * bs, Real(0)), t.resize(some * (c + cs + bs));
   Real *over = e.data(), *under = e.data() + b * cs, *rights = t.data(), *to = rights + some * c, *back = to + some * cs;
   for (int64_t i = 0; i < b; ++i)
@@ -513,6 +532,7 @@ void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned, co
   }
 }
 
+// The gradients of one entry whose products underflow: the share of every term, in logs.
 template <typename Real>
 void Run<Real>::faint_down(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Real above, double known) {
   const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1;

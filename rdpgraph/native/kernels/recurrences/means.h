@@ -1,4 +1,7 @@
 // Means over derivations of what inputs say, upwards: of their logs for entropies, or of any direction.
+//
+// The mean of a cell is the mean over its terms, weighted by their shares, of the sum of the means of
+// what a term reads. It is the derivative of the cell's log-sum along the direction.
 
 #pragma once
 
@@ -6,6 +9,7 @@
 
 namespace {
 
+// The means of the sums of a step.
 template <typename Real>
 void Run<Real>::sum_along(const Stage& g, At s) {
   const Span span = defined(g, s);
@@ -14,8 +18,8 @@ void Run<Real>::sum_along(const Stage& g, At s) {
   if (span.high < span.low) return;
   terms.resize(std::max<int64_t>(terms.size(), count));
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
-    collect(g, s, p, count);
-    if (link_of() >= 0) continue;
+    collect_entries(g, s, p, count);
+    if (fused_link() >= 0) continue;
     for (int64_t item = 0; item < batch; ++item) {
       if (!is_needed(g, item, s)) continue;
       const Real* done = out(g, data[0], item, s, p);
@@ -50,13 +54,14 @@ void Run<Real>::mean_of(const Target& target, At s, int64_t item, int64_t p, con
     if (moves[f.f->slot]) add(to, moves[f.f->slot] + (read(f, item) - data[f.f->slot]), f.hop, 0, g.labels);
 }
 
+// The means of the links of a step: two products more, with rows and with matrices times what they say.
 template <typename Real>
 void Run<Real>::link_along(const Stage& g, At s) {
   const Span span = defined(g, s);
   const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>(), hop = panels_of(n, wide) * wide;
   const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? batch : 1;
   if (many <= 0) return;
-  aim(g, s, span);
+  find_targets(g, s, span);
   means.assign(n, Real(0));
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
@@ -64,13 +69,13 @@ void Run<Real>::link_along(const Stage& g, At s) {
       std::fill(to, to + n, Real(0));
     }
   if (!g.fixed) return direct_along(g, s, span);
-  std::vector<Real>& said = rooms[&g - stages + whole.stages];
+  std::vector<Real>& said = prepared[&g - stages + whole.stages];
   const int64_t panels = panels_of(n, wide) * wide * depth;
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
     const Real* along = moves[g.slot] ? said.data() + (g.table_item ? item : 0) * panels : nullptr;
     for (int64_t first = 0; first < many * items; first += kBlock) {
-      block<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
+      prepare_rows<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
       const int64_t some = rows.size();
       turned.resize(some * depth), moved.resize(3 * some * hop);
       for (int64_t r = 0; r < some; ++r) {
@@ -97,11 +102,11 @@ void Run<Real>::link_along(const Stage& g, At s) {
   }
 }
 
-// Products of both parts times what either says, summed over splits.
+// Products of both prepare_splits times what either says, summed over splits.
 template <typename Real>
 void Run<Real>::pair_along(const Stage& g, At s, Row& one, Real* to) {
-  parts<false>(g, s, one);
-  const int64_t some = splits_of(one.splits), b = g.depth, c = g.depth2, wide = width<Real>();
+  prepare_splits<false>(g, s, one);
+  const int64_t some = count_of(one.splits), b = g.depth, c = g.depth2, wide = width<Real>();
   std::vector<Real> left = y, right = z, said(std::max(b, c)), part(b * c);
   for (int64_t k = 0; k < some; ++k) {
     row_along(alternatives[g.first], one.item, s, one.p, one.splits.low + k, b, said.data());
@@ -115,6 +120,7 @@ void Run<Real>::pair_along(const Stage& g, At s, Row& one, Real* to) {
   for (int64_t k = 0; k < b * c; ++k) to[k] += part[k];
 }
 
+// The mean of one entry whose products underflow, term by term.
 template <typename Real>
 Real Run<Real>::mean_in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j) {
   const double total = in_logs(g, s, one, logs, j);
@@ -135,6 +141,7 @@ Real Run<Real>::mean_in_logs(const Stage& g, At s, const Row& one, const Real* l
   return Real(sum);
 }
 
+// The means of links by matrices that change from place to place.
 template <typename Real>
 void Run<Real>::direct_along(const Stage& g, At s, Span span) {
   const Alternative& a = alternatives[g.first];
@@ -142,13 +149,13 @@ void Run<Real>::direct_along(const Stage& g, At s, Span span) {
     for (int64_t p = span.low; p <= span.high; ++p) {
       const Span loop = loops(a, s, p, false);
       if (loop.high < loop.low) continue;
-      const int64_t depth = g.depth * splits_of(loop), n = g.labels;
+      const int64_t depth = g.depth * count_of(loop), n = g.labels;
       int64_t hop;
       double known, level;
-      const Real *from = direct(g, item, s, p, loop, &hop, &known), *done = linked(targets[p - span.low], s, item, p, &level);
+      const Real *from = direct(g, item, s, p, loop, &hop, &known), *done = link_values(targets[p - span.low], s, item, p, &level);
       const Real* said = moves[g.slot] ? moves[g.slot] + item * g.table_item : nullptr;
       turned.resize(depth), means.assign(n, Real(0));
-      for (int64_t k = 0; k < splits_of(loop); ++k)
+      for (int64_t k = 0; k < count_of(loop); ++k)
         row_along(a, item, s, p, loop.low + k, g.depth, turned.data() + k * g.depth);
       const int64_t start = value(g.table, s, p, 0);
       for (int64_t k = 0; k < depth; ++k)
@@ -161,6 +168,7 @@ void Run<Real>::direct_along(const Stage& g, At s, Span span) {
     }
 }
 
+// The means of sums over labels.
 template <typename Real>
 void Run<Real>::over_along(const Stage& g, At s) {
   const Span span = defined(g, s);
@@ -171,7 +179,7 @@ void Run<Real>::over_along(const Stage& g, At s) {
       Real* to = out(g, moves[0], item, s, p);
       double known;
       *to = 0;
-      if (!(done > kNever<Real>) || !has(alternatives[g.first], s, p)) continue;
+      if (!(done > kNever<Real>) || !has_terms(alternatives[g.first], s, p)) continue;
       row(alternatives[g.first], item, s, p, 0, g.depth, x.data(), &known);
       exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), g.depth);
       row_along(alternatives[g.first], item, s, p, 0, g.depth, turned.data());
@@ -179,21 +187,22 @@ void Run<Real>::over_along(const Stage& g, At s) {
     }
 }
 
+// Means of all tables, in the order in which they were computed.
 template <typename Real>
 void Run<Real>::along() {
   const Flushed flushed;
   const int64_t wide = width<Real>();
-  rooms.resize(2 * whole.stages);
+  prepared.resize(2 * whole.stages);
   for (int64_t k = 0; k < whole.stages; ++k) {
     const Stage& g = stages[k];
     if (g.slot < 0 || !g.fixed || !moves[g.slot]) continue;
     const int64_t depth = depth_of(g), n = g.labels, panels = panels_of(n, wide) * wide * depth;
-    rooms[whole.stages + k].assign(sets(g) * panels, Real(0));
+    prepared[whole.stages + k].assign(sets(g) * panels, Real(0));
     for (int64_t item = 0; item < sets(g); ++item)
       for (int64_t i = 0; i < depth; ++i)
         for (int64_t j = 0; j < n; ++j) {
           const int64_t at = (j / wide * depth + i) * wide + j % wide;
-          rooms[whole.stages + k][item * panels + at] = table(g, item).ahead[at] *
+          prepared[whole.stages + k][item * panels + at] = table(g, item).ahead[at] *
               moves[g.slot][g.table.c + item * g.table_item + row_of(g, i) + j * g.column];
         }
   }

@@ -22,7 +22,7 @@ template <typename Real> Real faint(int64_t terms) {
 }
 
 constexpr int64_t kBlock = 64;   // rows of a product
-constexpr int64_t kHeld = 256;   // rows whose outer products are added to a gradient together
+constexpr int64_t kKept = 256;   // rows whose outer products are added to a gradient together
 
 // Values from low to high, none where high is below low.
 struct Span { int64_t low, high; };
@@ -62,8 +62,9 @@ template <typename Real> struct Run {
   Real* const* grads;       // by slot, or null: not wanted
   int64_t batch;
   const int64_t* ends;      // (goals, batch) the step of each goal
-  bool is_prepared = false;
-  std::vector<std::vector<Real>> rooms;  // prepared tables by stage
+  std::vector<std::vector<Real>> prepared;  // prepared tables by stage
+  // Scratch: rows before products (x), the parts of splits (y, z, transposed t) and of one (w), gradients of
+  // rows (e), gradients over sums (h), rows of pairs, products, the terms of sums, and what terms add up to.
   std::vector<Real> x, y, z, w, e, h, t, pairs, sums, terms, totals;
   std::vector<double> tops;
   Run(const int64_t* records, Real* const* data, double* levels, Real* const* grads, int64_t batch,
@@ -73,7 +74,7 @@ template <typename Real> struct Run {
         alternatives(reinterpret_cast<const Alternative*>(stages + whole.stages)),
         factors(reinterpret_cast<const Factor*>(alternatives + whole.alternatives)),
         forms(reinterpret_cast<const Form*>(factors + whole.factors)),
-        data(data), levels(levels), grads(grads), batch(batch), ends(ends), rooms(whole.stages) {}
+        data(data), levels(levels), grads(grads), batch(batch), ends(ends), prepared(whole.stages) {}
   static int64_t value(const Form& f, At s, int64_t p, int64_t r) {
     return f.c + f.s * s.s + f.q * s.q + f.u * s.u + f.w * s.w + f.p * p + f.r * r;
   }
@@ -151,9 +152,9 @@ template <typename Real> struct Run {
   struct Entry { int64_t first, count, low, high; double level; };
   std::vector<Entry> entries;
   std::vector<Part> factors_of;
-  void collect(const Stage& g, At s, int64_t first, int64_t count);
+  void collect_entries(const Stage& g, At s, int64_t first, int64_t count);
   // The stage of the link that a sum's only entry reads: that stage has written the sum. Below 0: none.
-  int64_t link_of() const {
+  int64_t fused_link() const {
     if (entries.size() != 1) return -1;
     for (const Part& f : factors_of) if (f.f->link >= 0) return f.f->link;
     return -1;
@@ -161,7 +162,7 @@ template <typename Real> struct Run {
   // Where a link's rows at a place go: its own table, or the sum that reads it alone, times other factors.
   struct Target { const Stage* g; std::vector<Part> others; };
   std::vector<Target> targets;
-  void aim(const Stage& g, At s, Span span);
+  void find_targets(const Stage& g, At s, Span span);
   const Real* read(const Part& f, int64_t item) const {
     return data[f.f->slot] + f.at + item * f.f->item + (f.f->look_slot < 0 ? 0 : looked(f, item, 0));
   }
@@ -191,7 +192,7 @@ template <typename Real> struct Run {
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
       if (grads[f->slot]) add_to(grads[f->slot] + offset(*f, item, s, p, r), from, f->hop, depth);
   }
-  bool has(const Alternative& a, At s, int64_t p) const {
+  bool has_terms(const Alternative& a, At s, int64_t p) const {
     const Span span = loops(a, s, p, false);
     return span.low <= span.high;
   }
@@ -200,35 +201,35 @@ template <typename Real> struct Run {
     return g.kind == kKindPair ? k / g.depth2 * g.row + k % g.depth2 * g.row2 : k * g.row;
   }
   int64_t sets(const Stage& g) const { return g.fixed ? (g.table_item ? batch : 1) : 0; }
-  int64_t room_size(const Stage& g) const {
+  int64_t prepared_size(const Stage& g) const {
     const int64_t wide = width<Real>(), depth = depth_of(g), n = g.labels;
     return n + wide * (panels_of(n, wide) * depth + panels_of(depth, wide) * n);
   }
   Table<Real> table(const Stage& g, int64_t item) {
-    Real* room = rooms[&g - stages].data() + (g.table_item ? item : 0) * room_size(g);
+    Real* start = prepared[&g - stages].data() + (g.table_item ? item : 0) * prepared_size(g);
     const int64_t ahead = panels_of(g.labels, width<Real>()) * width<Real>() * depth_of(g);
-    return {data[g.slot] + g.table.c + item * g.table_item, room, room + g.labels, room + g.labels + ahead};
+    return {data[g.slot] + g.table.c + item * g.table_item, start, start + g.labels, start + g.labels + ahead};
   }
   template <bool best> void prepare(const Stage& g, bool down);
   template <bool best> static void by_panels(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t columns, Real* result, int64_t hop);
   struct Row { int64_t item, p; double level, top; Span splits; };
   std::vector<Row> rows;
-  template <bool best> void block(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most);
-  int64_t splits_of(Span span) const { return span.high - span.low + 1; }
-  template <bool best> bool parts(const Stage& g, At s, Row& one);
+  template <bool best> void prepare_rows(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most);
+  int64_t count_of(Span span) const { return span.high - span.low + 1; }
+  template <bool best> bool prepare_splits(const Stage& g, At s, Row& one);
   template <bool best> bool pair(const Stage& g, At s, Row& one, Real* to);
   template <bool best> void products(const Stage& g, const Row& one, Real* to);
   template <typename Visit> void each_term(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Visit visit);
   double in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
   void finish(const Target& target, At s, const Row& one, Real* values, double base);
-  void clear(const Stage& g, At s, Span span);
-  const Real* linked(const Target& target, At s, int64_t item, int64_t p, double* level);
-  const Real* others_down(const Target& target, At s, int64_t item, int64_t p);
+  void clear_targets(const Stage& g, At s, Span span);
+  const Real* link_values(const Target& target, At s, int64_t item, int64_t p, double* level);
+  const Real* add_other_gradients(const Target& target, At s, int64_t item, int64_t p);
   template <bool best> void link_up(const Stage& g, At s);
   // Where labels are in a table: their own numbers, or those that data say.
   std::vector<int64_t> rows_at, columns_at;
   std::vector<Real> gathered, scattered;
-  void look(const Look& l, int64_t stride, int64_t item, At s, int64_t p, int64_t r, int64_t count, int64_t* to) const {
+  void find_places(const Look& l, int64_t stride, int64_t item, At s, int64_t p, int64_t r, int64_t count, int64_t* to) const {
     const int64_t* from = l.slot < 0 ? nullptr :
         reinterpret_cast<const int64_t*>(data[l.slot]) + item * l.item + value(l.at, s, p, r);
     for (int64_t k = 0; k < count; ++k) to[k] = stride * (from ? from[k * l.hop] : k);
@@ -240,13 +241,13 @@ template <typename Real> struct Run {
   template <bool best> void direct_up(const Stage& g, At s, Span span);
   void direct_down(const Stage& g, At s, Span span);
   // Rows before and after products, whose outer products are a table's gradient; by stage.
-  struct Held { std::vector<Real> before, after, sums, turned; int64_t count = 0, item = 0; };
-  std::vector<Held> held;
-  // How many rows are held: those that stay in the cache.
-  int64_t most_held(const Stage& g) const { return std::max<int64_t>(32, std::min(kHeld, (1 << 17) / depth_of(g))); }
-  void hold(const Stage& g, int64_t item, const Real* before, const Real* after);
-  void flush(const Stage& g);
-  void settle(const Stage& g);
+  struct Kept { std::vector<Real> before, after, sums, turned; int64_t count = 0, item = 0; };
+  std::vector<Kept> kept;
+  // How many rows are kept: those that stay in the cache.
+  int64_t most_kept(const Stage& g) const { return std::max<int64_t>(32, std::min(kKept, (1 << 17) / depth_of(g))); }
+  void keep_products(const Stage& g, int64_t item, const Real* before, const Real* after);
+  void multiply_kept(const Stage& g);
+  void write_matrix_gradient(const Stage& g);
   void link_down(const Stage& g, At s);
   void pair_down(const Stage& g, At s, Row& one, const Real* turned, const Alternative& left, const Alternative& right);
   void faint_down(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Real above, double known);

@@ -1,4 +1,7 @@
 // Sums of alternatives, upwards, and their gradients downwards.
+//
+// An entry v of a table is log sum_k exp(c_k + sum_f x_kf), over alternatives and the values of their
+// loops k, with factors f, each relative to a level c. Its gradient in x_kf is the share of k in the sum.
 
 #pragma once
 
@@ -8,7 +11,7 @@ namespace {
 
 // The entries of a sum, for a vector of places from `first` on or labels at one.
 template <typename Real>
-void Run<Real>::collect(const Stage& g, At s, int64_t first, int64_t count) {
+void Run<Real>::collect_entries(const Stage& g, At s, int64_t first, int64_t count) {
   entries.clear(), factors_of.clear();
   const bool wide = g.labels > 0;
   for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
@@ -31,15 +34,17 @@ void Run<Real>::collect(const Stage& g, At s, int64_t first, int64_t count) {
   }
 }
 
+// Where the rows of a link go, for the places of a step: into the sum that alone reads them, if its only
+// entry is the link there.
 template <typename Real>
-void Run<Real>::aim(const Stage& g, At s, Span span) {
+void Run<Real>::find_targets(const Stage& g, At s, Span span) {
   targets.resize(std::max<int64_t>(targets.size(), span.high - span.low + 1));
   for (int64_t p = span.low; p <= span.high; ++p) {
     Target& to = targets[p - span.low];
     to.g = &g, to.others.clear();
     if (g.into < 0) continue;
-    collect(stages[g.into], s, p, g.labels);
-    if (link_of() != &g - stages) continue;
+    collect_entries(stages[g.into], s, p, g.labels);
+    if (fused_link() != &g - stages) continue;
     to.g = stages + g.into;
     for (const Part& f : factors_of) if (f.f->link < 0) to.others.push_back(f);
   }
@@ -80,6 +85,7 @@ void Run<Real>::product(const Stage& g, const Entry& one, int64_t item, Real mor
   if (none) std::fill(to, to + count, more);
 }
 
+// The sums of a step, in logs relative to the largest entry of each row, whose level is that of all of it.
 template <typename Real>
 template <bool best>
 void Run<Real>::sum_up(const Stage& g, At s) {
@@ -88,9 +94,9 @@ void Run<Real>::sum_up(const Stage& g, At s) {
   const bool wide = g.labels > 0;
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
-    collect(g, s, p, count);
+    collect_entries(g, s, p, count);
     const int64_t many = entries.size();
-    if (link_of() >= 0) continue;
+    if (fused_link() >= 0) continue;
     terms.resize(std::max<int64_t>(terms.size(), many * count));
     for (int64_t item = 0; item < batch; ++item) {
       if (!is_needed(g, item, s)) continue;
@@ -159,6 +165,7 @@ void Run<Real>::shares(const Stage& g, const Real* done, const Real* above, doub
   }
 }
 
+// Adds the gradients of the sums of a step to those of all that they read.
 template <typename Real>
 void Run<Real>::sum_down(const Stage& g, At s) {
   const Span span = defined(g, s);
@@ -166,8 +173,8 @@ void Run<Real>::sum_down(const Stage& g, At s) {
   const bool wide = g.labels > 0;
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
-    collect(g, s, p, count);
-    if (link_of() >= 0) continue;
+    collect_entries(g, s, p, count);
+    if (fused_link() >= 0) continue;
     for (int64_t item = 0; item < batch; ++item) {
       if (!is_needed(g, item, s)) continue;
       const Real *grad = out(g, grads[0], item, s, p), *done = out(g, data[0], item, s, p);
