@@ -193,10 +193,13 @@ def _parted(cuts: Tensor) -> tuple[Tensor, Tensor] | None:
     links = cuts.take_along_dim(row, -3).squeeze(-3)
     column = (links > -math.inf).long().argmax(-1, keepdim=True)
     top = links.take_along_dim(column, -1).squeeze(-1)
-    ends = cuts.take_along_dim(column.unsqueeze(-3), -1).squeeze(-1)
-    ends = ends - torch.where(top > -math.inf, top, least).unsqueeze(-2)
+    above = cuts.take_along_dim(column.unsqueeze(-3), -1).squeeze(-1)
+    top = torch.where(top > -math.inf, top, least).unsqueeze(-2)
+    ends = above - top
     both = ends.unsqueeze(-1) + links.unsqueeze(-3)
-    scale = cuts.abs() + ends.abs().unsqueeze(-1) + links.abs().unsqueeze(-3)
+    # Every one of the three log-values that are added and subtracted was rounded, and may cancel.
+    terms = above.abs() + top.abs() + ends.abs()
+    scale = cuts.abs() + terms.unsqueeze(-1) + links.abs().unsqueeze(-3)
     near = (both - cuts).abs() <= _ROUNDINGS * torch.finfo(cuts.dtype).eps * scale
     fits = (both == cuts) | (near & scale.isfinite())
     if not bool(fits.all()):
