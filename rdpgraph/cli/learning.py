@@ -49,6 +49,7 @@ def fit_command(
     """
     begin = monotonic()
     from rdpgraph._core.progress_line import show_progress
+    from rdpgraph.cli.advice import in_options
     from rdpgraph.cli.answers import as_json
     from rdpgraph.cli.loading import checked_target, load, read_rows
     from rdpgraph.cli.solving import best_so_far, ending, warn
@@ -72,7 +73,7 @@ def fit_command(
     if style is ParseFormat.JSON:
         body = {
             "log_likelihood": fit.log_likelihood, "rows": count, "steps": fit.steps,
-            "converged": fit.status.converged, "remedy": fit.status.remedy,
+            "converged": fit.status.converged, "remedy": in_options(fit.status.remedy),
         }  # fmt: skip
         typer.echo(as_json(body))
     else:

@@ -96,6 +96,7 @@ def test_ctrl_c_writes_the_tables_of_the_last_step(run, data, tmp_path, monkeypa
     one, stopped = tmp_path / "one.bif", tmp_path / "stopped.bif"
     code, out, _ = run("fit", ASIA, data, "-o", one, "--steps", 1, "--format", "json")
     assert (code, json.loads(out)["steps"], json.loads(out)["converged"]) == (0, 1, False)
+    assert "raise --steps" in json.loads(out)["remedy"]
     told = []
 
     def press_once(step):
