@@ -45,6 +45,7 @@ _SIGNATURES = {
 _PLANS = 4096  # sizes whose records are kept: 40 microseconds to make, kilobytes to keep
 _IDLE = 4  # runs of a program and sizes that wait for the next call
 _IDLE_SIZES = 16  # programs and sizes of which runs wait
+_IDLE_NUMBERS = 1 << 20  # numbers of a run that waits; larger ones take longer to fill than to make
 
 
 def _check(library: ctypes.CDLL) -> None:
@@ -284,7 +285,7 @@ class _Lease:
 
     def __del__(self) -> None:
         waiting = self.idle.setdefault(self.key, [])
-        if len(waiting) < _IDLE:
+        if len(waiting) < _IDLE and self.run.values.numel() <= _IDLE_NUMBERS:
             waiting.append(self.run)
         while len(self.idle) > _IDLE_SIZES:
             self.idle.pop(next(iter(self.idle)))

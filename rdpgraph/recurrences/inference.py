@@ -628,6 +628,15 @@ def _ordered(
     # What holds where a rule reads: with the domains of all tables.
     given = {id(draft): sketch.holding(draft, tables) for name in group for draft, _ in reads[name]}
 
+    proved: dict[tuple[int, Affine], bool] = {}
+
+    def holds(claim: Affine, draft: _Draft) -> bool:
+        """Return whether a form is at least 0 wherever a rule holds; every proof is made once."""
+        key = id(draft), claim
+        if key not in proved:
+            proved[key] = follows(claim, given[id(draft)])
+        return proved[key]
+
     def extend(chosen: dict[str, Table], later: dict[str, set[str]]) -> list[Table] | None:
         """Tables of the group in sequence; ``later`` has those that each reads in its step."""
         rest = [name for name in group if name not in chosen]
@@ -645,9 +654,9 @@ def _ordered(
                     if other is None or name not in (reader, read.array):
                         continue
                     gap = trial[reader].order - _order_at(other, read)
-                    if follows(gap - 1, given[id(draft)]):
+                    if holds(gap - 1, draft):
                         continue
-                    fits = fits and follows(gap, given[id(draft)]) and read.array != reader
+                    fits = fits and holds(gap, draft) and read.array != reader
                     if read.array in trial:
                         same.setdefault(reader, set()).add(read.array)
                 if not fits:

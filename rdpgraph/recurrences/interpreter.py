@@ -1,9 +1,9 @@
 """Recurrences by torch operations: over any semiring, on any device, with all derivatives.
 
 One step of the order is computed at a time, for all items, places and labels. It reads whole steps
-of before, so a link from N labels to N is one matrix product; no array has more entries than the
-inputs, the tables, and the pairs of labels of one step. This is the reference that the executor is
-compared with, and what answers where the executor does not.
+of before, so a link from N labels to N is one matrix product: nothing has an entry for each step
+and pair of labels. An input is gathered for all steps at once, and takes as much as it is read.
+This is the reference that the executor is compared with, and what answers where that does not.
 
 Which places a step reads depends on the sizes alone, so it is worked out once for a program and
 sizes (`Layout`) and kept.
