@@ -42,8 +42,12 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.orders import forest_order
 from rdpgraph.plan.tree import Topology
 
-_SWEEPS = 1000
-"""Sweeps of messages between kept states, which on a tree are exact after as many as it is deep."""
+_SWEEPS = 200
+"""Most sweeps of messages between kept states.
+
+On a tree they are exact after as many as its longest path has variables, and sooner where
+potentials are smooth.
+"""
 
 
 _PROBE = -60.0
@@ -69,7 +73,7 @@ def all_state_marginals(
     Returns:
         None where they are not to be had: a structure of which exact inference takes no longer, or
         whose potentials are not by site; a graph with cycles that was not solved by plain belief
-        propagation.
+        propagation, or whose messages have not converged.
     """
     shape = layout.replicates, layout.batch, layout.num_states
     if isinstance(layout.model, Structure):

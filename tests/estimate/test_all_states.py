@@ -274,6 +274,21 @@ def test_graphs_of_chains_in_any_order_are_read_as_chains(batch, pairs):
     close(found.marginal(xs), again.marginal(xs), atol=1e-6)
 
 
+def test_messages_that_do_not_converge_leave_the_states_kept():
+    """A path with a branch, whose messages take as many sweeps as it is long."""
+    xs = rg.VariableArray("x", (301,), 4)
+    same = 60.0 * torch.eye(4, dtype=torch.float64)
+    first, last = [*range(299), 150], [*range(1, 300), 300]
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((xs,), rg.Table(draw(301, 4))),
+            rg.FactorBlock((xs[first], xs[last]), rg.Table(same)),
+        ]
+    )
+    posterior = estimate(graph, Uniform(), Top(3))
+    close(posterior.marginal(xs).flatten(), kept_marginals(posterior)[0])
+
+
 def test_replicates_without_a_possible_configuration_have_no_part():
     same = torch.full((6, 6), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
     chain = rg.Chain(torch.zeros(3, 6, dtype=torch.float64), same)
