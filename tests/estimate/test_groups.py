@@ -50,22 +50,28 @@ def test_each_group_of_replicates_has_a_pilot_of_its_own(replicates):
 
 
 def test_z_is_unbiased_with_a_pilot_for_each_group():
-    """Every draw of every group, given its pilot, by its probability: the mean of Z is Z."""
+    """Every draw of each group, given its pilot, by its probability: the mean of each is Z.
+
+    So replicates are uncorrelated, whether they share a pilot or not, and their mean is unbiased.
+    """
     graph, recorded = star(leaves=1), Recorded()
     pilot = Pilot(Uniform(), TopSystematic(0, 1))
     rg.infer(graph, estimator=rg.Randomized(pilot, recorded, replicates=4), generator=seeded())
     supports, chances = [], []
     for scores in recorded.seen:
         rows = [outcomes(TopSystematic(1, 1), row) for row in scores.flatten(0, -2)]
-        for joint in itertools.product(*rows):
-            states = torch.stack([support.states for _, support in joint])
-            weights = torch.stack([support.log_weights for _, support in joint])
+        joint = list(itertools.product(*rows))
+        for outcome in joint:
+            states = torch.stack([support.states for _, support in outcome])
+            weights = torch.stack([support.log_weights for _, support in outcome])
             supports.append(rg.extend.Support(states, weights))
-            chances.append(math.prod(chance for chance, _ in joint) / len(recorded.seen))
+        chances.append([math.prod(chance for chance, _ in outcome) for outcome in joint])
     everything = rg.Randomized(pilot, Script(supports), replicates=len(supports))
     posterior = rg.infer(graph, estimator=everything, generator=seeded())
-    mean = (torch.tensor(chances).double().log() + posterior.log_partitions).logsumexp(0)
-    assert_close(mean, brute_force(graph).log_partition)
+    of_groups = posterior.log_partitions.split([len(part) for part in chances])
+    for logs, part in zip(of_groups, chances, strict=True):
+        mean = (torch.tensor(part).double().log() + logs).logsumexp(0)
+        assert_close(mean, brute_force(graph).log_partition)
 
 
 def test_intervals_cover_groups_that_disagree():
