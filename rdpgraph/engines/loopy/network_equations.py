@@ -182,8 +182,12 @@ def equations_of(
     if weights is not None:
         weights = tuple(w.to(network.constant) for w in weights)
     kernels = _kernels(network, temperature, weights)
-    # States are left that are possible in any item: others may have none of a message's.
-    vanishing = any(not kernel.divisible for kernel in kernels) or any(
+    # States are left that are possible in any item: in another item, a message may have none of
+    # them. Potentials and tables may differ between items, and so may what was observed in the
+    # other slots of a logical factor.
+    observed_apart = len(network.settled) > 1 and bool(network.high_order)
+    vanishing = observed_apart or any(not kernel.divisible for kernel in kernels)
+    vanishing = vanishing or any(
         len(group.log_tables) > 1 and not group.extent[0] > -math.inf for group in network.groups
     )
     return Equations(

@@ -641,3 +641,24 @@ def test_auto_searches_on_from_the_mode_of_messages():
     best, messages = rg.infer(graph).mode(), rg.infer(graph, scheduler=rg.Loopy()).mode()
     assert int(graph.violations(best)) == 0
     assert float(graph.score(best)) >= float(graph.score(messages)) - 1e-9
+
+
+@pytest.mark.parametrize("seen", [2, 3, 4])
+@pytest.mark.parametrize("name", ["xor", "exactly one", "at most one"])
+def test_what_was_observed_in_the_other_slots_differs_between_items(name, seen):
+    """A message then allows states in one item that it forbids in another."""
+    kind = {"xor": rg.Xor, "exactly one": rg.ExactlyOne, "at most one": rg.AtMostOne}[name]
+    x = rg.VariableArray("x", (5,), 2)
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((x,), rg.Table(randn(0, 5, 2))),
+            rg.Factor(tuple(x[i] for i in range(5)), kind(5)),
+        ]
+    )
+    rows = torch.eye(seen, dtype=torch.long)
+    rows[0] = 0
+    given = graph.condition({x[i]: rows[:, i] for i in range(seen)})
+    truth, posterior = brute_force(given), rg.infer(given, rg.Loopy())
+    same(posterior.log_partition, truth.log_partition)
+    same(posterior.marginal(x[4]), truth.joint((x[4],)))
+    same(given.score(posterior.mode()), truth.maximum)
