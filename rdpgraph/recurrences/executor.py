@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
 from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.native import building
 from rdpgraph.native.loading import DTYPES, Library
 from rdpgraph.native.records import check_sizes
@@ -324,7 +324,7 @@ def run_up(
     """Log-sums, or maxima, of all tables.
 
     Raises:
-        ModelError: an input has a NaN.
+        ModelError: an input has a NaN or +inf.
     """
     plan = plan_of(program)
     assert plan is not None
@@ -349,7 +349,9 @@ def run_up(
         _address(counts), len(counts), items, int(best), run.handle,
     )  # fmt: skip
     if _function("unsound", dtype)(run.handle):
-        raise ModelError(f"{program.name} needs log-values; an input has a NaN.")
+        for one, values in zip(program.inputs, inputs, strict=True):
+            if not one.whole:
+                checked_log_values(f"{program.name}'s {one.name}", values)
     value = goals[0].value(run)
     for goal in goals[1:]:
         value = value + goal.value(run)

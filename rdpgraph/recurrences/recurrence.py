@@ -284,6 +284,9 @@ class Recurrence:
         elif isinstance(semiring, Max) and self._served(inputs):
             goal = executor.run_up(program, inputs, lengths, self._sizes, best=True).value
         else:
+            for array in program.inputs:
+                if not array.whole:  # written to since it was given, perhaps
+                    checked_log_values(f"{type(self).__name__}'s {array.name}", flat[array.name])
             goal = evaluate(program, flat, lengths, self._sizes, semiring)
             # Where no input has a part in it, the gradient is zero all the same.
             for x in () if goal.requires_grad else (x for x in inputs if x.requires_grad):

@@ -138,6 +138,19 @@ def test_divergences_are_those_of_all_derivations(name, by_torch):
         one.cross_entropy(small("Ctc"))
 
 
+@pytest.mark.parametrize(("value", "kind"), [(math.nan, "NaN"), (math.inf, "inf")])
+def test_values_written_afterwards_are_refused(value, kind, by_torch):
+    def ask():
+        for question in ("log_partition", "best_score", "count", "marginals", "entropy"):
+            chain = small("Chain")
+            chain.transition[0, 0] = value
+            with pytest.raises(ModelError, match=rf"Chain's transition needs .* got .?{kind}"):
+                getattr(chain, question)()
+
+    ask()
+    by_torch(ask)
+
+
 def test_the_same_seed_gives_the_same_draws():
     chain = small("Chain")
     one, other = (chain.sample(20, torch.Generator().manual_seed(7)) for _ in range(2))

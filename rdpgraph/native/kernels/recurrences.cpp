@@ -5,14 +5,15 @@
 
 namespace {
 
-// Notes whether an input has a NaN.
+// Notes whether an input has a NaN or +inf.
 template <typename Real>
 void Run<Real>::check(const int64_t* counts, int64_t slots) {
+  constexpr Real kMost = std::numeric_limits<Real>::infinity();
   int bad = 0;
   for (int64_t slot = 1; slot <= slots; ++slot) {
     const Real* values = data[slot];
 #pragma omp simd reduction(| : bad)
-    for (int64_t k = 0; k < counts[slot - 1]; ++k) bad |= values[k] != values[k];
+    for (int64_t k = 0; k < counts[slot - 1]; ++k) bad |= !(values[k] < kMost);
   }
   unsound = bad;
 }
@@ -99,7 +100,7 @@ void NAME(along)(void* run, REAL* const* data, REAL* const* moves) {
   made->data = data, made->moves = moves, made->along();
 }
 
-// Whether an input had a NaN.
+// Whether an input had a NaN or +inf.
 int64_t NAME(unsound)(void* run) { return static_cast<Run<REAL>*>(run)->unsound; }
 
 // Reads (draw, item, slot, place) of derivations, as many as there is start for; returns how many.

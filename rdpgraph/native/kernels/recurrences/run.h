@@ -284,7 +284,7 @@ template <typename Real> struct Run {
   int64_t pick(bool best);
   int64_t pick_of(std::vector<Real>& logs, bool best);
   template <typename Visit> void descend(int64_t item, int64_t goal, bool best, Visit visit);
-  // A NaN in an input makes all goals NaN.
+  // Whether an input has a NaN or +inf, which no answer is made of.
   bool unsound = false;
   void check(const int64_t* counts, int64_t slots);
   template <bool best> void up();
