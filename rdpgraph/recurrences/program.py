@@ -140,8 +140,8 @@ class Program:
         labels: the variables that stand alone wherever they stand, and decide no order or domain.
         tables: in the sequence in which those of one step are computed.
         rules: at least one for each table.
-        goals: cells whose product is Z, their indices affine in sizes and lengths. One that has an
-            index below 0, as where a length is 0, is 1.
+        goals: cells whose product is Z, their indices affine in sizes and lengths. One whose ends
+            are all below 0, as where its length is 0, is 1; if only some are, it is absent.
     """
 
     name: str

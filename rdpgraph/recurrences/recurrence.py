@@ -83,7 +83,8 @@ class Recurrence:
     ``... if i < j``          where the rule holds
     ``T``, ``I + 1``          sizes, which begin with a capital letter
     ``goal += a[lengths-1]``  the answer of each item, at the end of its length; an item of length 0
-                              has one empty derivation, log Z 0
+                              has one empty derivation, log Z 0 (of several ends in one cell, all
+                              must be before the first)
     ========================  ======================================================================
 
     Objects take the inputs in the order of the class, or by name, with any batch dims. An input
