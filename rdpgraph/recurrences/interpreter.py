@@ -12,7 +12,6 @@ sizes (`Layout`) and kept.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph._core.cache import cached_property, remembered
 from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.contraction import Named, Step, contract, plan_steps
 from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule, Table, inside
@@ -252,7 +252,7 @@ def _number(form: Affine, values: Mapping[str, Any]) -> Any:
     return total
 
 
-@lru_cache(maxsize=64)
+@remembered(64)
 def _layout(program: Program, sizes: tuple[tuple[str, int], ...]) -> Layout:
     return Layout(program, dict(sizes))
 

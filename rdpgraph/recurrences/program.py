@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 
+from rdpgraph._core.cache import cached_property
 from rdpgraph.recurrences.affine import Affine
 
 

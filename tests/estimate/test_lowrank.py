@@ -169,7 +169,7 @@ def test_the_low_rank_marginals_are_the_proposal_on_graphs_too():
 @pytest.mark.long
 def test_a_surrogate_takes_its_error_off():
     chain = hard_chain()
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
     low = rg.LowRankFactors(4096, shared=True)
     surrogate = low.prepare(chain, solve=rg.infer, generator=generator).model
     estimator = rg.Randomized(
