@@ -29,6 +29,7 @@ from rdpgraph.structures.draws import uniform
 
 _FEW = 16  # replicates that show what each of them may miss
 _SURE = 0.95  # of the interval beyond which a bound is no chance
+_BESIDE = 0.7  # of the interval beyond which a bound raises doubts: it has more than one error
 _CHANCE = 0.001  # of groups of replicates that disagree though nothing is missed
 _SHARE = 0.8  # of the replicates' number, their effective one: a relative deviation of a half
 _APART = 6.0  # times the replicates' error: beyond it joined states contradict them
@@ -199,10 +200,11 @@ class Replicates:
 
         Neither for one replicate, or for draws with equal weights, which have no known error.
         Converged: there are sixteen and more, worth half of their number, none of which misses most
-        of Z, and no bound is beyond their 95% interval. The estimate of joined states is no farther
-        from their mean than they show. Where the whole model was not solved, they are worth four
-        fifths of their number, so that their Z have a relative deviation below a half, and their
-        groups agree. For messages that iterate, whether these have converged.
+        of Z, and no bound is beyond log Z by much more than one standard error. The estimate of
+        joined states is no farther from their mean than they show. Where the whole model was not
+        solved, they are worth four fifths of their number, so that their Z have a relative
+        deviation below a half, and their groups agree. For messages that iterate, whether these
+        have converged.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
         error = 0.0 if status.exact or not known else float(self.standard_error.amax())
@@ -229,7 +231,7 @@ class Replicates:
             return ""
         # The more items a batch has, the more of them are beside a tight bound by chance.
         items = self.log_partitions[0].numel()
-        if bool((self._beyond(1.0 - (1.0 - _SURE) / items) > 0).any()):
+        if bool((self._beyond(1.0 - (1.0 - _BESIDE) / items) > 0).any()):
             return (
                 "a few configurations, the states kept by several replicates together, or all "
                 "states have a mass that the replicates do not allow: keep more states, or use "

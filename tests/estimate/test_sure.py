@@ -289,6 +289,17 @@ def test_replicates_of_few_modes_are_not_sure(logs, word):
     assert known.described(not_exact()).converged == ("miss" not in word)
 
 
+def test_estimates_below_a_bound_are_not_sure():
+    replicates = rg.answers.Replicates(0.1 * draw(16))
+    log_z, error = replicates.log_partition, replicates.standard_error
+    for far in (-1.0, 0.5, 1.5, 4.0):
+        least = log_z + far * error
+        compared = replicates.compared(Joined(bounds=(least, torch.full_like(least, math.inf))))
+        status = compared.described(not_exact())
+        assert status.converged == (far < 1.0)
+        assert status.converged or "configurations" in status.remedy
+
+
 def test_groups_that_disagree_are_not_sure():
     logs = 0.02 * draw(16)
     logs[8:12] -= 0.4
