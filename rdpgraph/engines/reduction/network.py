@@ -14,6 +14,7 @@ from rdpgraph.engines.reduction.consistency import Possible, strike_impossible
 from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import grouped_rows
@@ -221,12 +222,14 @@ def _require_room(block: Block, graph: FactorGraph) -> None:
     Potentials of more variables say themselves which tables they do not write out.
     """
     shape = block.potential.shape
+    remedy = "give infer an estimator that keeps a few states, such as Randomized.default(keep=100)"
+    if isinstance(block.potential, LowRank):
+        remedy += ", or LowRankFactors(), which needs no table for log Z, marginals and samples"
     if block.arity <= 2 and not isinstance(block.potential, Table):
         require_room(
             math.prod(shape) * torch.finfo(graph.dtype).bits / 8,
             f"The table of a {type(block.potential).__name__} of shape {tuple(shape)}",
-            remedy="give infer an estimator that keeps a few states, such as "
-            "Randomized.default(keep=100)",
+            remedy=remedy,
         )
 
 
