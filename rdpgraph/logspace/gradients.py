@@ -124,10 +124,10 @@ def mean_scores(
         gradients = torch.autograd.grad(
             log_z, aliases, weights, create_graph=True, materialize_grads=True, allow_unused=True
         )
-        total = sum((part * score).sum() for part, score in zip(gradients, scores, strict=True))
+        parts = [(part * score).sum() for part, score in zip(gradients, scores, strict=True)]
         (means,) = torch.autograd.grad(
-            total, weights, create_graph=tracked, materialize_grads=True, allow_unused=True
-        )  # pyright: ignore
+            parts, weights, create_graph=tracked, materialize_grads=True, allow_unused=True
+        )
     means = torch.where(weights > 0, means, 0.0)
     return (log_z, means) if tracked else (log_z.detach(), means.detach())
 
