@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 
@@ -88,11 +89,13 @@ BESIDE = (
 
 def calls(ask: Callable[[], object]) -> int:
     """Python calls within the package."""
-    number = 0
+    import rdpgraph
+
+    package, number = str(Path(rdpgraph.__file__).parent), 0
 
     def count(frame: FrameType, event: str, _: object) -> None:
         nonlocal number
-        number += event == "call" and "/rdpgraph/" in frame.f_code.co_filename
+        number += event == "call" and frame.f_code.co_filename.startswith(package)
 
     sys.setprofile(count)
     try:

@@ -1,7 +1,9 @@
 """What an estimate costs beside its own arithmetic: calls, and work that replicates share."""
 
 import math
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from rdpgraph.extend import Support
 from rdpgraph.randomized import Mixture, Proposal, Threshold, TopSystematic, TopTail
 from tests.estimate.models import draw, seeded
 
+PACKAGE = f"{Path(rg.__file__).parent}{os.sep}"
+
 
 def calls_of(ask):
     """The Python calls of a question that was asked before, by file of the package."""
@@ -21,8 +25,10 @@ def calls_of(ask):
 
     def count(frame, event, _):
         if event == "call":
-            _, inside, name = frame.f_code.co_filename.rpartition("/rdpgraph/")
-            files[name] = files.get(name, 0) + bool(inside)
+            name = frame.f_code.co_filename
+            if name.startswith(PACKAGE):
+                name = name.removeprefix(PACKAGE)
+                files[name] = files.get(name, 0) + 1
 
     sys.setprofile(count)
     try:
