@@ -205,10 +205,11 @@ def _log_weights(
     logs = torch.where(present, logs, 0.0)
     if without is not None:
         logs = logs.flatten(batch + 1, -2).index_fill(-2, torch.tensor([without]), 0.0)
-    logs = logs.reshape(len(logs), 1, shape[:batch].numel(), -1)
-    uses = truth.uses.flatten(1).to(logs).unsqueeze(1)
-    total = torch.where(uses > 0, logs * uses, 0.0).sum(-1)
-    return total.reshape(-1, *truth.scores.shape)
+    logs = logs.reshape(len(logs), shape[:batch].numel(), -1)
+    uses, absent = truth.uses.flatten(1).to(logs).T, logs == -math.inf
+    total = torch.where(absent, 0.0, logs) @ uses  # (replicates, B, C)
+    total = torch.where(absent.to(logs) @ uses > 0, -math.inf, total)
+    return total.mT.reshape(-1, *truth.scores.shape)
 
 
 def _of_all_states(truth: Enumeration, present: Tensor, few: StructuredPosterior) -> Tensor:
@@ -217,23 +218,26 @@ def _of_all_states(truth: Enumeration, present: Tensor, few: StructuredPosterior
     The mean of replicates in proportion to their Z, in each of which the site is in a state as
     often as on the kept states alone.
     """
-    structure = truth.structure
-    unary, batch = structure.unary, len(structure.batch_shape)
-    shape = unary.shape[batch:-1]
+    unary = truth.structure.unary
+    uses = truth.uses.to(truth.scores)  # (C, sites, states)
     logs = truth.scores + _log_weights(truth, present, few)
-    chances = logs.logsumexp(1).softmax(0)
-    mean = torch.zeros_like(unary)
-    for site in range(shape.numel()):
-        here = torch.zeros(shape.numel(), dtype=torch.bool).index_fill(0, torch.tensor(site), 1)
-        here = here.reshape(*shape, 1) & present
+    chances = logs.logsumexp(1).softmax(0).reshape(len(logs), -1, 1)  # (replicates, B, 1)
+    # How often each site is used on the kept states, (replicates, B, sites).
+    used = [_chances(truth, kept) @ uses.sum(-1) for kept in logs]
+    mean = torch.zeros_like(unary).reshape(-1, *uses.shape[1:])
+    for site in range(uses.shape[1]):
         others = truth.scores + _log_weights(truth, present, few, without=site)
-        for chance, kept, given in zip(chances, logs, others, strict=True):
-            used = replace(truth, scores=kept).marginals.sum(-1, keepdim=True)
-            masses = replace(truth, scores=given).marginals
-            shares = torch.where(used > 0, masses / masses.sum(-1, keepdim=True) * used, 0.0)
-            chance = chance.reshape(*chance.shape, *(1,) * (unary.ndim - batch))
-            mean = mean + torch.where(here & (chance > 0), shares * chance, 0.0)
-    return mean
+        for chance, count, given in zip(chances, used, others, strict=True):
+            masses = _chances(truth, given) @ uses[:, site]
+            often = count[:, site, None]
+            shares = torch.where(often > 0, masses / masses.sum(-1, keepdim=True) * often, 0.0)
+            mean[:, site] += torch.where(chance > 0, shares * chance, 0.0)
+    return torch.where(present, mean.reshape(unary.shape), 0.0)
+
+
+def _chances(truth: Enumeration, scores: Tensor) -> Tensor:
+    """(B, C) the probabilities of configurations of scores (C, *batch)."""
+    return replace(truth, scores=scores).probabilities.reshape(len(scores), -1).T
 
 
 def _two_sites(structure: Structure) -> list[tuple[int, ...]]:
