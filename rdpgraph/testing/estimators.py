@@ -184,13 +184,13 @@ def check_on_few(structure: Structure) -> None:
         _check_few(name, few, truth, present)
 
 
-def _log_weights(
-    truth: Enumeration, present: Tensor, few: StructuredPosterior, *, without: int | None = None
-) -> Tensor:
-    """(replicates, C, *batch) of the states of each configuration, summed; -inf: not kept.
+def _log_weights(truth: Enumeration, present: Tensor, few: StructuredPosterior) -> Tensor:
+    """(replicates, C, *batch) of the states of each configuration, summed; -inf: not kept."""
+    return _summed(truth, *_totals(truth, _of_states(truth, present, few)))
 
-    ``without`` is the number of a site all of whose states count as kept with weight one.
-    """
+
+def _of_states(truth: Enumeration, present: Tensor, few: StructuredPosterior) -> Tensor:
+    """(replicates, B, sites, states) log-weights; -inf: not kept."""
     structure, support = truth.structure, few.supports
     shape, batch = structure.unary.shape, truth.scores.ndim - 1
     places = structure.site_places()
@@ -203,13 +203,21 @@ def _log_weights(
         by_place = logs.new_full((*logs.shape[: batch + 1], shape[-1]), -math.inf)
         logs = by_place.index_copy(-1, flat[flat >= 0], logs.flatten(batch + 1)[..., flat >= 0])
     logs = torch.where(present, logs, 0.0)
-    if without is not None:
-        logs = logs.flatten(batch + 1, -2).index_fill(-2, torch.tensor([without]), 0.0)
-    logs = logs.reshape(len(logs), shape[:batch].numel(), -1)
-    uses, absent = truth.uses.flatten(1).to(logs).T, logs == -math.inf
-    total = torch.where(absent, 0.0, logs) @ uses  # (replicates, B, C)
-    total = torch.where(absent.to(logs) @ uses > 0, -math.inf, total)
-    return total.mT.reshape(-1, *truth.scores.shape)
+    return logs.reshape(len(logs), shape[:batch].numel(), *truth.uses.shape[1:])
+
+
+def _totals(truth: Enumeration, logs: Tensor, site: int | None = None) -> tuple[Tensor, Tensor]:
+    """Sums of finite weights, and how many are -inf, of all sites or one; (replicates, B, C)."""
+    uses = truth.uses.to(logs)
+    if site is not None:
+        logs, uses = logs[:, :, site : site + 1], uses[:, site : site + 1]
+    flat, absent = uses.flatten(1).T, logs == -math.inf
+    return torch.where(absent, 0.0, logs).flatten(2) @ flat, absent.to(logs).flatten(2) @ flat
+
+
+def _summed(truth: Enumeration, total: Tensor, absent: Tensor) -> Tensor:
+    """(replicates, C, *batch) log-weights; -inf where some state is absent."""
+    return torch.where(absent > 0, -math.inf, total).mT.reshape(-1, *truth.scores.shape)
 
 
 def _of_all_states(truth: Enumeration, present: Tensor, few: StructuredPosterior) -> Tensor:
@@ -220,13 +228,17 @@ def _of_all_states(truth: Enumeration, present: Tensor, few: StructuredPosterior
     """
     unary = truth.structure.unary
     uses = truth.uses.to(truth.scores)  # (C, sites, states)
-    logs = truth.scores + _log_weights(truth, present, few)
+    weights = _of_states(truth, present, few)
+    every, missing = _totals(truth, weights)
+    logs = truth.scores + _summed(truth, every, missing)
     chances = logs.logsumexp(1).softmax(0).reshape(len(logs), -1, 1)  # (replicates, B, 1)
     # How often each site is used on the kept states, (replicates, B, sites).
     used = [_chances(truth, kept) @ uses.sum(-1) for kept in logs]
     mean = torch.zeros_like(unary).reshape(-1, *uses.shape[1:])
     for site in range(uses.shape[1]):
-        others = truth.scores + _log_weights(truth, present, few, without=site)
+        # All states of the site itself count as kept, with weight one.
+        own, own_missing = _totals(truth, weights, site)
+        others = truth.scores + _summed(truth, every - own, missing - own_missing)
         for chance, count, given in zip(chances, used, others, strict=True):
             masses = _chances(truth, given) @ uses[:, site]
             often = count[:, site, None]
