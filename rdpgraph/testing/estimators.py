@@ -208,10 +208,10 @@ def _of_states(truth: Enumeration, present: Tensor, few: StructuredPosterior) ->
 
 def _totals(truth: Enumeration, logs: Tensor, site: int | None = None) -> tuple[Tensor, Tensor]:
     """Sums of finite weights, and how many are -inf, of all sites or one; (replicates, B, C)."""
-    uses = truth.uses.to(logs)
+    uses = truth.uses
     if site is not None:
         logs, uses = logs[:, :, site : site + 1], uses[:, site : site + 1]
-    flat, absent = uses.flatten(1).T, logs == -math.inf
+    flat, absent = uses.to(logs).flatten(1).T, logs == -math.inf
     return torch.where(absent, 0.0, logs).flatten(2) @ flat, absent.to(logs).flatten(2) @ flat
 
 
