@@ -169,6 +169,27 @@ def test_stepwise_updates_come_to_the_same_likelihood():
     assert fit.history[-1] == pytest.approx(whole.history[-1], rel=2e-3)
 
 
+def test_stepwise_updates_weigh_batches_by_powers_of_their_number():
+    """The k-th batch, from 0, has the weight (k + 2)^-0.7 (Liang and Klein 2009)."""
+    seen = rg.Variable("seen", 4)
+
+    def observed(values, rows):
+        graph = rg.FactorGraph([rg.Factor((seen,), rg.Table(values["seen"]))])
+        return graph.condition({"seen": rows})
+
+    prior, rows = 0.5, torch.arange(4)
+    parameters = {"seen": Probabilities(table(4), prior=prior)}
+    em = EM(observed, parameters, limit=1, stepwise=0.7, batch_size=1)
+    fit = em.fit(rows, generator=generated())
+    shares = [1.0]
+    for number in range(1, 4):
+        weight = (number + 2) ** -0.7
+        shares = [share * (1 - weight) for share in shares] + [weight]
+    expected = (4 * torch.tensor(shares) + prior) / (4 + 4 * prior)
+    found = fit.parameters["seen"].log_values.exp()
+    torch.testing.assert_close(found.sort().values.float(), expected.sort().values)
+
+
 def test_estimates_are_said_to_be_such():
     def ring(values, rows):
         pairs = [(A, B), (B, C), (C, A)]

@@ -53,6 +53,16 @@ def test_joints_of_any_variables_are_exact(lead, evidence):
             torch.testing.assert_close(posterior.joint(asked), truth.joint(asked))
 
 
+@pytest.mark.parametrize("asked", [*itertools.permutations("abc")])
+def test_joints_have_the_order_in_which_variables_are_asked_for(asked):
+    held = rg.FactorGraph([rg.Factor((C, A, B), drawn(2, 2, 3)), rg.Factor((C, D), drawn(2, 4))])
+    for graph in (held, chain()):
+        torch.testing.assert_close(rg.infer(graph).joint(asked), brute_force(graph).joint(asked))
+    found = rg.infer(held, scheduler=rg.Loopy()).joint(asked)
+    expected = brute_force(held).joint(asked)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_joints_in_a_chain_that_a_structure_answers():
     steps, graph = alike()
     posterior, truth = rg.infer(graph), brute_force(graph)

@@ -586,3 +586,19 @@ def test_items_that_have_converged_are_swept_no_more(size):
         made.append(counted.made / sweeps[-1])
     assert sweeps[0] > 10
     assert made[0] < made[1] / 2
+
+
+def test_the_width_of_a_plan_is_of_the_largest_table_of_messages():
+    """In bits: the logarithm of the number of entries, of what evidence leaves."""
+    sizes = (2, 3, 5, 7)
+    a, b, c, d = (rg.Variable(name, size) for name, size in zip("abcd", sizes, strict=True))
+    scopes = [(a, b), (b, c), (c, d), (d, a), (a, b, c)]
+    graph = rg.FactorGraph(
+        [
+            rg.Factor(scope, rg.Table(torch.zeros([sizes["abcd".index(v.name)] for v in scope])))
+            for scope in scopes
+        ]
+    )
+    for evidence, largest in (({}, 5 * 7), ({"d": 0}, 2 * 3 * 5), ({"d": 0, "c": 0}, 2 * 3)):
+        plan = rg.explain(graph.condition(evidence), scheduler=rg.Loopy())
+        assert plan.width == pytest.approx(math.log2(largest))
