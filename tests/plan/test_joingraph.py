@@ -137,3 +137,21 @@ def test_a_larger_budget_gives_larger_clusters_that_keep_to_it(seed):
         least = choose_join_graph(topology, budget=Budget(1, 1e9))
         assert graph.elements() <= max(elements, least.elements())
     assert graph.exact
+
+
+def test_a_join_graph_is_that_of_its_own_arguments():
+    """Whatever was asked before: a part that the cache's key lacks would give another's graph."""
+    scopes = [(row * 6 + i, row * 6 + i + 1) for row in range(6) for i in range(5)]
+    scopes += [(row * 6 + i, row * 6 + 6 + i) for row in range(5) for i in range(6)]
+    given = {"topology": Topology(tuple(scopes), (3,) * 36), "budget": Budget(1e5, 60.0)}
+    first = choose_join_graph(**given)
+    changes = [
+        {"topology": Topology(tuple(scopes[1:]), (3,) * 36)}, {"budget": Budget(1e4, 60.0)},
+        {"budget": Budget(1e5, 1e-4)}, {"batch": 10},
+        {"budget": Budget(1e5, 60.0, measured=True)},
+    ]  # fmt: skip
+    for change in changes:
+        second = choose_join_graph(**(given | change))
+        assert second is not first
+        assert choose_join_graph(**(given | change)) is second
+    assert choose_join_graph(**given) is first

@@ -30,6 +30,35 @@ def test_the_second_plan_of_a_shape_is_the_first():
     assert plan_of(grid(4, 4), Budget(1e9, 1.0)) is not first
 
 
+CHANGES = {
+    "topology": {"topology": grid(3, 5, states=3)},
+    "memory": {"budget": Budget(2e4, 60.0)},
+    "measured memory": {"budget": Budget(1e9, 60.0, measured=True)},
+    "seconds": {"budget": Budget(1e9, 1e-9)},
+    "bytes of a number": {"element_bytes": 8},
+    "items": {"batch": 50},
+    "variables at the end": {"last": frozenset([0, 11])},
+    "states dropped": {"dropped_states": 3},
+    "variables that are sliced": {"sliceable": 0, "budget": Budget(2e3, 60.0)},
+    "an optimizer": {"optimize": "greedy"},
+    "bytes of tables": {"tables_bytes": 1e6},
+    "bytes of the answer": {"answer_bytes": 1e6},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_plan_is_that_of_its_own_arguments(change):
+    """Whatever was planned before: a part that the cache's key lacks would give another's plan."""
+    given = {"topology": grid(4, 4), "budget": ROOMY, "element_bytes": 4}
+    if change == "variables that are sliced":
+        given["budget"] = CHANGES[change]["budget"]
+    first = make_plan(**given)
+    second = make_plan(**(given | CHANGES[change]))
+    assert second is not first
+    assert make_plan(**(given | CHANGES[change])) is second
+    assert make_plan(**given) is first
+
+
 def test_the_values_asked_for_last_are_kept():
     recent = Recent[int](3)
     for number in range(6):
