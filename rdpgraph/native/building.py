@@ -66,7 +66,7 @@ CHAIN = Unit("chain", ("CHAIN_FLOAT", "CHAIN_DOUBLE"), "-fopenmp")
 GRAPHS = Unit("graphs", ("ALL",), "-fopenmp")
 PARITIES = Unit("parities", ("ALL",), "-fopenmp")
 TREES = Unit("trees", ("ALL",), "-fopenmp")
-RECURRENCES = Unit("recurrences", ("RECURRENCES_FLOAT", "RECURRENCES_DOUBLE"), "-fopenmp-simd")
+RECURRENCES = Unit("recurrences", ("RECURRENCES_FLOAT", "RECURRENCES_DOUBLE"), "-fopenmp")
 UNITS = (CHAIN, GRAPHS, PARITIES, RECURRENCES, TREES)
 
 
@@ -116,9 +116,6 @@ def _package(unit: Unit, level: str) -> None:
     """Build one portable library."""
     flags = *FLAGS, *LEVELS[level]
     command, stem = [compiler() or "c++", *flags], stem_of(unit, level, *flags)
-    if unit.openmp == "-fopenmp-simd":  # vectors alone, no threads: no runtime is needed
-        build(unit, [*command, unit.openmp], PACKAGED, stem)
-        return
     with suppress(subprocess.CalledProcessError):
         file = build(unit, command, PACKAGED, stem, unlinked=[unit.openmp])
         if b"GOMP_parallel" in file.read_bytes():

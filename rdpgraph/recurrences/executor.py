@@ -22,6 +22,7 @@ from torch import Tensor
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.native import building
+from rdpgraph.native.library import threads
 from rdpgraph.native.loading import DTYPES, Library
 from rdpgraph.native.records import check_sizes
 from rdpgraph.recurrences.affine import Affine
@@ -33,11 +34,13 @@ from rdpgraph.recurrences.semirings import LogSum
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
-    "up": (_POINTER, [*[_POINTER] * 5, *[_SIZE] * 3, _POINTER]),
+    "work": (ctypes.c_double, [_POINTER]),
+    "up": (_POINTER, [*[_POINTER] * 6, *[_SIZE] * 4, _POINTER]),
     "down": (None, [_POINTER] * 3),
     "along": (None, [_POINTER] * 3),
     "unsound": (_SIZE, [_POINTER]),
-    "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3, _POINTER, _SIZE]),
+    "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3]),
+    "read": (None, [_POINTER] * 2),
     "release": (None, [_POINTER]),
 }
 """The result and the arguments of each function, of which there is one for each dtype."""
@@ -80,12 +83,14 @@ class Records:
     Attributes:
         numbers: the records one after the other; they outlive every run that reads them.
         size, levels: how many numbers and levels an item's tables have.
+        work: multiply-adds of an item, or so.
         at, level: where each table begins.
     """
 
     numbers: "array[int]"
     size: int
     levels: int
+    work: float
     at: Mapping[str, int]
     level: Mapping[str, int]
 
@@ -112,7 +117,8 @@ class Plan:
             if len(self._known) >= _PLANS:
                 self._known.clear()
                 self._goals.clear()
-            known = self._known[key] = Records(numbers, size, levels, at, level)
+            work = _function("work", torch.float32)(_address(numbers))
+            known = self._known[key] = Records(numbers, size, levels, work, at, level)
         return known
 
     def _extents(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -342,11 +348,14 @@ def run_up(
     steps = goals[0].steps if len(goals) == 1 else torch.stack([goal.steps for goal in goals])
     data = _pointers([run.values, *inputs])
     counts = array("q", [x.numel() if x.is_floating_point() else 0 for x in inputs])
+    each = zip((run.values, *inputs), (records.size, *strides), strict=True)
+    apart = array("q", [x.element_size() * stride for x, stride in each])
     # The state keeps what it was given, so that stays alive with it.
-    run.keep = (data, counts, steps, records)
+    run.keep = (counts, apart, steps, records)
     run.handle = _function("up", dtype)(
         _address(records.numbers), _address(data), run.levels.data_ptr(), steps.data_ptr(),
-        _address(counts), len(counts), items, int(best), run.handle,
+        _address(apart), _address(counts), len(counts), items, int(best),
+        threads(records.work * items, items), run.handle,
     )  # fmt: skip
     if _function("unsound", dtype)(run.handle):
         for one, values in zip(program.inputs, inputs, strict=True):
@@ -427,18 +436,12 @@ def derivations(up: Upward, count: int | None, generator: torch.Generator | None
         reached = goal.inside & ~goal.before & up.possible
         cells = goal.cells - torch.arange(items) * up.records.size
         cells = torch.where(reached, cells, -1)
-        room = 1 << 12
-        while True:
-            reads = torch.empty(room, 4, dtype=torch.int64)
-            read = _function("descend", run.dtype)(
-                run.handle, _address(data), cells.data_ptr(), draws, int(count is None), seed,
-                reads.data_ptr(), room,
-            )  # fmt: skip
-            if read <= room:
-                break
-            room = read
-        found.append(reads[:read])
-        seed += 1
+        many = _function("descend", run.dtype)(
+            run.handle, _address(data), cells.data_ptr(), draws, int(count is None), seed
+        )
+        found.append(reads := torch.empty(many, 4, dtype=torch.int64))
+        _function("read", run.dtype)(run.handle, reads.data_ptr())
+        seed += draws * items
     return torch.cat(found)
 
 

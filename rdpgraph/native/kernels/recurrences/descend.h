@@ -6,12 +6,12 @@
 
 namespace {
 
-// A number from 0 to 1, by splitmix64.
+// Random bits, by splitmix64.
 template <typename Real>
-double Run<Real>::uniform() {  // splitmix64
+uint64_t Run<Real>::bits() {
   uint64_t z = state += 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull, z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return double((z ^ (z >> 31)) >> 11) * 0x1p-53;
+  return z ^ (z >> 31);
 }
 
 // One of the scores: the largest, or one in proportion to its exponential.

@@ -69,7 +69,7 @@ void Run<Real>::link_along(const Stage& g, At s) {
       std::fill(to, to + n, Real(0));
     }
   if (!g.fixed) return direct_along(g, s, span);
-  std::vector<Real>& said = prepared[&g - stages + whole.stages];
+  const std::vector<Real>& said = prepared_of(g, whole.stages);
   const int64_t panels = panels_of(n, wide) * wide * depth;
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
@@ -187,15 +187,13 @@ void Run<Real>::over_along(const Stage& g, At s) {
     }
 }
 
-// Means of all tables, in the order in which they were computed.
+// Matrices times what moves say of them, in panels.
 template <typename Real>
-void Run<Real>::along() {
-  const Flushed flushed;
+void Run<Real>::prepare_along() {
   const int64_t wide = width<Real>();
-  prepared.resize(2 * whole.stages);
   for (int64_t k = 0; k < whole.stages; ++k) {
     const Stage& g = stages[k];
-    if (g.slot < 0 || !g.fixed || !moves[g.slot]) continue;
+    if (!prepares(g) || !moves[g.slot]) continue;
     const int64_t depth = depth_of(g), n = g.labels, panels = panels_of(n, wide) * wide * depth;
     prepared[whole.stages + k].assign(sets(g) * panels, Real(0));
     for (int64_t item = 0; item < sets(g); ++item)
@@ -206,18 +204,6 @@ void Run<Real>::along() {
               moves[g.slot][g.table.c + item * g.table_item + row_of(g, i) + j * g.column];
         }
   }
-  for (int64_t step = 0; step < whole.steps; ++step)
-    for (int64_t k = 0; k < whole.stages; ++k) {
-      const Stage& g = stages[k];
-      if (!is_needed(g, At{step})) continue;
-      for (int64_t q = 0; q < g.wide; ++q)
-        for (int64_t u = 0; u < g.wider; ++u) {
-          const At s{step, q, u};
-          if (g.kind == kKindSum) sum_along(g, s);
-          else if (g.kind == kKindOver) over_along(g, s);
-          else link_along(g, s);
-        }
-    }
 }
 
 }  // namespace

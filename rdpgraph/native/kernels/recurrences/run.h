@@ -57,24 +57,39 @@ template <typename Real> struct Run {
   const Alternative* alternatives;
   const Factor* factors;
   const Form* forms;
-  Real* const* data;        // by slot; 0: tables
-  double* levels;
-  Real* const* grads;       // by slot, or null: not wanted
-  int64_t batch;
-  const int64_t* ends;      // (goals, batch) the step of each goal
-  std::vector<std::vector<Real>> prepared;  // prepared tables by stage
+  const Run* const leader;  // that has prepared what items share; itself, or another thread's run
+  // Of the items of this run, which may be some of a batch; item 0 is the first of them.
+  Real* const* data = nullptr;    // by slot; 0: tables
+  double* levels = nullptr;
+  Real* const* grads = nullptr;   // by slot, or null: not wanted
+  int64_t batch = 0;
+  const int64_t* ends = nullptr;  // the step of each goal, those of one goal after the other
+  int64_t ends_apart = 0;         // how far from one goal to the next
+  std::vector<std::vector<Real>> prepared;  // prepared tables by stage, and what moves say of them
   // Scratch: rows before products (x), the parts of splits (y, z, transposed t) and of one (w), gradients of
   // rows (e), gradients over sums (h), rows of pairs, products, the terms of sums, and what terms add up to.
   std::vector<Real> x, y, z, w, e, h, t, pairs, sums, terms, totals;
   std::vector<double> tops;
-  Run(const int64_t* records, Real* const* data, double* levels, Real* const* grads, int64_t batch,
-      const int64_t* ends)
+  Run(const int64_t* records, const Run* leader)
       : whole(*reinterpret_cast<const Whole*>(records)),
         stages(reinterpret_cast<const Stage*>(&whole + 1)),
         alternatives(reinterpret_cast<const Alternative*>(stages + whole.stages)),
         factors(reinterpret_cast<const Factor*>(alternatives + whole.alternatives)),
         forms(reinterpret_cast<const Form*>(factors + whole.factors)),
-        data(data), levels(levels), grads(grads), batch(batch), ends(ends), prepared(whole.stages) {}
+        leader(leader ? leader : this), prepared(2 * whole.stages) {}
+  // Multiply-adds of an item, or so, as if every step had all places; an exponential takes as long as eight.
+  double work() const {
+    double sum = 0;
+    for (const Stage* g = stages; g < stages + whole.stages; ++g) {
+      const double cells = double(whole.steps) * g->wide * g->wider * g->places * std::max<int64_t>(g->labels, 1);
+      double terms = 0;
+      for (const Alternative* a = alternatives + g->first; a < alternatives + g->first + g->count; ++a)
+        terms += double(a->high - a->low + 1) * double(a->high2 - a->low2 + 1);
+      const int64_t depth = std::max<int64_t>(g->depth, 1) * std::max<int64_t>(g->depth2, 1);
+      sum += cells * terms * depth * (g->kind == kKindSum || g->kind == kKindOver ? 8 : 1);
+    }
+    return sum;
+  }
   static int64_t value(const Form& f, At s, int64_t p, int64_t r) {
     return f.c + f.s * s.s + f.q * s.q + f.u * s.u + f.w * s.w + f.p * p + f.r * r;
   }
@@ -113,7 +128,7 @@ template <typename Real> struct Run {
   }
   // Whether an item's goal needs a stage: of the table of a goal it needs one step.
   bool is_needed(const Stage& g, int64_t item, At s) const {
-    return !g.last || ends[(g.last - 1) * batch + item] == s.s;
+    return !g.last || ends[(g.last - 1) * ends_apart + item] == s.s;
   }
   bool is_needed(const Stage& g, At s) const {
     for (int64_t item = 0; item < batch; ++item) if (is_needed(g, item, s)) return true;
@@ -205,8 +220,13 @@ template <typename Real> struct Run {
     const int64_t wide = width<Real>(), depth = depth_of(g), n = g.labels;
     return n + wide * (panels_of(n, wide) * depth + panels_of(depth, wide) * n);
   }
-  Table<Real> table(const Stage& g, int64_t item) {
-    Real* start = prepared[&g - stages].data() + (g.table_item ? item : 0) * prepared_size(g);
+  // Whether this run prepares the matrix of a stage, for other runs, too, if all items share it.
+  bool prepares(const Stage& g) const { return g.slot >= 0 && g.fixed && (g.table_item || leader == this); }
+  const std::vector<Real>& prepared_of(const Stage& g, int64_t more) const {
+    return (g.table_item ? this : leader)->prepared[&g - stages + more];
+  }
+  Table<Real> table(const Stage& g, int64_t item) const {
+    Real* start = const_cast<Real*>(prepared_of(g, 0).data()) + (g.table_item ? item : 0) * prepared_size(g);
     const int64_t ahead = panels_of(g.labels, width<Real>()) * width<Real>() * depth_of(g);
     return {data[g.slot] + g.table.c + item * g.table_item, start, start + g.labels, start + g.labels + ahead};
   }
@@ -280,15 +300,22 @@ template <typename Real> struct Run {
 
   std::vector<double> scores;
   uint64_t state = 0;
-  double uniform();
+  uint64_t bits();
+  double uniform() { return double(bits() >> 11) * 0x1p-53; }
+  // Begins a stream of random numbers; those of seeds that follow one another have nothing in common.
+  void seed(uint64_t number) { state = number, state = bits(); }
   int64_t pick(bool best);
   int64_t pick_of(std::vector<Real>& logs, bool best);
   template <typename Visit> void descend(int64_t item, int64_t goal, bool best, Visit visit);
-  // Whether an input has a NaN or +inf, which no answer is made of.
-  bool unsound = false;
-  void check(const int64_t* counts, int64_t slots);
+
+  // ---- passes (passes.h) ----
+
+  template <typename Visit> void each_stage(bool forward, Visit visit);
+  template <bool best> void prepare_up();
   template <bool best> void up();
+  void prepare_down();
   void down();
+  void prepare_along();
 };
 
 }  // namespace

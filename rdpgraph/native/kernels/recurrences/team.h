@@ -1,0 +1,142 @@
+// The runs of a batch: one for each thread, with a range of the items, which are independent.
+
+#pragma once
+
+#include <memory>
+
+#include "passes.h"
+
+namespace {
+
+template <typename Real> struct Team {
+  // Arrays by slot as a run has them, moved to its first item.
+  typedef std::vector<Real*> Slots;
+
+  const int64_t* records = nullptr;
+  int64_t batch = 0, slots = 0;
+  const int64_t* strides = nullptr;  // (slots + 1) bytes from one item to the next; 0: all items share it
+  const int64_t* counts = nullptr;   // (slots) numbers of all items; 0 for whole numbers
+  double* levels = nullptr;
+  std::vector<std::unique_ptr<Run<Real>>> runs;
+  std::vector<Slots> given, other;  // of each run
+  bool unsound = false;
+
+  int64_t first_of(int64_t k) const { return batch * k / int64_t(runs.size()); }
+
+  // Calls for each run with its number, in a thread of its own.
+  template <typename Each> void each_run(Each each) {
+    const int64_t many = runs.size();
+#pragma omp parallel for num_threads(many) schedule(static, 1) if (many > 1)
+    for (int64_t k = 0; k < many; ++k) each(*runs[k], k);
+  }
+
+  // The arrays from one item on.
+  void move(Slots& to, Real* const* from, const int64_t* bytes, int64_t item) const {
+    to.resize(slots + 1);
+    for (int64_t k = 0; k <= slots; ++k)
+      to[k] = from[k] ? reinterpret_cast<Real*>(reinterpret_cast<char*>(from[k]) + item * bytes[k]) : nullptr;
+  }
+
+  // Gives every run its items of some arrays of the inputs.
+  void take(Real* const* data) {
+    given.resize(runs.size()), other.resize(runs.size());
+    for (size_t k = 0; k < runs.size(); ++k) {
+      move(given[k], data, strides, first_of(k));
+      runs[k]->data = given[k].data();
+    }
+  }
+
+  // Notes whether an input has a NaN or +inf, which no answer is made of.
+  void check(Real* const* data) {
+    constexpr Real kMost = std::numeric_limits<Real>::infinity();
+    int bad = 0;
+    for (int64_t slot = 1; slot <= slots; ++slot) {
+      const Real* values = data[slot];
+#pragma omp simd reduction(| : bad)
+      for (int64_t k = 0; k < counts[slot - 1]; ++k) bad |= !(values[k] < kMost);
+    }
+    unsound = bad;
+  }
+
+  template <bool best> void up(Real* const* data, const int64_t* ends, int64_t threads) {
+    if (int64_t(runs.size()) != threads) runs.clear();
+    while (int64_t(runs.size()) < threads)
+      runs.emplace_back(new Run<Real>(records, runs.empty() ? nullptr : runs[0].get()));
+    check(data), take(data);
+    for (int64_t k = 0; k < threads; ++k) {
+      Run<Real>& run = *runs[k];
+      const int64_t first = first_of(k);
+      run.levels = levels + first * run.whole.levels, run.ends = ends + first;
+      run.batch = first_of(k + 1) - first, run.ends_apart = batch;
+    }
+    runs[0]->template prepare_up<best>();
+    each_run([&](Run<Real>& run, int64_t k) {
+      if (k) run.template prepare_up<best>();
+      run.template up<best>();
+    });
+  }
+
+  // Gradients of an input that items share are added up thread by thread, in the order of items.
+  void down(Real* const* data, Real* const* grads) {
+    take(data);
+    std::vector<std::vector<std::vector<Real>>> own(runs.size(), std::vector<std::vector<Real>>(slots + 1));
+    for (size_t k = 0; k < runs.size(); ++k) {
+      move(other[k], grads, strides, first_of(k));
+      for (int64_t slot = 1; k && slot <= slots; ++slot)
+        if (grads[slot] && !strides[slot])
+          own[k][slot].assign(counts[slot - 1], Real(0)), other[k][slot] = own[k][slot].data();
+      runs[k]->grads = other[k].data();
+    }
+    runs[0]->prepare_down();
+    each_run([&](Run<Real>& run, int64_t k) {
+      if (k) run.prepare_down();
+      run.down();
+    });
+    for (size_t k = 1; k < runs.size(); ++k)
+      for (int64_t slot = 1; slot <= slots; ++slot)
+        for (size_t j = 0; j < own[k][slot].size(); ++j) grads[slot][j] += own[k][slot][j];
+  }
+
+  void along(Real* const* data, Real* const* moves) {
+    take(data);
+    for (size_t k = 0; k < runs.size(); ++k) {
+      move(other[k], moves, strides, first_of(k));
+      runs[k]->moves = other[k].data();
+    }
+    runs[0]->prepare_along();
+    each_run([&](Run<Real>& run, int64_t k) {
+      if (k) run.prepare_along();
+      run.along();
+    });
+  }
+
+  // What derivations read: (draw, item, slot, place), item by item.
+  std::vector<std::vector<int64_t>> reads;
+  void put(int64_t run, int64_t draw, int64_t item, int64_t slot, int64_t at) {
+    for (int64_t number : {draw, item, slot, at}) reads[run].push_back(number);
+  }
+  // Numbers of all reads.
+  int64_t count_reads() const {
+    int64_t count = 0;
+    for (const auto& part : reads) count += part.size();
+    return count / 4;
+  }
+
+  // Derivations of one goal, whose cells are given; every one has a stream of random numbers of its own.
+  int64_t descend(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed) {
+    take(data);
+    reads.assign(runs.size(), {});
+    each_run([&](Run<Real>& run, int64_t k) {
+      for (int64_t item = 0; item < run.batch; ++item) {
+        const int64_t of_all = first_of(k) + item;
+        for (int64_t draw = 0; cells[of_all] >= 0 && draw < draws; ++draw) {
+          run.seed(seed + uint64_t(of_all) * draws + draw);
+          run.descend(item, cells[of_all], best, [&](int64_t slot, int64_t at) { put(k, draw, of_all, slot, at); });
+        }
+      }
+    });
+    return count_reads();
+  }
+};
+
+}  // namespace

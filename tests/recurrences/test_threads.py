@@ -1,0 +1,65 @@
+"""Items over threads: the answers are those of one thread."""
+
+import pytest
+import torch
+
+from tests.recurrences import written
+from tests.recurrences.cases import logs
+
+
+@pytest.fixture
+def by_threads():
+    """Ask with one thread, and with several."""
+    before = torch.get_num_threads()
+
+    def asked(answer):
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            yield answer()
+
+    yield asked
+    torch.set_num_threads(before)
+
+
+def large(name, dtype):
+    """Recurrences of work enough for threads, of all lengths, with a shared matrix or one each."""
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.arange(14) * 3
+
+    def r(*shape):
+        return logs(g, *shape, hard=0.1).to(dtype)
+
+    return {
+        "shared": lambda: written.Chain(r(14, 40, 48), r(48, 48), lengths),
+        "each": lambda: written.Chain(r(14, 40, 48), r(14, 48, 48), lengths),
+        "steps": lambda: written.Steps(r(14, 40, 48), r(39, 48, 48), lengths),
+        "trees": lambda: written.Trees(r(7, 12, 12, 8), r(8, 8, 8), lengths[:7] // 2),
+        "grid": lambda: written.Alignment(r(7, 60, 70, 3), lengths[:7], lengths[7:] // 2),
+    }[name]()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["shared", "each", "steps", "trees", "grid"])
+def test_answers_do_not_depend_on_the_number_of_threads(name, dtype, by_threads):
+    """Not in a bit, but for gradients of what items share, which are summed thread by thread."""
+    recurrence = large(name, dtype)
+
+    def answers():
+        values = [recurrence.log_partition(), recurrence.best_score(), recurrence.entropy()]
+        for uses in (recurrence.sample(2, torch.Generator().manual_seed(1)), recurrence.mode()):
+            values += uses.values()
+        return values, [*recurrence.marginals().values()], gradients(recurrence)
+
+    (values, marginals, shared), *others = by_threads(answers)
+    for other in others:
+        assert all(map(torch.equal, values, other[0]))
+        assert all(map(torch.equal, marginals, other[1]))
+        for one, same in zip(shared, other[2], strict=True):
+            torch.testing.assert_close(one, same)
+
+
+def gradients(recurrence):
+    given = recurrence.given
+    leaves = {k: x.clone().requires_grad_() for k, x in given.items() if x.is_floating_point()}
+    log_z = type(recurrence)(**(given | leaves)).log_partition()
+    return torch.autograd.grad(log_z[log_z.isfinite()].sum(), [*leaves.values()])
