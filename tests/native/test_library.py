@@ -283,10 +283,8 @@ def test_a_packaged_library_of_other_sources_is_not_loaded_and_is_replaced(
 @pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling builds wheels")
 def test_wheels_hold_the_library_where_there_is_a_compiler(cache, tmp_path):
     part = Path("rdpgraph/native")
-    for folder in (part, part / "kernels"):
-        (tmp_path / folder).mkdir(parents=True)
-        for file in (ROOT / folder).glob("*.*"):
-            shutil.copy(file, tmp_path / folder)
+    ignored = shutil.ignore_patterns("__pycache__", "compiled")
+    shutil.copytree(ROOT / part, tmp_path / part, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "rdpgraph/__init__.py").touch()
