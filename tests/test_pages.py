@@ -49,6 +49,16 @@ def test_readme_and_contributing_link_to_what_is_there() -> None:
             assert (page.parent / target).exists(), f"{name} links to {target}"
 
 
+def test_the_places_that_contributing_names_are_there() -> None:
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text()
+    rows = [line.split("|")[2:5] for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) > 10
+    for row in rows:
+        for folder, cell in zip(("rdpgraph", "tests", "docs"), row, strict=True):
+            for path in re.findall(r"`([\w./]+[./]\w*)`", cell):
+                assert (DOCS.parent / folder / path).exists(), f"there is no {folder}/{path}"
+
+
 def test_every_page_is_in_the_navigation_once() -> None:
     listed = [
         (page.parent / line.strip()).resolve().relative_to(DOCS.resolve())
