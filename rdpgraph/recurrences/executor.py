@@ -38,6 +38,7 @@ _SIGNATURES = {
     "up": (_POINTER, [*[_POINTER] * 6, *[_SIZE] * 4, _POINTER]),
     "down": (None, [_POINTER] * 3),
     "along": (None, [_POINTER] * 3),
+    "maxima": (None, [_POINTER] * 4),
     "unsound": (_SIZE, [_POINTER]),
     "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3]),
     "read": (None, [_POINTER] * 2),
@@ -224,15 +225,18 @@ class Goal:
             return logs
         return torch.where(self.before, 0.0, torch.where(self.inside, logs, -torch.inf))
 
+    def reached(self, possible: Tensor) -> Tensor:
+        """(items,) whether derivations go through the goal, of the items that have any."""
+        return possible if self.plain else possible & self.inside & ~self.before
+
     def cell_values(self, values: Tensor, possible: Tensor) -> Tensor:
         """(items,) what some values like those of tables have at the goals, 0 for those of none."""
-        reached = possible if self.plain else possible & self.inside & ~self.before
-        return torch.where(reached, values.view(-1)[self.cells], 0.0)
+        return torch.where(self.reached(possible), values.view(-1)[self.cells], 0.0)
 
     def add_to(self, values: Tensor, above: Tensor, possible: Tensor) -> None:
         """Add something to some values like those of tables, for each goal that is a cell."""
-        reached = possible if self.plain else possible & self.inside & ~self.before
-        values.view(-1).index_add_(0, self.cells, torch.where(reached, above.to(values), 0.0))
+        above = torch.where(self.reached(possible), above.to(values), 0.0)
+        values.view(-1).index_add_(0, self.cells, above)
 
 
 @functools.lru_cache(maxsize=256)
@@ -416,6 +420,34 @@ def mean_along(up: Upward, said: Sequence[Tensor | None]) -> Tensor:
 
 
 @torch.no_grad()
+def best_with(up: Upward) -> list[Tensor | None]:
+    """The best score of a derivation that uses each entry: (items, *dims) of each input of logs.
+
+    -inf where none does. None for inputs of whole numbers.
+
+    Args:
+        up: a pass of maxima.
+    """
+    run, items = up.lease.run, len(up.value)
+    if run.below is None:
+        run.below = torch.empty_like(run.values)
+    below = run.below.fill_(-torch.inf)
+    for goal in up.goals:
+        below.view(-1)[goal.cells[goal.reached(up.possible)]] = 0.0
+    losses = [
+        x.new_full((items, *x.shape[1:]), -torch.inf) if x.is_floating_point() else None
+        for x in up.inputs
+    ]
+    each = [below, *losses]
+    apart = array("q", [0 if x is None else x.stride(0) * x.element_size() for x in each])
+    data, lost = _pointers([run.values, *up.inputs]), _pointers(each)
+    _function("maxima", run.dtype)(run.handle, _address(data), _address(lost), _address(apart))
+    # What nothing uses has lost everything; impossible items have used nothing.
+    best = torch.where(up.possible, up.value, 0.0)
+    return [x if x is None else x.add_(best.view(-1, *[1] * (x.ndim - 1))) for x in losses]
+
+
+@torch.no_grad()
 def derivations(up: Upward, count: int | None, generator: torch.Generator | None) -> Tensor:
     """(R, 4) what derivations read: the draw, the item, the input's number, the place in its item.
 
@@ -433,9 +465,8 @@ def derivations(up: Upward, count: int | None, generator: torch.Generator | None
     data = _pointers([run.values, *up.inputs])
     found: list[Tensor] = []
     for goal in up.goals:
-        reached = goal.inside & ~goal.before & up.possible
         cells = goal.cells - torch.arange(items) * up.records.size
-        cells = torch.where(reached, cells, -1)
+        cells = torch.where(goal.reached(up.possible), cells, -1)
         many = _function("descend", run.dtype)(
             run.handle, _address(data), cells.data_ptr(), draws, int(count is None), seed
         )

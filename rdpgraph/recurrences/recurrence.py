@@ -341,6 +341,24 @@ class Recurrence:
         _, gradients = expectations(whole._log_partition_of, [*full.values()], tracked=tracked)
         return dict(zip(full, gradients, strict=True))
 
+    @torch.no_grad()
+    def max_marginals(self) -> dict[str, Tensor]:
+        """The best score in nats of a derivation that uses each entry of each input of logs.
+
+        (*batch, *dims) each; -inf where no derivation that is possible does.
+
+        Raises:
+            UnsupportedError: as for `mode`.
+        """
+        found = executor.best_with(self._run_up(best=True)), self.program.inputs
+        return {
+            array.name: best.expand(self._items, *best.shape[1:]).reshape(
+                *self._batch, *best.shape[1:]
+            )
+            for best, array in zip(*found, strict=True)
+            if best is not None
+        }
+
     @by_autograd
     def entropy(self) -> Tensor:
         """(*batch,) nats, of derivations; 0 where nothing is possible. Differentiable.
@@ -422,24 +440,26 @@ class Recurrence:
         """
         return self._uses(count, generator)
 
-    @torch.no_grad()
-    def _uses(self, count: int | None, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """(draws, *batch, *dims) how often derivations use each entry; None: the best one."""
+    def _run_up(self, *, best: bool) -> executor.Upward:
+        """A pass by compiled code."""
         flat, lengths = self._flat(self.given), self._flat_lengths()
         if not self._served([*flat.values()]):
             raise UnsupportedError(
-                f"{type(self).__name__} has modes and draws by compiled code alone, which does not "
-                "serve it here; take marginals() or best_score()."
+                f"{type(self).__name__} has modes, max-marginals and draws by compiled code alone, "
+                "which does not serve it here; take marginals() or best_score()."
             )
-        up = executor.run_up(
-            self.program, [*flat.values()], lengths, self._sizes, best=count is None
-        )
+        return executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
+
+    @torch.no_grad()
+    def _uses(self, count: int | None, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """(draws, *batch, *dims) how often derivations use each entry; None: the best one."""
+        up = self._run_up(best=count is None)
         reads = executor.derivations(up, count, generator)
         draws, items, made = count or 1, len(up.value), dict[str, Tensor]()
         for number, array in enumerate(self.program.inputs):
             if array.whole:
                 continue
-            own, shape = reads[reads[:, 2] == number + 1], flat[array.name].shape[1:]
+            own, shape = reads[reads[:, 2] == number + 1], up.inputs[number].shape[1:]
             entries = shape.numel()
             place = (own[:, 0] * items + own[:, 1]) * entries + own[:, 3]
             uses = torch.bincount(place, minlength=draws * items * entries)

@@ -49,6 +49,9 @@ def small(name, hard=0.0, seed=0):
             r(3, 3, 2, 2), r(3, 3), whole(3, 3, 3, 2, 2), lengths
         ),
         "Factorial": lambda: written.Factorial(r(2, 2), r(2, 2), r(3, 3, 2, 2)),
+        "Apart": lambda: written.Apart(
+            r(3, 3, 2), r(3, 2, 3), torch.tensor([3, 0, 2]), torch.tensor([2, 0, 1])
+        ),
         "Paths": lambda: written.Paths(r(3, 2, 3, 2), r(2, 2)),
         "Earlier": lambda: written.Earlier(r(3, 3, 2), r(3, 2, 2), r(2, 3, 2), lengths),
         "Durations": lambda: written.Durations(r(3, 4, 2), r(2, 2, 2), r(3, 2, 4), lengths + 1),
@@ -59,5 +62,5 @@ def small(name, hard=0.0, seed=0):
 NAMES = (
     "Chain", "Steps", "LowRankChain", "BackwardChain", "Segments", "Alignment", "Ctc", "Trees",
     "Pcfg", "LowRankTrees", "Projective", "Bitext", "Tagged", "KeptChain", "KeptSegments",
-    "Factorial", "Paths", "Earlier", "Durations", "Nested",
+    "Factorial", "Apart", "Paths", "Earlier", "Durations", "Nested",
 )  # fmt: skip

@@ -119,5 +119,17 @@ class Derivations:
                 means[name][place] += times * share
         return means
 
+    def max_marginals(self):
+        """The best score of a derivation that uses every entry."""
+        most = {
+            name: torch.full(self.given[name].shape, -math.inf, dtype=torch.float64)
+            for name, array in self.arrays.items()
+            if not array.whole
+        }
+        for score, uses in zip(self.scores, self.list, strict=False):
+            for name, place in uses:
+                most[name][place] = torch.maximum(most[name][place], score)
+        return most
+
     def entropy(self):
         return -torch.special.xlogy(self.shares, self.shares).sum()

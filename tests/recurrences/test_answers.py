@@ -11,6 +11,8 @@ from tests.recurrences.cases import NAMES, logs, small
 from tests.recurrences.enumeration import Derivations
 
 close = torch.testing.assert_close
+UNSERVED = ("Factorial", "Durations")  # tables of two labels; sums of two kinds
+SERVED = [name for name in NAMES if name not in UNSERVED]
 
 
 @pytest.mark.parametrize("hard", [0.0, 0.3])
@@ -47,6 +49,13 @@ def test_an_item_has_the_answers_that_it_has_alone(name):
             rank = 0 if array is None else len(array.dims)
             alone[key] = value[item] if value is not None and value.ndim > rank else value
         close(type(recurrence)(**alone).log_partition(), together[item])
+
+
+def in_dtype(recurrence, dtype):
+    given = recurrence.given.items()
+    return type(recurrence)(
+        **{k: x.to(dtype) if x is not None and x.is_floating_point() else x for k, x in given}
+    )
 
 
 def of_logs(recurrence, answer):
@@ -114,6 +123,35 @@ def test_modes_and_draws_are_derivations(name, hard):
         for key, share in known.items():
             error = math.sqrt(share * (1 - share) / 400)
             assert abs(found.get(key, 0) / 400 - share) < 5 * error + 0.005
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("hard", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("name", SERVED)
+def test_max_marginals_are_the_best_scores_of_what_uses_an_entry(name, hard, dtype):
+    recurrence = small(name, hard)
+    found = in_dtype(recurrence, dtype).max_marginals()
+    for item in range(3):
+        wanted = Derivations(recurrence, (item,)).max_marginals()
+        assert {*found} == {*wanted}
+        for array, most in wanted.items():
+            close(found[array][item], most.to(dtype))
+
+
+def test_max_marginals_lose_no_digits_of_what_is_next_to_the_best():
+    """In float32, of long chains: the mode's entries have the best score, and no other has more."""
+    g = torch.Generator().manual_seed(0)
+    sites, transition = logs(g, 2, 400, 5), logs(g, 5, 5)
+    chain = written.Chain(sites.float() - 20, transition.float(), torch.tensor([400, 300]))
+    exact = in_dtype(chain, torch.float64)
+    best, most, mode = chain.best_score(), chain.max_marginals(), chain.mode()
+    for name, wanted in exact.max_marginals().items():
+        tops = best.view(-1, *[1] * (wanted.ndim - 1))
+        assert bool((torch.where(mode[name] > 0, most[name], tops) == tops).all())
+        assert bool((most[name] <= tops).all())
+        losses = wanted - exact.best_score().view(tops.shape)
+        near = losses > -30
+        close((most[name] - tops).double()[near], losses[near], atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["Chain", "Segments", "Alignment", "Trees", "Bitext", "Factorial"])

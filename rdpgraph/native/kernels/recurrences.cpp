@@ -25,9 +25,9 @@ void* NAME(up)(const int64_t* records, REAL* const* data, double* levels, const 
                const int64_t* strides, const int64_t* counts, int64_t slots, int64_t batch, int64_t best,
                int64_t threads, void* known) {
   Team<REAL>* team = known ? static_cast<Team<REAL>*>(known) : new Team<REAL>;
-  team->records = records, team->strides = strides, team->counts = counts, team->levels = levels;
+  team->records = records, team->strides = strides, team->counts = counts, team->levels = levels, team->ends = ends;
   team->slots = slots, team->batch = batch;
-  best ? team->template up<true>(data, ends, threads) : team->template up<false>(data, ends, threads);
+  best ? team->template up<true>(data, threads) : team->template up<false>(data, threads);
   return team;
 }
 
@@ -39,6 +39,12 @@ void NAME(down)(void* team, REAL* const* data, REAL* const* grads) {
 // Means over derivations of the sum of what `moves` say of each entry that is read.
 void NAME(along)(void* team, REAL* const* data, REAL* const* moves) {
   static_cast<Team<REAL>*>(team)->along(data, moves);
+}
+
+// The best score of a derivation that uses an entry, less the best score, given maxima. `losses[0]` has 0 at
+// the goals and -inf elsewhere, and gets what tables lose; every item has its own, so many bytes `apart`.
+void NAME(maxima)(void* team, REAL* const* data, REAL* const* losses, const int64_t* apart) {
+  static_cast<Team<REAL>*>(team)->maxima(data, losses, apart);
 }
 
 // Whether an input had a NaN or +inf.

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "descend.h"
-#include "means.h"
+#include "maxima.h"
 
 namespace {
 
@@ -68,6 +68,16 @@ void Run<Real>::along() {
     if (g.kind == kKindSum) sum_along(g, s);
     else if (g.kind == kKindOver) over_along(g, s);
     else link_along(g, s);
+  });
+}
+
+// Losses of the best derivations that use a cell or an entry, of one item.
+template <typename Real>
+void Run<Real>::maxima() {
+  each_stage(false, [&](const Stage& g, At s) {
+    if (g.kind == kKindSum) sum_maxima(g, s);
+    else if (g.kind == kKindOver) over_maxima(g, s);
+    else link_maxima(g, s);
   });
 }
 

@@ -294,7 +294,26 @@ template <typename Real> struct Run {
   Real mean_in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
   void direct_along(const Stage& g, At s, Span span);
   void over_along(const Stage& g, At s);
-  void along();
+
+  // ---- max-marginals (maxima.h) ----
+
+  Real* const* losses = nullptr;  // by slot, of one item; null: not wanted
+  // Raises numbers `hop` apart to others where these are larger; if 0, one number to the largest.
+  static void raise(Real* to, const Real* from, int64_t hop, int64_t count) {
+    if (hop == 1) for (int64_t k = 0; k < count; ++k) to[k] = std::max(to[k], from[k]);
+    else for (int64_t k = 0; k < count; ++k) to[k * hop] = std::max(to[k * hop], from[k]);
+  }
+  void row_raise(const Alternative& a, At s, int64_t p, int64_t r, int64_t depth, const Real* from) const {
+    for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
+      if (losses[f->slot]) raise(losses[f->slot] + offset(*f, 0, s, p, r), from, f->hop, depth);
+  }
+  void sum_maxima(const Stage& g, At s);
+  template <typename Visit>
+  void matrix_maxima(const Real* loss, const Real* rows, int64_t depth, const Real* matrix, int64_t hop, int64_t n,
+                     Visit visit, Real* to);
+  void link_maxima(const Stage& g, At s);
+  void pair_maxima(const Stage& g, At s, Row& one, const Real* loss);
+  void over_maxima(const Stage& g, At s);
 
   // ---- one derivation (descend.h) ----
 
@@ -316,6 +335,8 @@ template <typename Real> struct Run {
   void prepare_down();
   void down();
   void prepare_along();
+  void along();
+  void maxima();
 };
 
 }  // namespace

@@ -17,6 +17,7 @@ template <typename Real> struct Team {
   const int64_t* strides = nullptr;  // (slots + 1) bytes from one item to the next; 0: all items share it
   const int64_t* counts = nullptr;   // (slots) numbers of all items; 0 for whole numbers
   double* levels = nullptr;
+  const int64_t* ends = nullptr;     // (goals, batch) the step of each goal
   std::vector<std::unique_ptr<Run<Real>>> runs;
   std::vector<Slots> given, other;  // of each run
   bool unsound = false;
@@ -37,13 +38,18 @@ template <typename Real> struct Team {
       to[k] = from[k] ? reinterpret_cast<Real*>(reinterpret_cast<char*>(from[k]) + item * bytes[k]) : nullptr;
   }
 
-  // Gives every run its items of some arrays of the inputs.
+  // Gives a run some items.
+  void take(int64_t k, Real* const* data, int64_t first, int64_t count) {
+    Run<Real>& run = *runs[k];
+    move(given[k], data, strides, first);
+    run.data = given[k].data(), run.levels = levels + first * run.whole.levels;
+    run.ends = ends + first, run.ends_apart = batch, run.batch = count;
+  }
+
+  // Gives every run its items.
   void take(Real* const* data) {
     given.resize(runs.size()), other.resize(runs.size());
-    for (size_t k = 0; k < runs.size(); ++k) {
-      move(given[k], data, strides, first_of(k));
-      runs[k]->data = given[k].data();
-    }
+    for (size_t k = 0; k < runs.size(); ++k) take(k, data, first_of(k), first_of(k + 1) - first_of(k));
   }
 
   // Notes whether an input has a NaN or +inf, which no answer is made of.
@@ -58,17 +64,11 @@ template <typename Real> struct Team {
     unsound = bad;
   }
 
-  template <bool best> void up(Real* const* data, const int64_t* ends, int64_t threads) {
+  template <bool best> void up(Real* const* data, int64_t threads) {
     if (int64_t(runs.size()) != threads) runs.clear();
     while (int64_t(runs.size()) < threads)
       runs.emplace_back(new Run<Real>(records, runs.empty() ? nullptr : runs[0].get()));
     check(data), take(data);
-    for (int64_t k = 0; k < threads; ++k) {
-      Run<Real>& run = *runs[k];
-      const int64_t first = first_of(k);
-      run.levels = levels + first * run.whole.levels, run.ends = ends + first;
-      run.batch = first_of(k + 1) - first, run.ends_apart = batch;
-    }
     runs[0]->template prepare_up<best>();
     each_run([&](Run<Real>& run, int64_t k) {
       if (k) run.template prepare_up<best>();
@@ -107,6 +107,17 @@ template <typename Real> struct Team {
     each_run([&](Run<Real>& run, int64_t k) {
       if (k) run.prepare_along();
       run.along();
+    });
+  }
+
+  // Losses of the best derivations that use an entry, item by item: no two items share them.
+  void maxima(Real* const* data, Real* const* losses, const int64_t* apart) {
+    take(data);
+    each_run([&](Run<Real>& run, int64_t k) {
+      for (int64_t item = first_of(k); item < first_of(k + 1); ++item) {
+        take(k, data, item, 1), move(other[k], losses, apart, item);
+        run.losses = other[k].data(), run.maxima();
+      }
     });
   }
 

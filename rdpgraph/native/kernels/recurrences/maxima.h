@@ -1,0 +1,151 @@
+// Max-marginals: the best score of a derivation that uses an entry, for one item, given maxima of all tables.
+//
+// Downwards goes the loss of the best derivation that uses a cell or entry, its score less the best score.
+// The best one through a term of a cell loses what the best one through the cell does, and what the term is
+// below the largest of the cell: loss + term - max(terms). So the best derivation loses exactly nothing.
+
+#pragma once
+
+#include "means.h"
+
+namespace {
+
+// The losses of the sums of a step, into those of all that they read.
+template <typename Real>
+void Run<Real>::sum_maxima(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  if (span.high < span.low) return;
+  const bool wide = g.labels > 0;
+  const int64_t count = wide ? g.labels : span.high - span.low + 1;
+  for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
+    const Real* loss = out(g, losses[0], 0, s, p);
+    if (!(largest(loss, count) > kNever<Real>)) continue;
+    collect_entries(g, s, p, count);
+    if (fused_link() >= 0) continue;
+    // All terms, relative to one level, and the largest of each cell.
+    double base = -INFINITY;
+    for (Entry& one : entries) base = std::max(base, one.level = level_of(one, 0));
+    terms.resize(std::max<int64_t>(terms.size(), int64_t(entries.size()) * count)), totals.assign(count, kNever<Real>);
+    for (size_t k = 0; k < entries.size(); ++k) {
+      const Entry& one = entries[k];
+      Real *row = terms.data() + k * count, *most = totals.data() + one.low;
+      product(g, one, 0, Real(one.level - base), row);
+      raise(most, row, 1, one.high - one.low + 1);
+    }
+    for (size_t k = 0; k < entries.size(); ++k) {
+      const Entry& one = entries[k];
+      const int64_t size = one.high - one.low + 1;
+      Real* row = terms.data() + k * count;
+      for (int64_t v = 0; v < size; ++v) row[v] = loss[one.low + v] + (row[v] - finite(totals[one.low + v]));
+      for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
+        if (!losses[f->f->slot]) continue;
+        Real* to = losses[f->f->slot] + f->at;
+        if (f->f->look_slot >= 0 && !g.labels) {
+          for (int64_t v = 0; v < size; ++v) raise(to + v * f->hop + looked(*f, 0, v * f->f->look.p), row + v, 1, 1);
+        } else raise(to + (f->f->look_slot < 0 ? 0 : looked(*f, 0, 0)), row, f->hop, size);
+      }
+    }
+  }
+}
+
+// The losses of terms x_k + W_kj, given those of the columns j: visits those of each row k, and writes the best
+// of it into `to`. Rows of W are `hop` apart.
+template <typename Real>
+template <typename Visit>
+void Run<Real>::matrix_maxima(const Real* loss, const Real* rows, int64_t depth, const Real* matrix, int64_t hop,
+                              int64_t n, Visit visit, Real* to) {
+  totals.assign(n, kNever<Real>), moved.resize(n);
+  for (int64_t k = 0; k < depth; ++k)
+    for (int64_t j = 0; j < n; ++j) totals[j] = std::max(totals[j], rows[k] + matrix[k * hop + j]);
+  for (int64_t j = 0; j < n; ++j) totals[j] = finite(totals[j]);
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t j = 0; j < n; ++j) moved[j] = loss[j] + (rows[k] + matrix[k * hop + j] - totals[j]);
+    to[k] = largest(moved.data(), n);
+    visit(k, moved.data());
+  }
+}
+
+// The losses of the links of a step, into those of their rows and their matrix.
+template <typename Real>
+void Run<Real>::link_maxima(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  const int64_t n = g.labels;
+  const Alternative& a = alternatives[g.first];
+  if (span.high < span.low) return;
+  find_targets(g, s, span);
+  for (int64_t p = span.low; p <= span.high; ++p) {
+    const Target& target = targets[p - span.low];
+    const Real* loss = out(*target.g, losses[0], 0, s, p);
+    const Span loop = loops(a, s, p, false);
+    if (loop.high < loop.low || !(largest(loss, n) > kNever<Real>)) continue;
+    for (const Part& f : target.others)
+      if (losses[f.f->slot]) raise(losses[f.f->slot] + (read(f, 0) - data[f.f->slot]), loss, f.hop, n);
+    if (g.kind == kKindPair) {
+      Row one{0, p, 0, 0, loop};
+      pair_maxima(g, s, one, loss);
+      continue;
+    }
+    const int64_t start = value(g.table, s, p, 0), depth = g.depth * count_of(loop);
+    int64_t hop;
+    double known;
+    const Real* matrix = direct(g, 0, s, p, loop, &hop, &known);
+    turned.resize(depth);
+    Real* own = losses[g.slot];
+    matrix_maxima(loss, x.data(), depth, matrix, hop, n, [&](int64_t k, const Real* of_row) {
+      if (!own) return;
+      if (!is_gathered(g)) return raise(own + start + k * g.row, of_row, 1, n);
+      for (int64_t j = 0; j < n; ++j) raise(own + rows_at[k] + columns_at[k / g.depth * n + j], of_row + j, 1, 1);
+    }, turned.data());
+    for (int64_t k = 0; k < count_of(loop); ++k)
+      row_raise(a, s, p, loop.low + k, g.depth, turned.data() + k * g.depth);
+  }
+}
+
+// The losses of a pair: of its matrix, and, by those of its row of pairs of labels, of both parts of all splits.
+template <typename Real>
+void Run<Real>::pair_maxima(const Stage& g, At s, Row& one, const Real* loss) {
+  const int64_t b = g.depth, c = g.depth2, n = g.labels, wide = width<Real>();
+  pairs.resize(std::max<int64_t>(pairs.size(), b * c));
+  if (!pair<true>(g, s, one, pairs.data())) return;
+  const Real* matrix = data[g.slot] + g.table.c;
+  gathered.resize(b * c * n), turned.resize(b * c);
+  for (int64_t k = 0; k < b * c; ++k)
+    for (int64_t j = 0; j < n; ++j) gathered[k * n + j] = matrix[row_of(g, k) + j * g.column];
+  Real* own = losses[g.slot];
+  matrix_maxima(loss, pairs.data(), b * c, gathered.data(), n, n, [&](int64_t k, const Real* of_row) {
+    if (own) raise(own + g.table.c + row_of(g, k), of_row, g.column, n);
+  }, turned.data());
+  for (int64_t k = 0; k < b * c; ++k) pairs[k] = finite(pairs[k]);
+  const int64_t many = count_of(one.splits);
+  std::vector<Real> left(b), right(c);
+  for (int64_t r = 0; r < many; ++r) {
+    std::fill(left.begin(), left.end(), kNever<Real>), std::fill(right.begin(), right.end(), kNever<Real>);
+    for (int64_t i = 0; i < b; ++i)
+      for (int64_t j = 0; j < c; ++j) {
+        const Real term = y[r * b + i] + z[(j / wide * many + r) * wide + j % wide];
+        const Real best = turned[i * c + j] + (term - pairs[i * c + j]);
+        left[i] = std::max(left[i], best), right[j] = std::max(right[j], best);
+      }
+    row_raise(alternatives[g.first], s, one.p, one.splits.low + r, b, left.data());
+    row_raise(alternatives[g.first + 1], s, one.p, one.splits.low + r, c, right.data());
+  }
+}
+
+// The losses of sums over labels.
+template <typename Real>
+void Run<Real>::over_maxima(const Stage& g, At s) {
+  const Span span = defined(g, s);
+  const Alternative& a = alternatives[g.first];
+  x.resize(g.depth);
+  for (int64_t p = span.low; p <= span.high; ++p) {
+    const Real loss = *out(g, losses[0], 0, s, p);
+    if (!(loss > kNever<Real>) || !has_terms(a, s, p)) continue;
+    double known;
+    row(a, 0, s, p, 0, g.depth, x.data(), &known);
+    const Real top = largest(x.data(), g.depth);
+    for (int64_t k = 0; k < g.depth; ++k) x[k] = loss + (x[k] - top);
+    row_raise(a, s, p, 0, g.depth, x.data());
+  }
+}
+
+}  // namespace
