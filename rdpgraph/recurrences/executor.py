@@ -10,6 +10,7 @@ every answer to a program that `lowering` has no stages for.
 
 import ctypes
 import functools
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ _SIGNATURES = {
     "maxima": (None, [_POINTER] * 4),
     "unsound": (_SIZE, [_POINTER]),
     "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3]),
+    "k_best": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 2, _POINTER]),
     "read": (None, [_POINTER] * 2),
     "release": (None, [_POINTER]),
 }
@@ -228,6 +230,11 @@ class Goal:
     def reached(self, possible: Tensor) -> Tensor:
         """(items,) whether derivations go through the goal, of the items that have any."""
         return possible if self.plain else possible & self.inside & ~self.before
+
+    def places(self, possible: Tensor, records: Records) -> Tensor:
+        """(items,) the places of its cells in the tables of an item, -1 for those not reached."""
+        places = self.cells - torch.arange(len(self.cells)) * records.size
+        return torch.where(self.reached(possible), places, -1)
 
     def cell_values(self, values: Tensor, possible: Tensor) -> Tensor:
         """(items,) what some values like those of tables have at the goals, 0 for those of none."""
@@ -459,21 +466,83 @@ def derivations(up: Upward, count: int | None, generator: torch.Generator | None
         generator: of the draws.
     """
     run, items = up.lease.run, len(up.value)
-    draws, seed = count or 1, 0
+    draws, seed = 1 if count is None else count, 0
     if count is not None:
         seed = int(torch.randint(2**62, (), generator=generator))
     data = _pointers([run.values, *up.inputs])
     found: list[Tensor] = []
     for goal in up.goals:
-        cells = goal.cells - torch.arange(items) * up.records.size
-        cells = torch.where(goal.reached(up.possible), cells, -1)
+        cells = goal.places(up.possible, up.records)
         many = _function("descend", run.dtype)(
             run.handle, _address(data), cells.data_ptr(), draws, int(count is None), seed
         )
-        found.append(reads := torch.empty(many, 4, dtype=torch.int64))
-        _function("read", run.dtype)(run.handle, reads.data_ptr())
+        found.append(_reads(run, many))
         seed += draws * items
     return torch.cat(found)
+
+
+@torch.no_grad()
+def best_derivations(up: Upward, count: int) -> tuple[Tensor, Tensor]:
+    """What the best derivations read, and (items,) how many there are, at most ``count``.
+
+    By lazy lists of cells (Huang and Chiang 2005, algorithm 3). Reads are those of `derivations`,
+    with the rank of a derivation in place of the draw. Ties are broken in a fixed order.
+
+    Args:
+        up: a pass of maxima.
+        count: how many derivations of each item are asked for.
+    """
+    run, found = up.lease.run, up.possible.long()
+    cells = torch.stack([goal.places(up.possible, up.records) for goal in up.goals])
+    data = _pointers([run.values, *up.inputs])
+    many = _function("k_best", run.dtype)(
+        run.handle, _address(data), cells.data_ptr(), len(cells), count, found.data_ptr()
+    )
+    return _reads(run, many), found
+
+
+def count_uses(up: Upward, reads: Tensor, count: int) -> list[Tensor | None]:
+    """How often each of ``count`` derivations uses each entry: (count, items, *dims) of each input.
+
+    None for inputs of whole numbers. ``reads`` are those of `derivations` or `best_derivations`.
+    """
+    made: list[Tensor | None] = []
+    for number, values in enumerate(up.inputs, 1):
+        if not values.is_floating_point():
+            made.append(None)
+            continue
+        shape = count, len(up.value), *values.shape[1:]
+        derivation, item, _, at = reads[reads[:, 2] == number].T
+        place = (derivation * shape[1] + item) * values[0].numel() + at
+        made.append(torch.bincount(place, minlength=math.prod(shape)).view(shape))
+    return made
+
+
+def score_reads(inputs: Sequence[Tensor], reads: Tensor, count: int, items: int) -> Tensor:
+    """(count, items) the sums of the entries that derivations read, differentiable in the inputs.
+
+    Args:
+        inputs: as they were given to `run_up`, or of other numbers.
+        reads: from `derivations` or `best_derivations`.
+        count: how many derivations each item has.
+        items: how many there are.
+    """
+    logs = [x for x in inputs if x.is_floating_point()]
+    scores = logs[0].new_zeros(count * items)
+    for number, values in enumerate(inputs, 1):
+        if values.is_floating_point():
+            derivation, item, _, at = reads[reads[:, 2] == number].T
+            place = item * values[0].numel() + at if len(values) > 1 else at
+            entries = values.reshape(-1).index_select(0, place)
+            scores = scores.index_add(0, derivation * items + item, entries)
+    return scores.view(count, items)
+
+
+def _reads(run: _Run, many: int) -> Tensor:
+    """What the library has noted last."""
+    reads = torch.empty(many, 4, dtype=torch.int64)
+    _function("read", run.dtype)(run.handle, reads.data_ptr())
+    return reads
 
 
 class _LogPartition(torch.autograd.Function):

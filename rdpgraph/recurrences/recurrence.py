@@ -292,7 +292,7 @@ class Recurrence:
             # Where no input has a part in it, the gradient is zero all the same.
             for x in () if goal.requires_grad else (x for x in inputs if x.requires_grad):
                 goal = torch.where(torch.ones_like(goal, dtype=torch.bool), goal, x.sum().to(goal))
-        return goal.expand(self._items).reshape(self._batch)
+        return self._batched(goal, 0)
 
     @property
     def _items(self) -> int:
@@ -350,14 +350,7 @@ class Recurrence:
         Raises:
             UnsupportedError: as for `mode`.
         """
-        found = executor.best_with(self._run_up(best=True)), self.program.inputs
-        return {
-            array.name: best.expand(self._items, *best.shape[1:]).reshape(
-                *self._batch, *best.shape[1:]
-            )
-            for best, array in zip(*found, strict=True)
-            if best is not None
-        }
+        return self._by_name(executor.best_with(self._run_up(best=True)), 0)
 
     @by_autograd
     def entropy(self) -> Tensor:
@@ -417,8 +410,7 @@ class Recurrence:
         up = executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=False)
         each = [x if x.is_floating_point() else None for x in said.values()]
         found = up.value, executor.mean_along(up, each)
-        log_z, mean = (x.expand(self._items).reshape(self._batch) for x in found)
-        return log_z, mean
+        return self._batched(found[0], 0), self._batched(found[1], 0)
 
     def mode(self) -> dict[str, Tensor]:
         """How often one best derivation uses each entry of each input of logs.
@@ -450,22 +442,61 @@ class Recurrence:
             )
         return executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
 
+    def k_best(self, count: int) -> tuple[dict[str, Tensor], Tensor]:
+        """The best derivations, best first: how often each uses each entry, and their scores.
+
+        By lazy lists of cells (Huang and Chiang 2005, algorithm 3). No derivation is there twice;
+        two that use the same entries are two. Where an item has fewer, scores are -inf and uses
+        zero from its last one on.
+
+        Args:
+            count: how many derivations of each item.
+
+        Returns:
+            For each input of logs (count, *batch, *dims) whole numbers, and (count, *batch) scores
+            in nats, each the sum of the entries that are used, and differentiable in these.
+
+        Raises:
+            ModelError: ``count`` is below 1.
+            UnsupportedError: as for `mode`.
+        """
+        if count < 1:
+            raise ModelError(f"{type(self).__name__} lists 1 derivation or more; got {count = }.")
+        up = self._run_up(best=True)
+        reads, found = executor.best_derivations(up, count)
+        inputs = [*self._flat(self.given).values()]
+        scores = executor.score_reads(inputs, reads, count, len(found))
+        lacking = torch.arange(count).unsqueeze(1) >= found
+        scores = self._batched(scores.masked_fill(lacking, -torch.inf), 1)
+        return self._by_name(executor.count_uses(up, reads, count), 1), scores
+
     @torch.no_grad()
     def _uses(self, count: int | None, generator: torch.Generator | None) -> dict[str, Tensor]:
         """(draws, *batch, *dims) how often derivations use each entry; None: the best one."""
         up = self._run_up(best=count is None)
         reads = executor.derivations(up, count, generator)
-        draws, items, made = count or 1, len(up.value), dict[str, Tensor]()
-        for number, array in enumerate(self.program.inputs):
-            if array.whole:
-                continue
-            own, shape = reads[reads[:, 2] == number + 1], up.inputs[number].shape[1:]
-            entries = shape.numel()
-            place = (own[:, 0] * items + own[:, 1]) * entries + own[:, 3]
-            uses = torch.bincount(place, minlength=draws * items * entries)
-            uses = uses.reshape(draws, items, *shape).expand(draws, self._items, *shape)
-            made[array.name] = uses.reshape(draws, *self._batch, *shape)
-        return made
+        return self._by_name(executor.count_uses(up, reads, 1 if count is None else count), 1)
+
+    def _run_up(self, *, best: bool) -> executor.Upward:
+        """A pass by compiled code."""
+        flat, lengths = self._flat(self.given), self._flat_lengths()
+        if not self._served([*flat.values()]):
+            raise UnsupportedError(
+                f"{type(self).__name__} has modes, max-marginals and draws by compiled code alone, "
+                "which does not serve it here; take marginals() or best_score()."
+            )
+        return executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
+
+    def _batched(self, values: Tensor, dim: int) -> Tensor:
+        """Values whose dim of items is replaced by the batch dims."""
+        before, after = values.shape[:dim], values.shape[dim + 1 :]
+        every = values.expand(*before, self._items, *after)
+        return every.reshape((*before, *self._batch, *after))
+
+    def _by_name(self, values: Sequence[Tensor | None], dim: int) -> dict[str, Tensor]:
+        """What the executor says of each input of logs, by name and with the batch dims."""
+        pairs = zip(self.program.inputs, values, strict=True)
+        return {array.name: self._batched(x, dim) for array, x in pairs if x is not None}
 
 
 def _scores(logs: Tensor) -> Tensor:

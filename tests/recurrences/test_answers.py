@@ -1,6 +1,7 @@
 """Answers of recurrences against all derivations, one by one."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -49,6 +50,53 @@ def test_an_item_has_the_answers_that_it_has_alone(name):
             rank = 0 if array is None else len(array.dims)
             alone[key] = value[item] if value is not None and value.ndim > rank else value
         close(type(recurrence)(**alone).log_partition(), together[item])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("hard", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("name", SERVED)
+def test_the_k_best_are_the_first_of_all_derivations_by_score(name, hard, dtype):
+    """Each once, and no more than there are; so many, too, where all are asked for."""
+    recurrence = in_dtype(small(name, hard), dtype)
+    every = [Derivations(in_dtype(recurrence, torch.float64), (item,)) for item in range(3)]
+    for count in (1, 5, 40):
+        uses, scores = recurrence.k_best(count)
+        for item in range(3):
+            check_list(every[item], item, count, uses, scores[:, item])
+
+
+def check_list(every, item, count, uses, scores):
+    order = every.scores.sort(descending=True)
+    wanted = torch.full((count,), -math.inf)
+    wanted[: len(order.values)] = order.values[:count]
+    close(scores, wanted.to(scores), atol=1e-5, rtol=1e-5)
+    there = int((order.values[:count] > -math.inf).sum())
+    found = [used_by(uses, rank, item) for rank in range(count)]
+    assert not any(found[there:])
+    known = Counter(
+        tuple(sorted(one.items()))
+        for one, score in zip(every.list, every.scores, strict=False)
+        if score > -math.inf
+    )
+    listed = Counter(found[:there])
+    assert not listed - known, "one is there twice, or is none"
+    scored = {
+        tuple(sorted(one.items())): score
+        for one, score in zip(every.list, every.scores, strict=False)
+    }
+    for rank in range(there):
+        close(scores[rank], scored[found[rank]].to(scores), atol=1e-5, rtol=1e-5)
+
+
+def used_by(uses, rank, item):
+    """What a derivation uses, as `Derivations` says it."""
+    return tuple(
+        sorted(
+            ((name, tuple(place)), int(parts[rank, item][tuple(place)]))
+            for name, parts in uses.items()
+            for place in parts[rank, item].nonzero().tolist()
+        )
+    )
 
 
 def in_dtype(recurrence, dtype):
@@ -110,19 +158,11 @@ def test_modes_and_draws_are_derivations(name, hard):
         for share, uses in zip(every.shares.tolist(), every.list, strict=False):
             key = tuple(sorted(uses.items()))
             known[key] = known.get(key, 0.0) + share
-        found: dict[tuple, int] = {}
-        for draw in range(400):
-            uses = {
-                (array, tuple(place)): int(parts[draw, item][tuple(place)])
-                for array, parts in drawn.items()
-                for place in parts[draw, item].nonzero().tolist()
-            }
-            key = tuple(sorted(uses.items()))
-            found[key] = found.get(key, 0) + 1
+        found = Counter(used_by(drawn, draw, item) for draw in range(400))
         assert {*found} <= {*known}
         for key, share in known.items():
             error = math.sqrt(share * (1 - share) / 400)
-            assert abs(found.get(key, 0) / 400 - share) < 5 * error + 0.005
+            assert abs(found[key] / 400 - share) < 5 * error + 0.005
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -152,6 +192,29 @@ def test_max_marginals_lose_no_digits_of_what_is_next_to_the_best():
         losses = wanted - exact.best_score().view(tops.shape)
         near = losses > -30
         close((most[name] - tops).double()[near], losses[near], atol=2e-3, rtol=0)
+
+
+def test_scores_of_the_k_best_are_differentiable_in_what_they_use():
+    chain = small("Chain")
+    uses, scores = chain.k_best(4)
+    function, inputs = of_logs(chain, lambda chain: chain.k_best(4)[1])
+    gradients = torch.autograd.grad(function(*inputs)[:, 0].sum(), inputs)
+    for name, gradient in zip(uses, gradients, strict=True):
+        wanted = uses[name][:, 0].double().sum(0)
+        close(gradient if gradient.ndim == wanted.ndim else gradient[0], wanted)
+    assert scores.shape == (4, 3)
+    with pytest.raises(ModelError, match="Chain lists 1 derivation or more; got count = 0"):
+        chain.k_best(0)
+
+
+def test_lists_of_long_sequences_are_found_without_recursion():
+    """3000 steps of two states of equal scores: ties are broken alike in every call."""
+    chain = written.Chain(torch.zeros(3000, 2), torch.zeros(2, 2))
+    uses, scores = chain.k_best(50)
+    again, _ = chain.k_best(50)
+    assert bool((scores == 0).all())
+    assert torch.equal(uses["sites"], again["sites"])
+    assert len({tuple(one.argmax(-1).tolist()) for one in uses["sites"]}) == 50
 
 
 @pytest.mark.parametrize("name", ["Chain", "Segments", "Alignment", "Trees", "Bitext", "Factorial"])

@@ -134,3 +134,8 @@ def check_compiled(recurrence, every, item):
         most = recurrence.max_marginals()
         for name, wanted in every.max_marginals().items():
             torch.testing.assert_close(most[name][lead], wanted)
+        _, scores = recurrence.k_best(9)
+        wanted = torch.full((9,), -math.inf, dtype=torch.float64)
+        first = every.scores.sort(descending=True).values[:9]
+        wanted[: len(first)] = first
+        torch.testing.assert_close(scores[:, *lead], wanted)

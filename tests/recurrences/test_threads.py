@@ -47,7 +47,9 @@ def test_answers_do_not_depend_on_the_number_of_threads(name, dtype, by_threads)
     def answers():
         values = [recurrence.log_partition(), recurrence.best_score(), recurrence.entropy()]
         drawn = recurrence.sample(2, torch.Generator().manual_seed(1))
-        for found in (drawn, recurrence.mode(), recurrence.max_marginals()):
+        uses, scores = recurrence.k_best(3)
+        values.append(scores)
+        for found in (drawn, recurrence.mode(), recurrence.max_marginals(), uses):
             values += found.values()
         return values, [*recurrence.marginals().values()], gradients(recurrence)
 

@@ -57,6 +57,12 @@ int64_t NAME(descend)(void* team, REAL* const* data, const int64_t* cells, int64
   return static_cast<Team<REAL>*>(team)->descend(data, cells, draws, best, seed);
 }
 
+// The best derivations, given maxima: cells of all goals, (goals, batch), below 0 for those with nothing to
+// read; `counts` has whether an item is possible, and gets how many were found. Returns what `descend` does.
+int64_t NAME(k_best)(void* team, REAL* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts) {
+  return static_cast<Team<REAL>*>(team)->k_best(data, cells, goals, most, counts);
+}
+
 // Writes what the last derivations read, (draw, item, slot, place) each, and forgets it.
 void NAME(read)(void* team, int64_t* to) {
   for (std::vector<int64_t>& part : static_cast<Team<REAL>*>(team)->reads) {

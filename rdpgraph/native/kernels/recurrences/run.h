@@ -254,6 +254,11 @@ template <typename Real> struct Run {
         reinterpret_cast<const int64_t*>(data[l.slot]) + item * l.item + value(l.at, s, p, r);
     for (int64_t k = 0; k < count; ++k) to[k] = stride * (from ? from[k * l.hop] : k);
   }
+  // That of one label.
+  int64_t place_in(const Look& l, int64_t stride, int64_t item, At s, int64_t p, int64_t r, int64_t k) const {
+    if (l.slot < 0) return stride * k;
+    return stride * reinterpret_cast<const int64_t*>(data[l.slot])[item * l.item + value(l.at, s, p, r) + k * l.hop];
+  }
   bool is_gathered(const Stage& g) const {
     return g.rows.slot >= 0 || g.columns.slot >= 0 || g.column != 1 || alternatives[g.first].loops;
   }
@@ -315,16 +320,26 @@ template <typename Real> struct Run {
   void pair_maxima(const Stage& g, At s, Row& one, const Real* loss);
   void over_maxima(const Stage& g, At s);
 
+  // ---- cells and their terms (cells.h) ----
+
+  struct Cell { const Stage* g; At s; int64_t p, v; };
+  std::vector<Real> line;
+  Cell cell_at(int64_t at) const;
+  // What a factor of a sum reads for a label.
+  const Real* read_label(const Stage& g, const Part& f, int64_t item, int64_t v) const {
+    return read(f, item) + (g.labels ? v * f.hop : 0);
+  }
+  void expand(const Cell& cell, int64_t item);
+  template <typename Reach> void each_read(const Cell& cell, int64_t item, int64_t term, bool known, Reach reach);
+
   // ---- one derivation (descend.h) ----
 
-  std::vector<double> scores;
   uint64_t state = 0;
   uint64_t bits();
   double uniform() { return double(bits() >> 11) * 0x1p-53; }
   // Begins a stream of random numbers; those of seeds that follow one another have nothing in common.
   void seed(uint64_t number) { state = number, state = bits(); }
   int64_t pick(bool best);
-  int64_t pick_of(std::vector<Real>& logs, bool best);
   template <typename Visit> void descend(int64_t item, int64_t goal, bool best, Visit visit);
 
   // ---- passes (passes.h) ----

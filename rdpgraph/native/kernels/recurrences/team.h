@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "lists.h"
 #include "passes.h"
 
 namespace {
@@ -144,6 +145,28 @@ template <typename Real> struct Team {
           run.seed(seed + uint64_t(of_all) * draws + draw);
           run.descend(item, cells[of_all], best, [&](int64_t slot, int64_t at) { put(k, draw, of_all, slot, at); });
         }
+      }
+    });
+    return count_reads();
+  }
+
+  // The best derivations of all goals together, whose cells are given, (goals, batch), below 0 where there is
+  // nothing to read; `counts` says whether an item has any, and gets how many were found.
+  int64_t k_best(Real* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts) {
+    take(data);
+    reads.assign(runs.size(), {});
+    each_run([&](Run<Real>& run, int64_t k) {
+      for (int64_t item = 0; item < run.batch; ++item) {
+        const int64_t of_all = first_of(k) + item;
+        if (!counts[of_all]) continue;
+        std::vector<int64_t> own;
+        for (int64_t goal = 0; goal < goals; ++goal)
+          if (cells[goal * batch + of_all] >= 0) own.push_back(cells[goal * batch + of_all]);
+        Lists<Real> lists(run, item, most, own);
+        int64_t rank = 0;
+        for (; rank < most && lists.find(0, rank); ++rank)
+          lists.use(rank, [&](int64_t slot, int64_t at) { put(k, rank, of_all, slot, at); });
+        counts[of_all] = rank;
       }
     });
     return count_reads();
