@@ -432,16 +432,6 @@ class Recurrence:
         """
         return self._uses(count, generator)
 
-    def _run_up(self, *, best: bool) -> executor.Upward:
-        """A pass by compiled code."""
-        flat, lengths = self._flat(self.given), self._flat_lengths()
-        if not self._served([*flat.values()]):
-            raise UnsupportedError(
-                f"{type(self).__name__} has modes, max-marginals and draws by compiled code alone, "
-                "which does not serve it here; take marginals() or best_score()."
-            )
-        return executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
-
     def k_best(self, count: int) -> tuple[dict[str, Tensor], Tensor]:
         """The best derivations, best first: how often each uses each entry, and their scores.
 
@@ -482,7 +472,7 @@ class Recurrence:
         flat, lengths = self._flat(self.given), self._flat_lengths()
         if not self._served([*flat.values()]):
             raise UnsupportedError(
-                f"{type(self).__name__} has modes, max-marginals and draws by compiled code alone, "
+                f"{type(self).__name__} has modes, lists and draws by compiled code alone, "
                 "which does not serve it here; take marginals() or best_score()."
             )
         return executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
