@@ -30,6 +30,7 @@ from rdpgraph.recurrences.records import (
 # loops, the outer and the inner. Users' names have no such sign.
 STEP, OUTER, MIDDLE, INNER, LOOP2, LOOP = "@s", "@q", "@u", "@p", "@w", "@r"
 Made = TypeVar("Made")
+MOST_LOOKS = 4  # indices of one entry that are data: kLooks of the executor
 COORDINATES = {"s": STEP, "q": OUTER, "u": MIDDLE, "w": LOOP2, "p": INNER, "r": LOOP}
 
 
@@ -176,6 +177,7 @@ class _Lowering:
     hoisted: list[Sketch] = field(default_factory=list[Sketch])
     forms: list[Form] = field(default_factory=list[Form])
     factors: list[Factor] = field(default_factory=list[Factor])
+    looks: list[Look] = field(default_factory=list[Look])
     alternatives: list[Alternative] = field(default_factory=list[Alternative])
 
     def __post_init__(self) -> None:
@@ -184,8 +186,6 @@ class _Lowering:
         self.slots = {array.name: k + 1 for k, array in enumerate(program.inputs)}
         for table in program.tables:
             self.places[table.name] = Place.of(table, self.labels)
-        for rule in program.rules:
-            self._check_labels(rule)
         # Links that several rules read, by what they are.
         self.known: dict[Any, str] = {}
         rules = [self._without_labels(rule) for rule in program.rules]
@@ -196,16 +196,10 @@ class _Lowering:
             self.stages.append(Sketch(Kind.SUM, table.name, own, owner=table.name))
             self.stages += [one for one in beside if not one.first]
 
-    def _check_labels(self, rule: Rule) -> None:
-        for factor in rule.factors:
-            found = self._labels_of(factor)
-            if len({*found}) < len(found):
-                raise UnloweredError(f"{factor} has a label twice")
-
     def _labels_of(self, read: Read) -> list[str]:
         """The labels by which an entry is read, in the order of its index."""
         parts = [p for at in read.index for p in (at.index if isinstance(at, Lookup) else (at,))]
-        return [part.bare for part in parts if part.bare in self.labels]
+        return [*dict.fromkeys(part.bare for part in parts if part.bare in self.labels)]
 
     # ---- sums over labels become stages of their own ----
 
@@ -398,10 +392,10 @@ class _Lowering:
         lines.append(f"steps=max({','.join(ends)},0)")
         whole = _record(
             Whole, stages=len(stages), alternatives=len(self.alternatives),
-            factors=len(self.factors), forms=len(self.forms), steps="steps", size="total",
-            levels="rows",
+            factors=len(self.factors), looks=len(self.looks), forms=len(self.forms),
+            steps="steps", size="total", levels="rows",
         )  # fmt: skip
-        records = [whole, *stages, *self.alternatives, *self.factors, *self.forms]
+        records = [whole, *stages, *self.alternatives, *self.factors, *self.looks, *self.forms]
         said = ",".join(str(number) for record in records for number in numbers(record))
         sizes = self.program.size_names
         arguments = [*sizes, *(f"item_{slot}" for slot in self.slots.values())]
@@ -525,37 +519,51 @@ class _Lowering:
             parts, rows = self._strided(place, sized, order, where)
             return _record(
                 Factor, at=self._form(parts, sized.at), level=self._form(rows, sized.level),
-                look=Form(), slot=0, item="total", hop="1" if place.label else "0",
-                level_item="rows", look_slot=-1, look_item=0, look_hop=0,
-                link=self._fused(read.array),
+                slot=0, item="total", hop="1" if place.label else "0", level_item="rows",
+                level_hop=0, look=0, looks=0, gather=0, link=self._fused(read.array),
             )  # fmt: skip
-        parts, look, hop = list[tuple[Affine, str]](), dict[str, Any](), "0"
+        parts, looks, hops = list[tuple[Affine, str]](), list[Look](), list[str]()
         for k, at in enumerate(read.index):
             stride = self._stride(read.array, k)
             if isinstance(at, Lookup):
-                if look or {*self._labels_of(read)} & at.names:
-                    raise UnloweredError(f"{read} has places that are data twice, or of labels")
-                look = {
-                    "look": self._looked_at(at, moves), "look_slot": self.slots[at.array],
-                    "look_item": self._item(at.array), "look_hop": stride,
-                }  # fmt: skip
+                looks.append(self._look(at, label, stride, moves))
             elif at.bare is not None and at.bare == label:
-                hop = stride
+                hops.append(stride)
             else:
                 parts.append((at.substitute(moves), stride))
-        look = look or {"look": Form(), "look_slot": -1, "look_item": 0, "look_hop": 0}
+        first, many = self._add_looks(looks, read)
+        # Rows are over labels, or in tables without these over the innermost places.
+        gather = any(str(look.hop) != "0" for look in looks) or (
+            label is None and any(str(look.at.p) != "0" for look in looks)
+        )
         return _record(
             Factor, at=self._form(parts), level=Form(), slot=self.slots[read.array],
-            item=self._item(read.array), hop=hop, level_item=-1, link=-1, **look,
+            item=self._item(read.array), hop="+".join(hops) or "0", level_item=-1, level_hop=0,
+            look=first, looks=many, gather=int(gather), link=-1,
         )  # fmt: skip
 
-    def _looked_at(self, at: Lookup, moves: Mapping[str, Affine]) -> Form:
-        """Where the data are, but for labels."""
-        return self._form(
-            (one.substitute(moves), self._stride(at.array, j))
-            for j, one in enumerate(at.index)
-            if one.bare not in self.labels
-        )
+    def _look(
+        self, at: Lookup, label: str | None, stride: str, moves: Mapping[str, Affine]
+    ) -> Look:
+        """Where the data are that say an index, and from one label to the next."""
+        hop, parts = "0", list[tuple[Affine, str]]()
+        for j, one in enumerate(at.index):
+            if label is not None and one.bare == label:
+                hop = self._stride(at.array, j)
+            else:
+                parts.append((one.substitute(moves), self._stride(at.array, j)))
+        return _record(
+            Look, at=self._form(parts), slot=self.slots[at.array], item=self._item(at.array),
+            hop=hop, stride=stride,
+        )  # fmt: skip
+
+    def _add_looks(self, looks: Sequence[Look], read: Read) -> tuple[int, int]:
+        """Where the looks of an entry begin among all of them, and how many there are."""
+        if len(looks) > MOST_LOOKS:
+            raise UnloweredError(f"{read} has more than {MOST_LOOKS} places that are data")
+        first = len(self.looks)
+        self.looks += looks
+        return first, len(looks)
 
     def _strided(
         self, place: Place, sized: Sized, order: Affine, where: Sequence[Affine]
@@ -644,8 +652,8 @@ class _Lowering:
             return made
         (rule,) = sketch.rules
         loops = [name for name in rule.over if name not in self.labels]
-        if len(loops) > (0 if sketch.kind == Kind.OVER else 1):
-            raise UnloweredError(f"{rule.text} has a link with several loops")
+        if loops and sketch.kind == Kind.OVER:
+            raise UnloweredError(f"{rule.text} sums over labels and loops at once")
         if sketch.kind != Kind.PAIR:
             return [self._alternative(rule, place, sketch.before[0], matrix=sketch.matrix)]
         left, right = sketch.before
@@ -667,42 +675,45 @@ class _Lowering:
 
     def _matrix(self, sketch: Sketch, place: Place, made: Sequence[Alternative]) -> dict[str, Any]:
         """Where the matrix of a stage lies, as fields of its record."""
-        none = _record(Look, at=Form(), slot=-1, item=0, hop=0)
-        strides, looks, parts = [0, 0, 0], [none, none], list[tuple[Affine, str]]()
-        read, slot, item, fixed = sketch.matrix, -1, "0", True
+        none = _own_number("0")
+        labels = (*sketch.before, sketch.after) if sketch.matrix else ()
+        strides, looks, common = (
+            dict.fromkeys(labels, "0"),
+            dict.fromkeys(labels, none),
+            list[Look](),
+        )
+        read, slot, item, parts = sketch.matrix, -1, "0", list[tuple[Affine, str]]()
+        fixed = True
         if read is not None:
             moves, _ = self._moves(place, sketch.rules[0])
             slot, item = self.slots[read.array], self._item(read.array)
             for k, at in enumerate(read.index):
-                stride: Any = self._stride(read.array, k)
-                own = [n for n in (*sketch.before, sketch.after or "") if n in at.names]
+                stride = self._stride(read.array, k)
+                own = [name for name in labels if name in at.names]
+                if len(own) > 1 or any(strides[name] != "0" for name in own):
+                    raise UnloweredError(f"{read} has a label twice, or two labels in one place")
+                data = isinstance(at, Lookup)
+                look = self._look(at, own[0] if own else None, stride, moves) if data else None
                 if own:
-                    side = 2 if own[0] == sketch.after else sketch.before.index(own[0])
-                    strides[side] = stride
-                    if isinstance(at, Lookup):
-                        looks[side // 2] = self._look(at, own[0], moves)
-                elif isinstance(at, Lookup):
-                    raise UnloweredError(f"{read} is a matrix at a place that is data")
-                else:
+                    strides[own[0]] = stride
+                    looks[own[0]] = look or _own_number(stride)
+                elif look:
+                    common.append(look)
+                elif not data:
                     parts.append((at.substitute(moves), stride))
             steps = any(at.names & {*COORDINATES.values()} for at, _ in parts)
             loops = sketch.kind == Kind.LINK and any(one.loops for one in made)
-            fixed = not steps and not loops and looks == [none, none]
-        if not fixed and sketch.kind == Kind.PAIR:
-            raise UnloweredError(f"{read} is a matrix of pairs that changes from place to place")
+            fixed = not (steps or loops or common or any(one.slot != -1 for one in looks.values()))
+        first, many = self._add_looks(common, read) if read else (0, 0)
+        (row, rows), (row2, rows2) = [
+            *((strides[name], looks[name]) for name in labels[:-1]), ("0", none), ("0", none)
+        ][:2]  # fmt: skip
+        column, columns = (strides[labels[-1]], looks[labels[-1]]) if labels else ("0", none)
         return {
-            "table": self._form(parts), "slot": slot, "table_item": item, "row": strides[0],
-            "row2": strides[1], "column": strides[2], "fixed": int(fixed), "rows": looks[0],
-            "columns": looks[1],
+            "table": self._form(parts), "slot": slot, "table_item": item, "row": row,
+            "row2": row2, "column": column, "fixed": int(fixed), "look": first, "looks": many,
+            "rows": rows, "rows2": rows2, "columns": columns,
         }  # fmt: skip
-
-    def _look(self, at: Lookup, label: str, moves: Mapping[str, Affine]) -> Look:
-        """Where the data are that say the places of a label."""
-        dim = next(j for j, one in enumerate(at.index) if one.bare == label)
-        return _record(
-            Look, at=self._looked_at(at, moves), slot=self.slots[at.array],
-            item=self._item(at.array), hop=self._stride(at.array, dim),
-        )  # fmt: skip
 
     def _owner(self, name: str) -> str:
         """The table that a stage belongs to."""
@@ -737,6 +748,11 @@ class _Lowering:
         if owner not in goals or owner in read or not (own == owner or self._is_first(own)):
             return 0
         return 1 + goals.index(owner)
+
+
+def _own_number(stride: str) -> Look:
+    """Places of labels by their own numbers."""
+    return _record(Look, at=Form(), slot=-1, item=0, hop="0", stride=stride)
 
 
 def _record(record: type[Made], /, **numbers: Any) -> Made:

@@ -34,19 +34,30 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """An index that is data, and what its numbers add to a place."""
+
+    at: Form  # where its numbers are
+    slot: int  # of the tensor; below 0: it is no data, and each label has its own number
+    item: int
+    hop: int  # from one label to the next
+    stride: int  # what one more of a number adds to the place
+
+
+@dataclass(frozen=True, slots=True)
 class Factor:
     """What a product reads: a row of labels or one number."""
 
     at: Form  # where its numbers begin, for item 0
     level: Form  # where its level is, the double that its logs are relative to
-    look: Form  # where the index that is data is
     slot: int  # of the tensor; 0: the tables
     item: int  # the stride from one item to the next
     hop: int  # the stride from one label to the next; 0: one number for all
     level_item: int  # the stride of levels from one item to the next; below 0: inputs have none
-    look_slot: int  # of the data; below 0: the place is no data
-    look_item: int
-    look_hop: int  # what one more of an index that is data adds to the place
+    level_hop: int  # and from one label to the next
+    look: int  # the first of its indices that are data
+    looks: int
+    gather: int  # whether these differ from one entry of a row to the next
     link: int  # the stage of a link that nothing else reads, at the same place; below 0: none
 
 
@@ -63,16 +74,6 @@ class Alternative:
     high: int
     low2: int  # and of the outer one
     high2: int
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The places of labels in a matrix, if these are data."""
-
-    at: Form
-    slot: int  # below 0: each label has its own number
-    item: int
-    hop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,10 @@ class Stage:
     column: int  # and by labels after it
     fixed: int  # whether all steps have one matrix
     last: int  # the number of the goal that alone reads the table, from 1 on; 0: none
-    rows: Look  # of the labels before the matrix
+    look: int  # the first of its indices that are data and the same for all labels
+    looks: int
+    rows: Look  # the places of the labels before the matrix, of the left part and of the right one
+    rows2: Look
     columns: Look  # and after it
     into: int  # the stage of the sum that alone reads it, at the same place; below 0: none
 
@@ -114,13 +118,14 @@ class Whole:
     stages: int
     alternatives: int
     factors: int
+    looks: int
     forms: int
     steps: int
     size: int  # numbers of an item in all tables
     levels: int  # and levels
 
 
-RECORDS = (Form, Factor, Alternative, Look, Stage, Whole)
+RECORDS = (Form, Look, Factor, Alternative, Stage, Whole)
 HEADER = Path(__file__).parents[1] / "native" / "kernels" / "recurrences" / "records.h"
 
 

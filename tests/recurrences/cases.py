@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from rdpgraph.recurrences import executor
 from tests.recurrences import written
 
 
@@ -11,6 +12,11 @@ def logs(generator, *shape, hard=0.0):
     values = torch.randn(*shape, generator=generator, dtype=torch.float64)
     zeros = torch.rand(*shape, generator=generator) < hard
     return values.masked_fill(zeros, -math.inf)
+
+
+def is_compiled(recurrence):
+    """Return whether compiled code has stages for a recurrence."""
+    return executor.plan_of(recurrence.program) is not None
 
 
 def small(name, hard=0.0, seed=0):
@@ -48,6 +54,15 @@ def small(name, hard=0.0, seed=0):
         "KeptSegments": lambda: written.KeptSegments(
             r(3, 3, 2, 2), r(3, 3), whole(3, 3, 3, 2, 2), lengths
         ),
+        "KeptTrees": lambda: written.KeptTrees(
+            r(3, 3, 3, 2), r(3, 3, 3), lengths, whole(3, 3, 3, 3, 2)
+        ),
+        "KeptSites": lambda: written.KeptSites(
+            r(3, 3, 3), r(2, 3), r(2, 3, 3), whole(3, 3, 3, 2), whole(2, 3, 3), whole(2, 3), lengths
+        ),
+        "Kinds": lambda: written.Kinds(r(3, 3, 2), r(3, 2, 2), lengths, whole(3, 3, 3)),
+        "Cells": lambda: written.Cells(r(3, 3), whole(3, 3, 2, 3)),
+        "Brackets": lambda: written.Brackets(r(3, 2, 2, 2), r(2, 2, 2), r(2, 2, 2)),
         "Factorial": lambda: written.Factorial(r(2, 2), r(2, 2), r(3, 3, 2, 2)),
         "Apart": lambda: written.Apart(
             r(3, 3, 2), r(3, 2, 3), torch.tensor([3, 0, 2]), torch.tensor([2, 0, 1])
@@ -62,5 +77,6 @@ def small(name, hard=0.0, seed=0):
 NAMES = (
     "Chain", "Steps", "LowRankChain", "BackwardChain", "Segments", "Alignment", "Ctc", "Trees",
     "Pcfg", "LowRankTrees", "Projective", "Bitext", "Tagged", "KeptChain", "KeptSegments",
-    "Factorial", "Apart", "Paths", "Earlier", "Durations", "Nested",
+    "KeptTrees", "KeptSites", "Kinds", "Cells", "Brackets", "Factorial", "Apart", "Paths",
+    "Earlier", "Durations", "Nested",
 )  # fmt: skip

@@ -10,6 +10,8 @@ from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.parsing import is_size, parse
 from rdpgraph.recurrences.program import Lookup
 
+INSTANCES = {}
+
 
 class Derivations:
     """Every derivation of the goal of one item: what it uses of each input, and its score.
@@ -30,7 +32,7 @@ class Derivations:
             self.values[name] = most.evaluate(recurrence.sizes) if own is None else int(own)
         self.most = 1 + max(recurrence.sizes.values())
         lines = parse("test", recurrence.rules)
-        self.list = self._closure([one for line in lines for one in self._instances(line)])
+        self.list = self._closure(self._all_instances(recurrence, lines))
         ends = [
             at.evaluate(self.values)
             for line in lines if line.table == "goal"
@@ -59,6 +61,16 @@ class Derivations:
     @staticmethod
     def _is_inside(place, data):
         return all(0 <= k < size for k, size in zip(place, data.shape, strict=True))
+
+    def _all_instances(self, recurrence, lines):
+        """The instances of all rules; those without lookups once for a class, sizes and lengths."""
+        key = type(recurrence), tuple(self.values.items())
+        if key in INSTANCES:
+            return INSTANCES[key]
+        found = [one for line in lines for one in self._instances(line)]
+        if not recurrence.program.lookups:
+            INSTANCES[key] = found
+        return found
 
     def _instances(self, line):
         """A rule for all values of its variables: (cell, uses of inputs, cells that it reads)."""

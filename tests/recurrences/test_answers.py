@@ -8,7 +8,7 @@ import torch
 
 from rdpgraph.errors import ModelError, UnsupportedError
 from tests.recurrences import written
-from tests.recurrences.cases import NAMES, logs, small
+from tests.recurrences.cases import NAMES, is_compiled, logs, small
 from tests.recurrences.enumeration import Derivations
 
 close = torch.testing.assert_close
@@ -106,6 +106,53 @@ def in_dtype(recurrence, dtype):
     )
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_code_serves(name):
+    assert is_compiled(small(name)) == (name not in UNSERVED)
+
+
+@pytest.mark.parametrize("hard", [0.0, 0.2])
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_in_float32_are_those_in_float64(name, hard):
+    recurrence = small(name, hard, seed=4)
+    single = in_dtype(recurrence, torch.float32)
+    for answer in ("log_partition", "best_score", "entropy"):
+        found, wanted = getattr(single, answer)(), getattr(recurrence, answer)()
+        close(found.double(), wanted, rtol=2e-5, atol=2e-5)
+    means = recurrence.marginals()
+    for array, found in single.marginals().items():
+        close(found.double(), means[array], rtol=2e-5, atol=2e-5)
+
+
+LARGER = {
+    # Several splits, of one loop and of two, by fixed matrices and by gathered ones.
+    "Brackets": lambda r, _: written.Brackets(r(2, 4, 3, 2), r(2, 2, 2), r(2, 2, 2)),
+    "KeptTrees": lambda r, whole: written.KeptTrees(
+        r(2, 6, 6, 3), r(7, 7, 7), torch.tensor([6, 5]), whole(7, 2, 6, 6, 3)
+    ),
+    "KeptSites": lambda r, whole: written.KeptSites(
+        r(2, 9, 30), r(5, 30), r(4, 30, 30), whole(30, 2, 9, 18), whole(5, 2, 9), whole(4, 9)
+    ),
+    "Kinds": lambda r, whole: written.Kinds(r(2, 9, 20), r(2, 4, 20, 20), None, whole(4, 2, 9)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", LARGER)
+def test_compiled_code_and_torch_agree(name, dtype, by_torch):
+    g = torch.Generator().manual_seed(0)
+    recurrence = LARGER[name](
+        lambda *shape: logs(g, *shape, hard=0.1).to(dtype),
+        lambda most, *shape: torch.randint(most, shape, generator=g),
+    )
+    names = ("log_partition", "best_score", "entropy", "marginals")
+    found, wanted = (
+        run(lambda: [getattr(recurrence, each)() for each in names])
+        for run in (lambda call: call(), by_torch)
+    )
+    close(found, wanted, **({"rtol": 3e-5, "atol": 3e-5} if dtype == torch.float32 else {}))
+
+
 def of_logs(recurrence, answer):
     """An answer as a function of the inputs of logs, and those."""
     logs = {
@@ -142,7 +189,7 @@ def test_modes_and_draws_are_derivations(name, hard):
     try:
         best, drawn = recurrence.mode(), recurrence.sample(400, torch.Generator().manual_seed(1))
     except UnsupportedError:
-        assert name in ("Factorial", "Durations")  # tables of two labels; sums of two kinds
+        assert name in UNSERVED
         return
     for item in range(3):
         every = Derivations(recurrence, (item,))

@@ -195,6 +195,68 @@ class KeptSegments(Recurrence):
     """
 
 
+class KeptTrees(Recurrence):
+    """Trees over spans, each with K labels that were kept of it."""
+
+    sites, ruled, lengths = Input("T T K"), Input("N N N"), Lengths("T")
+    kept = Input("T T K", whole=True)
+    rules = """
+        b[i, j, a] += b[i, k, l] * b[k+1, j, r] * sites[i, j, a]
+                      * ruled[kept[i, j, a], kept[i, k, l], kept[k+1, j, r]]
+        b[i, i, a] += sites[i, i, a]
+        goal       += b[0, lengths-1, a]
+    """
+
+
+class KeptSites(Recurrence):
+    """A chain on K states that were kept of each site, all of whose scores are those of states."""
+
+    sites, weights, transition = Input("T N"), Input("V N"), Input("D N N")
+    states, words, kinds = Input("T K", whole=True), Input("T", whole=True), Input("T", whole=True)
+    lengths = Lengths("T")
+    rules = """
+        a[0, n] += sites[0, states[0, n]] * weights[words[0], states[0, n]]
+        a[t, n] += a[t-1, m] * transition[kinds[t], states[t-1, m], states[t, n]]
+                   * sites[t, states[t, n]] * weights[words[t], states[t, n]]
+        goal    += a[lengths-1, n]
+    """
+
+
+class Kinds(Recurrence):
+    """A chain whose matrices are looked up: one for each kind of step."""
+
+    sites, transition, lengths = Input("T N"), Input("D N N"), Lengths("T")
+    kinds = Input("T", whole=True)
+    rules = """
+        a[0, n] += sites[0, n]
+        a[t, n] += a[t-1, m] * transition[kinds[t], m, n] * sites[t, n]
+        goal    += a[lengths-1, n]
+    """
+
+
+class Cells(Recurrence):
+    """Paths through a grid, whose cells have one of some costs."""
+
+    costs, kinds = Input("D"), Input("I J", whole=True)
+    rules = """
+        a[0, 0] += 1
+        a[i, j] += (a[i-1, j] + a[i, j-1]) * costs[kinds[i, j]]
+        goal    += a[I-1, J-1]
+    """
+
+
+class Brackets(Recurrence):
+    """A bitext in brackets with labels, straight or inverted."""
+
+    pairs, straight, inverted = Input("I J N"), Input("N N N"), Input("N N N")
+    rules = """
+        b[i, j, k, l, a]     += b[i, m, k, n, c] * b[m, j, n, l, d] * straight[a, c, d]
+        b[i, j, k, l, a]     += b[i, m, n, l, c] * b[m, j, k, n, d] * inverted[a, c, d]
+        b[i, i+1, k, k+1, a] += pairs[i, k, a]
+        goal                 += b[0, I, 0, J, a]
+    """
+
+
 class Factorial(Recurrence):
     """Two chains side by side, with one observation of both."""
 

@@ -31,38 +31,42 @@ void Run<Real>::expand(const Cell& cell, int64_t item) {
     for (Entry& one : entries) base = std::max(base, one.level = level_of(one, item));
     for (size_t k = 0; k < entries.size(); ++k) {
       const Entry& one = entries[k];
-      line[k] = Real(one.level - base);
-      for (int64_t j = one.first; j < one.first + one.count; ++j) line[k] += *read_label(g, factors_of[j], item, cell.v);
+      double sum = -base;
+      for (int64_t j = one.first; j < one.first + one.count; ++j) {
+        const Line from = line_of(factors_of[j], item);
+        sum += data[factors_of[j].f->slot][from(cell.v)] + (from.levels ? from.levels[cell.v * from.level_hop] : 0);
+      }
+      line[k] = Real(sum);
     }
-  } else if (g.kind == kKindOver) {
+    return;
+  }
+  if (g.kind == kKindOver) {
     line.resize(g.depth);
-    row(alternatives[g.first], item, cell.s, cell.p, 0, g.depth, line.data(), &known);
-  } else if (g.kind == kKindPair) {
+    row(alternatives[g.first], item, cell.s, cell.p, 0, g.depth, line.data());
+    return;
+  }
+  find_splits(alternatives[g.first], cell.s, cell.p);
+  const int64_t depth = depth_of(g);
+  if (!g.fixed) {
+    int64_t hop;
+    const Real* column = direct(g, item, cell.s, cell.p, cell.v, 1, &hop, &known);
+    line.resize(depth * splits.size());
+    for (size_t k = 0; k < line.size(); ++k) line[k] = x[k] + column[k * hop];
+    return;
+  }
+  const Real* matrix = data[g.slot] + item * g.table_item + g.table.c;
+  if (g.kind == kKindPair) {
     // All pairs of labels of all splits, times the column of the label.
-    const Real* matrix = data[g.slot] + item * g.table_item + value(g.table, cell.s, cell.p, 0);
     tops.clear();
-    each_term(g, cell.s, Row{item, cell.p, 0, 0, loops(alternatives[g.first], cell.s, cell.p, false)}, matrix, cell.v,
-              [&](int64_t, int64_t, double log) { tops.push_back(log), base = std::max(base, log); });
+    each_term(g, cell.s, Row{item, cell.p, 0, 0}, matrix, cell.v,
+              [&](const Split&, int64_t, double log) { tops.push_back(log), base = std::max(base, log); });
     line.resize(tops.size());
     for (size_t k = 0; k < tops.size(); ++k) line[k] = Real(tops[k] - base);
-  } else {
-    // A row of every value of the loop, times the column of the label.
-    const Span loop = loops(alternatives[g.first], cell.s, cell.p, false);
-    const int64_t many = count_of(loop);
-    line.resize(many * g.depth), tops.resize(many), rows_at.resize(g.depth);
-    for (int64_t k = 0; k < many; ++k) {
-      row(alternatives[g.first], item, cell.s, cell.p, loop.low + k, g.depth, line.data() + k * g.depth, &tops[k]);
-      base = std::max(base, tops[k]);
-    }
-    for (int64_t k = 0; k < many; ++k) {
-      const int64_t r = loop.low + k;
-      const Real* column = data[g.slot] + item * g.table_item + value(g.table, cell.s, cell.p, r) +
-                           place_in(g.columns, g.column, item, cell.s, cell.p, r, cell.v);
-      const Real more = Real(tops[k] - base);
-      find_places(g.rows, g.row, item, cell.s, cell.p, r, g.depth, rows_at.data());
-      for (int64_t j = 0; j < g.depth; ++j) line[k * g.depth + j] += column[rows_at[j]] + more;
-    }
+    return;
   }
+  line.resize(depth);
+  row(alternatives[g.first], item, cell.s, cell.p, 0, depth, line.data());
+  for (int64_t k = 0; k < depth; ++k) line[k] += matrix[k * g.row + cell.v * g.column];
 }
 
 // Calls for all that a term of a cell reads, with its slot and its place in the item. `known`: the cell is the
@@ -76,25 +80,22 @@ void Run<Real>::each_read(const Cell& cell, int64_t item, int64_t term, bool kno
     const Entry one = entries[term];
     for (int64_t k = one.first; k < one.first + one.count; ++k) {
       const Part& f = factors_of[k];
-      reach(f.f->slot, read_label(g, f, item, cell.v) - data[f.f->slot] - item * f.f->item);
+      reach(f.f->slot, line_of(f, item)(cell.v) - item * f.f->item);
     }
     return;
   }
   const Alternative* a = alternatives + g.first;
-  const auto spread = [&](const Alternative& a, int64_t r, int64_t label) {
+  const auto spread = [&](const Alternative& a, const Split& at, int64_t label) {
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
-      reach(f->slot, offset(*f, item, cell.s, cell.p, r) + label * f->hop - item * f->item);
+      reach(f->slot, line_of(*f, item, at.s, cell.p, at.r)(label) - item * f->item);
   };
-  if (g.kind == kKindOver) return spread(*a, 0, term);
-  const int64_t depth = depth_of(g), k = term % depth, r = loops(*a, cell.s, cell.p, false).low + term / depth;
-  const int64_t start = value(g.table, cell.s, cell.p, r);
-  if (g.kind == kKindPair) {
-    spread(a[0], r, k / g.depth2), spread(a[1], r, k % g.depth2);
-    return reach(g.slot, start + row_of(g, k) + cell.v * g.column);
-  }
-  spread(*a, r, k);
-  reach(g.slot, start + place_in(g.rows, g.row, item, cell.s, cell.p, r, k) +
-                    place_in(g.columns, g.column, item, cell.s, cell.p, r, cell.v));
+  if (g.kind == kKindOver) return spread(*a, {cell.s, 0}, term);
+  if (!known) find_splits(*a, cell.s, cell.p);
+  const int64_t depth = depth_of(g), k = term % depth, c = g.kind == kKindPair ? g.depth2 : 1;
+  const Split at = splits[term / depth];
+  spread(a[0], at, k / c);
+  if (g.kind == kKindPair) spread(a[1], at, k % c);
+  reach(g.slot, place_in_matrix(g, item, at, cell.p, k, cell.v));
 }
 
 }  // namespace

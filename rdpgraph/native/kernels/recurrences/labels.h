@@ -18,10 +18,10 @@ void Run<Real>::over_up(const Stage& g, At s) {
     if (!is_needed(g, item, s)) continue;
     double most = -INFINITY;
     for (int64_t p = span.low; p <= span.high; ++p) {
-      double &sum = tops[p - span.low], known;
+      double& sum = tops[p - span.low];
       sum = -INFINITY;
       if (!has_terms(a, s, p)) continue;
-      row(a, item, s, p, 0, g.depth, x.data(), &known);
+      const double known = row(a, item, s, p, 0, g.depth, x.data());
       const Real top = largest(x.data(), g.depth);
       if (!(top > kNever<Real>)) continue;
       double total = 1;
@@ -51,9 +51,8 @@ void Run<Real>::over_down(const Stage& g, At s) {
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high && is_needed(g, item, s); ++p) {
       const Real above = *out(g, grads[0], item, s, p), done = *out(g, data[0], item, s, p);
-      double known;
       if (above == 0 || !(done > kNever<Real>) || !has_terms(a, s, p)) continue;
-      row(a, item, s, p, 0, g.depth, x.data(), &known);
+      const double known = row(a, item, s, p, 0, g.depth, x.data());
       exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), g.depth);
       Real total = 0;  // 1, but for rounding
 #pragma omp simd reduction(+ : total)

@@ -11,23 +11,27 @@
 
 namespace {
 
-// The product of factors at a place, as logs of `depth` labels; its level. Returns whether there is one.
+// The product of factors at a place, as logs of `depth` labels relative to a level, which is returned.
 template <typename Real>
-bool Run<Real>::row(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to, double* known) const {
+double Run<Real>::row(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to) const {
   Real more = 0;
-  *known = 0;
-  int wide = 0;
+  double known = 0;
+  bool none = true;
   for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f) {
-    const Real* from = data[f->slot] + offset(*f, item, s, p, r);
-    *known += level(*f, item, s, p, r);
-    if (!f->hop) more += *from;
-    else if (wide++) add(to, from, f->hop, 0, depth);
-    else if (f->hop == 1) std::memcpy(to, from, depth * sizeof(Real));
-    else for (int64_t k = 0; k < depth; ++k) to[k] = from[k * f->hop];
+    const Real* source = data[f->slot];
+    const Line from = line_of(*f, item, s, p, r);
+    const double own = level(from, source, depth);
+    known += own;
+    if (!from.hop && !from.looks) more += source[from.at];
+    else if (none && from.hop == 1 && !from.looks && !from.level_hop) std::memcpy(to, source + from.at, depth * sizeof(Real)), none = false;
+    else {
+      if (none) std::fill(to, to + depth, Real(0));
+      add(to, source, from, own, 0, depth), none = false;
+    }
   }
-  if (!wide) std::fill(to, to + depth, Real(0));
+  if (none) std::fill(to, to + depth, Real(0));
   if (more != 0) for (int64_t k = 0; k < depth; ++k) to[k] += more;
-  return true;
+  return known;
 }
 
 // Scales and packs a matrix: exponentials relative to the peak of each column, in panels; for the way
@@ -100,12 +104,12 @@ void Run<Real>::prepare_rows(const Stage& g, At s, Span span, int64_t item, int6
   for (int64_t k = first; k < first + most; ++k) {
     const int64_t i = item + k / many, p = span.low + k % many;
     Real* to = x.data() + rows.size() * depth;
-    Row one{i, p, 0, 0, loops(a, s, p, false)};
-    if (one.splits.high < one.splits.low) continue;
+    Row one{i, p, 0, 0};
     if (g.kind == kKindPair) {
       if (!pair<best>(g, s, one, to)) continue;
     } else {
-      row(a, i, s, p, 0, depth, to, &one.level);
+      if (!has_terms(a, s, p)) continue;
+      one.level = row(a, i, s, p, 0, depth, to);
       const Real top = largest(to, depth);
       if (!(top > kNever<Real>)) continue;
       one.top = top;
@@ -122,15 +126,14 @@ template <typename Real>
 template <bool best>
 bool Run<Real>::prepare_splits(const Stage& g, At s, Row& one) {
   const Alternative &left = alternatives[g.first], &right = alternatives[g.first + 1];
-  const int64_t many = count_of(one.splits), wide = width<Real>(), b = g.depth, c = g.depth2;
+  find_splits(left, s, one.p);
+  const int64_t many = splits.size(), wide = width<Real>(), b = g.depth, c = g.depth2;
   y.resize(many * b), z.resize(many * panels_of(c, wide) * wide), w.resize(std::max(b, c)), tops.resize(2 * many);
   std::fill(z.begin(), z.end(), best ? kNever<Real> : Real(0));
   double most = -INFINITY;
   for (int64_t k = 0; k < many; ++k) {
-    const int64_t r = one.splits.low + k;
-    double more, also;
-    row(left, one.item, s, one.p, r, b, y.data() + k * b, &more);
-    row(right, one.item, s, one.p, r, c, w.data(), &also);
+    const double more = row(left, one.item, splits[k].s, one.p, splits[k].r, b, y.data() + k * b);
+    const double also = row(right, one.item, splits[k].s, one.p, splits[k].r, c, w.data());
     const Real l = largest(y.data() + k * b, b), q = largest(w.data(), c);
     tops[k] = l > kNever<Real> && q > kNever<Real> ? more + also + l + q : -INFINITY;
     if (best) for (int64_t j = 0; j < b; ++j) y[k * b + j] -= finite(l);
@@ -154,15 +157,15 @@ template <typename Real>
 template <bool best>
 bool Run<Real>::pair(const Stage& g, At s, Row& one, Real* to) {
   if (!prepare_splits<best>(g, s, one)) return false;
-  products<best>(g, one, to);
+  products<best>(g, to);
   return true;
 }
 
 // (depth, depth2) sums over splits of the products of both rows, from `prepare_splits`.
 template <typename Real>
 template <bool best>
-void Run<Real>::products(const Stage& g, const Row& one, Real* to) {
-  const int64_t many = count_of(one.splits), wide = width<Real>(), b = g.depth, c = g.depth2;
+void Run<Real>::products(const Stage& g, Real* to) {
+  const int64_t many = splits.size(), wide = width<Real>(), b = g.depth, c = g.depth2;
   const int64_t hop = panels_of(c, wide) * wide;
   t.resize(many * b), sums.resize(b * hop);
   for (int64_t k = 0; k < many; ++k)
@@ -177,22 +180,23 @@ template <typename Visit>
 void Run<Real>::each_term(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Visit visit) {
   const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1;
   std::vector<Real> left(b), right(c, Real(0));
-  for (int64_t r = one.splits.low; r <= one.splits.high; ++r) {
-    double more, also = 0;
-    row(alternatives[g.first], one.item, s, one.p, r, b, left.data(), &more);
-    if (g.kind == kKindPair) row(alternatives[g.first + 1], one.item, s, one.p, r, c, right.data(), &also);
-    for (int64_t k = 0; k < b * c; ++k)
-      visit(r, k, double(left[k / c]) + right[k % c] + logs[row_of(g, k) + j * g.column] + more + also);
-  }
+  each_loop(alternatives[g.first], s, one.p, [&](At here, Span span) {
+    for (int64_t r = span.low; r <= span.high; ++r) {
+      double more = row(alternatives[g.first], one.item, here, one.p, r, b, left.data());
+      if (g.kind == kKindPair) more += row(alternatives[g.first + 1], one.item, here, one.p, r, c, right.data());
+      for (int64_t k = 0; k < b * c; ++k)
+        visit(Split{here, r}, k, double(left[k / c]) + right[k % c] + logs[row_of(g, k) + j * g.column] + more);
+    }
+  });
 }
 
 // A sum of a row in logs, for one column.
 template <typename Real>
 double Run<Real>::in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j) {
   double top = -INFINITY, sum = 0;
-  each_term(g, s, one, logs, j, [&](int64_t, int64_t, double v) { top = std::max(top, v); });
+  each_term(g, s, one, logs, j, [&](const Split&, int64_t, double v) { top = std::max(top, v); });
   if (!(top > -INFINITY)) return top;
-  each_term(g, s, one, logs, j, [&](int64_t, int64_t, double v) { sum += std::exp(v - top); });
+  each_term(g, s, one, logs, j, [&](const Split&, int64_t, double v) { sum += std::exp(v - top); });
   return top + std::log(sum);
 }
 
@@ -201,7 +205,11 @@ template <typename Real>
 void Run<Real>::finish(const Target& target, At s, const Row& one, Real* values, double base) {
   const Stage& g = *target.g;
   Real* to = out(g, data[0], one.item, s, one.p);
-  for (const Part& f : target.others) add(values, read(f, one.item), f.hop, 0, g.labels), base += level_of(f, one.item);
+  for (const Part& f : target.others) {
+    const Line from = line_of(f, one.item);
+    const double own = level(from, data[f.f->slot], g.labels);
+    add(values, data[f.f->slot], from, own, 0, g.labels), base += own;
+  }
   const Real top = finite(largest(values, g.labels));
   for (int64_t k = 0; k < g.labels; ++k) to[k] = values[k] - top;
   *out_level(g, one.item, s, one.p) = base + top;
@@ -230,12 +238,15 @@ const Real* Run<Real>::link_values(const Target& target, At s, int64_t item, int
   w.resize(std::max<int64_t>(w.size(), g.labels));
   std::memcpy(w.data(), done, g.labels * sizeof(Real));
   for (const Part& f : target.others) {
-    const Real* from = read(f, item);
-    *level -= level_of(f, item);
-    if (f.hop == 1) by_lanes<Real>(g.labels, [&](int64_t k, auto left) {
-      store(w.data() + k, load(w.data() + k, left) - load(from + k, left), left);
+    const Line from = line_of(f, item);
+    const Real* source = data[f.f->slot];
+    const double own = this->level(from, source, g.labels);
+    *level -= own;
+    if (from.hop == 1 && !from.looks && !from.level_hop) by_lanes<Real>(g.labels, [&](int64_t k, auto left) {
+      store(w.data() + k, load(w.data() + k, left) - load(source + from.at + k, left), left);
     });
-    else for (int64_t k = 0; k < g.labels; ++k) w[k] -= from[k * f.hop];
+    else for (int64_t k = 0; k < g.labels; ++k)
+      w[k] -= source[from(k)] + (from.level_hop ? Real(from.levels[k * from.level_hop] - own) : 0);
   }
   return w.data();
 }
@@ -246,7 +257,7 @@ const Real* Run<Real>::add_other_gradients(const Target& target, At s, int64_t i
   const Stage& g = *target.g;
   const Real* above = out(g, grads[0], item, s, p);
   for (const Part& f : target.others)
-    if (grads[f.f->slot]) add_to(grads[f.f->slot] + (read(f, item) - data[f.f->slot]), above, f.hop, g.labels);
+    if (grads[f.f->slot]) add_to(grads[f.f->slot], line_of(f, item), above, g.labels);
   return above;
 }
 
@@ -284,47 +295,58 @@ void Run<Real>::link_up(const Stage& g, At s) {
   }
 }
 
-// The matrix of a place as it lies, or its entries gathered, one under the other for all values of a loop;
-// `hop` numbers from row to row. Likewise the rows before it, in `x`, relative to one level.
+// Some columns of the matrix of a place as it lies, or its entries gathered, one under the other for all
+// `splits`; `hop` numbers from row to row. Likewise the rows before it, in `x`, relative to one level.
 template <typename Real>
-const Real* Run<Real>::direct(const Stage& g, int64_t item, At s, int64_t p, Span loop, int64_t* hop, double* level) {
-  const Alternative& a = alternatives[g.first];
-  const int64_t many = count_of(loop), n = g.labels;
-  x.resize(many * g.depth), tops.resize(many);
+const Real* Run<Real>::direct(const Stage& g, int64_t item, At s, int64_t p, int64_t column, int64_t columns,
+                              int64_t* hop, double* level) {
+  const int64_t many = splits.size(), n = columns, depth = depth_of(g), c = g.kind == kKindPair ? g.depth2 : 1;
+  x.resize(many * depth), tops.resize(many), y.resize(g.depth), z.resize(c);
   *level = -INFINITY;
   for (int64_t k = 0; k < many; ++k) {
-    row(a, item, s, p, loop.low + k, g.depth, x.data() + k * g.depth, &tops[k]);
+    const Split& at = splits[k];
+    Real* to = x.data() + k * depth;
+    if (g.kind == kKindPair) {
+      tops[k] = row(alternatives[g.first], item, at.s, p, at.r, g.depth, y.data());
+      tops[k] += row(alternatives[g.first + 1], item, at.s, p, at.r, c, z.data());
+      for (int64_t i = 0; i < depth; ++i) to[i] = y[i / c] + z[i % c];
+    } else tops[k] = row(alternatives[g.first], item, at.s, p, at.r, depth, to);
     *level = std::max(*level, tops[k]);
   }
-  for (int64_t k = 0; k < many * g.depth; ++k) x[k] += Real(tops[k / g.depth] - *level);
-  if (!is_gathered(g)) return *hop = g.row, data[g.slot] + item * g.table_item + value(g.table, s, p, 0);
-  rows_at.resize(many * g.depth), columns_at.resize(many * n), gathered.resize(many * g.depth * n);
+  for (int64_t k = 0; k < many * depth; ++k) x[k] += Real(tops[k / depth] - *level);
+  const Real* from = data[g.slot] + item * g.table_item;
+  if (!is_gathered(g)) return *hop = g.row, from + value(g.table, s, p, 0) + column;
+  rows_at.resize(many * depth), columns_at.resize(many * n), gathered.resize(many * depth * n);
+  parts_at.resize(g.depth + c);
+  int64_t* parts = parts_at.data();
   for (int64_t k = 0; k < many; ++k) {
-    const int64_t r = loop.low + k, start = value(g.table, s, p, r);
-    const Real* from = data[g.slot] + item * g.table_item;
-    int64_t *rows_of = rows_at.data() + k * g.depth, *columns_of = columns_at.data() + k * n;
-    find_places(g.rows, g.row, item, s, p, r, g.depth, rows_of), find_places(g.columns, g.column, item, s, p, r, n, columns_of);
-    for (int64_t i = 0; i < g.depth; ++i) rows_of[i] += start;
-    for (int64_t i = 0; i < g.depth; ++i)
-      for (int64_t j = 0; j < n; ++j) gathered[(k * g.depth + i) * n + j] = from[rows_of[i] + columns_of[j]];
+    const Split& at = splits[k];
+    const int64_t start = value(g.table, at.s, p, at.r) + looked(g.look, g.looks, item, at.s, p, at.r);
+    int64_t *rows_of = rows_at.data() + k * depth, *columns_of = columns_at.data() + k * n;
+    find_places(g.rows, item, at.s, p, at.r, 0, g.depth, parts);
+    if (g.kind == kKindPair) find_places(g.rows2, item, at.s, p, at.r, 0, c, parts + g.depth);
+    find_places(g.columns, item, at.s, p, at.r, column, n, columns_of);
+    for (int64_t i = 0; i < depth; ++i) rows_of[i] = start + parts[i / c] + (g.kind == kKindPair ? parts[g.depth + i % c] : 0);
+    for (int64_t i = 0; i < depth; ++i)
+      for (int64_t j = 0; j < n; ++j) gathered[(k * depth + i) * n + j] = from[rows_of[i] + columns_of[j]];
   }
   return *hop = n, gathered.data();
 }
 
-// By tables that change from step to step: in logs, where they lie.
+// By matrices that change from place to place: in logs.
 template <typename Real>
 template <bool best>
 void Run<Real>::direct_up(const Stage& g, At s, Span span) {
   const int64_t n = g.labels;
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
-      const Span loop = loops(alternatives[g.first], s, p, false);
-      if (loop.high < loop.low) continue;
-      const int64_t depth = g.depth * count_of(loop);
-      Row one{item, p, 0, 0, loop};
+      find_splits(alternatives[g.first], s, p);
+      if (splits.empty()) continue;
+      const int64_t depth = depth_of(g) * splits.size();
+      Row one{item, p, 0, 0};
       sums.resize(std::max<int64_t>(sums.size(), n)), terms.resize(n);
       int64_t hop;
-      const Real* from = direct(g, item, s, p, loop, &hop, &one.level);
+      const Real* from = direct(g, item, s, p, &hop, &one.level);
       const auto at = [&](int64_t k, int64_t v, int64_t left) {
         return load(from + k * hop + v, left) + x[k];
       };
@@ -343,19 +365,19 @@ void Run<Real>::direct_up(const Stage& g, At s, Span span) {
 // The gradients of links by matrices that change from place to place.
 template <typename Real>
 void Run<Real>::direct_down(const Stage& g, At s, Span span) {
-  const int64_t n = g.labels;
+  const int64_t n = g.labels, each = depth_of(g), c = g.kind == kKindPair ? g.depth2 : 1;
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
       const Alternative& a = alternatives[g.first];
-      const Span loop = loops(a, s, p, false);
-      if (loop.high < loop.low) continue;
-      const int64_t depth = g.depth * count_of(loop);
+      find_splits(a, s, p);
+      if (splits.empty()) continue;
+      const int64_t depth = each * splits.size();
       double known;
       h.resize(std::max<int64_t>(h.size(), n)), e.resize(depth);
       const Target& target = targets[p - span.low];
       double level;
       int64_t hop;
-      const Real *from = direct(g, item, s, p, loop, &hop, &known), *above = add_other_gradients(target, s, item, p);
+      const Real *from = direct(g, item, s, p, &hop, &known), *above = add_other_gradients(target, s, item, p);
       const Real* done = link_values(target, s, item, p, &level);
       const Real more = Real(known - level);
       Real *own = grads[g.slot] ? grads[g.slot] + item * g.table_item : nullptr, *to = own;
@@ -383,10 +405,19 @@ void Run<Real>::direct_down(const Stage& g, At s, Span span) {
         for (int64_t j = 0; j < lanes<Real>(); ++j) sum += total[j];
         e[k] = sum;
       }
-      for (int64_t k = 0; k < count_of(loop); ++k)
-        row_down(a, item, s, p, loop.low + k, g.depth, e.data() + k * g.depth);
+      for (size_t k = 0; k < splits.size(); ++k) {
+        const Split& at = splits[k];
+        const Real* row = e.data() + k * each;
+        if (g.kind == kKindPair) {
+          y.assign(g.depth, Real(0)), z.assign(c, Real(0));
+          for (int64_t i = 0; i < each; ++i) y[i / c] += row[i], z[i % c] += row[i];
+          row_down(alternatives[g.first + 1], item, at.s, p, at.r, c, z.data());
+          row = y.data();
+        }
+        row_down(a, item, at.s, p, at.r, g.depth, row);
+      }
       for (int64_t k = 0; own && is_gathered(g) && k < depth; ++k)
-        for (int64_t j = 0; j < n; ++j) own[rows_at[k] + columns_at[k / g.depth * n + j]] += to[k * n + j];
+        for (int64_t j = 0; j < n; ++j) own[rows_at[k] + columns_at[k / each * n + j]] += to[k * n + j];
     }
 }
 
@@ -459,7 +490,6 @@ void Run<Real>::link_down(const Stage& g, At s) {
   if (!g.fixed) return direct_down(g, s, span);
   const int64_t padded = panels_of(n, wide) * wide;
   h.resize(kBlock * padded), totals.resize(kBlock * padded), pairs.resize(kBlock * hop);
-  const Alternative &left = alternatives[g.first], &right = alternatives[g.first + 1];
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
     for (int64_t first = 0; first < many * items; first += kBlock) {
@@ -499,8 +529,8 @@ void Run<Real>::link_down(const Stage& g, At s) {
         if (g.kind != kKindPair) {
           const Real* before = x.data() + r * depth;
           for (int64_t k = 0; k < depth; ++k) turned[k] *= before[k];
-          row_down(left, one.item, s, one.p, 0, depth, turned);
-        } else pair_down(g, s, one, turned, left, right);
+          row_down(alternatives[g.first], one.item, s, one.p, 0, depth, turned);
+        } else pair_down(g, s, one, turned);
       }
     }
   }
@@ -508,9 +538,10 @@ void Run<Real>::link_down(const Stage& g, At s) {
 
 // The gradients of a pair in the rows of both of its parts, split by split.
 template <typename Real>
-void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned, const Alternative& left, const Alternative& right) {
+void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned) {
+  const Alternative &left = alternatives[g.first], &right = alternatives[g.first + 1];
   prepare_splits<false>(g, s, one);
-  const int64_t some = count_of(one.splits), b = g.depth, c = g.depth2, wide = width<Real>();
+  const int64_t some = splits.size(), b = g.depth, c = g.depth2, wide = width<Real>();
   const int64_t bs = panels_of(b, wide) * wide, cs = panels_of(c, wide) * wide;
   // turned (b, c), in panels over c and over b; left prepare_splits (splits, b), right prepare_splits (splits, c).
   e.assign(b * cs + c * bs, Real(0)), t.resize(some * (c + cs + bs));
@@ -527,8 +558,8 @@ void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned, co
   for (int64_t k = 0; k < some; ++k) {
     for (int64_t j = 0; j < c; ++j) to[k * cs + j] *= rights[k * c + j];
     for (int64_t j = 0; j < b; ++j) back[k * bs + j] *= y[k * b + j];
-    row_down(left, one.item, s, one.p, one.splits.low + k, b, back + k * bs);
-    row_down(right, one.item, s, one.p, one.splits.low + k, c, to + k * cs);
+    row_down(left, one.item, splits[k].s, one.p, splits[k].r, b, back + k * bs);
+    row_down(right, one.item, splits[k].s, one.p, splits[k].r, c, to + k * cs);
   }
 }
 
@@ -537,20 +568,16 @@ template <typename Real>
 void Run<Real>::faint_down(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Real above, double known) {
   const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1;
   std::vector<Real> left(b), right(c);
-  int64_t now = one.splits.low;
-  const auto pass = [&]() {
-    row_down(alternatives[g.first], one.item, s, one.p, now, b, left.data());
-    if (g.kind == kKindPair) row_down(alternatives[g.first + 1], one.item, s, one.p, now, c, right.data());
-    std::fill(left.begin(), left.end(), Real(0)), std::fill(right.begin(), right.end(), Real(0));
-  };
   Real* to = grads[g.slot] ? grads[g.slot] + g.table.c + one.item * g.table_item : nullptr;
-  each_term(g, s, one, logs, j, [&](int64_t r, int64_t k, double v) {
-    if (r != now) pass(), now = r;
+  each_term(g, s, one, logs, j, [&](const Split& at, int64_t k, double v) {
+    if (k == 0) std::fill(left.begin(), left.end(), Real(0)), std::fill(right.begin(), right.end(), Real(0));
     const Real share = above * Real(std::exp(v - known));
     left[k / c] += share, right[k % c] += share;
     if (to) to[row_of(g, k) + j * g.column] += share;
+    if (k < b * c - 1) return;
+    row_down(alternatives[g.first], one.item, at.s, one.p, at.r, b, left.data());
+    if (g.kind == kKindPair) row_down(alternatives[g.first + 1], one.item, at.s, one.p, at.r, c, right.data());
   });
-  pass();
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ void Run<Real>::sum_maxima(const Stage& g, At s) {
     for (size_t k = 0; k < entries.size(); ++k) {
       const Entry& one = entries[k];
       Real *row = terms.data() + k * count, *most = totals.data() + one.low;
-      product(g, one, 0, Real(one.level - base), row);
+      product(one, 0, Real(one.level - base), row);
       raise(most, row, 1, one.high - one.low + 1);
     }
     for (size_t k = 0; k < entries.size(); ++k) {
@@ -38,11 +38,7 @@ void Run<Real>::sum_maxima(const Stage& g, At s) {
       Real* row = terms.data() + k * count;
       for (int64_t v = 0; v < size; ++v) row[v] = loss[one.low + v] + (row[v] - finite(totals[one.low + v]));
       for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
-        if (!losses[f->f->slot]) continue;
-        Real* to = losses[f->f->slot] + f->at;
-        if (f->f->look_slot >= 0 && !g.labels) {
-          for (int64_t v = 0; v < size; ++v) raise(to + v * f->hop + looked(*f, 0, v * f->f->look.p), row + v, 1, 1);
-        } else raise(to + (f->f->look_slot < 0 ? 0 : looked(*f, 0, 0)), row, f->hop, size);
+        if (losses[f->f->slot]) raise(losses[f->f->slot], line_of(*f, 0), row, size);
       }
     }
   }
@@ -76,28 +72,40 @@ void Run<Real>::link_maxima(const Stage& g, At s) {
   for (int64_t p = span.low; p <= span.high; ++p) {
     const Target& target = targets[p - span.low];
     const Real* loss = out(*target.g, losses[0], 0, s, p);
-    const Span loop = loops(a, s, p, false);
-    if (loop.high < loop.low || !(largest(loss, n) > kNever<Real>)) continue;
+    find_splits(a, s, p);
+    if (splits.empty() || !(largest(loss, n) > kNever<Real>)) continue;
     for (const Part& f : target.others)
-      if (losses[f.f->slot]) raise(losses[f.f->slot] + (read(f, 0) - data[f.f->slot]), loss, f.hop, n);
-    if (g.kind == kKindPair) {
-      Row one{0, p, 0, 0, loop};
+      if (losses[f.f->slot]) raise(losses[f.f->slot], line_of(f, 0), loss, n);
+    if (g.kind == kKindPair && g.fixed) {
+      Row one{0, p, 0, 0};
       pair_maxima(g, s, one, loss);
       continue;
     }
-    const int64_t start = value(g.table, s, p, 0), depth = g.depth * count_of(loop);
+    const int64_t start = value(g.table, s, p, 0), each = depth_of(g), depth = each * splits.size();
     int64_t hop;
     double known;
-    const Real* matrix = direct(g, 0, s, p, loop, &hop, &known);
+    const Real* matrix = direct(g, 0, s, p, &hop, &known);
     turned.resize(depth);
     Real* own = losses[g.slot];
     matrix_maxima(loss, x.data(), depth, matrix, hop, n, [&](int64_t k, const Real* of_row) {
       if (!own) return;
       if (!is_gathered(g)) return raise(own + start + k * g.row, of_row, 1, n);
-      for (int64_t j = 0; j < n; ++j) raise(own + rows_at[k] + columns_at[k / g.depth * n + j], of_row + j, 1, 1);
+      for (int64_t j = 0; j < n; ++j) raise(own + rows_at[k] + columns_at[k / each * n + j], of_row + j, 1, 1);
     }, turned.data());
-    for (int64_t k = 0; k < count_of(loop); ++k)
-      row_raise(a, s, p, loop.low + k, g.depth, turned.data() + k * g.depth);
+    for (size_t k = 0; k < splits.size(); ++k) {
+      const Real* best = turned.data() + k * each;
+      const Split& at = splits[k];
+      if (g.kind == kKindPair) {
+        y.assign(g.depth, kNever<Real>), z.assign(g.depth2, kNever<Real>);
+        for (int64_t i = 0; i < each; ++i) {
+          y[i / g.depth2] = std::max(y[i / g.depth2], best[i]);
+          z[i % g.depth2] = std::max(z[i % g.depth2], best[i]);
+        }
+        row_raise(alternatives[g.first + 1], at.s, p, at.r, g.depth2, z.data());
+        best = y.data();
+      }
+      row_raise(a, at.s, p, at.r, g.depth, best);
+    }
   }
 }
 
@@ -116,7 +124,7 @@ void Run<Real>::pair_maxima(const Stage& g, At s, Row& one, const Real* loss) {
     if (own) raise(own + g.table.c + row_of(g, k), of_row, g.column, n);
   }, turned.data());
   for (int64_t k = 0; k < b * c; ++k) pairs[k] = finite(pairs[k]);
-  const int64_t many = count_of(one.splits);
+  const int64_t many = splits.size();
   std::vector<Real> left(b), right(c);
   for (int64_t r = 0; r < many; ++r) {
     std::fill(left.begin(), left.end(), kNever<Real>), std::fill(right.begin(), right.end(), kNever<Real>);
@@ -126,8 +134,8 @@ void Run<Real>::pair_maxima(const Stage& g, At s, Row& one, const Real* loss) {
         const Real best = turned[i * c + j] + (term - pairs[i * c + j]);
         left[i] = std::max(left[i], best), right[j] = std::max(right[j], best);
       }
-    row_raise(alternatives[g.first], s, one.p, one.splits.low + r, b, left.data());
-    row_raise(alternatives[g.first + 1], s, one.p, one.splits.low + r, c, right.data());
+    row_raise(alternatives[g.first], splits[r].s, one.p, splits[r].r, b, left.data());
+    row_raise(alternatives[g.first + 1], splits[r].s, one.p, splits[r].r, c, right.data());
   }
 }
 
@@ -140,8 +148,7 @@ void Run<Real>::over_maxima(const Stage& g, At s) {
   for (int64_t p = span.low; p <= span.high; ++p) {
     const Real loss = *out(g, losses[0], 0, s, p);
     if (!(loss > kNever<Real>) || !has_terms(a, s, p)) continue;
-    double known;
-    row(a, 0, s, p, 0, g.depth, x.data(), &known);
+    row(a, 0, s, p, 0, g.depth, x.data());
     const Real top = largest(x.data(), g.depth);
     for (int64_t k = 0; k < g.depth; ++k) x[k] = loss + (x[k] - top);
     row_raise(a, s, p, 0, g.depth, x.data());

@@ -29,15 +29,13 @@ void Run<Real>::sum_along(const Stage& g, At s) {
       for (const Entry& one : entries) {
         const int64_t size = one.high - one.low + 1;
         Real* row = terms.data();
-        product(g, one, item, Real(level_of(one, item) - known), row);
+        product(one, item, Real(level_of(one, item) - known), row);
         for (int64_t k = 0; k < size; ++k) row[k] -= finite(done[one.low + k]);
         exps(row, row, Real(0), size);
         for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
           if (!moves[f->f->slot]) continue;
-          const Real* from = moves[f->f->slot] + f->at + item * f->f->item;
-          if (f->f->look_slot >= 0 && g.labels) from += looked(*f, item, 0);
-          for (int64_t k = 0; k < size; ++k)
-            to[one.low + k] += row[k] * from[k * f->hop + (f->f->look_slot >= 0 && !g.labels ? looked(*f, item, k * f->f->look.p) : 0)];
+          const Line from = line_of(*f, item);
+          for (int64_t k = 0; k < size; ++k) to[one.low + k] += row[k] * moves[f->f->slot][from(k)];
         }
       }
     }
@@ -51,7 +49,7 @@ void Run<Real>::mean_of(const Target& target, At s, int64_t item, int64_t p, con
   Real* to = out(g, moves[0], item, s, p);
   std::memcpy(to, from, g.labels * sizeof(Real));
   for (const Part& f : target.others)
-    if (moves[f.f->slot]) add(to, moves[f.f->slot] + (read(f, item) - data[f.f->slot]), f.hop, 0, g.labels);
+    if (moves[f.f->slot]) add_moves(to, moves[f.f->slot], line_of(f, item), g.labels);
 }
 
 // The means of the links of a step: two products more, with rows and with matrices times what they say.
@@ -106,17 +104,17 @@ void Run<Real>::link_along(const Stage& g, At s) {
 template <typename Real>
 void Run<Real>::pair_along(const Stage& g, At s, Row& one, Real* to) {
   prepare_splits<false>(g, s, one);
-  const int64_t some = count_of(one.splits), b = g.depth, c = g.depth2, wide = width<Real>();
+  const int64_t some = splits.size(), b = g.depth, c = g.depth2, wide = width<Real>();
   std::vector<Real> left = y, right = z, said(std::max(b, c)), part(b * c);
   for (int64_t k = 0; k < some; ++k) {
-    row_along(alternatives[g.first], one.item, s, one.p, one.splits.low + k, b, said.data());
+    row_along(alternatives[g.first], one.item, splits[k].s, one.p, splits[k].r, b, said.data());
     for (int64_t j = 0; j < b; ++j) y[k * b + j] *= said[j];
-    row_along(alternatives[g.first + 1], one.item, s, one.p, one.splits.low + k, c, said.data());
+    row_along(alternatives[g.first + 1], one.item, splits[k].s, one.p, splits[k].r, c, said.data());
     for (int64_t j = 0; j < c; ++j) right[(j / wide * some + k) * wide + j % wide] *= said[j];
   }
-  products<false>(g, one, to);
+  products<false>(g, to);
   y = left, z = right;
-  products<false>(g, one, part.data());
+  products<false>(g, part.data());
   for (int64_t k = 0; k < b * c; ++k) to[k] += part[k];
 }
 
@@ -128,13 +126,11 @@ Real Run<Real>::mean_in_logs(const Stage& g, At s, const Row& one, const Real* l
   const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1;
   std::vector<Real> left(b), right(c);
   const Real* said = moves[g.slot] ? moves[g.slot] + (logs - data[g.slot]) : nullptr;
-  int64_t now = one.splits.low - 1;
   double sum = 0;
-  each_term(g, s, one, logs, j, [&](int64_t r, int64_t k, double v) {
-    if (r != now) {
-      row_along(alternatives[g.first], one.item, s, one.p, r, b, left.data());
-      if (g.kind == kKindPair) row_along(alternatives[g.first + 1], one.item, s, one.p, r, c, right.data());
-      now = r;
+  each_term(g, s, one, logs, j, [&](const Split& split, int64_t k, double v) {
+    if (k == 0) {
+      row_along(alternatives[g.first], one.item, split.s, one.p, split.r, b, left.data());
+      if (g.kind == kKindPair) row_along(alternatives[g.first + 1], one.item, split.s, one.p, split.r, c, right.data());
     }
     sum += std::exp(v - total) * (left[k / c] + right[k % c] + (said ? said[row_of(g, k) + j * g.column] : 0));
   });
@@ -147,21 +143,25 @@ void Run<Real>::direct_along(const Stage& g, At s, Span span) {
   const Alternative& a = alternatives[g.first];
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
-      const Span loop = loops(a, s, p, false);
-      if (loop.high < loop.low) continue;
-      const int64_t depth = g.depth * count_of(loop), n = g.labels;
+      find_splits(a, s, p);
+      if (splits.empty()) continue;
+      const int64_t each = depth_of(g), depth = each * splits.size(), n = g.labels, c = g.kind == kKindPair ? g.depth2 : 1;
       int64_t hop;
       double known, level;
-      const Real *from = direct(g, item, s, p, loop, &hop, &known), *done = link_values(targets[p - span.low], s, item, p, &level);
+      const Real *from = direct(g, item, s, p, &hop, &known), *done = link_values(targets[p - span.low], s, item, p, &level);
       const Real* said = moves[g.slot] ? moves[g.slot] + item * g.table_item : nullptr;
       turned.resize(depth), means.assign(n, Real(0));
-      for (int64_t k = 0; k < count_of(loop); ++k)
-        row_along(a, item, s, p, loop.low + k, g.depth, turned.data() + k * g.depth);
+      std::vector<Real> left(g.depth), right(c, Real(0));
+      for (size_t k = 0; k < splits.size(); ++k) {
+        row_along(a, item, splits[k].s, p, splits[k].r, g.depth, left.data());
+        if (g.kind == kKindPair) row_along(alternatives[g.first + 1], item, splits[k].s, p, splits[k].r, c, right.data());
+        for (int64_t i = 0; i < each; ++i) turned[k * each + i] = left[i / c] + right[i % c];
+      }
       const int64_t start = value(g.table, s, p, 0);
       for (int64_t k = 0; k < depth; ++k)
         for (int64_t j = 0; j < n; ++j) {
           if (!(done[j] > kNever<Real>)) continue;
-          const int64_t at = is_gathered(g) ? rows_at[k] + columns_at[k / g.depth * n + j] : start + k * g.row + j;
+          const int64_t at = is_gathered(g) ? rows_at[k] + columns_at[k / each * n + j] : start + k * g.row + j;
           means[j] += std::exp(x[k] + from[k * hop + j] + Real(known - level) - done[j]) * (turned[k] + (said ? said[at] : 0));
         }
       mean_of(targets[p - span.low], s, item, p, means.data());
@@ -177,10 +177,9 @@ void Run<Real>::over_along(const Stage& g, At s) {
     for (int64_t p = span.low; p <= span.high && is_needed(g, item, s); ++p) {
       const Real done = *out(g, data[0], item, s, p);
       Real* to = out(g, moves[0], item, s, p);
-      double known;
       *to = 0;
       if (!(done > kNever<Real>) || !has_terms(alternatives[g.first], s, p)) continue;
-      row(alternatives[g.first], item, s, p, 0, g.depth, x.data(), &known);
+      const double known = row(alternatives[g.first], item, s, p, 0, g.depth, x.data());
       exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), g.depth);
       row_along(alternatives[g.first], item, s, p, 0, g.depth, turned.data());
       for (int64_t k = 0; k < g.depth; ++k) *to += x[k] * turned[k];

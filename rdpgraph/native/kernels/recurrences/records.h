@@ -18,17 +18,25 @@ struct Form {
   int64_t r;
 };
 
+struct Look {
+  Form at;
+  int64_t slot;
+  int64_t item;
+  int64_t hop;
+  int64_t stride;
+};
+
 struct Factor {
   Form at;
   Form level;
-  Form look;
   int64_t slot;
   int64_t item;
   int64_t hop;
   int64_t level_item;
-  int64_t look_slot;
-  int64_t look_item;
-  int64_t look_hop;
+  int64_t level_hop;
+  int64_t look;
+  int64_t looks;
+  int64_t gather;
   int64_t link;
 };
 
@@ -42,13 +50,6 @@ struct Alternative {
   int64_t high;
   int64_t low2;
   int64_t high2;
-};
-
-struct Look {
-  Form at;
-  int64_t slot;
-  int64_t item;
-  int64_t hop;
 };
 
 struct Stage {
@@ -75,7 +76,10 @@ struct Stage {
   int64_t column;
   int64_t fixed;
   int64_t last;
+  int64_t look;
+  int64_t looks;
   Look rows;
+  Look rows2;
   Look columns;
   int64_t into;
 };
@@ -84,6 +88,7 @@ struct Whole {
   int64_t stages;
   int64_t alternatives;
   int64_t factors;
+  int64_t looks;
   int64_t forms;
   int64_t steps;
   int64_t size;
@@ -91,6 +96,6 @@ struct Whole {
 };
 
 // The bytes of each record, which `record_bytes` of a library returns.
-constexpr int64_t kRecordBytes[] = {sizeof(Form), sizeof(Factor), sizeof(Alternative), sizeof(Look), sizeof(Stage), sizeof(Whole)};
+constexpr int64_t kRecordBytes[] = {sizeof(Form), sizeof(Look), sizeof(Factor), sizeof(Alternative), sizeof(Stage), sizeof(Whole)};
 
 }  // namespace

@@ -33,6 +33,26 @@ inline int64_t below(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b -
 // Where in a program: the step, the places of the outer axes, and the outer loop.
 struct At { int64_t s, q = 0, u = 0, w = 0; };
 
+// What is summed over at a place: a value of the outer loop, in `s`, and one of the inner loop.
+struct Split { At s; int64_t r; };
+
+constexpr int64_t kLooks = 4;  // indices of one entry that are data, at most
+
+// The entries of a tensor that a row of labels or places reads: `hop` apart, and further by indices that are
+// data; and their levels.
+struct Line {
+  int64_t at, hop, looks = 0;
+  const int64_t* numbers[kLooks];
+  int64_t apart[kLooks], stride[kLooks];
+  const double* levels = nullptr;
+  int64_t level_hop = 0;
+  int64_t operator()(int64_t k) const {
+    int64_t sum = at + k * hop;
+    for (int64_t l = 0; l < looks; ++l) sum += stride[l] * numbers[l][k * apart[l]];
+    return sum;
+  }
+};
+
 // A matrix of a link, prepared: exponentials relative to each column's peak, in panels for products with
 // rows before it (ahead) and, transposed, with rows after it (back).
 template <typename Real> struct Table {
@@ -56,6 +76,7 @@ template <typename Real> struct Run {
   const Stage* stages;
   const Alternative* alternatives;
   const Factor* factors;
+  const Look* looks;
   const Form* forms;
   const Run* const leader;  // that has prepared what items share; itself, or another thread's run
   // Of the items of this run, which may be some of a batch; item 0 is the first of them.
@@ -75,7 +96,8 @@ template <typename Real> struct Run {
         stages(reinterpret_cast<const Stage*>(&whole + 1)),
         alternatives(reinterpret_cast<const Alternative*>(stages + whole.stages)),
         factors(reinterpret_cast<const Factor*>(alternatives + whole.alternatives)),
-        forms(reinterpret_cast<const Form*>(factors + whole.factors)),
+        looks(reinterpret_cast<const Look*>(factors + whole.factors)),
+        forms(reinterpret_cast<const Form*>(looks + whole.looks)),
         leader(leader ? leader : this), prepared(2 * whole.stages) {}
   // Multiply-adds of an item, or so, as if every step had all places; an exponential takes as long as eight.
   double work() const {
@@ -116,15 +138,52 @@ template <typename Real> struct Run {
     }
     return span;
   }
-  int64_t offset(const Factor& f, int64_t item, At s, int64_t p, int64_t r) const {
-    int64_t at = value(f.at, s, p, r) + item * f.item;
-    if (f.look_slot >= 0)
-      at += f.look_hop * reinterpret_cast<const int64_t*>(data[f.look_slot])[
-          item * f.look_item + value(f.look, s, p, r)];
-    return at;
+  // Visits all values of an alternative's loops at a place, those of the inner one as a span.
+  template <typename Visit> void each_loop(const Alternative& a, At s, int64_t p, Visit visit) const {
+    for (s.w = a.low2; s.w <= a.high2; ++s.w) {
+      const Span span = loops(a, s, p, false);
+      if (span.low <= span.high) visit(s, span);
+    }
   }
-  double level(const Factor& f, int64_t item, At s, int64_t p, int64_t r) const {
-    return f.level_item < 0 ? 0 : levels[item * f.level_item + value(f.level, s, p, r)];
+  void find_splits(const Alternative& a, At s, int64_t p) {
+    splits.clear();
+    each_loop(a, s, p, [&](At here, Span span) { for (int64_t r = span.low; r <= span.high; ++r) splits.push_back({here, r}); });
+  }
+  bool has_terms(const Alternative& a, At s, int64_t p) const {
+    bool any = false;
+    each_loop(a, s, p, [&](At, Span) { any = true; });
+    return any;
+  }
+  const int64_t* numbers(const Look& l, int64_t item) const {
+    return reinterpret_cast<const int64_t*>(data[l.slot]) + item * l.item;
+  }
+  // What indices add to a place that are data and the same for all labels.
+  int64_t looked(int64_t first, int64_t count, int64_t item, At s, int64_t p, int64_t r) const {
+    int64_t sum = 0;
+    for (const Look* l = looks + first; l < looks + first + count; ++l)
+      sum += l->stride * numbers(*l, item)[value(l->at, s, p, r)];
+    return sum;
+  }
+  // The entries of a factor for all labels.
+  Line line_of(const Factor& f, int64_t item, At s, int64_t p, int64_t r) const {
+    Line to{value(f.at, s, p, r) + item * f.item, f.hop};
+    if (f.level_item >= 0)
+      to.levels = levels + item * f.level_item + value(f.level, s, p, r), to.level_hop = f.level_hop;
+    if (!f.gather) to.at += f.looks ? looked(f.look, f.looks, item, s, p, r) : 0;
+    else for (const Look* l = looks + f.look; l < looks + f.look + f.looks; ++l, ++to.looks) {
+      to.numbers[to.looks] = numbers(*l, item) + value(l->at, s, p, r);
+      to.apart[to.looks] = l->hop, to.stride[to.looks] = l->stride;
+    }
+    return to;
+  }
+  // The level that the entries of a line are relative to; where they have several, the largest of those possible.
+  double level(const Line& from, const Real* source, int64_t count) const {
+    if (!from.levels) return 0;
+    if (!from.level_hop) return *from.levels;
+    double most = -INFINITY;
+    for (int64_t k = 0; k < count; ++k)
+      if (source[from(k)] > kNever<Real>) most = std::max(most, from.levels[k * from.level_hop]);
+    return most > -INFINITY ? most : 0;
   }
   // Whether an item's goal needs a stage: of the table of a goal it needs one step.
   bool is_needed(const Stage& g, int64_t item, At s) const {
@@ -141,12 +200,23 @@ template <typename Real> struct Run {
   double* out_level(const Stage& g, int64_t item, At s, int64_t p) const {
     return levels + item * g.level_item + value(g.level, s, p, 0);
   }
-  // target += source, `hop` apart.
-  __attribute__((always_inline)) static void add(Real* target, const Real* source, int64_t hop, Real more, int64_t count) {
-    if (hop == 1) by_lanes<Real>(count, [&](int64_t k, auto left) {
+  // target += the entries of a line, relative to a level, and a number.
+  __attribute__((always_inline)) static void add(Real* target, const Real* source, const Line& from, double level, Real more, int64_t count) {
+    if (from.looks || from.level_hop) {
+      for (int64_t k = 0; k < count; ++k)
+        target[k] += source[from(k)] + (more + (from.level_hop ? Real(from.levels[k * from.level_hop] - level) : 0));
+      return;
+    }
+    source += from.at;
+    if (from.hop == 1) by_lanes<Real>(count, [&](int64_t k, auto left) {
       store(target + k, load(target + k, left) + load(source + k, left) + more, left);
     });
-    else for (int64_t k = 0; k < count; ++k) target[k] += source[k * hop] + more;
+    else for (int64_t k = 0; k < count; ++k) target[k] += source[k * from.hop] + more;
+  }
+  // The entries of a line += source.
+  static void add_to(Real* target, const Line& to, const Real* source, int64_t count) {
+    if (!to.looks) return add_to(target + to.at, source, to.hop, count);
+    for (int64_t k = 0; k < count; ++k) target[to(k)] += source[k];
   }
   static void add_to(Real* target, const Real* source, int64_t hop, int64_t count) {
     if (hop == 1) by_lanes<Real>(count, [&](int64_t k, auto left) {
@@ -163,7 +233,7 @@ template <typename Real> struct Run {
   // ---- sums (sums.h) ----
 
   // An alternative of a sum at a place, or for the places from `low` to `high`, with its factors for item 0.
-  struct Part { const Factor* f; int64_t at, level, look, hop; };
+  struct Part { const Factor* f; int64_t at, level, hop, level_hop, looked[kLooks], apart[kLooks]; };
   struct Entry { int64_t first, count, low, high; double level; };
   std::vector<Entry> entries;
   std::vector<Part> factors_of;
@@ -178,18 +248,20 @@ template <typename Real> struct Run {
   struct Target { const Stage* g; std::vector<Part> others; };
   std::vector<Target> targets;
   void find_targets(const Stage& g, At s, Span span);
-  const Real* read(const Part& f, int64_t item) const {
-    return data[f.f->slot] + f.at + item * f.f->item + (f.f->look_slot < 0 ? 0 : looked(f, item, 0));
-  }
-  double level_of(const Part& f, int64_t item) const {
-    return f.f->level_item < 0 ? 0 : levels[item * f.f->level_item + f.level];
+  // The entries that a factor of a sum has for all labels or places.
+  Line line_of(const Part& f, int64_t item) const {
+    Line to{f.at + item * f.f->item, f.hop};
+    if (f.f->level_item >= 0) to.levels = levels + item * f.f->level_item + f.level, to.level_hop = f.level_hop;
+    for (int64_t k = 0; k < f.f->looks; ++k) {
+      const Look& l = looks[f.f->look + k];
+      const int64_t* from = numbers(l, item) + f.looked[k];
+      if (!f.f->gather) to.at += l.stride * *from;
+      else to.numbers[to.looks] = from, to.apart[to.looks] = f.apart[k], to.stride[to.looks++] = l.stride;
+    }
+    return to;
   }
   double level_of(const Entry& one, int64_t item) const;
-  // What data add to the place of a factor's entry.
-  int64_t looked(const Part& f, int64_t item, int64_t more) const {
-    return f.f->look_hop * reinterpret_cast<const int64_t*>(data[f.f->look_slot])[item * f.f->look_item + f.look + more];
-  }
-  void product(const Stage& g, const Entry& one, int64_t item, Real more, Real* to) const;
+  void product(const Entry& one, int64_t item, Real more, Real* to) const;
   template <bool best> void sum_up(const Stage& g, At s);
   void shares(const Stage& g, const Real* done, const Real* above, double known, int64_t item, int64_t count);
   void sum_down(const Stage& g, At s);
@@ -201,15 +273,11 @@ template <typename Real> struct Run {
 
   // ---- links (links.h) ----
 
-  bool row(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to, double* known) const;
+  double row(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to) const;
   void row_down(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth,
                 const Real* from) const {
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
-      if (grads[f->slot]) add_to(grads[f->slot] + offset(*f, item, s, p, r), from, f->hop, depth);
-  }
-  bool has_terms(const Alternative& a, At s, int64_t p) const {
-    const Span span = loops(a, s, p, false);
-    return span.low <= span.high;
+      if (grads[f->slot]) add_to(grads[f->slot], line_of(*f, item, s, p, r), from, depth);
   }
   int64_t depth_of(const Stage& g) const { return g.kind == kKindPair ? g.depth * g.depth2 : g.depth; }
   int64_t row_of(const Stage& g, int64_t k) const {
@@ -232,13 +300,13 @@ template <typename Real> struct Run {
   }
   template <bool best> void prepare(const Stage& g, bool down);
   template <bool best> static void by_panels(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t columns, Real* result, int64_t hop);
-  struct Row { int64_t item, p; double level, top; Span splits; };
+  struct Row { int64_t item, p; double level, top; };
+  std::vector<Split> splits;
   std::vector<Row> rows;
   template <bool best> void prepare_rows(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most);
-  int64_t count_of(Span span) const { return span.high - span.low + 1; }
   template <bool best> bool prepare_splits(const Stage& g, At s, Row& one);
   template <bool best> bool pair(const Stage& g, At s, Row& one, Real* to);
-  template <bool best> void products(const Stage& g, const Row& one, Real* to);
+  template <bool best> void products(const Stage& g, Real* to);
   template <typename Visit> void each_term(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Visit visit);
   double in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
   void finish(const Target& target, At s, const Row& one, Real* values, double base);
@@ -246,23 +314,32 @@ template <typename Real> struct Run {
   const Real* link_values(const Target& target, At s, int64_t item, int64_t p, double* level);
   const Real* add_other_gradients(const Target& target, At s, int64_t item, int64_t p);
   template <bool best> void link_up(const Stage& g, At s);
-  // Where labels are in a table: their own numbers, or those that data say.
-  std::vector<int64_t> rows_at, columns_at;
+  // Where labels are in a matrix: their own numbers, or those that data say.
+  std::vector<int64_t> rows_at, columns_at, parts_at;
   std::vector<Real> gathered, scattered;
-  void find_places(const Look& l, int64_t stride, int64_t item, At s, int64_t p, int64_t r, int64_t count, int64_t* to) const {
-    const int64_t* from = l.slot < 0 ? nullptr :
-        reinterpret_cast<const int64_t*>(data[l.slot]) + item * l.item + value(l.at, s, p, r);
-    for (int64_t k = 0; k < count; ++k) to[k] = stride * (from ? from[k * l.hop] : k);
+  void find_places(const Look& l, int64_t item, At s, int64_t p, int64_t r, int64_t first, int64_t count, int64_t* to) const {
+    const int64_t* from = l.slot < 0 ? nullptr : numbers(l, item) + value(l.at, s, p, r);
+    for (int64_t k = 0; k < count; ++k) to[k] = l.stride * (from ? from[(first + k) * l.hop] : first + k);
   }
   // That of one label.
-  int64_t place_in(const Look& l, int64_t stride, int64_t item, At s, int64_t p, int64_t r, int64_t k) const {
-    if (l.slot < 0) return stride * k;
-    return stride * reinterpret_cast<const int64_t*>(data[l.slot])[item * l.item + value(l.at, s, p, r) + k * l.hop];
+  int64_t place_in(const Look& l, int64_t item, At s, int64_t p, int64_t r, int64_t k) const {
+    return l.stride * (l.slot < 0 ? k : numbers(l, item)[value(l.at, s, p, r) + k * l.hop]);
   }
+  // Where an entry of a matrix is in an item, by the number of the label or pair before it and of that after it.
+  int64_t place_in_matrix(const Stage& g, int64_t item, const Split& at, int64_t p, int64_t k, int64_t v) const {
+    const int64_t c = g.kind == kKindPair ? g.depth2 : 1;
+    return value(g.table, at.s, p, at.r) + looked(g.look, g.looks, item, at.s, p, at.r) +
+           place_in(g.rows, item, at.s, p, at.r, k / c) + place_in(g.columns, item, at.s, p, at.r, v) +
+           (c > 1 ? place_in(g.rows2, item, at.s, p, at.r, k % c) : 0);
+  }
+  // Whether a matrix that is not fixed is copied for each place, in place of read where it lies.
   bool is_gathered(const Stage& g) const {
-    return g.rows.slot >= 0 || g.columns.slot >= 0 || g.column != 1 || alternatives[g.first].loops;
+    return g.kind == kKindPair || g.looks || g.rows.slot >= 0 || g.columns.slot >= 0 || g.column != 1 || alternatives[g.first].loops;
   }
-  const Real* direct(const Stage& g, int64_t item, At s, int64_t p, Span loop, int64_t* hop, double* level);
+  const Real* direct(const Stage& g, int64_t item, At s, int64_t p, int64_t* hop, double* level) {
+    return direct(g, item, s, p, 0, g.labels, hop, level);
+  }
+  const Real* direct(const Stage& g, int64_t item, At s, int64_t p, int64_t column, int64_t columns, int64_t* hop, double* level);
   template <bool best> void direct_up(const Stage& g, At s, Span span);
   void direct_down(const Stage& g, At s, Span span);
   // Rows before and after products, whose outer products are a table's gradient; by stage.
@@ -274,7 +351,7 @@ template <typename Real> struct Run {
   void multiply_kept(const Stage& g);
   void write_matrix_gradient(const Stage& g);
   void link_down(const Stage& g, At s);
-  void pair_down(const Stage& g, At s, Row& one, const Real* turned, const Alternative& left, const Alternative& right);
+  void pair_down(const Stage& g, At s, Row& one, const Real* turned);
   void faint_down(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Real above, double known);
 
   // ---- sums over labels (labels.h) ----
@@ -286,11 +363,15 @@ template <typename Real> struct Run {
 
   Real* const* moves = nullptr;  // by slot; 0: the means of tables; null: zeros
   std::vector<Real> turned, means, moved;
+  static void add_moves(Real* target, const Real* source, Line from, int64_t count) {
+    from.level_hop = 0;  // what is said has no level
+    add(target, source, from, 0, 0, count);
+  }
   // The sum of what the factors of an alternative say, for each label.
   void row_along(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to) const {
     std::fill(to, to + depth, Real(0));
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
-      if (moves[f->slot]) add(to, moves[f->slot] + offset(*f, item, s, p, r), f->hop, 0, depth);
+      if (moves[f->slot]) add_moves(to, moves[f->slot], line_of(*f, item, s, p, r), depth);
   }
   void sum_along(const Stage& g, At s);
   void mean_of(const Target& target, At s, int64_t item, int64_t p, const Real* from);
@@ -308,9 +389,13 @@ template <typename Real> struct Run {
     if (hop == 1) for (int64_t k = 0; k < count; ++k) to[k] = std::max(to[k], from[k]);
     else for (int64_t k = 0; k < count; ++k) to[k * hop] = std::max(to[k * hop], from[k]);
   }
+  static void raise(Real* to, const Line& line, const Real* from, int64_t count) {
+    if (!line.looks) return raise(to + line.at, from, line.hop, count);
+    for (int64_t k = 0; k < count; ++k) raise(to + line(k), from + k, 1, 1);
+  }
   void row_raise(const Alternative& a, At s, int64_t p, int64_t r, int64_t depth, const Real* from) const {
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
-      if (losses[f->slot]) raise(losses[f->slot] + offset(*f, 0, s, p, r), from, f->hop, depth);
+      if (losses[f->slot]) raise(losses[f->slot], line_of(*f, 0, s, p, r), from, depth);
   }
   void sum_maxima(const Stage& g, At s);
   template <typename Visit>
@@ -325,10 +410,6 @@ template <typename Real> struct Run {
   struct Cell { const Stage* g; At s; int64_t p, v; };
   std::vector<Real> line;
   Cell cell_at(int64_t at) const;
-  // What a factor of a sum reads for a label.
-  const Real* read_label(const Stage& g, const Part& f, int64_t item, int64_t v) const {
-    return read(f, item) + (g.labels ? v * f.hop : 0);
-  }
   void expand(const Cell& cell, int64_t item);
   template <typename Reach> void each_read(const Cell& cell, int64_t item, int64_t term, bool known, Reach reach);
 

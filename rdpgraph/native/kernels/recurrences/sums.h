@@ -14,24 +14,29 @@ template <typename Real>
 void Run<Real>::collect_entries(const Stage& g, At s, int64_t first, int64_t count) {
   entries.clear(), factors_of.clear();
   const bool wide = g.labels > 0;
-  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
+  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a)
     for (At here{s.s, s.q, s.u, a->low2}; here.w <= a->high2; ++here.w) {
-    const Span span = loops(*a, here, first, !wide);
-    for (int64_t r = span.low; r <= span.high; ++r) {
-      Span part{0, count - 1};
-      if (!wide) {
-        part = places(a->bound, a->bounds, here, r, {first, first + count - 1});
-        part.low -= first, part.high -= first;
-        if (part.high < part.low) continue;
+      const Span span = loops(*a, here, first, !wide);
+      for (int64_t r = span.low; r <= span.high; ++r) {
+        Span part{0, count - 1};
+        if (!wide) {
+          part = places(a->bound, a->bounds, here, r, {first, first + count - 1});
+          part.low -= first, part.high -= first;
+          if (part.high < part.low) continue;
+        }
+        const int64_t p = wide ? first : first + part.low;
+        entries.push_back({int64_t(factors_of.size()), a->count, part.low, part.high, 0});
+        for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f) {
+          factors_of.push_back({f, value(f->at, here, p, r), value(f->level, here, p, r), wide ? f->hop : f->at.p,
+                                wide ? f->level_hop : f->level.p});
+          for (int64_t k = 0; k < f->looks; ++k) {
+            const Look& l = looks[f->look + k];
+            factors_of.back().looked[k] = value(l.at, here, p, r);
+            factors_of.back().apart[k] = wide ? l.hop : l.at.p;
+          }
+        }
       }
-      const int64_t p = wide ? first : first + part.low;
-      entries.push_back({int64_t(factors_of.size()), a->count, part.low, part.high, 0});
-      for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f)
-        factors_of.push_back({f, value(f->at, here, p, r), value(f->level, here, first, r),
-                              f->look_slot < 0 ? 0 : value(f->look, here, p, r), wide ? f->hop : f->at.p});
     }
-    }
-  }
 }
 
 // Where the rows of a link go, for the places of a step: into the sum that alone reads them, if its only
@@ -50,36 +55,30 @@ void Run<Real>::find_targets(const Stage& g, At s, Span span) {
   }
 }
 
-// The level of an entry of an item.
+// The level of an entry of an item, for a row of so many labels or places.
 template <typename Real>
 double Run<Real>::level_of(const Entry& one, int64_t item) const {
   double sum = 0;
   for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f)
-    if (f->f->level_item >= 0) sum += levels[item * f->f->level_item + f->level];
+    if (f->f->level_item >= 0) sum += level(line_of(*f, item), data[f->f->slot], one.high - one.low + 1);
   return sum;
 }
 
-// An entry's logs, into a vector.
+// An entry's logs relative to its level, and a number, into a vector.
 template <typename Real>
-void Run<Real>::product(const Stage& g, const Entry& one, int64_t item, Real more, Real* to) const {
+void Run<Real>::product(const Entry& one, int64_t item, Real more, Real* to) const {
   const int64_t count = one.high - one.low + 1;
   bool none = true;
   for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
-    const Real* from = data[f->f->slot] + f->at + item * f->f->item;
-    if (f->f->look_slot >= 0) {
-      if (g.labels) from += looked(*f, item, 0);
-      else {
-        if (none) std::fill(to, to + count, more);
-        for (int64_t k = 0; k < count; ++k) to[k] += from[k * f->hop + looked(*f, item, k * f->f->look.p)];
-        none = false;
-        continue;
-      }
-    }
-    if (!none) add(to, from, f->hop, 0, count);
-    else if (f->hop == 1) by_lanes<Real>(count, [&](int64_t k, auto left) {
-      store(to + k, load(from + k, left) + more, left);
+    const Line from = line_of(*f, item);
+    const Real* source = data[f->f->slot];
+    if (none && from.hop == 1 && !from.looks && !from.level_hop) by_lanes<Real>(count, [&](int64_t k, auto left) {
+      store(to + k, load(source + from.at + k, left) + more, left);
     });
-    else for (int64_t k = 0; k < count; ++k) to[k] = from[k * f->hop] + more;
+    else {
+      if (none) std::fill(to, to + count, more);
+      add(to, source, from, from.level_hop ? level(from, source, count) : 0, 0, count);
+    }
     none = false;
   }
   if (none) std::fill(to, to + count, more);
@@ -109,14 +108,14 @@ void Run<Real>::sum_up(const Stage& g, At s) {
       if (many == 1) {
         std::fill(to, to + entries[0].low, kNever<Real>);
         std::fill(to + entries[0].high + 1, to + count, kNever<Real>);
-        product(g, entries[0], item, 0, to + entries[0].low);
+        product(entries[0], item, 0, to + entries[0].low);
       } else {
         for (int64_t k = 0; k < many; ++k) {
           Real* row = terms.data() + k * count;
           const Entry& one = entries[k];
           std::fill(row, row + one.low, kNever<Real>);
           std::fill(row + one.high + 1, row + count, kNever<Real>);
-          product(g, one, item, Real(one.level - base), row + one.low);
+          product(one, item, Real(one.level - base), row + one.low);
         }
         by_lanes<Real>(count, [&](int64_t v, auto left) {
           const Real* row = terms.data() + v;
@@ -147,7 +146,7 @@ void Run<Real>::shares(const Stage& g, const Real* done, const Real* above, doub
   for (size_t k = 0; k < entries.size(); ++k) {
     const Entry& one = entries[k];
     Real *row = terms.data() + k * count, *sums = totals.data() + one.low;
-    product(g, one, item, Real(level_of(one, item) - known), row);
+    product(one, item, Real(level_of(one, item) - known), row);
     by_lanes<Real>(one.high - one.low + 1, [&](int64_t v, auto left) {
       const Lane<Real> log = load(done + one.low + v, left);
       const Lane<Real> share = exp_of<Real>(load(row + v, left) - (log > kNever<Real> ? log : Lane<Real>{}));
@@ -184,16 +183,7 @@ void Run<Real>::sum_down(const Stage& g, At s) {
         const int64_t size = one.high - one.low + 1;
         const Real* row = entries.size() > 1 ? terms.data() + (&one - entries.data()) * count : grad + one.low;
         for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
-          if (!grads[f->f->slot]) continue;
-          Real* to = grads[f->f->slot] + f->at + item * f->f->item;
-          if (f->f->look_slot >= 0) {
-            if (g.labels) to += looked(*f, item, 0);
-            else {
-              for (int64_t k = 0; k < size; ++k) to[k * f->hop + looked(*f, item, k * f->f->look.p)] += row[k];
-              continue;
-            }
-          }
-          add_to(to, row, f->hop, size);
+          if (grads[f->f->slot]) add_to(grads[f->f->slot], line_of(*f, item), row, size);
         }
       }
     }
