@@ -61,6 +61,7 @@ from rdpgraph.structures.dependency.trees import NonProjectiveDependencies, Proj
 from rdpgraph.structures.derivations.model import Derivations
 from rdpgraph.structures.draws import straight_through
 from rdpgraph.structures.grammar.model import Hypertree
+from rdpgraph.structures.matching.model import Matching
 from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 
@@ -97,6 +98,7 @@ __all__ = [
     "LowRank",
     "LowRankFactors",
     "LowRankHMM",
+    "Matching",
     "MiniBuckets",
     "MixedBitext",
     "Monarch",

@@ -229,6 +229,14 @@ ELIMINATED_ITEMS = 8
 RECOGNISED_CHECKS, RECOGNISED_WORK = 20, 1e9
 """Open checks of a graph that is answered as a parity model (tables of 64 MB), and multiply-adds
 of its sweep, about a second."""
+MOST_MATCHING_BITS, KEPT_MATCHING_BITS = 16, 9
+"""Rows and columns that are open at once in the widest sweep over matchings; and in the widest one
+whose steps are kept for other models."""
+MATCHING_PART, RECOGNISED_MATCHING = 1 << 22, 3e7
+"""Log-values of a sweep over matchings that are held together, for gradients (about 100 MB); and
+those of a graph that is answered as a matching, about three seconds."""
+QUICK_MATCHING = 64
+"""Log-values of a sweep over matchings for which no other order is tried."""
 FEWEST_SITES, MOST_PADDED = 3, 2
 """Variables of a chain in a graph, fewer being contracted as fast; most sites for each of them."""
 

@@ -5,11 +5,12 @@ from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.dependency.trees import NonProjectiveDependencies, ProjectiveDependencies
 from rdpgraph.structures.derivations.model import Derivations
 from rdpgraph.structures.grammar.model import Hypertree
+from rdpgraph.structures.matching.model import Matching
 from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.semimarkov.model import SemiMarkov
 
 for _structure in (
     SemiMarkov, Chain, Hypertree, ProjectiveDependencies, NonProjectiveDependencies, Derivations,
-    ParityModel,
+    ParityModel, Matching,
 ):  # fmt: skip
     REGISTRY.add(_structure)

@@ -272,8 +272,22 @@ def _mixed(draws: _Draws) -> rg.MixedBitext:
     )  # fmt: skip
 
 
+def _matching(draws: _Draws) -> rg.Matching:
+    rows, columns = [(2, 3), (3, 2), (2, 2), (1, 3), (0, 2), (1, 1)][draws.size(*range(6))]
+    every = [torch.tensor(draws.rng.random(count) < 0.2) for count in (rows, columns)]
+    if draws.chance(0.5):
+        odds = draws.logs(*draws.batch, rows, columns)
+        return rg.Matching(odds, every_row=every[0], every_column=every[1])
+    count = draws.size(0, 2, 4) if rows else 0
+    pairs = draws.rng.integers(0, (max(rows, 1), columns), size=(count, 2))
+    return rg.Matching(
+        unary=draws.logs(*draws.batch, count, 2), pairs=pairs, shape=(rows, columns),
+        every_row=every[0], every_column=every[1],
+    )  # fmt: skip
+
+
 SIDES = ((1, 1), (1, 2), (2, 1), (0, 0), (0, 1), (2, 0))
 KINDS: list[Callable[[_Draws], rg.extend.Structure]] = [
     _chain, _chain, _segments, _segments, _tree, _tree, _dependencies, _derivations, _alignment,
-    _bitext, _mixed,
+    _bitext, _mixed, _matching,
 ]  # fmt: skip

@@ -89,6 +89,10 @@ STRUCTURES = {
     "projective": lambda: rg.ProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
     "projective, of one word": lambda: rg.ProjectiveDependencies(draw(1, 2), multiroot=True),
     "non-projective": lambda: rg.NonProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
+    "matching": lambda: rg.Matching(draw(2, 2, 3), every_row=torch.tensor([True, False])),
+    "matching, listed pairs": lambda: rg.Matching(
+        unary=draw(2, 5, 2), pairs=[[0, 0], [0, 1], [2, 1], [2, 2], [0, 0]], shape=(4, 3)
+    ),
     "derivations": lambda: derivations([0, 0, 1, 2, 2, 3], [[], [], [0], [0, 1], [1], [2, 2]]),
     "derivations, each node once": lambda: derivations(
         [0, 0, 1, 1, 2, 3, 3], [[], [], [], [], [1], [0, 1], [0, 2]]

@@ -1,0 +1,1 @@
+"""Matchings: pairs of rows and columns, one-to-one."""
