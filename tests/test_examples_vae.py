@@ -51,8 +51,10 @@ def weights(folder):
 def test_table_5_in_small_and_killed_in_between(loaded, text, tmp_path, monkeypatch):
     module, vae = loaded("table5"), loaded("vae")
     asked = ("--text", text, *SMALL, "--keep", 0.5, "--seeds", 1, "--samples", 3,
-             "--methods", "rdp")  # fmt: skip
+             "--methods", "rdp", "--every", 2)  # fmt: skip
     shown = call(module, "--out", tmp_path / "whole", *asked).stdout
+    assert "After 2 of 3 updates of each" in shown
+    assert "After 3 of 3 updates of each" in shown
     assert "rdp-8" in shown
     assert "nan" not in shown
     rows = json.loads((tmp_path / "whole" / "table5-8.json").read_text())

@@ -265,12 +265,14 @@ def load(path: Path, options: Options, model: StructuredVAE) -> dict[str, Any]:
 
 
 def trained(
-    out: Path, options: Options, data: Sentences, *, save_every: float = 60.0
+    out: Path, options: Options, data: Sentences, *, save_every: float = 60.0, stop: int = 0
 ) -> tuple[StructuredVAE, dict[str, Any]]:
-    """The model at the end of its run, and what its last checkpoint holds.
+    """The model after ``stop`` steps, or at the end of its run, and what its checkpoint holds.
 
-    A run that was killed goes on from its last checkpoint, to the same parameters.
+    A run that was killed, or that stopped, goes on from its last checkpoint, to the same parameters
+    as a run at one go.
     """
+    stop = stop or options.steps
     out.mkdir(parents=True, exist_ok=True)
     with alone(out):
         model = begun(options, data.words)
@@ -289,27 +291,29 @@ def trained(
         model.train()
         saved = before = time.process_time()
         with progress() as bar:
-            task = bar.add_task(out.name, total=options.steps, completed=state["step"], note="")
-            for batch, lengths in turns(data.train, options, state["step"]):
+            task = bar.add_task(out.name, total=stop, completed=state["step"], note="")
+            for batch, lengths in turns(data.train, options, state["step"], stop):
                 state["log"].append(step(model, optimiser, options, state["step"], batch, lengths))
                 now = time.process_time()
                 state["seconds"], before = state["seconds"] + now - before, now
                 state["step"] += 1
                 bar.update(task, advance=1, note=note(state["log"]))
-                if now - saved > save_every or state["step"] == options.steps:
+                if now - saved > save_every or state["step"] == stop:
                     save()
                     saved = now
     model.eval()
     return model, state
 
 
-def turns(data: list[Tensor], options: Options, begin: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of all steps from one on, in an order that the seed alone decides."""
+def turns(
+    data: list[Tensor], options: Options, begin: int, end: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of the steps from one to another, in an order that the seed alone decides."""
     done, epoch = 0, 0
-    while done < options.steps:
+    while done < end:
         shuffled = torch.Generator().manual_seed(hash((options.seed, epoch)))
         for found in batches(data, options.tokens, shuffled):
-            if begin <= done < options.steps:
+            if begin <= done < end:
                 yield found
             done += 1
         epoch += 1
