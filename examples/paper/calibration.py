@@ -1,6 +1,6 @@
 """Calibration of the error bars of log Z.
 
-    python examples/paper/calibration.py [--small] [--states 2000] [--repeats 1000]
+    python examples/paper/calibration.py [--quick] [--states 2000] [--repeats 1000]
 
 Of many runs of 16 replicates each, the share whose interval, 1.645 standard errors to either side,
 covers the exact log Z: 90% if all were well. The mean of 16 skewed draws is a little skewed itself,
@@ -33,7 +33,7 @@ def coverage(one: rg.Chain, truth: float, keep: int, runs: int) -> tuple[float, 
 
 if __name__ == "__main__":
     chosen = arguments("Coverage of the error bars.")
-    runs = 40 if chosen.small else max(chosen.repeats, 1000)
+    runs = 40 if chosen.quick else max(chosen.repeats, 1000)
     for states in chosen.states:
         print(f"\n{states:,} states, {runs} runs of {REPLICATES} replicates")
         row("", ["covered", "standard error"])

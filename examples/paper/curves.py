@@ -1,6 +1,6 @@
 """The squared error of log Z against the time it takes, for a hundred to a hundred thousand states.
 
-    python examples/paper/curves.py [--small] [--states 100 1000 10000 100000] [--output FOLDER]
+    python examples/paper/curves.py [--quick] [--states 100 1000 10000 100000] [--output FOLDER]
 
 Draws ``curves.png``, a panel for each number of states N: the truncation to the likeliest states,
 the paper's setting, and this library's with and without a pilot, each for several numbers of kept

@@ -1,6 +1,6 @@
 """Repeated runs of an estimator, and what they are worth.
 
-With --store FILE what has been found is kept there, a line for each estimator on each chain, and a
+With --store FILE what has been found is kept there, a line for each estimator on each model, and a
 run that was ended goes on from there, to the same figures.
 """
 
@@ -8,11 +8,14 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from potentials import KINDS, NATS, Case, case, scale_of, scaled, tabulated
+from potentials import KINDS, Case, case, scale_of, scaled, tabulated
 from torch import Tensor
 
 import rdpgraph as rg
@@ -26,6 +29,16 @@ class Embedded(rg.randomized.Proposal):
 
     def log_scores(self, sites: rg.extend.Sites) -> Tensor:
         return self.norms
+
+
+class Problem(Protocol):
+    """A model by its name, which tells it from all others in a store."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def model(self) -> rg.Chain | rg.Hypertree: ...
 
 
 def kept(share: float, states: int) -> int:
@@ -54,12 +67,23 @@ def piloted(_: Case, keep: int) -> rg.Randomized:
     return rg.Randomized.piloted(keep=keep)
 
 
+class Missing(LookupError):
+    """There is no result of that name in a store that computes nothing."""
+
+
 @dataclass
 class Store:
-    """Numbers by name, in a file of one JSON line each, or in memory alone."""
+    """Numbers by name, in a file of one JSON line each, or in memory alone.
+
+    Attributes:
+        file: where they are kept.
+        known: what is there.
+        computes: whether `found` computes what is not there.
+    """
 
     file: Path | None = None
     known: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    computes: bool = True
 
     def read(self, file: Path) -> None:
         """Keep to a file, and know what is in it."""
@@ -72,8 +96,10 @@ class Store:
             self.file.write_text("".join(f"{line}\n" for line in whole[:-1]))
 
     def found(self, name: str, make: Callable[[], list[float]]) -> list[float]:
-        """The stored result of that name, computed if it is not there."""
+        """The stored result of that name, computed if it is not there, or else `Missing`."""
         if name not in self.known:
+            if not self.computes:
+                raise Missing(name)
             self.known[name] = make()
             if self.file is not None:
                 with self.file.open("a") as file:
@@ -121,13 +147,14 @@ class Found:
 
 
 def repeated(
-    one: Case, truth: float, estimator: rg.Randomized, repeats: int, *, name: str, ask: Ask = log_z
-) -> Found:
+    one: Problem, truth: float, estimator: rg.Randomized, repeats: int, *, name: str,
+    ask: Ask = log_z,
+) -> Found:  # fmt: skip
     """Repeated answers of an estimator by its name; one answer if it is deterministic."""
     repeats = 1 if isinstance(estimator.selection, rg.randomized.Top) else repeats
 
     def answer(generator: torch.Generator) -> float:
-        posterior = rg.infer(one.chain, estimator=estimator, generator=generator)
+        posterior = rg.infer(one.model, estimator=estimator, generator=generator)
         assert isinstance(posterior, rg.StructuredPosterior)
         return float(ask(posterior).detach())
 
@@ -142,11 +169,11 @@ def repeated(
     return Found(torch.tensor(values, dtype=torch.float64) - truth, spent)
 
 
-def truth_of(one: Case, ask: Ask = log_z) -> tuple[float, float]:
-    """The exact answer, and the milliseconds it took, with the table at hand."""
+def truth_of(one: Problem, ask: Ask = log_z) -> tuple[float, float]:
+    """The exact answer, and the milliseconds it took, of a chain with its table at hand."""
 
     def answer() -> list[float]:
-        exact = tabulated(one.chain)
+        exact = tabulated(one.chain) if isinstance(one, Case) else one.model
         start = time.perf_counter()
         value = exact.entropy() if ask is entropy else exact.log_partition()
         return [float(value), (time.perf_counter() - start) * 1e3]
@@ -159,24 +186,32 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def arguments(about: str, states: Sequence[int] = (2000, 10_000)) -> argparse.Namespace:
-    """The options that all scripts share."""
+def parser_of(about: str, states: Sequence[int] = (2000, 10_000)) -> argparse.ArgumentParser:
+    """A parser of the options that all scripts share."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--small", action="store_true", help="a few states and runs: seconds")
-    parser.add_argument("--seeds", type=int, default=5, help="potentials of each kind")
+    parser.add_argument("--quick", action="store_true", help="a few states and runs: seconds")
+    parser.add_argument("--seeds", type=int, default=3, help="potentials of each kind")
     parser.add_argument("--repeats", type=int, default=100, help="runs on each")
     parser.add_argument("--states", type=int, nargs="*", default=[*states])
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--set", action="store_true", help=f"entropies of {NATS} nats")
     parser.add_argument("--store", type=Path, help="a file to keep results in, and to go on from")
-    parser.add_argument("--questions", nargs="*", default=["log Z", "entropy"], help="of table 2")
     parser.add_argument("--output", type=Path, default=Path(), help="where pictures go")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options given, with the store read."""
     chosen = parser.parse_args()
-    if chosen.small:
+    if chosen.quick:
         chosen.seeds, chosen.repeats, chosen.states = 2, 2, [200]
     if chosen.store is not None:
         STORE.read(chosen.store)
     return chosen
+
+
+def arguments(about: str, states: Sequence[int] = (2000, 10_000)) -> argparse.Namespace:
+    """The options that all scripts share, as given."""
+    return parsed(parser_of(about, states))
 
 
 def cases(kind: str, states: int, seeds: int, *, nats: float | None = None) -> list[Case]:
@@ -184,19 +219,13 @@ def cases(kind: str, states: int, seeds: int, *, nats: float | None = None) -> l
     found = [case(kind, states=states, seed=seed) for seed in range(seeds)]
     if nats is None:
         return found
-    scales = [
-        STORE.found(f"{one.name}, scale to {nats:g}", lambda one=one: [scale_of(one, nats)])[0]
-        for one in found
-    ]
-    return [
-        replace(scaled(one, by), name=f"{one.name}, {nats:g} nats")
-        for one, by in zip(found, scales, strict=True)
-    ]
-
-
-def chosen_cases(chosen: argparse.Namespace, kind: str, states: int) -> list[Case]:
-    """The chains that the options name."""
-    return cases(kind, states, chosen.seeds, nats=NATS[kind] if chosen.set else None)
+    chains: list[Case] = []
+    for one in found:
+        with suppress(Missing):
+            made = partial(scale_of, one, nats)
+            (by,) = STORE.found(f"{one.name}, scale to {nats:g}", lambda made=made: [made()])
+            chains.append(replace(scaled(one, by), name=f"{one.name}, {nats:g} nats"))
+    return chains
 
 
 def row(name: str, values: Sequence[str]) -> None:

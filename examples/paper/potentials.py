@@ -36,6 +36,11 @@ class Case:
     norms: Tensor
     name: str = ""
 
+    @property
+    def model(self) -> rg.Chain:
+        """The chain, as other cases have trees."""
+        return self.chain
+
 
 def case(kind: str, *, states: int, seed: int, steps: int = STEPS) -> Case:
     """A chain of the given kind: dense, intermediate or long-tail."""

@@ -1,6 +1,6 @@
 """Estimators of log Z on the chain of the paper's Table 2, at equal time.
 
-    python examples/paper/shootout.py [--small] [--states 2000 10000] [--seeds 5] [--repeats 20]
+    python examples/paper/shootout.py [--quick] [--states 2000 10000] [--seeds 5] [--repeats 20]
 
 Every estimator gets the size that fits a time for one run: exact takes what it takes, and the
 others double their number of states, or of features, until a run takes longer than the budget. The
@@ -150,8 +150,8 @@ def main() -> None:
     chosen = arguments(__doc__.splitlines()[0])
     warnings.filterwarnings("ignore", "Random features are useless")
     repeats = min(chosen.repeats, 20)
-    budgets = [20.0] if chosen.small else [20.0, 100.0]
-    kinds = chosen.kinds[:1] if chosen.small else [k for k in KINDS if k in chosen.kinds]
+    budgets = [20.0] if chosen.quick else [20.0, 100.0]
+    kinds = chosen.kinds[:1] if chosen.quick else [k for k in KINDS if k in chosen.kinds]
     for states in chosen.states:
         for scale in SCALES:
             for kind in kinds:

@@ -1,6 +1,6 @@
 """Appendix B of the paper: the variance of the estimated Z and of its logarithm, in figures.
 
-    python examples/paper/variance.py [--small] [--repeats 200]
+    python examples/paper/variance.py [--quick] [--repeats 200]
 
 Z^ of a chain is a sum over sequences of their weights, and steps are drawn independently. So its
 second moment is a sum over pairs of sequences, exact by one recursion over pairs of states: nothing
@@ -94,12 +94,12 @@ def line(steps: int, states: int, top: int, tail: int, repeats: int) -> None:
 
 if __name__ == "__main__":
     chosen = arguments("Appendix B of Fu, Cunningham and Lapata 2022.")
-    sizes = (200,) if chosen.small else (250, 500, 1000)
+    sizes = (200,) if chosen.quick else (250, 500, 1000)
     print(f"{sizes[0]} states and more, {chosen.repeats} runs")
     row("", ["sd of Z^ / Z", "first order", "sd of log Z^", "bias", "- variance / 2"])
     middle = sizes[len(sizes) // 2]
     keep = middle // 10
-    for steps in (5, 10, 20) if chosen.small else (5, 10, 20, 40):
+    for steps in (5, 10, 20) if chosen.quick else (5, 10, 20, 40):
         line(steps, middle, keep // 2, keep // 2, chosen.repeats)
     for states in sizes:
         line(10, states, keep // 2, keep // 2, chosen.repeats)
