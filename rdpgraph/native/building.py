@@ -63,11 +63,12 @@ class Unit:
 
 
 CHAIN = Unit("chain", ("CHAIN_FLOAT", "CHAIN_DOUBLE"), "-fopenmp")
+ENTROPIES = Unit("entropies", ("ALL",), "-fopenmp")
 GRAPHS = Unit("graphs", ("ALL",), "-fopenmp")
 PARITIES = Unit("parities", ("ALL",), "-fopenmp")
 TREES = Unit("trees", ("ALL",), "-fopenmp")
 RECURRENCES = Unit("recurrences", ("RECURRENCES_FLOAT", "RECURRENCES_DOUBLE"), "-fopenmp")
-UNITS = (CHAIN, GRAPHS, PARITIES, RECURRENCES, TREES)
+UNITS = (CHAIN, ENTROPIES, GRAPHS, PARITIES, RECURRENCES, TREES)
 
 
 def compiler() -> str | None:

@@ -21,6 +21,7 @@ _FUNCTIONS = {
         "tape_losses": (4, 3, 0, 2),
         "tape_second": (10, 3, 0, 1),
     },
+    "entropies": {"entropy": (8, 3, 0, 1), "pullback": (10, 3, 0, 1)},
     "graphs": {
         "circuit_compile": (5, 3, 1, 0),
         "rows": (9, 3, 1, 1),

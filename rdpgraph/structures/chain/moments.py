@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph.logspace.gradients import ONCE, by_autograd, expectations, mean_scores, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
-from rdpgraph.structures.chain import logs, recursion, tapes
+from rdpgraph.structures.chain import entropies, logs, recursion, tapes
 from rdpgraph.structures.chain.factors import inside, masked, peak, steps_of
 from rdpgraph.structures.chain.recursion import Messages
 from rdpgraph.structures.chain.steps import (
@@ -30,6 +30,22 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
     """
     if alike(parts, parts):
         return _by_scores(parts, None, log_base)
+    if isinstance(parts.transition, Tensor):
+        table = ChainTensors(parts.unary, parts.transition, parts.lengths)
+        base = 0.0 if log_base is None else finite(log_base).reshape(parts.unary.shape)
+
+        def again(unary: Tensor, tables: Tensor) -> Tensor:
+            return _entropy(ChainTensors(unary, tables, parts.lengths), log_base)
+
+        scored = masked(finite(parts.unary.detach()) - base, parts.lengths)
+        values = entropies.entropy(table, scored, again)
+        if values is not None:
+            return values
+    return _entropy(parts, log_base)
+
+
+def _entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None) -> Tensor:
+    """`entropy` by the machine, or by messages."""
     if log_base is None and isinstance(parts.transition, Tensor):
         table = ChainTensors(parts.unary, parts.transition, parts.lengths)
         values = tapes.losses(table, table, divergence=False)

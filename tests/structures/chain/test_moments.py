@@ -51,6 +51,62 @@ def test_divergences_are_those_of_enumeration(kind, other, zeros):
     assert torch.equal(first.kl_divergence(first), torch.zeros(3, dtype=D))
 
 
+def relative_entropy(model, log_base):
+    """Log Z less the expected score without a base measure, item by item, by enumeration."""
+    values = []
+    for item, length in enumerate(model.lengths.tolist()):
+        unary, links = model.unary[item, :length], model.transition[item, : max(length - 1, 0)]
+        listed = list(itertools.product(range(unary.shape[-1]), repeat=length))
+        sequences, steps = torch.tensor(listed).long(), torch.arange(length)
+        base = log_base[item, steps, sequences].sum(1)
+        scores = unary[steps, sequences].sum(1)
+        scores = scores + links[steps[:-1], sequences[:, :-1], sequences[:, 1:]].sum(1)
+        log_z, p = scores.logsumexp(0), scores.softmax(0)
+        values.append(log_z - torch.where(p > 0, p * (scores - base), 0.0).sum())
+    return torch.stack(values)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zeros", "scale"),
+    [(D, 0.0, 1.0), (D, 0.2, 1.0), (torch.float32, 0.0, 1.0), (torch.float32, 0.1, 60.0)],
+)
+@pytest.mark.parametrize("states", [1, 3, 17])
+def test_entropies_over_a_base_measure_are_those_of_enumeration(dtype, zeros, scale, states):
+    """Of tables for each step and item; some of them too far apart for products of float32."""
+    length = 3 if states > 3 else 4
+    drawn = potentials(4, length, states, kind="per item", zeros=zeros, scale=scale, seed=states)
+    unary, links = (part.to(dtype).requires_grad_() for part in drawn)
+    model = rg.Chain(unary, links, lengths=torch.tensor([length, 2, 1, 0]))
+    log_base = torch.randn(4, length, states, generator=torch.Generator().manual_seed(1), dtype=D)
+    log_base = log_base * (model.unary > -math.inf)
+    pull = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=D)
+    near = {"rtol": 1e-9} if dtype == D else {"rtol": 1e-4, "atol": 2e-4 * max(1.0, scale / 10)}
+    wide = rg.Chain(*(part.detach().double().requires_grad_() for part in (unary, links)),
+                    lengths=model.lengths)  # fmt: skip
+    expected = torch.where(wide.log_partition() > -math.inf, relative_entropy(wide, log_base), 0.0)
+    found = model.entropy_over(log_base.to(dtype))
+    assert torch.allclose(found.double(), expected, **near)
+    if not zeros:
+        ours = torch.autograd.grad((found * pull).sum(), (unary, links))
+        theirs = torch.autograd.grad((expected * pull).sum(), (wide.unary, wide.transition))
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.allclose(one.double(), other, **near)
+
+
+def test_entropies_of_tables_for_each_step_are_differentiable_past_hard_zeros():
+    unary, links = potentials(2, 4, 3, kind="per item", zeros=0.2, seed=5)
+    model = rg.Chain(unary.requires_grad_(), links.requires_grad_())
+    gradients = torch.autograd.grad(model.entropy().sum(), (unary, links))
+    assert all(bool(part.isfinite().all()) for part in gradients)
+    assert bool((gradients[1][links == -math.inf] == 0).all())
+    step, epsilon = torch.randn(links.shape, generator=torch.Generator().manual_seed(0)), 1e-6
+    step = step.to(D)
+    ends = (rg.Chain(unary, links + sign * epsilon * step) for sign in (1, -1))
+    moved = [float(end.entropy().sum().detach()) for end in ends]
+    slope = float((gradients[1] * step).sum().detach())
+    assert slope == pytest.approx((moved[0] - moved[1]) / (2 * epsilon), rel=1e-6)
+
+
 def test_what_the_other_forbids_costs_infinitely_much():
     unary, transition = potentials()
     open_chain = rg.Chain(unary, transition)
