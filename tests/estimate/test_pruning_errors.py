@@ -38,6 +38,7 @@ def runs_of(posterior):
         own = replace(
             whole,
             total=whole.total[one],
+            first=whole.first[one],
             squares=whole.squares[one],
             under_way=whole.under_way[one],
             kept=tuple(part[one] for part in whole.kept),
@@ -86,6 +87,21 @@ def test_intervals_of_rare_answers_know_how_seldom_chains_move():
     low, high = sweeps_of(pruned(model, 50, chains=4)).answer_interval(0.9)
     exact = model.marginals()
     assert float(((low <= exact) & (exact <= high)).double().mean()) >= 0.88
+
+
+@pytest.mark.parametrize("depth", [4.0, 9.0, 14.0])
+def test_a_rare_no_has_the_error_of_a_rare_yes(depth):
+    """The two states of a step have probabilities p and 1 - p, and one error."""
+    unary = torch.randn(5, 2, generator=seeded(), dtype=torch.float64)
+    unary[:, 1] -= depth
+    model = rg.Chain(unary, torch.tensor([[0.0, -1.0], [-1.0, 5.0]], dtype=torch.float64))
+    estimator = rg.RandomizedPruning(60, selected=Alternating(share=1 / 3), chains=4)
+    solution = sweeps_of(rg.infer(model, estimator=estimator, generator=seeded()))
+    no, yes = solution.standard_error.unbind(-1)
+    torch.testing.assert_close(no, yes)
+    exact = rg.infer(model).marginals()
+    off = (solution.answers - exact).abs()
+    assert bool((off <= 10 * solution.standard_error + 1e-9).all())
 
 
 @pytest.mark.long

@@ -23,7 +23,8 @@ class Averages:
     sweeps: int  # number of sweeps added
     stride: int  # sweeps in a mean
     total: Tensor  # (chains, D) sums
-    squares: Tensor  # (chains, D) sums of squares
+    first: Tensor  # (chains, D) the first sweep of each chain, 0 before it
+    squares: Tensor  # (chains, D) sums of squared differences from it, which lose no digits
     under_way: Tensor  # (chains, D) sum of the sweeps that are in no mean yet
     kept: tuple[Tensor, ...] = field(default=(), repr=False)  # (chains, D) means, the oldest first
 
@@ -31,12 +32,13 @@ class Averages:
     def none(cls, like: Tensor) -> Self:
         """Averages of (chains, D) numbers before the first sweep."""
         none = torch.zeros_like(like)
-        return cls(0, 1, none, none, none)
+        return cls(0, 1, none, none, none, none)
 
     def with_sweep(self, values: Tensor) -> Self:
         """Averages with one more sweep."""
         sweeps, under_way = self.sweeps + 1, self.under_way + values
         kept, stride = self.kept, self.stride
+        first = self.first if self.sweeps else values
         if sweeps % stride == 0:
             kept, under_way = (*kept, under_way / stride), torch.zeros_like(values)
             most = min(max(tuning.BLOCK // max(values.numel(), 1), 32), 256)
@@ -45,18 +47,19 @@ class Averages:
                 kept, stride = tuple((one + other) / 2 for one, other in pairs), 2 * stride
         return replace(
             self, sweeps=sweeps, stride=stride, total=self.total + values,
-            squares=self.squares + values.square(), under_way=under_way, kept=kept,
+            first=first, squares=self.squares + (values - first).square(), under_way=under_way,
+            kept=kept,
         )  # fmt: skip
 
     @classmethod
     def joined(cls, parts: Sequence["Averages"]) -> Self:
         """Averages of all chains, which have equally many sweeps."""
-        total, squares, under_way = (
+        total, first, squares, under_way = (
             torch.cat([getattr(part, name) for part in parts])
-            for name in ("total", "squares", "under_way")
+            for name in ("total", "first", "squares", "under_way")
         )
         kept = tuple(map(torch.cat, zip(*(part.kept for part in parts), strict=True)))
-        return cls(parts[0].sweeps, parts[0].stride, total, squares, under_way, kept)
+        return cls(parts[0].sweeps, parts[0].stride, total, first, squares, under_way, kept)
 
     @property
     def chains(self) -> int:
@@ -114,9 +117,12 @@ class Averages:
 
     @property
     def variance(self) -> Tensor:
-        """(D,) variance of the sweeps' values."""
-        many = max(self.chains * self.sweeps, 1)
-        return (self.squares.sum(0) / many - (self.total.sum(0) / many).square()).clamp(min=0.0)
+        """(D,) variance of the sweeps' values: within chains, and between their means."""
+        sweeps = max(self.sweeps, 1)
+        means = self.total / sweeps
+        within = self.squares / sweeps - (means - self.first).square()
+        between = means - means.mean(0)
+        return (within.clamp(min=0.0) + between.square()).mean(0)
 
     @property
     def effective(self) -> Tensor:

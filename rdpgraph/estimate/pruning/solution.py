@@ -238,7 +238,7 @@ class PrunedSolution(Delegate):
 
     @property
     def _of_draws(self) -> Tensor:
-        """(*batch, *questions) standard error of rare answers that vary, as of draws.
+        """(*batch, *questions) standard error of answers near 0 or 1 that vary, as of draws.
 
         As many draws as the effective size of the item's other answers and its score; one may have
         hit.
@@ -246,7 +246,10 @@ class PrunedSolution(Delegate):
         answers, batch = self.answers, self.run.sampler.masks.batch_shape
         total = float(max(self.averages.chains * self.averages.sweeps, 1))
         variance = answers * (1.0 - answers)
-        varies = self._answers(self.averages.variance) > 1e-12 * answers.square()
+        # A rare no is as hard to meet as a rare yes. What varies by less than rounding is constant.
+        rare = torch.minimum(answers, 1.0 - answers)
+        least = torch.maximum(1e-6 * rare, 4 * torch.finfo(answers.dtype).eps * answers)
+        varies = self._answers(self.averages.variance) > least.square()
         common = varies & (total * variance >= _RARE)
         worth = torch.where(common, self._answers(self.averages.effective), total)
         many = torch.minimum(worth.flatten(len(batch)).amin(-1), self.effective_sample_size)
