@@ -27,6 +27,7 @@ from rdpgraph.native.library import threads
 from rdpgraph.native.loading import DTYPES, Library
 from rdpgraph.native.records import check_sizes
 from rdpgraph.recurrences.affine import Affine
+from rdpgraph.recurrences.derivations import Derived
 from rdpgraph.recurrences.interpreter import evaluate
 from rdpgraph.recurrences.lowering import UnloweredError, lower
 from rdpgraph.recurrences.program import Program, Read
@@ -427,7 +428,7 @@ def mean_along(up: Upward, said: Sequence[Tensor | None]) -> Tensor:
 
 
 @torch.no_grad()
-def best_with(up: Upward) -> list[Tensor | None]:
+def best_with(up: Upward | Derived) -> list[Tensor | None]:
     """The best score of a derivation that uses each entry: (items, *dims) of each input of logs.
 
     -inf where none does. None for inputs of whole numbers.
@@ -435,6 +436,8 @@ def best_with(up: Upward) -> list[Tensor | None]:
     Args:
         up: a pass of maxima.
     """
+    if isinstance(up, Derived):
+        return up.best_with()
     run, items = up.lease.run, len(up.value)
     if run.below is None:
         run.below = torch.empty_like(run.values)
@@ -455,7 +458,9 @@ def best_with(up: Upward) -> list[Tensor | None]:
 
 
 @torch.no_grad()
-def derivations(up: Upward, count: int | None, generator: torch.Generator | None) -> Tensor:
+def derivations(
+    up: Upward | Derived, count: int | None, generator: torch.Generator | None
+) -> Tensor:
     """(R, 4) what derivations read: the draw, the item, the input's number, the place in its item.
 
     Inputs are numbered from 1 on.
@@ -465,6 +470,8 @@ def derivations(up: Upward, count: int | None, generator: torch.Generator | None
         count: how many draws of each item; None: the best derivation.
         generator: of the draws.
     """
+    if isinstance(up, Derived):
+        return up.derivations(count, generator)
     run, items = up.lease.run, len(up.value)
     draws, seed = 1 if count is None else count, 0
     if count is not None:
@@ -482,7 +489,7 @@ def derivations(up: Upward, count: int | None, generator: torch.Generator | None
 
 
 @torch.no_grad()
-def best_derivations(up: Upward, count: int) -> tuple[Tensor, Tensor]:
+def best_derivations(up: Upward | Derived, count: int) -> tuple[Tensor, Tensor]:
     """What the best derivations read, and (items,) how many there are, at most ``count``.
 
     By lazy lists of cells (Huang and Chiang 2005, algorithm 3). Reads are those of `derivations`,
@@ -492,6 +499,8 @@ def best_derivations(up: Upward, count: int) -> tuple[Tensor, Tensor]:
         up: a pass of maxima.
         count: how many derivations of each item are asked for.
     """
+    if isinstance(up, Derived):
+        return up.best_derivations(count)
     run, found = up.lease.run, up.possible.long()
     cells = torch.stack([goal.places(up.possible, up.records) for goal in up.goals])
     data = _pointers([run.values, *up.inputs])
@@ -501,7 +510,7 @@ def best_derivations(up: Upward, count: int) -> tuple[Tensor, Tensor]:
     return _reads(run, many), found
 
 
-def count_uses(up: Upward, reads: Tensor, count: int) -> list[Tensor | None]:
+def count_uses(up: Upward | Derived, reads: Tensor, count: int) -> list[Tensor | None]:
     """How often each of ``count`` derivations uses each entry: (count, items, *dims) of each input.
 
     None for inputs of whole numbers. ``reads`` are those of `derivations` or `best_derivations`.

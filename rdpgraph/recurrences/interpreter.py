@@ -44,7 +44,7 @@ def evaluate(
         sizes: of the inputs.
         semiring: log-sums, maxima or counts.
     """
-    run = _Run(program, inputs, lengths, sizes, semiring)
+    run = Run(program, inputs, lengths, sizes, semiring)
     run.fill()
     return run.goal()
 
@@ -167,11 +167,11 @@ class Layout:
             grid[name] = np.arange(count).reshape(-1, *[1] * (len(dims) - 1 - k))
         for axis, form in shape.coordinates().items():
             if axis not in self.program.labels and axis not in grid:
-                grid[axis] = _number(form, grid)
+                grid[axis] = evaluate_form(form, grid)
         holds = np.ones([self.ranges[name] for name in dims], dtype=bool)
         for form in self._conditions(rule):
             if not form.names & self.program.labels:
-                holds &= _number(form, grid) >= 0
+                holds &= evaluate_form(form, grid) >= 0
         if not holds.any():
             return None
         # The smallest box around everything that holds.
@@ -186,7 +186,7 @@ class Layout:
             grid[name] = grid[name][(slice(*box[name]), *[slice(None)] * (len(dims) - 1 - k))]
         for axis, form in shape.coordinates().items():
             if axis == shape.solved:
-                grid[axis] = _number(form, grid)
+                grid[axis] = evaluate_form(form, grid)
         reads = tuple(
             self._read(factor, table, dims, grid, holds)
             for factor in rule.factors
@@ -215,11 +215,11 @@ class Layout:
         shape = self.shapes[table.name]
         at = dict(zip(table.axes, read.index, strict=True))
         point = {
-            axis: _number(form, grid)
+            axis: evaluate_form(form, grid)
             for axis, form in at.items()
             if isinstance(form, Affine) and axis not in self.program.labels
         }
-        order = np.broadcast_to(_number(table.order, {**self.sizes, **point}), holds.shape)
+        order = np.broadcast_to(evaluate_form(table.order, {**self.sizes, **point}), holds.shape)
         low, high = int(order[holds].min()), int(order[holds].max())
         rows: Any = order - low
         for axis, size in shape.places.items():
@@ -244,7 +244,7 @@ class Layout:
         )  # fmt: skip
 
 
-def _number(form: Affine, values: Mapping[str, Any]) -> Any:
+def evaluate_form(form: Affine, values: Mapping[str, Any]) -> Any:
     """The number, or array of numbers, that a form is."""
     total: Any = form.constant
     for name, times in form.terms:
@@ -260,7 +260,7 @@ def _layout(program: Program, sizes: tuple[tuple[str, int], ...]) -> Layout:
 # ---- runs ----
 
 
-class _Run:
+class Run:
     """One evaluation: the steps of all tables, as far as they are computed."""
 
     def __init__(
@@ -287,9 +287,11 @@ class _Run:
         self, goal: Read, lengths: Mapping[str, Tensor | int]
     ) -> tuple[list[Tensor | int], Any]:
         values: dict[str, Any] = {**self.sizes, **lengths}
-        index = [_number(at, values) for at in goal.index if isinstance(at, Affine)]
+        index = [evaluate_form(at, values) for at in goal.index if isinstance(at, Affine)]
         table = self.layout.shapes[goal.array].table
-        return index, _number(table.order, {**values, **dict(zip(table.axes, index, strict=True))})
+        return index, evaluate_form(
+            table.order, {**values, **dict(zip(table.axes, index, strict=True))}
+        )
 
     def fill(self) -> None:
         """Compute all steps of all tables, and of the goals those that items need."""
@@ -442,14 +444,16 @@ class _Run:
             if isinstance(form, Lookup):
                 data = self.whole[form.array]
                 places = [
-                    torch.as_tensor(_number(one, grid), device=device).clamp(0, max(0, size - 1))
+                    torch.as_tensor(evaluate_form(one, grid), device=device).clamp(
+                        0, max(0, size - 1)
+                    )
                     for one, size in zip(form.index, data.shape[1:], strict=True)
                 ]
                 places = [p.reshape(*[1] * (1 + len(names) - p.ndim), *p.shape) for p in places]
                 item = torch.arange(len(data), device=device).reshape(-1, *[1] * len(names))
                 index: Any = data[(item, *places)]
             else:
-                index = torch.as_tensor(_number(form, grid), device=device).clamp(
+                index = torch.as_tensor(evaluate_form(form, grid), device=device).clamp(
                     0, max(0, dim - 1)
                 )
             flat = flat * dim + index
@@ -462,30 +466,42 @@ class _Run:
         """(items,) the products of the goals."""
         result: Tensor | None = None
         for goal, (index, order) in zip(self.program.goals, self.ends, strict=True):
-            ends = [bool(at.names) for at in goal.index]
-            value = self._end_value(goal.array, index, ends, order)
+            value = self._end_value(goal, index, order)
             result = value if result is None else self.semiring.multiply(result, value)
         assert result is not None
         return result
 
-    def _end_value(
-        self, name: str, index: Sequence[Tensor | int], ends: Sequence[bool], order: Any
-    ) -> Tensor:
-        """(items,) a goal's table at each item's place, of which some indices are ends."""
-        shape, device = self.layout.shapes[name], self.like.device
+    def goal_cells(self) -> list[tuple[dict[str, Tensor], Tensor, Tensor]]:
+        """The coordinates (items,) of each goal, whether it is a cell, and before the first."""
+        return [
+            self._goal_cell(goal, index)
+            for goal, (index, _) in zip(self.program.goals, self.ends, strict=True)
+        ]
+
+    def _goal_cell(
+        self, goal: Read, index: Sequence[Tensor | int]
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        shape, device = self.layout.shapes[goal.array], self.like.device
         axes = {
             axis: torch.as_tensor(at, device=device).expand(self.items)
             for axis, at in zip(shape.table.axes, index, strict=True)
         }
-        orders = torch.as_tensor(order, device=device).expand(self.items)
-        steps = self.done[name]
-        known = sorted(steps)
+        ends = [bool(at.names) for at in goal.index]
         inside = torch.ones(self.items, dtype=torch.bool, device=device)
         before = torch.full_like(inside, fill_value=any(ends))
         for axis, size, is_end in zip(shape.table.axes, shape.table.sizes, ends, strict=True):
             inside &= (axes[axis] >= 0) & (axes[axis] < size.evaluate(self.sizes))
             if is_end:
                 before &= axes[axis] < 0
+        return axes, inside, before
+
+    def _end_value(self, goal: Read, index: Sequence[Tensor | int], order: Any) -> Tensor:
+        """(items,) a goal's table at each item's place."""
+        shape, device = self.layout.shapes[goal.array], self.like.device
+        axes, inside, before = self._goal_cell(goal, index)
+        orders = torch.as_tensor(order, device=device).expand(self.items)
+        steps = self.done[goal.array]
+        known = sorted(steps)
         if known:
             number = torch.zeros(max(known) + 1, dtype=torch.int64, device=device)
             number[known] = torch.arange(len(known), device=device)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.types import broadcast_shapes
-from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.errors import ModelError
 from rdpgraph.logspace.gradients import by_autograd, expectations, is_transformed, mean_scores
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.model.potentials.table import as_values, as_whole
-from rdpgraph.recurrences import executor
+from rdpgraph.recurrences import derivations, executor
 from rdpgraph.recurrences.affine import Affine
+from rdpgraph.recurrences.derivations import Derived
 from rdpgraph.recurrences.inference import infer_program
 from rdpgraph.recurrences.interpreter import evaluate
 from rdpgraph.recurrences.parsing import is_size, parse
@@ -285,14 +286,18 @@ class Recurrence:
         elif isinstance(semiring, Max) and self._served(inputs):
             goal = executor.run_up(program, inputs, lengths, self._sizes, best=True).value
         else:
-            for array in program.inputs:
-                if not array.whole:  # written to since it was given, perhaps
-                    checked_log_values(f"{type(self).__name__}'s {array.name}", flat[array.name])
+            self._check_written(flat)
             goal = evaluate(program, flat, lengths, self._sizes, semiring)
             # Where no input has a part in it, the gradient is zero all the same.
             for x in () if goal.requires_grad else (x for x in inputs if x.requires_grad):
                 goal = torch.where(torch.ones_like(goal, dtype=torch.bool), goal, x.sum().to(goal))
         return self._batched(goal, 0)
+
+    def _check_written(self, flat: Mapping[str, Tensor]) -> None:
+        """Refuse NaN and +inf that were written into inputs since they were given."""
+        for array in self.program.inputs:
+            if not array.whole:
+                checked_log_values(f"{type(self).__name__}'s {array.name}", flat[array.name])
 
     @property
     def _items(self) -> int:
@@ -346,9 +351,6 @@ class Recurrence:
         """The best score in nats of a derivation that uses each entry of each input of logs.
 
         (*batch, *dims) each; -inf where no derivation that is possible does.
-
-        Raises:
-            UnsupportedError: as for `mode`.
         """
         return self._by_name(executor.best_with(self._run_up(best=True)), 0)
 
@@ -416,9 +418,6 @@ class Recurrence:
         """How often one best derivation uses each entry of each input of logs.
 
         (*batch, *dims) whole numbers each, zeros for items without a derivation.
-
-        Raises:
-            UnsupportedError: there is no compiled library, or it does not serve the program.
         """
         return {name: uses[0] for name, uses in self._uses(None, None).items()}
 
@@ -426,9 +425,6 @@ class Recurrence:
         """How often each of some independent exact draws uses each entry of each input of logs.
 
         (count, *batch, *dims) whole numbers each, zeros for items without a derivation.
-
-        Raises:
-            UnsupportedError: as for `mode`.
         """
         return self._uses(count, generator)
 
@@ -448,7 +444,6 @@ class Recurrence:
 
         Raises:
             ModelError: ``count`` is below 1.
-            UnsupportedError: as for `mode`.
         """
         if count < 1:
             raise ModelError(f"{type(self).__name__} lists 1 derivation or more; got {count = }.")
@@ -456,7 +451,7 @@ class Recurrence:
         reads, found = executor.best_derivations(up, count)
         inputs = [*self._flat(self.given).values()]
         scores = executor.score_reads(inputs, reads, count, len(found))
-        lacking = torch.arange(count).unsqueeze(1) >= found
+        lacking = torch.arange(count, device=found.device).unsqueeze(1) >= found
         scores = self._batched(scores.masked_fill(lacking, -torch.inf), 1)
         return self._by_name(executor.count_uses(up, reads, count), 1), scores
 
@@ -467,15 +462,13 @@ class Recurrence:
         reads = executor.derivations(up, count, generator)
         return self._by_name(executor.count_uses(up, reads, 1 if count is None else count), 1)
 
-    def _run_up(self, *, best: bool) -> executor.Upward:
-        """A pass by compiled code."""
+    def _run_up(self, *, best: bool) -> executor.Upward | Derived:
+        """A pass from which derivations are read: by compiled code where that serves."""
         flat, lengths = self._flat(self.given), self._flat_lengths()
-        if not self._served([*flat.values()]):
-            raise UnsupportedError(
-                f"{type(self).__name__} has modes, lists and draws by compiled code alone, "
-                "which does not serve it here; take marginals() or best_score()."
-            )
-        return executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
+        if self._served([*flat.values()]):
+            return executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
+        self._check_written(flat)
+        return derivations.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
 
     def _batched(self, values: Tensor, dim: int) -> Tensor:
         """Values whose dim of items is replaced by the batch dims."""

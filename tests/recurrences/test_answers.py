@@ -6,14 +6,13 @@ from collections import Counter
 import pytest
 import torch
 
-from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.errors import ModelError
 from tests.recurrences import written
 from tests.recurrences.cases import NAMES, is_compiled, logs, small
 from tests.recurrences.enumeration import Derivations
 
 close = torch.testing.assert_close
 UNSERVED = ("Factorial", "Durations")  # tables of two labels; sums of two kinds
-SERVED = [name for name in NAMES if name not in UNSERVED]
 
 
 @pytest.mark.parametrize("hard", [0.0, 0.3])
@@ -54,15 +53,21 @@ def test_an_item_has_the_answers_that_it_has_alone(name):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("hard", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("name", SERVED)
-def test_the_k_best_are_the_first_of_all_derivations_by_score(name, hard, dtype):
+@pytest.mark.parametrize("name", NAMES)
+def test_the_k_best_are_the_first_of_all_derivations_by_score(name, hard, dtype, by_torch):
     """Each once, and no more than there are; so many, too, where all are asked for."""
     recurrence = in_dtype(small(name, hard), dtype)
     every = [Derivations(in_dtype(recurrence, torch.float64), (item,)) for item in range(3)]
     for count in (1, 5, 40):
-        uses, scores = recurrence.k_best(count)
-        for item in range(3):
-            check_list(every[item], item, count, uses, scores[:, item])
+        for uses, scores in twice(lambda count=count: recurrence.k_best(count), by_torch):
+            for item in range(3):
+                check_list(every[item], item, count, uses, scores[:, item])
+
+
+def twice(answer, by_torch):
+    """An answer by compiled code, where it serves the program, and by torch."""
+    yield answer()
+    yield by_torch(answer)
 
 
 def check_list(every, item, count, uses, scores):
@@ -183,14 +188,18 @@ def test_second_derivatives(name):
 
 @pytest.mark.parametrize("hard", [0.0, 0.3])
 @pytest.mark.parametrize("name", NAMES)
-def test_modes_and_draws_are_derivations(name, hard):
+def test_modes_and_draws_are_derivations(name, hard, by_torch):
     """The best one has the best score, and each is drawn as often as its probability says."""
     recurrence = small(name, hard)
-    try:
-        best, drawn = recurrence.mode(), recurrence.sample(400, torch.Generator().manual_seed(1))
-    except UnsupportedError:
-        assert name in UNSERVED
-        return
+
+    def answer():
+        return recurrence.mode(), recurrence.sample(400, torch.Generator().manual_seed(1))
+
+    for best, drawn in twice(answer, by_torch):
+        check_derivations(recurrence, best, drawn)
+
+
+def check_derivations(recurrence, best, drawn):
     for item in range(3):
         every = Derivations(recurrence, (item,))
         if not bool((every.scores > -math.inf).any()):
@@ -214,15 +223,15 @@ def test_modes_and_draws_are_derivations(name, hard):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("hard", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("name", SERVED)
-def test_max_marginals_are_the_best_scores_of_what_uses_an_entry(name, hard, dtype):
+@pytest.mark.parametrize("name", NAMES)
+def test_max_marginals_are_the_best_scores_of_what_uses_an_entry(name, hard, dtype, by_torch):
     recurrence = small(name, hard)
-    found = in_dtype(recurrence, dtype).max_marginals()
-    for item in range(3):
-        wanted = Derivations(recurrence, (item,)).max_marginals()
-        assert {*found} == {*wanted}
-        for array, most in wanted.items():
-            close(found[array][item], most.to(dtype))
+    every = [Derivations(recurrence, (item,)).max_marginals() for item in range(3)]
+    for found in twice(lambda: in_dtype(recurrence, dtype).max_marginals(), by_torch):
+        for item, wanted in enumerate(every):
+            assert {*found} == {*wanted}
+            for array, most in wanted.items():
+                close(found[array][item], most.to(dtype))
 
 
 def test_max_marginals_lose_no_digits_of_what_is_next_to_the_best():
