@@ -14,13 +14,12 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.logspace.gradients import is_transformed, mean_scores, regradient
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.native import building
 from rdpgraph.native.library import threads
@@ -40,6 +39,7 @@ _SIGNATURES = {
     "up": (_POINTER, [*[_POINTER] * 6, *[_SIZE] * 4, _POINTER]),
     "down": (None, [_POINTER] * 3),
     "along": (None, [_POINTER] * 3),
+    "second": (None, [_POINTER] * 2),
     "maxima": (None, [_POINTER] * 4),
     "unsound": (_SIZE, [_POINTER]),
     "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3]),
@@ -279,8 +279,14 @@ class _Run:
         self.values = torch.empty(items, records.size, dtype=dtype)
         self.levels = torch.empty(items, records.levels, dtype=torch.float64)
         self.records = records
-        self.below: Tensor | None = None  # gradients of the tables, or their means
+        self.spare: dict[str, Tensor] = {}
         self.keep: tuple[Any, ...] = ()  # what the state points to
+
+    def room(self, what: str) -> Tensor:
+        """A tensor like that of the tables, for their gradients, means or losses."""
+        if what not in self.spare:
+            self.spare[what] = torch.empty_like(self.values)
+        return self.spare[what]
 
     def __del__(self) -> None:
         # The collector of cycles may call this before a lease puts the run among those that wait.
@@ -392,18 +398,19 @@ def run_down(up: Upward, above: Tensor, wanted: Sequence[bool]) -> list[Tensor |
         above: (items,) the gradient of something in the goal.
         wanted: of which inputs.
     """
-    run = up.lease.run
-    if run.below is None:
-        run.below = torch.empty_like(run.values)
-    below, possible = run.below.zero_(), up.possible
+    run, possible = up.lease.run, up.possible
+    below = run.room("gradients").zero_()
     for goal in up.goals:
         goal.add_to(below, above, possible)
-    gradients = [
-        torch.zeros_like(x) if use else None for x, use in zip(up.inputs, wanted, strict=True)
-    ]
+    gradients = _zeros(up, wanted)
     data, grads = _pointers([run.values, *up.inputs]), _pointers([below, *gradients])
     _function("down", run.dtype)(run.handle, _address(data), _address(grads))
     return gradients
+
+
+def _zeros(up: Upward, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Zeros in the shapes of the inputs that are wanted."""
+    return [torch.zeros_like(x) if use else None for x, use in zip(up.inputs, wanted, strict=True)]
 
 
 @torch.no_grad()
@@ -416,15 +423,54 @@ def mean_along(up: Upward, said: Sequence[Tensor | None]) -> Tensor:
         up: a pass of log-sums.
         said: of each input, in its shape, finite; None: nothing.
     """
-    run = up.lease.run
-    if run.below is None:
-        run.below = torch.empty_like(run.values)
+    run, possible = up.lease.run, up.possible
+    means = run.room("means")
     said = [None if x is None else x.contiguous() for x in said]
-    data, moves = _pointers([run.values, *up.inputs]), _pointers([run.below, *said])
+    data, moves = _pointers([run.values, *up.inputs]), _pointers([means, *said])
     _function("along", run.dtype)(run.handle, _address(data), _address(moves))
-    possible = up.possible
-    means = [goal.cell_values(run.below, possible) for goal in up.goals]
-    return torch.stack(means).sum(0)
+    return torch.stack([goal.cell_values(means, possible) for goal in up.goals]).sum(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Second:
+    """The derivative of a gradient along a direction.
+
+    Attributes:
+        means: (items,) the derivatives of the goal along the direction.
+        gradients: of the goal in inputs, as from `run_down`.
+        turns: their derivatives along the direction.
+    """
+
+    means: Tensor
+    gradients: list[Tensor | None]
+    turns: list[Tensor | None]
+
+
+@torch.no_grad()
+def run_second(
+    up: Upward, said: Sequence[Tensor | None], above: Tensor, more: Tensor | None,
+    wanted: Sequence[bool],
+) -> Second:  # fmt: skip
+    """The second derivatives of the goal along a direction, in float64 accurately.
+
+    Args:
+        up: a pass of log-sums.
+        said: the direction, as for `mean_along`.
+        above: (items,) the gradient of something in the goal, as for `run_down`.
+        more: (items,) its derivative, so that its product with the gradient is added to the turns.
+        wanted: of which inputs.
+    """
+    said = [None if x is None else x.contiguous() for x in said]
+    means = mean_along(up, said)
+    gradients = run_down(up, above, wanted)
+    run = up.lease.run
+    below, turns = run.room("seconds").zero_(), _zeros(up, wanted)
+    for goal in up.goals:
+        if more is not None:
+            goal.add_to(below, more, up.possible)
+    seconds = _pointers([below, *turns])
+    _function("second", run.dtype)(run.handle, _address(seconds))
+    return Second(means, gradients, turns)
 
 
 @torch.no_grad()
@@ -439,9 +485,7 @@ def best_with(up: Upward | Derived) -> list[Tensor | None]:
     if isinstance(up, Derived):
         return up.best_with()
     run, items = up.lease.run, len(up.value)
-    if run.below is None:
-        run.below = torch.empty_like(run.values)
-    below = run.below.fill_(-torch.inf)
+    below = run.room("losses").fill_(-torch.inf)
     for goal in up.goals:
         below.view(-1)[goal.cells[goal.reached(up.possible)]] = 0.0
     losses = [
@@ -554,38 +598,138 @@ def _reads(run: _Run, many: int) -> Tensor:
     return reads
 
 
+# ---- derivatives ----
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """What is asked for, beside the tensors that derivatives are taken in."""
+
+    program: Program
+    lengths: Mapping[str, Tensor | int]
+    sizes: Mapping[str, int]
+
+    def run_up(self, inputs: Sequence[Tensor]) -> Upward:
+        """A pass of log-sums."""
+        up = run_up(self.program, inputs, self.lengths, self.sizes, best=False)
+        # Nodes keep no tensor that leads back to them: leases would wait for the collector.
+        return replace(up, value=up.value.detach())
+
+    def interpreted(self, *inputs: Tensor) -> Tensor:
+        """(items,) log Z by the interpreter, which has all derivatives."""
+        given = {array.name: x for array, x in zip(self.program.inputs, inputs, strict=True)}
+        return evaluate(self.program, given, self.lengths, self.sizes, LogSum())
+
+    def interpreted_gradients(self, above: Tensor, *inputs: Tensor) -> list[Tensor]:
+        """The gradients in all inputs that need one, given that of log Z."""
+        found = regradient(self.interpreted, inputs, above)
+        return [x for x in found if x is not None]
+
+    def interpreted_mean(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """(items,) log Z and mean scores, of inputs and then what is said of those of logs."""
+        inputs, said = self.divide(tensors)
+        logs = [x for x in inputs if x.is_floating_point()]
+
+        def log_partition(*values: Tensor) -> Tensor:
+            each = iter(values)
+            return self.interpreted(*(next(each) if x.is_floating_point() else x for x in inputs))
+
+        return mean_scores(log_partition, logs, [x for x in said if x is not None])
+
+    def divide(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+        """The inputs, and what is said of each; nothing is said of whole numbers."""
+        count = len(self.program.inputs)
+        each = iter(tensors[count:])
+        said = [None if array.whole else next(each) for array in self.program.inputs]
+        return [*tensors[:count]], said
+
+    def second(
+        self, up: Upward, said: Sequence[Tensor | None], above: Tensor, more: Tensor | None,
+        wanted: Sequence[bool],
+    ) -> Second:  # fmt: skip
+        """`run_second` in float64, in which differences of derivatives keep their digits."""
+        dtype = up.value.dtype
+        if dtype == torch.float64:
+            return run_second(up, said, above, more, wanted)
+        inputs = [x.double() if x.is_floating_point() else x for x in up.inputs]
+        found = run_second(
+            self.run_up(inputs), [None if x is None else x.double() for x in said],
+            above.double(), None if more is None else more.double(), wanted,
+        )  # fmt: skip
+        lists = found.gradients, found.turns
+        first, second = ([None if x is None else x.to(dtype) for x in each] for each in lists)
+        return Second(found.means.to(dtype), first, second)
+
+
 class _LogPartition(torch.autograd.Function):
-    """The goal by the executor, and its gradient; derivatives of that by the interpreter."""
+    """The goal, whose gradient is a `_Gradient`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, program: Program, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
-        *inputs: Tensor,
-    ) -> Tensor:  # fmt: skip
-        up = run_up(program, inputs, lengths, sizes, best=False)
-        # The node keeps no tensor that leads back to it: leases would wait for the collector.
-        ctx.up = replace(up, value=up.value.detach())
-        ctx.call = program, lengths, sizes
+    def forward(ctx: Any, call: _Call, *inputs: Tensor) -> Tensor:
+        ctx.call, ctx.up = call, call.run_up(inputs)
         ctx.save_for_backward(*inputs)
-        return up.value
+        return ctx.up.value.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (above,) = gradients
+        (above,), call = gradients, ctx.call
         inputs = ctx.saved_tensors  # torch refuses where one was written to since
-        if torch.is_grad_enabled() or is_transformed(above):
-            again = partial(_interpreted, *ctx.call)
-            return None, None, None, *regradient(again, inputs, above)
-        return None, None, None, *run_down(ctx.up, above, ctx.needs_input_grad[3:])
+        wanted = ctx.needs_input_grad[1:]
+        if is_transformed(above):
+            return None, *regradient(call.interpreted, inputs, above)
+        if not torch.is_grad_enabled():
+            return None, *run_down(ctx.up, above, wanted)
+        each = iter(_Gradient.apply(call, ctx.up, wanted, above, *inputs))  # pyright: ignore
+        return None, *(next(each) if use else None for use in wanted)
 
 
-def _interpreted(
-    program: Program, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
-    *inputs: Tensor,
-) -> Tensor:  # fmt: skip
-    """(items,) log Z by the interpreter."""
-    given = {array.name: x for array, x in zip(program.inputs, inputs, strict=True)}
-    return evaluate(program, given, lengths, sizes, LogSum())
+class _Gradient(torch.autograd.Function):
+    """The gradients of the goal in the inputs that are wanted.
+
+    Derivatives of their derivatives come from the interpreter.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: _Call, up: Upward, wanted: Sequence[bool], above: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.call, ctx.up, ctx.wanted = call, up, wanted
+        ctx.save_for_backward(above, *inputs)
+        return tuple(x for x in run_down(up, above, wanted) if x is not None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        above, *inputs = ctx.saved_tensors
+        if torch.is_grad_enabled() or is_transformed(*gradients):
+            again = ctx.call.interpreted_gradients
+            return None, None, None, *regradient(again, (above, *inputs), *gradients)
+        each = iter(gradients)
+        said = [next(each) if use else None for use in ctx.wanted]
+        found = ctx.call.second(ctx.up, said, above, None, ctx.needs_input_grad[4:])
+        return None, None, None, found.means, *found.turns
+
+
+class _Mean(torch.autograd.Function):
+    """The goal, and the mean over derivations of what is said of the entries that they read."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, said = call.divide(tensors)
+        ctx.call, ctx.up = call, call.run_up(inputs)
+        ctx.save_for_backward(*tensors)
+        return ctx.up.value.clone(), mean_along(ctx.up, said).to(ctx.up.value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        call, (of_goal, of_mean), tensors = ctx.call, gradients, ctx.saved_tensors
+        if torch.is_grad_enabled() or is_transformed(*gradients):
+            return None, *regradient(call.interpreted_mean, tensors, of_goal, of_mean)
+        inputs, said = call.divide(tensors)
+        wanted = [x.is_floating_point() for x in inputs]
+        # The mean is the derivative of the goal along what is said. So its gradient in what is said
+        # is the goal's, and its gradient in the inputs is the derivative of that.
+        found = call.second(ctx.up, said, of_mean, of_goal, wanted)
+        return None, *found.turns, *(x for x in found.gradients if x is not None)
 
 
 def log_partition(
@@ -593,5 +737,18 @@ def log_partition(
     inputs: Sequence[Tensor],
 ) -> Tensor:  # fmt: skip
     """(items,) log Z in nats, of a program that the executor serves. All derivatives exist."""
-    value: Tensor = _LogPartition.apply(program, lengths, sizes, *inputs)  # pyright: ignore
+    value: Tensor = _LogPartition.apply(_Call(program, lengths, sizes), *inputs)  # pyright: ignore
     return value
+
+
+def mean_score(
+    program: Program, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
+    inputs: Sequence[Tensor], said: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(items,) log Z, and the mean over derivations of the sum of what is said of their entries.
+
+    All derivatives exist, in the inputs and in what is said, of each input of logs in its shape.
+    """
+    call = _Call(program, lengths, sizes)
+    found: tuple[Tensor, Tensor] = _Mean.apply(call, *inputs, *said)  # pyright: ignore
+    return found

@@ -405,13 +405,11 @@ class Recurrence:
         """
         logs = [*self._logs().values()]
         flat, lengths = self._flat(self.given), self._flat_lengths()
-        tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (*logs, *scores))
-        if tracked or not self._served([*flat.values()]):
+        if not self._served([*flat.values()]):
             return mean_scores(self._log_partition_of, logs, scores)
-        said = self._flat(self.given | dict(zip(self._logs(), scores, strict=True)))
-        up = executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=False)
-        each = [x if x.is_floating_point() else None for x in said.values()]
-        found = up.value, executor.mean_along(up, each)
+        every = self._flat(self.given | dict(zip(self._logs(), scores, strict=True)))
+        said = [x for x in every.values() if x.is_floating_point()]
+        found = executor.mean_score(self.program, lengths, self._sizes, [*flat.values()], said)
         return self._batched(found[0], 0), self._batched(found[1], 0)
 
     def mode(self) -> dict[str, Tensor]:

@@ -178,12 +178,57 @@ def test_first_derivatives(name, by_torch):
     assert by_torch(lambda: torch.autograd.gradcheck(function, logs, fast_mode=True))
 
 
-@pytest.mark.parametrize("name", ["Chain", "Segments", "Alignment", "Trees", "Projective", "Ctc"])
+@pytest.mark.parametrize("name", NAMES)
 def test_second_derivatives(name):
     function, logs = of_logs(small(name), lambda recurrence: recurrence.log_partition())
     assert torch.autograd.gradgradcheck(function, logs, fast_mode=True)
     function, logs = of_logs(small(name), lambda recurrence: recurrence.entropy())
     assert torch.autograd.gradcheck(function, logs, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["Chain", "Trees", "Tagged"])
+def test_third_derivatives(name):
+    function, logs = of_logs(small(name), lambda recurrence: recurrence.entropy())
+    assert torch.autograd.gradgradcheck(function, logs, fast_mode=True)
+
+
+def turns(recurrence, seed=0):
+    """Derivatives of marginals along a random direction, and gradients of entropies."""
+    g = torch.Generator().manual_seed(seed)
+    unused = {"allow_unused": True, "materialize_grads": True}
+    function, logs = of_logs(recurrence, lambda recurrence: recurrence.log_partition())
+    log_z = function(*logs)
+    weights = torch.rand(log_z.shape, generator=g, dtype=torch.float64).to(log_z).requires_grad_()
+    first = torch.autograd.grad(log_z, logs, weights, create_graph=True, **unused)
+    said = [torch.randn(x.shape, generator=g, dtype=torch.float64).to(x) for x in first]
+    product = sum((x * along).sum() for x, along in zip(first, said, strict=True))
+    *found, of_weights = torch.autograd.grad(product, [*logs, weights], **unused)
+    found.append(of_weights.masked_fill(log_z == -math.inf, 0.0))
+    function, logs = of_logs(recurrence, lambda recurrence: recurrence.entropy())
+    return *found, *torch.autograd.grad(function(*logs).sum(), logs, **unused)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("hard", [0.0, 0.3])
+@pytest.mark.parametrize("name", SERVED)
+def test_second_derivatives_are_compiled_and_those_of_torch(
+    name, hard, dtype, by_torch, monkeypatch
+):
+    recurrence = small(name, hard)
+    wanted = by_torch(lambda: turns(recurrence))
+    monkeypatch.setattr("rdpgraph.recurrences.executor.evaluate", None)
+    for one, other in zip(turns(in_dtype(recurrence, dtype)), wanted, strict=True):
+        close(one, other.to(one), atol=1e-10 if dtype == torch.float64 else 1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Chain", "Trees", "Pcfg", "Segments"])
+def test_second_derivatives_of_scores_too_far_apart_for_products(name, by_torch):
+    recurrence = small(name)
+    for key, x in recurrence.given.items():
+        recurrence.given[key] = 2000 * x if x is not None and x.is_floating_point() else x
+    wanted = by_torch(lambda: turns(recurrence))
+    for one, other in zip(turns(recurrence), wanted, strict=True):
+        close(one, other, atol=1e-8, rtol=1e-8)
 
 
 @pytest.mark.parametrize("hard", [0.0, 0.3])

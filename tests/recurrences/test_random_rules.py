@@ -114,7 +114,11 @@ def test_random_rules(seed, by_torch):
             log_z[log_z > -math.inf].sum(), [*leaves.values()], allow_unused=True,
             materialize_grads=True,
         )  # fmt: skip
-        return log_z.detach(), *gradients, recurrence.best_score(), recurrence.entropy()
+        entropy = made.entropy()
+        turns = torch.autograd.grad(
+            entropy.sum(), [*leaves.values()], allow_unused=True, materialize_grads=True
+        )
+        return log_z.detach(), *gradients, recurrence.best_score(), entropy.detach(), *turns
 
     found, reference = answers(), by_torch(answers)
     for one, other in zip(found, reference, strict=True):

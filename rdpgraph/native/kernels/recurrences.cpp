@@ -41,6 +41,10 @@ void NAME(along)(void* team, REAL* const* data, REAL* const* moves) {
   static_cast<Team<REAL>*>(team)->along(data, moves);
 }
 
+// The derivative of gradients along what moves say, after `along` and `down` on arrays that are still there.
+// `seconds[0]` has what is added to it at the goals, and gets those of all tables.
+void NAME(second)(void* team, REAL* const* seconds) { static_cast<Team<REAL>*>(team)->second(seconds); }
+
 // The best score of a derivation that uses an entry, less the best score, given maxima. `losses[0]` has 0 at
 // the goals and -inf elsewhere, and gets what tables lose; every item has its own, so many bytes `apart`.
 void NAME(maxima)(void* team, REAL* const* data, REAL* const* losses, const int64_t* apart) {

@@ -58,7 +58,7 @@ void Run<Real>::over_down(const Stage& g, At s) {
 #pragma omp simd reduction(+ : total)
       for (int64_t k = 0; k < g.depth; ++k) total += x[k];
       for (int64_t k = 0; k < g.depth; ++k) x[k] *= above / total;
-      row_down(a, item, s, p, 0, g.depth, x.data());
+      add_rows(grads, a, item, s, p, 0, g.depth, x.data());
     }
 }
 

@@ -362,14 +362,28 @@ void Run<Real>::direct_up(const Stage& g, At s, Span span) {
     }
 }
 
+template <typename Real>
+void Run<Real>::add_splits(Real* const* to, const Stage& g, int64_t item, int64_t p, const Real* from) {
+  const Alternative* a = alternatives + g.first;
+  const int64_t each = depth_of(g), c = g.depth2;
+  for (const Split& at : splits) {
+    if (g.kind == kKindPair) {
+      y.assign(g.depth, Real(0)), z.assign(c, Real(0));
+      for (int64_t i = 0; i < each; ++i) y[i / c] += from[i], z[i % c] += from[i];
+      add_rows(to, a[0], item, at.s, p, at.r, g.depth, y.data());
+      add_rows(to, a[1], item, at.s, p, at.r, c, z.data());
+    } else add_rows(to, a[0], item, at.s, p, at.r, g.depth, from);
+    from += each;
+  }
+}
+
 // The gradients of links by matrices that change from place to place.
 template <typename Real>
 void Run<Real>::direct_down(const Stage& g, At s, Span span) {
-  const int64_t n = g.labels, each = depth_of(g), c = g.kind == kKindPair ? g.depth2 : 1;
+  const int64_t n = g.labels, each = depth_of(g);
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
-      const Alternative& a = alternatives[g.first];
-      find_splits(a, s, p);
+      find_splits(alternatives[g.first], s, p);
       if (splits.empty()) continue;
       const int64_t depth = each * splits.size();
       double known;
@@ -405,29 +419,19 @@ void Run<Real>::direct_down(const Stage& g, At s, Span span) {
         for (int64_t j = 0; j < lanes<Real>(); ++j) sum += total[j];
         e[k] = sum;
       }
-      for (size_t k = 0; k < splits.size(); ++k) {
-        const Split& at = splits[k];
-        const Real* row = e.data() + k * each;
-        if (g.kind == kKindPair) {
-          y.assign(g.depth, Real(0)), z.assign(c, Real(0));
-          for (int64_t i = 0; i < each; ++i) y[i / c] += row[i], z[i % c] += row[i];
-          row_down(alternatives[g.first + 1], item, at.s, p, at.r, c, z.data());
-          row = y.data();
-        }
-        row_down(a, item, at.s, p, at.r, g.depth, row);
-      }
+      add_splits(grads, g, item, p, e.data());
       for (int64_t k = 0; own && is_gathered(g) && k < depth; ++k)
         for (int64_t j = 0; j < n; ++j) own[rows_at[k] + columns_at[k / each * n + j]] += to[k * n + j];
     }
 }
 
 // Keeps a row before a product and the gradient after it: their outer product is the gradient of the
-// matrix, and many of them are one matrix product.
+// matrix, and many of them are one matrix product. `more` is added to the number of the stage.
 template <typename Real>
-void Run<Real>::keep_products(const Stage& g, int64_t item, const Real* before, const Real* after) {
-  Kept& own = kept[&g - stages];
+void Run<Real>::keep_products(const Stage& g, int64_t item, const Real* before, const Real* after, int64_t more) {
+  Kept& own = kept[&g - stages + more];
   const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_kept(g);
-  if (own.count == most || (own.count && g.table_item && own.item != item)) multiply_kept(g);
+  if (own.count == most || (own.count && g.table_item && own.item != item)) multiply_kept(g, more);
   if (own.before.empty()) {
     own.before.resize(depth * most), own.after.resize(panels * wide * most, Real(0));
     own.sums.resize(sets(g) * depth * panels * wide, Real(0)), own.turned.resize(kRows * most);
@@ -442,8 +446,8 @@ void Run<Real>::keep_products(const Stage& g, int64_t item, const Real* before, 
 
 // Multiplies the rows that are kept, and adds the product to the gradient of the scaled matrix.
 template <typename Real>
-void Run<Real>::multiply_kept(const Stage& g) {
-  Kept& own = kept[&g - stages];
+void Run<Real>::multiply_kept(const Stage& g, int64_t more) {
+  Kept& own = kept[&g - stages + more];
   const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_kept(g);
   alignas(64) Real part[kRows * width<Real>()];
   Real* sums = own.sums.data() + (g.table_item ? own.item : 0) * depth * panels * wide;
@@ -465,7 +469,7 @@ template <typename Real>
 void Run<Real>::write_matrix_gradient(const Stage& g) {
   Kept& own = kept[&g - stages];
   if (!g.fixed || g.slot < 0 || !grads[g.slot] || own.before.empty()) return;
-  if (own.count) multiply_kept(g);
+  if (own.count) multiply_kept(g, 0);
   const int64_t depth = depth_of(g), wide = width<Real>(), n = g.labels;
   for (int64_t item = 0; item < sets(g); ++item) {
     const Table<Real> t = table(g, item);
@@ -520,7 +524,7 @@ void Run<Real>::link_down(const Stage& g, At s) {
             if (above[k] != 0 && !(products[k] >= faint<Real>(depth)) && done[k] > kNever<Real>)
               faint_down(g, s, one, own.logs, k, above[k], level + done[k]);
         }
-        if (grads[g.slot]) keep_products(g, one.item, x.data() + r * depth, to);
+        if (grads[g.slot]) keep_products(g, one.item, x.data() + r * depth, to, 0);
       }
       by_panels<false>(h.data(), rows.size(), padded, n, own.back, depth, pairs.data(), hop);
       for (size_t r = 0; r < rows.size(); ++r) {
@@ -529,7 +533,7 @@ void Run<Real>::link_down(const Stage& g, At s) {
         if (g.kind != kKindPair) {
           const Real* before = x.data() + r * depth;
           for (int64_t k = 0; k < depth; ++k) turned[k] *= before[k];
-          row_down(alternatives[g.first], one.item, s, one.p, 0, depth, turned);
+          add_rows(grads, alternatives[g.first], one.item, s, one.p, 0, depth, turned);
         } else pair_down(g, s, one, turned);
       }
     }
@@ -558,8 +562,8 @@ void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned) {
   for (int64_t k = 0; k < some; ++k) {
     for (int64_t j = 0; j < c; ++j) to[k * cs + j] *= rights[k * c + j];
     for (int64_t j = 0; j < b; ++j) back[k * bs + j] *= y[k * b + j];
-    row_down(left, one.item, splits[k].s, one.p, splits[k].r, b, back + k * bs);
-    row_down(right, one.item, splits[k].s, one.p, splits[k].r, c, to + k * cs);
+    add_rows(grads, left, one.item, splits[k].s, one.p, splits[k].r, b, back + k * bs);
+    add_rows(grads, right, one.item, splits[k].s, one.p, splits[k].r, c, to + k * cs);
   }
 }
 
@@ -575,8 +579,8 @@ void Run<Real>::faint_down(const Stage& g, At s, const Row& one, const Real* log
     left[k / c] += share, right[k % c] += share;
     if (to) to[row_of(g, k) + j * g.column] += share;
     if (k < b * c - 1) return;
-    row_down(alternatives[g.first], one.item, at.s, one.p, at.r, b, left.data());
-    if (g.kind == kKindPair) row_down(alternatives[g.first + 1], one.item, at.s, one.p, at.r, c, right.data());
+    add_rows(grads, alternatives[g.first], one.item, at.s, one.p, at.r, b, left.data());
+    if (g.kind == kKindPair) add_rows(grads, alternatives[g.first + 1], one.item, at.s, one.p, at.r, c, right.data());
   });
 }
 

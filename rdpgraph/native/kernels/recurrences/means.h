@@ -137,6 +137,20 @@ Real Run<Real>::mean_in_logs(const Stage& g, At s, const Row& one, const Real* l
   return Real(sum);
 }
 
+// What is said of rows of labels, or of pairs of them, of all `splits`.
+template <typename Real>
+void Run<Real>::splits_along(const Stage& g, int64_t item, int64_t p, Real* to) const {
+  const Alternative* a = alternatives + g.first;
+  const int64_t each = depth_of(g), c = g.kind == kKindPair ? g.depth2 : 1;
+  std::vector<Real> left(g.depth), right(c, Real(0));
+  for (const Split& at : splits) {
+    row_along(a[0], item, at.s, p, at.r, g.depth, left.data());
+    if (g.kind == kKindPair) row_along(a[1], item, at.s, p, at.r, c, right.data());
+    for (int64_t i = 0; i < each; ++i) to[i] = left[i / c] + right[i % c];
+    to += each;
+  }
+}
+
 // The means of links by matrices that change from place to place.
 template <typename Real>
 void Run<Real>::direct_along(const Stage& g, At s, Span span) {
@@ -145,18 +159,13 @@ void Run<Real>::direct_along(const Stage& g, At s, Span span) {
     for (int64_t p = span.low; p <= span.high; ++p) {
       find_splits(a, s, p);
       if (splits.empty()) continue;
-      const int64_t each = depth_of(g), depth = each * splits.size(), n = g.labels, c = g.kind == kKindPair ? g.depth2 : 1;
+      const int64_t each = depth_of(g), depth = each * splits.size(), n = g.labels;
       int64_t hop;
       double known, level;
       const Real *from = direct(g, item, s, p, &hop, &known), *done = link_values(targets[p - span.low], s, item, p, &level);
       const Real* said = moves[g.slot] ? moves[g.slot] + item * g.table_item : nullptr;
       turned.resize(depth), means.assign(n, Real(0));
-      std::vector<Real> left(g.depth), right(c, Real(0));
-      for (size_t k = 0; k < splits.size(); ++k) {
-        row_along(a, item, splits[k].s, p, splits[k].r, g.depth, left.data());
-        if (g.kind == kKindPair) row_along(alternatives[g.first + 1], item, splits[k].s, p, splits[k].r, c, right.data());
-        for (int64_t i = 0; i < each; ++i) turned[k * each + i] = left[i / c] + right[i % c];
-      }
+      splits_along(g, item, p, turned.data());
       const int64_t start = value(g.table, s, p, 0);
       for (int64_t k = 0; k < depth; ++k)
         for (int64_t j = 0; j < n; ++j) {

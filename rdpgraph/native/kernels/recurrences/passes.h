@@ -5,6 +5,7 @@
 
 #include "descend.h"
 #include "maxima.h"
+#include "second.h"
 
 namespace {
 
@@ -69,6 +70,17 @@ void Run<Real>::along() {
     else if (g.kind == kKindOver) over_along(g, s);
     else link_along(g, s);
   });
+}
+
+// Derivatives of gradients along what moves say, after `along` and `down`.
+template <typename Real>
+void Run<Real>::second() {
+  each_stage(false, [&](const Stage& g, At s) {
+    if (g.kind == kKindSum) sum_second(g, s);
+    else if (g.kind == kKindOver) over_second(g, s);
+    else link_second(g, s);
+  });
+  for (int64_t k = 0; k < whole.stages; ++k) write_matrix_second(stages[k]);
 }
 
 // Losses of the best derivations that use a cell or an entry, of one item.

@@ -86,7 +86,7 @@ template <typename Real> struct Run {
   int64_t batch = 0;
   const int64_t* ends = nullptr;  // the step of each goal, those of one goal after the other
   int64_t ends_apart = 0;         // how far from one goal to the next
-  std::vector<std::vector<Real>> prepared;  // prepared tables by stage, and what moves say of them
+  std::vector<std::vector<Real>> prepared;  // tables by stage; times what moves say of them; and transposed
   // Scratch: rows before products (x), the parts of splits (y, z, transposed t) and of one (w), gradients of
   // rows (e), gradients over sums (h), rows of pairs, products, the terms of sums, and what terms add up to.
   std::vector<Real> x, y, z, w, e, h, t, pairs, sums, terms, totals;
@@ -98,7 +98,7 @@ template <typename Real> struct Run {
         factors(reinterpret_cast<const Factor*>(alternatives + whole.alternatives)),
         looks(reinterpret_cast<const Look*>(factors + whole.factors)),
         forms(reinterpret_cast<const Form*>(looks + whole.looks)),
-        leader(leader ? leader : this), prepared(2 * whole.stages) {}
+        leader(leader ? leader : this), prepared(3 * whole.stages) {}
   // Multiply-adds of an item, or so, as if every step had all places; an exponential takes as long as eight.
   double work() const {
     double sum = 0;
@@ -274,11 +274,14 @@ template <typename Real> struct Run {
   // ---- links (links.h) ----
 
   double row(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to) const;
-  void row_down(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth,
+  // Adds numbers to those of some arrays, such as gradients, of all that an alternative reads.
+  void add_rows(Real* const* to, const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth,
                 const Real* from) const {
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
-      if (grads[f->slot]) add_to(grads[f->slot], line_of(*f, item, s, p, r), from, depth);
+      if (to[f->slot]) add_to(to[f->slot], line_of(*f, item, s, p, r), from, depth);
   }
+  // Likewise rows of labels, or of pairs of them, of all `splits`.
+  void add_splits(Real* const* to, const Stage& g, int64_t item, int64_t p, const Real* from);
   int64_t depth_of(const Stage& g) const { return g.kind == kKindPair ? g.depth * g.depth2 : g.depth; }
   int64_t row_of(const Stage& g, int64_t k) const {
     return g.kind == kKindPair ? k / g.depth2 * g.row + k % g.depth2 * g.row2 : k * g.row;
@@ -347,8 +350,8 @@ template <typename Real> struct Run {
   std::vector<Kept> kept;
   // How many rows are kept: those that stay in the cache.
   int64_t most_kept(const Stage& g) const { return std::max<int64_t>(32, std::min(kKept, (1 << 17) / depth_of(g))); }
-  void keep_products(const Stage& g, int64_t item, const Real* before, const Real* after);
-  void multiply_kept(const Stage& g);
+  void keep_products(const Stage& g, int64_t item, const Real* before, const Real* after, int64_t more);
+  void multiply_kept(const Stage& g, int64_t more);
   void write_matrix_gradient(const Stage& g);
   void link_down(const Stage& g, At s);
   void pair_down(const Stage& g, At s, Row& one, const Real* turned);
@@ -373,6 +376,8 @@ template <typename Real> struct Run {
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
       if (moves[f->slot]) add_moves(to, moves[f->slot], line_of(*f, item, s, p, r), depth);
   }
+  // Likewise for all `splits`, pairs of labels among them.
+  void splits_along(const Stage& g, int64_t item, int64_t p, Real* to) const;
   void sum_along(const Stage& g, At s);
   void mean_of(const Target& target, At s, int64_t item, int64_t p, const Real* from);
   void link_along(const Stage& g, At s);
@@ -380,6 +385,21 @@ template <typename Real> struct Run {
   Real mean_in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
   void direct_along(const Stage& g, At s, Span span);
   void over_along(const Stage& g, At s);
+
+  // ---- second derivatives (second.h) ----
+
+  Real* const* seconds = nullptr;  // by slot; null: not wanted
+  // The gradient of a link's values at a place, its derivative, and that of the values.
+  struct Turn { const Real *first, *second, *along; };
+  std::vector<Real> tau;
+  void sum_second(const Stage& g, At s);
+  Turn turn_of(const Target& target, At s, int64_t item, int64_t p);
+  void link_second(const Stage& g, At s);
+  void pair_second(const Stage& g, At s, Row& one, const Real* p, const Real* q);
+  void faint_second(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, const Turn& t);
+  void direct_second(const Stage& g, At s, Span span);
+  void over_second(const Stage& g, At s);
+  void write_matrix_second(const Stage& g);
 
   // ---- max-marginals (maxima.h) ----
 
@@ -432,6 +452,8 @@ template <typename Real> struct Run {
   void down();
   void prepare_along();
   void along();
+  void prepare_second();
+  void second();
   void maxima();
 };
 

@@ -20,7 +20,8 @@ template <typename Real> struct Team {
   double* levels = nullptr;
   const int64_t* ends = nullptr;     // (goals, batch) the step of each goal
   std::vector<std::unique_ptr<Run<Real>>> runs;
-  std::vector<Slots> given, other;  // of each run
+  std::vector<Slots> given, below, said, other;  // of each run: inputs, gradients, moves, and others
+  std::vector<std::vector<std::vector<Real>>> own;  // of each run and slot
   bool unsound = false;
 
   int64_t first_of(int64_t k) const { return batch * k / int64_t(runs.size()); }
@@ -49,7 +50,7 @@ template <typename Real> struct Team {
 
   // Gives every run its items.
   void take(Real* const* data) {
-    given.resize(runs.size()), other.resize(runs.size());
+    given.resize(runs.size());
     for (size_t k = 0; k < runs.size(); ++k) take(k, data, first_of(k), first_of(k + 1) - first_of(k));
   }
 
@@ -77,32 +78,52 @@ template <typename Real> struct Team {
     });
   }
 
-  // Gradients of an input that items share are added up thread by thread, in the order of items.
-  void down(Real* const* data, Real* const* grads) {
-    take(data);
-    std::vector<std::vector<std::vector<Real>>> own(runs.size(), std::vector<std::vector<Real>>(slots + 1));
+  // Gives every run its items of arrays that are added to, as `field`; an input that items share has one for each
+  // run, which `gather` adds up, run by run, in the order of items.
+  void spread(std::vector<Slots>& moved, Real* const* to, Real* const* Run<Real>::*field) {
+    own.assign(runs.size(), std::vector<std::vector<Real>>(slots + 1)), moved.resize(runs.size());
     for (size_t k = 0; k < runs.size(); ++k) {
-      move(other[k], grads, strides, first_of(k));
+      move(moved[k], to, strides, first_of(k));
       for (int64_t slot = 1; k && slot <= slots; ++slot)
-        if (grads[slot] && !strides[slot])
-          own[k][slot].assign(counts[slot - 1], Real(0)), other[k][slot] = own[k][slot].data();
-      runs[k]->grads = other[k].data();
+        if (to[slot] && !strides[slot])
+          own[k][slot].assign(counts[slot - 1], Real(0)), moved[k][slot] = own[k][slot].data();
+      (*runs[k]).*field = moved[k].data();
     }
+  }
+  void gather(Real* const* to) {
+    for (size_t k = 1; k < runs.size(); ++k)
+      for (int64_t slot = 1; slot <= slots; ++slot)
+        for (size_t j = 0; j < own[k][slot].size(); ++j) to[slot][j] += own[k][slot][j];
+    own.clear();
+  }
+
+  void down(Real* const* data, Real* const* grads) {
+    take(data), spread(below, grads, &Run<Real>::grads);
     runs[0]->prepare_down();
     each_run([&](Run<Real>& run, int64_t k) {
       if (k) run.prepare_down();
       run.down();
     });
-    for (size_t k = 1; k < runs.size(); ++k)
-      for (int64_t slot = 1; slot <= slots; ++slot)
-        for (size_t j = 0; j < own[k][slot].size(); ++j) grads[slot][j] += own[k][slot][j];
+    gather(grads);
+  }
+
+  // After `along` and `down`, with the arrays that these had.
+  void second(Real* const* seconds) {
+    spread(other, seconds, &Run<Real>::seconds);
+    runs[0]->prepare_second();
+    each_run([&](Run<Real>& run, int64_t k) {
+      if (k) run.prepare_second();
+      run.second();
+    });
+    gather(seconds);
   }
 
   void along(Real* const* data, Real* const* moves) {
     take(data);
+    said.resize(runs.size());
     for (size_t k = 0; k < runs.size(); ++k) {
-      move(other[k], moves, strides, first_of(k));
-      runs[k]->moves = other[k].data();
+      move(said[k], moves, strides, first_of(k));
+      runs[k]->moves = said[k].data();
     }
     runs[0]->prepare_along();
     each_run([&](Run<Real>& run, int64_t k) {
@@ -113,7 +134,7 @@ template <typename Real> struct Team {
 
   // Losses of the best derivations that use an entry, item by item: no two items share them.
   void maxima(Real* const* data, Real* const* losses, const int64_t* apart) {
-    take(data);
+    take(data), other.resize(runs.size());
     each_run([&](Run<Real>& run, int64_t k) {
       for (int64_t item = first_of(k); item < first_of(k + 1); ++item) {
         take(k, data, item, 1), move(other[k], losses, apart, item);
@@ -125,7 +146,8 @@ template <typename Real> struct Team {
   // What derivations read: (draw, item, slot, place), item by item.
   std::vector<std::vector<int64_t>> reads;
   void put(int64_t run, int64_t draw, int64_t item, int64_t slot, int64_t at) {
-    for (int64_t number : {draw, item, slot, at}) reads[run].push_back(number);
+    const int64_t numbers[] = {draw, item, slot, at};
+    reads[run].insert(reads[run].end(), numbers, numbers + 4);
   }
   // Numbers of all reads.
   int64_t count_reads() const {
