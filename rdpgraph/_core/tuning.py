@@ -110,6 +110,14 @@ MESSAGE_ENTRY, AUTOMATON_SLOT, AUTOMATON_ENTRY, CLUSTER_ENTRY = 5.0, 6e4, 30.0, 
 """Operations for each entry of a message, beside those of tables; for each slot of an automaton,
 however many factors there are, and each entry of its messages; of a cluster for each separator."""
 
+SWEPT_TABLE, SWEPT_ENTRIES, SWEPT_STEP = 2**10, 2**14, 12.0
+"""Entries of a table up to which compiled code passes its messages; entries of all messages that
+are worth a thread of a sweep; and operations of a sweep for each step of an automaton, at each
+slot of each factor."""
+
+LOOK_OPERATIONS = 1e8
+"""Operations of messages between two looks for Ctrl-C, some tens of milliseconds."""
+
 ANNEALING_VISIT, SEARCH_VISIT = 600.0, 6e3
 """Operations of a visit of a node by annealing of orders, and of a variable, or a factor of it, by
 all chains of a search."""

@@ -6,6 +6,7 @@ from enum import IntEnum
 
 import pytest
 
+from rdpgraph.engines.loopy import records as messages
 from rdpgraph.native.records import check_sizes, header, numbers, size
 from rdpgraph.recurrences import executor
 from rdpgraph.recurrences.records import HEADER, RECORDS, written
@@ -30,8 +31,9 @@ class Kind(IntEnum):
 
 
 def test_the_header_is_that_of_the_dataclasses():
-    """If not, `python -m rdpgraph.recurrences.records` writes it."""
+    """If not, `python -m rdpgraph.recurrences.records` writes it, or `engines.loopy.records`."""
     assert HEADER.read_text() == written()
+    assert messages.HEADER.read_text() == messages.written()
 
 
 def test_records_are_structs_in_the_order_of_their_fields():

@@ -226,7 +226,7 @@ class Equations:
             if self.factor_weights is not None:
                 logs = logs * self.factor_weights[number]
             total, dead = _added(total, dead, logs)
-        counts = self._variable_counts()
+        counts = self.variable_counts()
         for belief, count in zip(sums, counts, strict=True):
             logs = soft_sum(belief.logs(), 1, self.temperature)
             total, dead = _added(total, dead, logs, count)
@@ -251,7 +251,7 @@ class Equations:
         """The device of the messages."""
         return self.unary[0].device if self.unary else torch.device("cpu")
 
-    def _variable_counts(self) -> list[Tensor]:
+    def variable_counts(self) -> list[Tensor]:
         """For each class, (n,) one minus the counting numbers of each variable's factors."""
         counts: list[Tensor] = []
         for number, (c, unary) in enumerate(zip(self.edges.classes, self.unary, strict=True)):

@@ -54,17 +54,25 @@ class HighOrderKernel(FactorKernel):
         return tuple(ports)
 
     @property
+    def swept_operations(self) -> float:
+        """The approximate operations of a sweep for a batch item, by compiled code."""
+        potential = self.block.potential
+        assert isinstance(potential, Automaton)
+        return tuning.SWEPT_STEP * potential.transitions.numel() * self.block.scopes.numel()
+
+    @property
     def bounded(self) -> bool:
         """False, because messages of a potential may grow without bound."""
         return False
 
     @property
     def records(self) -> bool:
-        """True, because a potential may hold parameters anywhere."""
-        return True
+        """True if a gradient would reach the potential; a user's may hold parameters anywhere."""
+        potential = self.block.potential
+        return type(potential) is not Automaton or potential.log_accept.requires_grad
 
     @cached_property
-    def _states(self) -> tuple[Tensor, ...]:
+    def states(self) -> tuple[Tensor, ...]:
         """For each port, the (n, K) states that are left."""
         return tuple(
             self.network.states_left(self.block.scopes[port.rows, port.slot], port.size).to(
@@ -78,14 +86,14 @@ class HighOrderKernel(FactorKernel):
     def _settled(self) -> tuple[Tensor, ...]:
         """For each slot (b, F, k) log-messages, uniform or of a settled variable's state."""
         like, messages = self.network.constant, list[Tensor]()
-        settled = self._settled_states
+        settled = self.settled_states
         for slot, size in enumerate(self._slots):
             agrees = settled[:, :, slot].unsqueeze(-1) == torch.arange(size, device="cpu")
             messages.append(torch.where(agrees, 0.0, -math.inf).to(like))
         return tuple(messages)
 
     @property
-    def _settled_states(self) -> Tensor:
+    def settled_states(self) -> Tensor:
         """The (b, F, slots) states of settled variables."""
         settled = self.network.settled
         if self.chosen is not None and len(settled) > 1:
@@ -95,6 +103,19 @@ class HighOrderKernel(FactorKernel):
     @property
     def _slots(self) -> tuple[int, ...]:
         return self.block.potential.slots(self.block.scopes.shape[1])
+
+    @property
+    def log_accept(self) -> Tensor:
+        """The (b, states, F or 1) log-values of an automaton, divided as in `equations`."""
+        assert isinstance(self.block.potential, Automaton)
+        logs = self.block.potential.log_accept.detach()
+        ends = (*(logs.shape[-2:-1] or (1,)), logs.shape[-1])
+        if self._each:
+            logs = logs.expand(*self.network.graph.batch_shape, *ends)
+        logs = self._picked(logs.reshape(-1, *ends)).transpose(1, 2)
+        if self.weights is not None:
+            logs = logs / self.weights
+        return logs / self.temperature if self.temperature not in (0.0, 1.0) else logs
 
     def log_odds(self) -> Tensor | None:
         potential = self.block.potential
@@ -107,7 +128,7 @@ class HighOrderKernel(FactorKernel):
         if self._each:
             odds = odds.expand(*self.network.graph.batch_shape, *ends)
         odds = self._picked(odds.reshape(-1, *ends))
-        return torch.where((self._settled_states == 1).sum(2) % 2 == 1, -odds, odds)
+        return torch.where((self.settled_states == 1).sum(2) % 2 == 1, -odds, odds)
 
     def items(self, chosen: slice | Tensor) -> "HighOrderKernel":
         before = (
@@ -127,7 +148,7 @@ class HighOrderKernel(FactorKernel):
     def _expanded(self, incoming: Sequence[Tensor]) -> list[Tensor]:
         """Return for each slot the (B, F, k) log-messages over all states."""
         messages = list(self._settled)
-        for port, states, part in zip(self.ports, self._states, incoming, strict=True):
+        for port, states, part in zip(self.ports, self.states, incoming, strict=True):
             assert port.rows is not None
             base = messages[port.slot].expand(len(part), -1, -1)
             rows = port.rows.to(part.device).unsqueeze(1)
@@ -181,7 +202,7 @@ class HighOrderKernel(FactorKernel):
             return self._of(rows, incoming)
         answers = self._answers(self._expanded(incoming))
         messages: list[Tensor | None] = []
-        for number, (port, states) in enumerate(zip(self.ports, self._states, strict=True)):
+        for number, (port, states) in enumerate(zip(self.ports, self.states, strict=True)):
             if wanted is not None and number not in wanted:
                 messages.append(None)
                 continue
@@ -204,7 +225,7 @@ class HighOrderKernel(FactorKernel):
         ports, left, some = list[Port](), list[Tensor](), list[int]()
         place = torch.full((self.count,), -1, device="cpu")
         place[rows] = torch.arange(len(rows), device="cpu")
-        for number, (port, states) in enumerate(zip(self.ports, self._states, strict=True)):
+        for number, (port, states) in enumerate(zip(self.ports, self.states, strict=True)):
             if incoming[number].shape[2]:
                 assert port.rows is not None
                 at = place[port.rows]
@@ -212,7 +233,7 @@ class HighOrderKernel(FactorKernel):
                 ports.append(Port(port.slot, at[asked], port.variables[asked], port.size))
                 left.append(states[asked.to(states.device)])
                 some.append(number)
-        vars(kernel).update(ports=tuple(ports), _states=tuple(left))
+        vars(kernel).update(ports=tuple(ports), states=tuple(left))
         answers = kernel.messages([incoming[number] for number in some])
         for number, answer in zip(some, answers, strict=True):
             messages[number] = answer
@@ -224,9 +245,9 @@ class HighOrderKernel(FactorKernel):
         return soft_sum(joint, 1, self.temperature)
 
     def log_values_at(self, states: Tensor) -> Tensor:
-        settled = self._settled_states.to(states.device)
+        settled = self.settled_states.to(states.device)
         every = settled.expand(len(states), -1, -1).clone()
-        for port, left in zip(self.ports, self._states, strict=True):
+        for port, left in zip(self.ports, self.states, strict=True):
             assert port.rows is not None
             chosen = states[:, port.variables.to(states.device)]
             rows = torch.arange(len(left), device=states.device)

@@ -154,7 +154,7 @@ class TableKernel(FactorKernel):
         return (even - other)[..., 0].expand(-1, self.count) if bool(alike.all()) else None
 
     @cached_property
-    def _logs(self) -> Tensor:
+    def logs(self) -> Tensor:
         """The (b, *sizes, f) log-values, divided by counting number and temperature."""
         with torch.enable_grad():  # sweeps without gradients share it with one that records them
             logs = self.group.each()
@@ -168,14 +168,14 @@ class TableKernel(FactorKernel):
     @cached_property
     def _peak(self) -> Tensor:
         """The (b, f) largest log-value of each factor; 0 if all are -inf."""
-        return finite(self._logs.detach().flatten(1, -2).amax(1))
+        return finite(self.logs.detach().flatten(1, -2).amax(1))
 
     @cached_property
     def scaled(self) -> Tensor:
         """(b, *sizes, f) values whose maximum is one, for sums; log-values, for maxima."""
-        shift = self._peak.reshape(-1, *(1,) * (self._logs.ndim - 2), self._peak.shape[-1])
+        shift = self._peak.reshape(-1, *(1,) * (self.logs.ndim - 2), self._peak.shape[-1])
         with torch.enable_grad():
-            logs = self._logs - shift
+            logs = self.logs - shift
             if self.temperature == 0:
                 return logs
             return logs.exp() if logs.requires_grad else logs.exp_()
@@ -188,7 +188,7 @@ class TableKernel(FactorKernel):
             return True
         low, high = self.group.extent
         if self.weights is not None:
-            tables = self._logs.detach().movedim(-1, 1)
+            tables = self.logs.detach().movedim(-1, 1)
             low, high = map(float, tables.aminmax())
         elif self.temperature:
             most *= self.temperature
@@ -204,7 +204,7 @@ class TableKernel(FactorKernel):
         return info.tiny / info.eps
 
     def log_values_at(self, states: Tensor) -> Tensor:
-        logs, device = self._logs, states.device
+        logs, device = self.logs, states.device
         chosen = states[:, self.group.scopes.to(device)]
         factors = torch.arange(self.count if logs.shape[-1] > 1 else 1, device=device)
         items = torch.arange(len(logs), device=device).unsqueeze(1)
@@ -242,7 +242,7 @@ class TableKernel(FactorKernel):
         bad = torch.stack(low).any(0).nonzero().flatten()
         if not len(bad):
             return logs
-        table, shift = self._logs, self._peak
+        table, shift = self.logs, self._peak
         if table.shape[-1] > 1:
             columns = bad if rows is None else rows[bad]
             table, shift = _columns(table, columns), shift[:, columns]
@@ -256,7 +256,7 @@ class TableKernel(FactorKernel):
 
     def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
         """Return the softmax of log-values plus messages, uniform over maxima at temperature 0."""
-        logs = self._logs
+        logs = self.logs
         scale = self.temperature
         for slot, part in enumerate(incoming):
             shape = [1] * len(incoming)
@@ -285,7 +285,7 @@ class TableKernel(FactorKernel):
         if len(tables) == 1:
             return self
         kernel = replace(self, group=replace(self.group, log_tables=tables[chosen]))
-        for name in ("_logs", "_peak", "scaled"):
+        for name in ("logs", "_peak", "scaled"):
             if self.records or name in vars(self):
                 vars(kernel)[name] = getattr(self, name)[chosen]
         if vars(self).get("bounded"):

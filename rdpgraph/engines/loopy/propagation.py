@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from rdpgraph._core import effort
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.log_odds import Flood
 from rdpgraph.engines.loopy.schedules import DAMPED, Damping, RandomSubsets, Schedule, sets_of
-from rdpgraph.engines.loopy.sweepers import Sweeper, residual_of_all, sweeper_for
+from rdpgraph.engines.loopy.sweepers import Sweeper, residual_of_all, serves, sweeper_for
 from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.plan import clock
 
@@ -94,6 +94,8 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     """
     schedule, seconds = limits.schedule, limits.seconds
     size = 1 if schedule.looks_at_residuals else equations.at_once
+    if size > 1 and serves(equations, limits.damping):
+        size = equations.batch  # compiled code takes one item after the other by itself
     if size >= equations.batch or isinstance(schedule, RandomSubsets):
         return _propagate_together(equations, start, limits)
     begin = clock.now()
@@ -165,29 +167,34 @@ def _propagate_together(equations: Equations, messages: Messages, limits: Limits
     states = torch.zeros(batch, 0, device="cpu")  # of the last call of `read`; none so far
     trace, elapsed, updates = list[float](), 0.0, 0  # updates by earlier sweepers
 
-    for number in range(limits.sweeps):
-        # Sweep once.
+    number = 0  # of sweeps so far
+    while number < limits.sweeps:
+        # Sweep once, or until something else than a sweep is to be done.
         if limits.settling and number == effort.UNDAMPED_SWEEPS:
             damping = sweeper.damping = DAMPED
         message_residuals = sweeper.residuals if schedule.looks_at_residuals else None
         sets = sets_of(schedule, edges, message_residuals, number, deadline)
         updates_before = sweeper.updates
-        messages, change = sweeper.sweep(messages, sets)
-        clock.count(len(places) * equations.operations)
+        most = _sweeps_at_once(limits, number, len(places) * sweeper.operations)
+        messages, changes, counts = sweeper.sweep_items(
+            messages, sets, places, most, limits.tolerance
+        )
+        number += len(changes)
+        clock.count(int(counts.sum()) * sweeper.operations)
 
         # Record the residuals, and find the items that have converged.
-        item_residuals = _item_residuals(sweeper, messages, change, limits)
-        running, done = items[places], (item_residuals <= limits.tolerance)[places]
-        residual[running] = item_residuals[places]
-        sweeps[running] += 1
-        trace.append(float(residual.amax()))
+        running = items[places]
+        changes = _with_others(sweeper, messages, changes, places, limits)
+        trace += _largest_residuals(residual, running, changes, counts)
+        done = residual[running] <= limits.tolerance
+        sweeps[running] += counts
         if schedule.covers_all and sweeper.updates < updates_before + edges.count:
             break  # at the deadline: the messages not updated need not have converged
         converged[running[done]] = True
 
         # An item whose best states are possible and have not changed since the last call of `read`
         # ends too, although it does not count as converged.
-        if read is not None and not (number + 1) % effort.UNDAMPED_SWEEPS:
+        if read is not None and not number % effort.UNDAMPED_SWEEPS:
             last_states, (states, possible) = states, read(equations, sweeper.finish(messages))
             if last_states.shape == states.shape:
                 done |= (possible & (last_states == states).all(1)).cpu()[places]
@@ -197,7 +204,8 @@ def _propagate_together(equations: Equations, messages: Messages, limits: Limits
             messages = sweeper.finish(messages)
             ended.append((running[done], _select_items(messages, places[done])))
             places = places[~done]
-            if equations.divisible and 2 * len(places) <= len(items) and len(places):
+            few = 2 * len(places) <= len(items) and len(places)
+            if few and sweeper.divides and equations.divisible:
                 equations, messages = equations.part(messages, places)
                 states = states[places.to(states.device)]
                 updates += sweeper.updates
@@ -205,7 +213,7 @@ def _propagate_together(equations: Equations, messages: Messages, limits: Limits
                 sweeper = sweeper_for(equations, schedule, damping, limits.flood)
 
         elapsed_before, elapsed = elapsed, clock.now() - begin
-        step = Sweep(number + 1, trace[-1], elapsed, updates + sweeper.updates)
+        step = Sweep(number, trace[-1], elapsed, updates + sweeper.updates)
         if _must_stop(limits, step, elapsed_before) or not len(places):
             break
 
@@ -215,17 +223,47 @@ def _propagate_together(equations: Equations, messages: Messages, limits: Limits
     return Outcome(_in_order_of_items(ended), converged, residual, tuple(trace), sweeps, updates)
 
 
-def _item_residuals(sweeper: Sweeper, messages: Messages, change: Tensor, limits: Limits) -> Tensor:
-    """Return (B,) float64 residuals after a sweep, given the (B,) largest changes in it."""
+def _sweeps_at_once(limits: Limits, number: int, operations: float) -> int:
+    """Return how many sweeps of so many operations may follow ``number`` without a look at them."""
+    if limits.progress is not None or limits.seconds is not None:
+        return 1
+    left = effort.UNDAMPED_SWEEPS - number % effort.UNDAMPED_SWEEPS
+    if limits.read is None and not (limits.settling and number < effort.UNDAMPED_SWEEPS):
+        left = limits.sweeps
+    # Ctrl-C is noticed between calls.
+    return max(1, min(left, limits.sweeps - number, int(tuning.LOOK_OPERATIONS / (operations + 1))))
+
+
+def _largest_residuals(
+    residual: Tensor, running: Tensor, changes: Tensor, counts: Tensor
+) -> list[float]:
+    """Write the (n,) last residuals of running items; return the largest of all in each sweep.
+
+    ``changes`` (sweeps, n) are those of running items, of which each has taken ``counts`` sweeps.
+    """
+    last = changes.gather(0, counts.unsqueeze(0) - 1)
+    residual[running] = last[0]
+    if len(changes) == 1:
+        return [float(residual.amax())]
+    taken = torch.arange(len(changes), device="cpu").unsqueeze(1) < counts
+    others = torch.ones_like(residual, dtype=torch.bool)
+    others[running] = False
+    rest = residual[others].amax().expand(1) if bool(others.any()) else residual.new_zeros(1)
+    return torch.maximum(torch.where(taken, changes, last).amax(1), rest).tolist()
+
+
+def _with_others(
+    sweeper: Sweeper, messages: Messages, changes: Tensor, places: Tensor, limits: Limits
+) -> Tensor:
+    """Return (sweeps, n) residuals, given the largest changes of the items at some places."""
     equations, schedule = sweeper.equations, limits.schedule
-    largest = change.cpu().double()
     thorough = schedule.covers_all or schedule.looks_at_residuals
-    if not thorough and bool((largest <= limits.tolerance).any()):
+    if not thorough and bool((changes <= limits.tolerance).any()):
         # The messages that a user's schedule leaves out need not have converged.
         every = residual_of_all(equations, sweeper.finish(messages))
-        largest = torch.maximum(largest, every.cpu())
+        changes = torch.maximum(changes, every.cpu().double()[places])
     # The parts of a model in several processes must agree on which items have converged.
-    return largest if equations.boundary is None else equations.boundary.largest(largest)
+    return changes if equations.boundary is None else equations.boundary.largest(changes)
 
 
 def _must_stop(limits: Limits, step: Sweep, elapsed_before: float) -> bool:

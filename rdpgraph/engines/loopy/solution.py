@@ -13,6 +13,7 @@ from rdpgraph._core.cache import cached_property, differentiable_property, ordin
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
+from rdpgraph.engines.loopy.compiled import log_partition
 from rdpgraph.engines.loopy.decoding import Decoded, decode, read
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
@@ -240,7 +241,7 @@ class LoopySolution(Approximation):
         total = outcome.log_partitions
         if total is None:
             messages = self.gradient.for_log_partition(outcome.messages)
-            total = self.equations.log_partition(messages)
+            total = log_partition(self.equations, messages)
         boundary, constant = self.equations.boundary, network.constant
         if boundary is not None:
             constant = boundary.total(constant)

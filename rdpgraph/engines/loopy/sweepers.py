@@ -9,10 +9,19 @@ from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import neighbours, rescaled, take
 from rdpgraph.engines.loopy.clusters import ClusterKernel
+from rdpgraph.engines.loopy.compiled import CompiledMessages, is_logical, is_served
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
+from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.log_odds import Flood, LogOdds, ParityMessages
-from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule, unasked
+from rdpgraph.engines.loopy.schedules import (
+    Damping,
+    Flooding,
+    LogDamping,
+    ProbabilityDamping,
+    Schedule,
+    unasked,
+)
 from rdpgraph.engines.loopy.subsets import (
     Asked,
     candidates,
@@ -26,9 +35,37 @@ from rdpgraph.engines.loopy.subsets import (
 class Sweeper(ABC):
     """What carries out the sweeps of a schedule."""
 
+    divides = True  # it is faster on fewer items, by `Equations.part`
+
     def __init__(self, equations: Equations, damping: Damping) -> None:
         self.equations, self.damping = equations, damping
         self.updates = 0  # number of messages updated so far
+
+    def sweep_items(
+        self, messages: Messages, sets: Iterable[Tensor | None], places: Tensor, most: int,
+        tolerance: float,
+    ) -> tuple[Messages, Tensor, Tensor]:  # fmt: skip
+        """Sweep once, or ``most`` times where that is as well, until items are within a tolerance.
+
+        Args:
+            messages: those of all items.
+            sets: the edges that a sweep updates, one set after the other.
+            places: (n,) the items that matter; others may be swept too.
+            most: the most sweeps.
+            tolerance: the change at which an item ends.
+
+        Returns:
+            The messages; (sweeps, n) float64 largest changes; (n,) how many sweeps each item took.
+        """
+        del most, tolerance
+        messages, change = self.sweep(messages, sets)
+        changes = change.cpu().double()[places].unsqueeze(0)
+        return messages, changes, torch.ones_like(places)
+
+    @property
+    def operations(self) -> float:
+        """The approximate operations of a sweep for an item, unless kernels count them."""
+        return self.equations.operations
 
     @abstractmethod
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
@@ -64,6 +101,8 @@ def sweeper_for(
             return _Held(equations, damping, partial(ParityMessages, flood, even))
         if LogOdds.applies(equations):
             return _Held(equations, damping, LogOdds)
+    if serves(equations, damping):
+        return _Compiled(equations, damping, schedule)
     blind = not floods and not schedule.looks_at_residuals
     if blind and all(isinstance(kernel, ClusterKernel) for kernel in equations.kernels):
         return _Paired(equations, damping)
@@ -93,6 +132,77 @@ class _Held(Sweeper):
 
     def finish(self, messages: Messages) -> Messages:
         return messages if self._state is None else self._state.messages()
+
+
+def serves(equations: Equations, damping: Damping) -> bool:
+    """Return whether compiled code carries out the sweeps of any schedule."""
+    if torch.is_grad_enabled() and equations.records:
+        return False
+    if damping.share and type(damping) not in (LogDamping, ProbabilityDamping):
+        return False
+    return is_logical(equations) and is_served(equations)
+
+
+class _Compiled(Sweeper):
+    """Sweeps by compiled code, which holds the messages until `finish`."""
+
+    divides = False
+
+    def __init__(self, equations: Equations, damping: Damping, schedule: Schedule) -> None:
+        super().__init__(equations, damping)
+        self._compiled = CompiledMessages(equations)
+        self._floods = isinstance(schedule, Flooding)
+        self._looks = schedule.looks_at_residuals
+        self._messages: Tensor | None = None
+        self._sums: Tensor | None = None  # of messages at variables, in schedules of sets
+
+    @property
+    def operations(self) -> float:
+        high_order = (k for k in self.equations.kernels if isinstance(k, HighOrderKernel))
+        return self.equations.operations + sum(kernel.swept_operations for kernel in high_order)
+
+    def sweep_items(
+        self, messages: Messages, sets: Iterable[Tensor | None], places: Tensor, most: int,
+        tolerance: float,
+    ) -> tuple[Messages, Tensor, Tensor]:  # fmt: skip
+        if not self._floods:
+            return super().sweep_items(messages, sets, places, most, tolerance)
+        changes, counts = self._compiled.sweep(
+            self._flat(messages), places, most, tolerance, *self._mixing
+        )
+        self.updates += len(changes) * self.equations.edges.count
+        return messages, changes, counts
+
+    def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
+        flat, edges, changes = self._flat(messages), self.equations.edges, list[Tensor]()
+        if self._sums is None:
+            self._sums = self._compiled.beliefs(flat)
+        for chosen in sets:
+            some = torch.arange(edges.count, device="cpu") if chosen is None else chosen
+            changes.append(self._compiled.update(flat, self._sums, some.cpu(), *self._mixing))
+            self.updates += len(some)
+        if self._looks:
+            return messages, self.residuals().amax().reshape(1)
+        return messages, torch.stack(changes).amax(0)
+
+    def residuals(self) -> Tensor:
+        assert self._messages is not None
+        if self._sums is None:
+            self._sums = self._compiled.beliefs(self._messages)
+        return self._compiled.residuals(self._messages, self._sums)
+
+    @property
+    def _mixing(self) -> tuple[float, bool]:
+        """The share of old messages, and whether values are mixed and not logs."""
+        return self.damping.share, isinstance(self.damping, ProbabilityDamping)
+
+    def _flat(self, messages: Messages) -> Tensor:
+        if self._messages is None:
+            self._messages = self._compiled.flat(messages)
+        return self._messages
+
+    def finish(self, messages: Messages) -> Messages:
+        return messages if self._messages is None else self._compiled.by_class(self._messages)
 
 
 class _Masked(Sweeper):

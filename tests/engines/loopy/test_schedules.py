@@ -559,7 +559,7 @@ def test_whether_products_may_underflow_is_read_off_the_tables(scale, temperatur
         graph = rg.FactorGraph([rg.FactorBlock((x[:-1], x[1:]), rg.Table(tables))])
         scheduler = rg.Loopy(temperature=temperature, counting=counting)
         (kernel,) = rg.infer(graph, scheduler=scheduler).solution.equations.kernels
-        logs = kernel._logs.flatten(1, -2)
+        logs = kernel.logs.flatten(1, -2)
         spread = (logs.amax(1) - logs.amin(1)).amax()
         assert kernel.bounded == (float(spread) < -math.log(kernel._least))
 

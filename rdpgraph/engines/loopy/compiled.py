@@ -1,0 +1,401 @@
+"""Messages in compiled code, on the CPU and without gradients.
+
+`kernels/messages/sweep.h` does what `Equations` says, for tables and automata, in one pass over the
+factors. Graphs that it does not serve are left to torch.
+"""
+
+import ctypes
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rdpgraph._core import tuning
+from rdpgraph.engines.loopy.arithmetic import BOTTOM, FLOOR
+from rdpgraph.engines.loopy.edges import Edges
+from rdpgraph.engines.loopy.equations import Equations, Messages
+from rdpgraph.engines.loopy.high_order import HighOrderKernel
+from rdpgraph.engines.loopy.kernels import Kernel, TableKernel
+from rdpgraph.engines.loopy.records import RECORDS, Class, Model
+from rdpgraph.engines.loopy.records import Kernel as KernelRecord
+from rdpgraph.model.potentials.automaton import Automaton
+from rdpgraph.native import building
+from rdpgraph.native.loading import DTYPES, Library
+from rdpgraph.native.records import check_sizes, numbers
+
+_POINTER, _SIZE, _REAL, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
+_SIGNATURES = {
+    "sweep": [*[_POINTER] * 5, *[_SIZE] * 2, *[_REAL] * 2, *[_FLAG] * 2],
+    "gather": [*[_POINTER] * 3, _FLAG],
+    "update": [*[_POINTER] * 6, _SIZE, _REAL, *[_FLAG] * 2],
+    "partition": [*[_POINTER] * 3, _FLAG],
+}
+"""The types of the arguments of each function, which is there in each floating type."""
+_MOST_SLOTS = 16
+"""The most slots of a table, as `kMostSlots` in `sweep.h`."""
+
+Ints = npt.NDArray[np.int32]
+
+
+def _check(library: ctypes.CDLL) -> None:
+    """Raise AttributeError where a function is missing, or takes other records."""
+    for name in _SIGNATURES:
+        for kind in DTYPES.values():
+            getattr(library, f"{name}_{kind}")
+    check_sizes(library, RECORDS)
+
+
+LIBRARY = Library(building.MESSAGES, _check)
+
+
+@cache
+def _function(name: str, dtype: torch.dtype) -> Any:
+    found = getattr(LIBRARY.loaded[0], f"{name}_{DTYPES[dtype]}")
+    found.restype, found.argtypes = None, _SIGNATURES[name]
+    return found
+
+
+def is_served(equations: Equations) -> bool:
+    """Return whether compiled code passes the messages of a graph, without gradients."""
+    if equations.boundary is not None or equations.in_values or not equations.unary:
+        return False
+    if equations.unary_device.type != "cpu" or not any(c.count for c in equations.edges.classes):
+        return False
+    fits = all(_serves(kernel) for kernel in equations.kernels)
+    return fits and LIBRARY.available(equations.dtype)
+
+
+def _serves(kernel: Kernel) -> bool:
+    if isinstance(kernel, TableKernel):
+        shape = kernel.group.log_tables.shape[2:]
+        small = math.prod(shape) <= tuning.SWEPT_TABLE and len(shape) <= _MOST_SLOTS
+        return small and kernel.group.extent[1] < math.inf  # False for NaN
+    # A subclass may answer in a way of its own.
+    return isinstance(kernel, HighOrderKernel) and type(kernel.block.potential) is Automaton
+
+
+def is_logical(equations: Equations) -> bool:
+    """Return whether some factor computes messages itself, as logical factors do."""
+    return any(isinstance(kernel, HighOrderKernel) for kernel in equations.kernels)
+
+
+def log_partition(equations: Equations, messages: Messages) -> Tensor:
+    """Return `Equations.log_partition`, by compiled code where no gradient is recorded."""
+    recorded = equations.records or any(message.requires_grad for message in messages)
+    if (recorded and torch.is_grad_enabled()) or not is_logical(equations):
+        return equations.log_partition(messages)
+    if not is_served(equations):
+        return equations.log_partition(messages)
+    compiled = CompiledMessages(equations)
+    return compiled.log_partition(compiled.flat(messages))
+
+
+class CompiledMessages:
+    """The messages of a graph in the form of compiled code, and what it needs of the equations.
+
+    Messages are one tensor (B, entries), the size classes one after the other.
+    """
+
+    def __init__(self, equations: Equations) -> None:
+        self._equations, self._kept = equations, list[Any]()
+        self._layout = equations.edges.remembered("compiled", _Layout)
+        self._dtype = equations.dtype
+        self._record = self._keep(array("q", numbers(self._model())))
+
+    def flat(self, messages: Messages) -> Tensor:
+        """Return messages by class as one tensor, a copy."""
+        rows = [message.detach().reshape(len(message), -1) for message in messages]
+        return torch.cat(rows, 1).contiguous()
+
+    def by_class(self, flat: Tensor) -> Messages:
+        """Return one tensor of messages by class, as a copy."""
+        classes = self._equations.edges.classes
+        parts = flat.split([c.size * c.count for c in classes], 1)
+        return tuple(
+            part.reshape(len(part), c.size, c.count).clone()
+            for part, c in zip(parts, classes, strict=True)
+        )
+
+    def sweep(
+        self, flat: Tensor, items: Tensor, most: int, tolerance: float, keep: float,
+        in_values: bool,  # noqa: FBT001
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Update all messages of some items at once, ``most`` times or until within a tolerance.
+
+        Returns:
+            (sweeps, n) largest changes of each item in each sweep, and (n,) its number of sweeps.
+        """
+        changes = torch.zeros(most, len(items), dtype=torch.float64, device="cpu")
+        done = torch.zeros(len(items), dtype=torch.long, device="cpu")
+        _function("sweep", self._dtype)(
+            self._address, flat.data_ptr(), items.data_ptr(), changes.data_ptr(), done.data_ptr(),
+            len(items), most, tolerance, keep, in_values, self._threads(len(items)),
+        )  # fmt: skip
+        return changes[: int(done.amax())], done
+
+    def beliefs(self, flat: Tensor) -> Tensor:
+        """Return the sums of messages at all variables, which `update` reads and keeps right."""
+        width = self._layout.beliefs * (1 + self._equations.vanishing)
+        sums = flat.new_empty(len(flat), width)
+        _function("gather", self._dtype)(
+            self._address, flat.data_ptr(), sums.data_ptr(), self._threads(1)
+        )
+        return sums
+
+    def update(
+        self, flat: Tensor, sums: Tensor, chosen: Tensor, keep: float,
+        in_values: bool,  # noqa: FBT001
+    ) -> Tensor:  # fmt: skip
+        """Update some edges of all items at once; return the (B,) largest changes."""
+        changes = torch.zeros(len(flat), dtype=torch.float64, device="cpu")
+        chosen = chosen.contiguous()
+        _function("update", self._dtype)(
+            self._address, flat.data_ptr(), sums.data_ptr(), chosen.data_ptr(), changes.data_ptr(),
+            None, len(chosen), keep, in_values, self._threads(len(flat)),
+        )  # fmt: skip
+        return changes
+
+    def residuals(self, flat: Tensor, sums: Tensor) -> Tensor:
+        """Return (E,) how much each message of the only item would change now."""
+        deltas = torch.zeros(self._equations.edges.count, dtype=torch.float64, device="cpu")
+        changes = torch.zeros(1, dtype=torch.float64, device="cpu")
+        _function("update", self._dtype)(
+            self._address, flat.data_ptr(), sums.data_ptr(), None, changes.data_ptr(),
+            deltas.data_ptr(), 0, 0.0, 0, 1,
+        )  # fmt: skip
+        return deltas
+
+    def log_partition(self, flat: Tensor) -> Tensor:
+        """Return the (B,) approximate log Z in float64: `Equations.log_partition`."""
+        totals = torch.zeros(len(flat), dtype=torch.float64, device="cpu")
+        _function("partition", self._dtype)(
+            self._address, flat.data_ptr(), totals.data_ptr(), self._threads(len(flat))
+        )
+        return totals
+
+    @property
+    def _address(self) -> int:
+        return self._record
+
+    def _threads(self, items: int) -> int:
+        work = items * self._layout.entries
+        return max(1, min(torch.get_num_threads(), work // tuning.SWEPT_ENTRIES))
+
+    def _keep(self, values: Any) -> int:
+        """Keep an array or tensor as long as this object; return its address."""
+        self._kept.append(values)
+        if isinstance(values, Tensor):
+            return values.data_ptr()
+        return values.ctypes.data if isinstance(values, np.ndarray) else values.buffer_info()[0]
+
+    def _model(self) -> Model:
+        equations, layout, edges = self._equations, self._layout, self._equations.edges
+        classes = array("q", [n for c in layout.classes for n in numbers(c)])
+        records = [self._kernel(number) for number in range(len(equations.kernels))]
+        kernels = array("q", [n for record in records for n in numbers(record)])
+        items = max(len(unary) for unary in equations.unary)
+        unary = torch.cat(
+            [u.detach().expand(items, -1, -1).transpose(1, 2).flatten(1) for u in equations.unary],
+            1,
+        ).contiguous()
+        shares, variables = 0, [count.detach() for count in equations.variable_counts()]
+        if equations.weights is not None:
+            shares = self._keep(torch.cat(list(equations.weights))[layout.order].contiguous())
+        seen = BOTTOM if equations.bounded or equations.forest else FLOOR
+        lowest = max(equations.lowest, torch.finfo(equations.dtype).min)
+        spans = [(r.states, r.slots + 1) if r.is_automaton else (0, 0) for r in records]
+        return Model(
+            batch=equations.batch,
+            class_count=len(layout.classes),
+            classes=self._keep(classes),
+            kernel_count=len(records),
+            kernels=self._keep(kernels),
+            variables=len(edges.home),
+            factors=sum(edges.factors),
+            edges=edges.count,
+            entries=layout.entries,
+            beliefs=layout.beliefs,
+            unary=self._keep(unary),
+            unary_item=layout.beliefs if items > 1 else 0,
+            incident_starts=self._keep(layout.starts),
+            incident=self._keep(layout.incident),
+            shares=shares,
+            counts=self._keep(torch.cat(variables).contiguous()),
+            owners=self._keep(layout.owners),
+            ends=self._keep(layout.ends),
+            first_factors=self._keep(layout.first_factors),
+            vanishing=int(equations.vanishing),
+            bounded=int(equations.bounded),
+            reals=self._keep(array("d", [equations.temperature, lowest, seen])),
+            most_entries=max((r.all_entries for r in records), default=1),
+            most_slots=max((r.slots for r in records), default=1),
+            most_forward=max([1, *(states * slots for states, slots in spans)]),
+            most_spare=max([1, *(2 * states for states, _ in spans)]),
+        )
+
+    def _kernel(self, number: int) -> KernelRecord:
+        kernel = self._equations.kernels[number]
+        assert isinstance(kernel, TableKernel | HighOrderKernel)
+        weights = kernel.weights
+        shared = {
+            "factors": kernel.count,
+            "weights": 0 if weights is None else self._keep(weights.contiguous()),
+        }
+        if isinstance(kernel, TableKernel):
+            return self._tables(number, kernel, shared)
+        return self._automata(number, kernel, shared)
+
+    def _places(self, number: int, slots: int, sizes: Sequence[int]) -> dict[str, int]:
+        """The fields of a block's record that say where its messages are."""
+        entries = np.concatenate([[0], np.cumsum(sizes)])
+        edges, variables, homes = self._layout.places(number, slots)
+        return {
+            "slots": slots,
+            "edges": self._keep(edges),
+            "variables": self._keep(variables),
+            "homes": self._keep(homes),
+            "sizes": self._keep(array("q", sizes)),
+            "entries": self._keep(array("q", entries.tolist())),
+            "all_entries": int(entries[-1]),
+        }
+
+    def _tables(self, number: int, kernel: TableKernel, shared: dict[str, int]) -> KernelRecord:
+        shape = tuple(kernel.group.log_tables.shape[2:])
+        logs, values = kernel.logs.detach().contiguous(), kernel.scaled.detach().contiguous()
+        cells, tables = math.prod(shape), logs.shape[-1]
+        return KernelRecord(
+            is_automaton=0,
+            **self._places(number, len(shape), shape),
+            **shared,
+            left=0,
+            settled=0,
+            settled_item=0,
+            logs=self._keep(logs),
+            values=self._keep(values),
+            values_item=cells * tables if len(logs) > 1 else 0,
+            tables=tables,
+            cells=cells,
+            states=0,
+            transitions=0,
+            steps=0,
+            spread=1,
+        )
+
+    def _automata(
+        self, number: int, kernel: HighOrderKernel, shared: dict[str, int]
+    ) -> KernelRecord:
+        potential = kernel.block.potential
+        assert isinstance(potential, Automaton)
+        logs = kernel.log_accept.to(self._dtype)
+        slots, size = potential.arity, potential.transitions.shape[1]
+        steps = _live_steps(potential.transitions, (logs > -math.inf).any(0).any(-1))
+        leaving = np.bincount(steps[:, 0], minlength=1).max(initial=1)
+        entering = np.bincount(steps[:, 2], minlength=1).max(initial=1)
+        settled = kernel.settled_states.transpose(1, 2).to(torch.int32).contiguous()
+        return KernelRecord(
+            is_automaton=1,
+            **self._places(number, slots, [size] * slots),
+            **shared,
+            left=self._left(kernel, slots, size),
+            settled=self._keep(settled),
+            settled_item=slots * kernel.count if len(settled) > 1 else 0,
+            logs=self._keep(logs.contiguous()),
+            values=0,
+            values_item=math.prod(logs.shape[1:]) if len(logs) > 1 else 0,
+            tables=logs.shape[-1],
+            cells=0,
+            states=len(potential.transitions),
+            transitions=self._keep(np.ascontiguousarray(steps)),
+            steps=len(steps),
+            spread=int(max(leaving, entering)),
+        )
+
+    def _left(self, kernel: HighOrderKernel, slots: int, size: int) -> int:
+        """The states that are left at each slot of each factor; 0 where all are."""
+        if all(port.size == size for port in kernel.ports):
+            return 0
+        left = np.zeros((slots, kernel.count, size), np.int32)
+        for port, states in zip(kernel.ports, kernel.states, strict=True):
+            assert port.rows is not None
+            left[port.slot, port.rows.numpy(), : port.size] = states.numpy()
+        return self._keep(left)
+
+
+def _live_steps(transitions: Tensor, accepted: Tensor) -> Ints:
+    """Return (n, 3) steps between states on a way from the start to an accepted state."""
+    following, ends = transitions.cpu().numpy(), accepted.cpu().numpy()
+    count, size = following.shape
+    reached = np.zeros(count, bool)
+    reached[0] = True
+    # Each round marks all neighbours, so that `count` rounds reach every state.
+    for _ in range(count):
+        before = int(reached.sum()) + int(ends.sum())
+        reached[following[reached].reshape(-1)] = True
+        ends = ends | ends[following].any(1)
+        if int(reached.sum()) + int(ends.sum()) == before:
+            break
+    source, read = (part.reshape(-1) for part in np.indices((count, size)))
+    steps = np.stack([source, read, following.reshape(-1)], 1)
+    live = reached & ends
+    return steps[live[steps[:, 0]] & live[steps[:, 2]]].astype(np.int32)
+
+
+class _Layout:
+    """Places of messages and beliefs; the same for all equations on some edges."""
+
+    def __init__(self, edges: Edges) -> None:
+        self._edges, self.classes = edges, list[Class]()
+        message = belief = variable = 0
+        for c in edges.classes:
+            self.classes.append(
+                Class(c.size, len(c.variables), c.count, variable, c.first, message, belief)
+            )
+            message += c.size * c.count
+            belief += c.size * len(c.variables)
+            variable += len(c.variables)
+        self.entries, self.beliefs = message, belief
+        pairs = list(zip(self.classes, edges.classes, strict=True))
+        places = [np.arange(c.edges) + c.message for c, _ in pairs]
+        ends = [own.variable.numpy() + c.variable for c, own in pairs]
+        self.ends = _joined(ends, np.int32)
+        # The edges of each variable one after the other.
+        order = self.ends.argsort(kind="stable")
+        self.order = torch.from_numpy(order)
+        self.incident = _joined(places, np.int32)[order]
+        counts = np.bincount(self.ends, minlength=variable)
+        self.starts = np.concatenate([[0], counts.cumsum()]).astype(np.int64)
+        self.first_factors = np.concatenate([[0], np.cumsum(edges.factors)]).astype(np.int64)
+        self.owners = np.zeros(edges.count, np.int32)
+        for segment in edges.segments:
+            first = edges.first_edge(segment)
+            rows = self._rows(segment.kernel, segment.port) + self.first_factors[segment.kernel]
+            self.owners[first : first + segment.stop - segment.start] = rows
+
+    def _rows(self, kernel: int, port: int) -> npt.NDArray[np.int64]:
+        rows = self._edges.ports[kernel][port].rows
+        return np.arange(self._edges.factors[kernel]) if rows is None else rows.numpy()
+
+    def places(self, kernel: int, slots: int) -> tuple[Ints, Ints, Ints]:
+        """Return (slots, factors) places of messages, -1 where settled, of beliefs, and classes."""
+        edges = self._edges
+        shape = slots, edges.factors[kernel]
+        messages, beliefs = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)
+        homes = np.zeros(shape, np.int32)
+        for port, number in enumerate(edges.by_kernel[kernel]):
+            segment, rows = edges.segments[number], self._rows(kernel, port)
+            c, slot = self.classes[segment.size_class], edges.ports[kernel][port].slot
+            own = edges.classes[segment.size_class].variable[segment.start : segment.stop].numpy()
+            messages[slot, rows] = c.message + np.arange(segment.start, segment.stop)
+            beliefs[slot, rows] = c.belief + own * c.states
+            homes[slot, rows] = segment.size_class
+        return messages, beliefs, homes
+
+
+def _joined(parts: Iterable[npt.NDArray[Any]], kind: type) -> npt.NDArray[Any]:
+    return np.concatenate([*parts, np.zeros(0, int)]).astype(kind)

@@ -1,0 +1,101 @@
+"""The records that describe a graph's messages to compiled code.
+
+Addresses are whole numbers. `python -m rdpgraph.engines.loopy.records` writes the header.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rdpgraph.native import building
+from rdpgraph.native.records import header
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """The variables with equally many states. Messages are (states, edges), beliefs the reverse."""
+
+    states: int
+    variables: int  # how many there are
+    edges: int
+    variable: int  # number of the first variable among those of all classes
+    edge: int  # number of the first edge
+    message: int  # place of the first message of an item
+    belief: int  # place of the first belief of an item
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A block of factors of one kind: tables, or automata that read their slots in order."""
+
+    is_automaton: int
+    factors: int
+    slots: int
+    # (slots, factors) of int32: the place of each slot's first message, below 0 where its variable
+    # is settled; that of the variable's belief; and the class
+    edges: int
+    variables: int
+    homes: int
+    left: int  # (slots, factors, states) of int32: the states that are left, in order; 0: all are
+    settled: int  # (items or 1, slots, factors) of int32 states of settled variables, or below 0
+    settled_item: int  # the stride from one item to the next, or 0
+    sizes: int  # (slots,) numbers of states, of int64
+    entries: int  # (slots,) place of each slot's first state among those of all slots
+    all_entries: int
+    # (items or 1, cells or states of the automaton, factors or 1) log-values, divided by counting
+    # numbers and the temperature; and those of tables as values with a maximum of one
+    logs: int
+    values: int
+    values_item: int
+    tables: int  # the factors that have their own: all or one
+    cells: int  # of a table
+    states: int  # of the automaton
+    transitions: int  # (steps, 3) of int32: from, state of the slot, to; sorted, dead ends left out
+    steps: int
+    spread: int  # the most transitions that leave or enter a state
+    weights: int  # (factors,) counting numbers; 0: all are one
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """All that does not change while messages pass."""
+
+    batch: int
+    class_count: int
+    classes: int
+    kernel_count: int
+    kernels: int
+    variables: int
+    factors: int
+    edges: int
+    entries: int  # of the messages of an item
+    beliefs: int  # of all variables' states
+    unary: int  # (items or 1, beliefs)
+    unary_item: int  # the stride from one item to the next, or 0
+    incident_starts: int  # (variables + 1,) of each variable in `incident`
+    incident: int  # (edges,) of int32, the places of the messages that it gets
+    shares: int  # (edges,) their counting numbers, in that order; 0: all are one
+    counts: int  # (variables,) counting numbers of the variables
+    owners: int  # (edges,) of int32, the factor that sends, counted over all blocks
+    ends: int  # (edges,) of int32, the variable that gets
+    first_factors: int  # (kernels,) number of each block's first factor
+    vanishing: int  # 1 if messages may hold hard zeros
+    bounded: int  # 1 if messages are not clamped
+    reals: int  # (3,) of float64: temperature, bound from below on logs, and how low a log is seen
+    # The most of any block: entries and slots, states before all slots, and twice the states.
+    most_entries: int
+    most_slots: int
+    most_forward: int
+    most_spare: int
+
+
+RECORDS = Class, Kernel, Model
+HEADER = Path(building.__file__).parent / "kernels" / "messages" / "records.h"
+
+
+def written() -> str:
+    """Return the text of the header."""
+    return header("rdpgraph/engines/loopy/records.py", RECORDS)
+
+
+if __name__ == "__main__":
+    HEADER.write_text(written())

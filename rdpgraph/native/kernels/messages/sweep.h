@@ -1,0 +1,561 @@
+// Messages of belief propagation in a whole graph of tables and automata, factor by factor.
+//
+// The equations are those of rdpgraph/engines/loopy/equations.py, for all counting numbers and
+// temperatures:
+//   belief_i   = u_i + sum_f c_f m_fi
+//   cavity_if  = belief_i - m_fi, shifted to a maximum of zero
+//   m_fi(x_i)  = t log sum_{x_f without x_i} exp((theta_f / c_f + sum_{j != i} cavity_jf) / t)
+// A factor reads its messages once and writes them once: each message is read by its own factor alone,
+// and by the beliefs, which are summed before. So a sweep works in place, with as many factors of a
+// block side by side as a vector has lanes.
+
+#pragma once
+
+#include "../logs.h"
+#include "../threads.h"
+#include "records.h"
+
+namespace {
+
+// Sums and maxima as one arithmetic. `Values` multiplies values whose largest is one; where these leave
+// the range of the floating type, `Logs` does the same sums in logs, exact at any range.
+template <typename Work>
+struct Maxima {
+  using Lanes = Lane<Work>;
+  using Number = Work;
+  static constexpr bool is_scaled = false;
+  static Lanes zero() { return all<Work>(kNever<Work>); }
+  static Lanes one() { return Lanes{}; }
+  static Lanes add(Lanes a, Lanes b) { return a > b ? a : b; }
+  static Lanes times(Lanes a, Lanes b) { return a + b; }
+};
+
+struct Values {
+  using Lanes = Lane<double>;
+  using Number = double;
+  static constexpr bool is_scaled = true;
+  static Lanes zero() { return Lanes{}; }
+  static Lanes one() { return all<double>(1.0); }
+  static Lanes add(Lanes a, Lanes b) { return a + b; }
+  static Lanes times(Lanes a, Lanes b) { return a * b; }
+};
+
+struct Logs {
+  using Lanes = Lane<double>;
+  using Number = double;
+  static constexpr bool is_scaled = false;
+  static Lanes zero() { return all<double>(kNever<double>); }
+  static Lanes one() { return Lanes{}; }
+  static Lanes add(Lanes a, Lanes b) {
+    const Lanes top = a > b ? a : b, low = a > b ? b : a;
+    const Lanes sum = top + log_of<double>(1.0 + exp_of<double>(low - top));
+    return top > kNever<double> ? sum : top;
+  }
+  static Lanes times(Lanes a, Lanes b) { return a + b; }
+};
+
+// Values below kFaint, or automata whose running totals shrank by more than kShrunk in all, are computed
+// again in logs: what underflow (2^-1022) lost is then less than 2^-122 of the result.
+constexpr double kFaint = 0x1p-500, kShrunk = 0x1p-400;
+
+constexpr int64_t kMostSlots = 16;  // of a table
+
+// How new messages are mixed with old ones, and which are written.
+struct Update {
+  double keep;          // the share of the old message
+  bool in_values;       // the mean is of values, not of logs
+  const uint8_t* only;  // per edge whether it is updated; null: all are
+  double* deltas;       // per edge its change; nothing is written if it is not null
+};
+
+template <typename Real>
+struct Propagation {
+  const Model& model;
+  const Class* classes;
+  const Kernel* kernels;
+  double temperature, lowest, seen;  // 0: maxima; bound from below on finite logs; see `change`
+
+  explicit Propagation(const Model& given)
+      : model(given), classes(at<const Class>(given.classes)), kernels(at<const Kernel>(given.kernels)) {
+    const double* reals = at<const double>(given.reals);
+    temperature = reals[0], lowest = reals[1], seen = reals[2];
+  }
+
+  template <typename T> static T* at(int64_t address) { return reinterpret_cast<T*>(address); }
+
+  // Beliefs of the variables first to last of a class: sums of finite logs, (variables, states), and,
+  // if messages may vanish, the numbers of hard zeros among their terms behind them.
+  void gather(int64_t item, const Real* messages, Real* beliefs, const Class& c, int64_t first,
+              int64_t last) const {
+    const Real* unary = at<const Real>(model.unary) + item * model.unary_item + c.belief;
+    const int64_t* starts = at<const int64_t>(model.incident_starts) + c.variable;
+    const int32_t* incident = at<const int32_t>(model.incident);
+    const Real* shares = at<const Real>(model.shares);
+    Real *sums = beliefs + c.belief, *zeros = sums + model.beliefs;
+    const int64_t k = c.states;
+    for (int64_t v = first; v < last; ++v)
+      for (int64_t x = 0; x < k; ++x) {
+        Real sum = unary[v * k + x], dead = 0;
+        if (model.vanishing && sum == kNever<Real>) sum = 0, dead = 1;
+        for (int64_t i = starts[v]; i < starts[v + 1]; ++i) {
+          const Real message = messages[incident[i] + x * c.edges];
+          if (model.vanishing && message == kNever<Real>) dead += 1;
+          else sum += shares ? shares[i] * message : message;
+        }
+        sums[v * k + x] = sum;
+        if (model.vanishing) zeros[v * k + x] = dead;
+      }
+  }
+
+  void gather_all(int64_t item, const Real* messages, Real* beliefs, int threads) const {
+    for (int64_t n = 0; n < model.class_count; ++n)
+      by_items(classes[n].variables, threads, [&](int64_t a, int64_t b) {
+        gather(item, messages, beliefs, classes[n], a, b);
+      });
+  }
+};
+
+// Vectors in a row. (GCC forgets the alignment of a type that depends on a parameter, in `std::vector`.)
+template <typename Work>
+struct Aligned {
+  std::vector<Work> numbers;
+  Lane<Work>* first = nullptr;
+
+  void resize(int64_t count) {
+    numbers.resize((count + 1) * lanes<Work>());
+    const uintptr_t end = reinterpret_cast<uintptr_t>(numbers.data()) + kBytes - 1;
+    first = reinterpret_cast<Lane<Work>*>(end / kBytes * kBytes);
+  }
+  Lane<Work>* data() { return first; }
+  const Lane<Work>* data() const { return first; }
+  Lane<Work>& operator[](int64_t k) { return first[k]; }
+  const Lane<Work>& operator[](int64_t k) const { return first[k]; }
+};
+
+// One thread's work on the factors of one item.
+template <typename Real, typename Work>
+struct Worker {
+  using Lanes = Lane<Work>;
+  static constexpr int64_t kLanes = lanes<Work>();
+
+  const Propagation<Real>& p;
+  int64_t item;
+  Real* messages;
+  const Real* beliefs;
+  Aligned<Work> logs, values, out;  // by slots and states
+  Aligned<Work> forward, spare, shifts;  // of automata by slots and their states, and by slots
+  const Kernel* kernel = nullptr;
+  int64_t rows[kLanes], live = 0;  // the factors of the lanes, and how many lanes are in use
+
+  Worker(const Propagation<Real>& given, int64_t item_, Real* messages_, const Real* beliefs_)
+      : p(given), item(item_), messages(messages_), beliefs(beliefs_) {
+    logs.resize(p.model.most_entries), values.resize(p.model.most_entries);
+    out.resize(p.model.most_entries), forward.resize(p.model.most_forward);
+    spare.resize(p.model.most_spare), shifts.resize(p.model.most_slots);
+  }
+
+  // A block's slot, as its lanes see it.
+  struct Slot {
+    const int32_t *edges, *variables, *homes, *left;
+    int64_t states, entry;  // of the slot, and the place of its first state in `logs`
+  };
+  Slot slot_of(int64_t s) const {
+    const Kernel& k = *kernel;
+    const int32_t* homes = p.template at<const int32_t>(k.homes);
+    const int32_t* left = p.template at<const int32_t>(k.left);
+    const int64_t* sizes = p.template at<const int64_t>(k.sizes);
+    const int64_t* entries = p.template at<const int64_t>(k.entries);
+    return {p.template at<const int32_t>(k.edges) + s * k.factors,
+            p.template at<const int32_t>(k.variables) + s * k.factors, homes + s * k.factors,
+            left ? left + s * k.factors * sizes[s] : nullptr, sizes[s], entries[s]};
+  }
+
+  static Work lane_of(const Lanes& lane, int64_t l) { return reinterpret_cast<const Work*>(&lane)[l]; }
+
+  Work less(Real belief, Real zeros, Real message) const {
+    if (!p.model.vanishing) return Work(belief - message);
+    const bool dead = message == kNever<Real>;
+    if (zeros - dead > Real(0.5)) return kNever<Work>;
+    return Work(dead ? belief : belief - message);
+  }
+
+  // The log-messages that arrive at a slot, over all its states, with a maximum of zero. A settled
+  // variable sends its state. Each is divided by the temperature, if that is above zero.
+  void load(int64_t s) {
+    const Slot slot = slot_of(s);
+    const int64_t k = slot.states;
+    Lanes* in = logs.data() + slot.entry;
+    if (loads_pairs(slot)) {
+      const int32_t* variables = slot.variables + rows[0];
+      const Real* message = messages + slot.edges[rows[0]];
+      const int64_t stride = p.classes[slot.homes[rows[0]]].edges;
+      for (int64_t x = 0; x < 2; ++x) {
+        alignas(64) Work arrived[kLanes];
+        for (int64_t l = 0; l < kLanes; ++l)
+          arrived[l] = Work(beliefs[variables[l] + x] - message[l + x * stride]);
+        std::memcpy(in + x, arrived, sizeof(arrived));
+      }
+    } else {
+      // Lanes that are not in use send zeros.
+      alignas(64) Work begin[kLanes] = {};
+      for (int64_t l = 0; l < live; ++l) begin[l] = kNever<Work>;
+      for (int64_t x = 0; x < k; ++x) std::memcpy(in + x, begin, sizeof(begin));
+      // Numbers one by one go through pointers: GCC takes `in[x][l]` to be aligned as a vector is.
+      for (int64_t l = 0; l < live; ++l) load_lane(slot, s, l, reinterpret_cast<Work*>(in) + l);
+    }
+    Lanes peak = in[0];
+    for (int64_t x = 1; x < k; ++x) peak = in[x] > peak ? in[x] : peak;
+    peak = peak > kNever<Work> ? peak : Lanes{};
+    const Work scale = p.temperature > 0 ? Work(1.0 / p.temperature) : Work(1);
+    for (int64_t x = 0; x < k; ++x) in[x] = (in[x] - peak) * scale;
+    shifts[s] = peak;
+  }
+
+  // Whether all lanes are in use by binary variables whose messages stand in a row: the common case,
+  // which needs no branches.
+  bool loads_pairs(const Slot& slot) const {
+    if (p.model.vanishing || slot.states != 2 || slot.left || live < kLanes) return false;
+    const int64_t first = rows[0], last = rows[kLanes - 1];
+    if (last - first != kLanes - 1 || slot.edges[first] < 0) return false;
+    return slot.edges[last] - slot.edges[first] == kLanes - 1;
+  }
+
+  void load_lane(const Slot& slot, int64_t s, int64_t l, Work* in) const {
+    const int64_t f = rows[l], e = slot.edges[f];
+    if (e < 0) {
+      const Kernel& k = *kernel;
+      const int32_t* settled = p.template at<const int32_t>(k.settled) + item * k.settled_item;
+      const int64_t state = settled[s * k.factors + f];
+      for (int64_t x = 0; x < slot.states; ++x)
+        if (state < 0 || x == state) in[x * kLanes] = 0;
+      return;
+    }
+    const Class& c = p.classes[slot.homes[f]];
+    const Real *sums = beliefs + slot.variables[f], *zeros = sums + p.model.beliefs;
+    for (int64_t j = 0; j < c.states; ++j) {
+      const int64_t x = slot.left ? slot.left[f * slot.states + j] : j;
+      const Real dead = p.model.vanishing ? zeros[j] : Real(0);
+      in[x * kLanes] = less(sums[j], dead, messages[e + j * c.edges]);
+    }
+  }
+
+  // A block's numbers for each lane, (items, cells, factors or one).
+  Lanes cell(const Real* from, int64_t number) const {
+    const Kernel& k = *kernel;
+    const Real* row = from + item * k.values_item + number * k.tables;
+    if (k.tables == 1) return all<Work>(Work(row[0]));
+    alignas(64) Work own[kLanes] = {};
+    for (int64_t l = 0; l < live; ++l) own[l] = Work(row[rows[l]]);
+    Lanes lane;
+    std::memcpy(&lane, own, sizeof(lane));
+    return lane;
+  }
+
+  // ---- Automata: forwards and backwards over the slots, O(transitions) for each.
+
+  // Scales totals to a maximum of one, and notes by how much they shrank.
+  template <typename S> static void normalise(Lanes* totals, int64_t count, Lanes& shrunk, Work spread) {
+    if constexpr (S::is_scaled) {
+      Lanes peak = totals[0];
+      for (int64_t q = 1; q < count; ++q) peak = totals[q] > peak ? totals[q] : peak;
+      const Lanes safe = peak > Work(0) ? peak : all<Work>(1);
+      for (int64_t q = 0; q < count; ++q) totals[q] /= safe;
+      shrunk *= (peak < Work(1) ? peak : all<Work>(1)) * spread;
+    }
+  }
+
+  // The (states) log-values of acceptance, divided by the temperature, or values; with a maximum of zero
+  // or one. Returns the shift.
+  template <typename S> Lanes accept(Lanes* into) const {
+    const Kernel& k = *kernel;
+    const Real* from = p.template at<const Real>(k.logs);
+    Lanes peak = all<Work>(kNever<Work>);
+    for (int64_t q = 0; q < k.states; ++q) {
+      into[q] = cell(from, q);
+      peak = into[q] > peak ? into[q] : peak;
+    }
+    peak = peak > kNever<Work> ? peak : Lanes{};
+    for (int64_t q = 0; q < k.states; ++q) {
+      into[q] -= peak;
+      if constexpr (S::is_scaled) into[q] = exp_of<Work>(into[q]);
+    }
+    return peak;
+  }
+
+  // forward[s]: totals of the states before slot s, over all ways through the slots before it.
+  template <typename S> void run_forward(const Lanes* in, int64_t last, Lanes& shrunk, Work spread) {
+    const Kernel& k = *kernel;
+    const int32_t* steps = p.template at<const int32_t>(k.transitions);
+    const int64_t* entries = p.template at<const int64_t>(k.entries);
+    const int64_t count = k.states;
+    for (int64_t q = 0; q < count; ++q) forward[q] = q ? S::zero() : S::one();
+    for (int64_t s = 0; s < last; ++s) {
+      const Lanes *from = forward.data() + s * count, *message = in + entries[s];
+      Lanes* to = forward.data() + (s + 1) * count;
+      for (int64_t q = 0; q < count; ++q) to[q] = S::zero();
+      for (int64_t i = 0; i < 3 * k.steps; i += 3) {
+        if (!s && steps[i]) break;  // sorted by the state that they leave, and it starts in 0
+        to[steps[i + 2]] = S::add(to[steps[i + 2]], S::times(from[steps[i]], message[steps[i + 1]]));
+      }
+      normalise<S>(to, count, shrunk, spread);
+    }
+  }
+
+  // Messages to all slots into `out`; false where values left their range.
+  template <typename S> bool answer_automaton(const Lanes* in) {
+    const Kernel& k = *kernel;
+    const int32_t* steps = p.template at<const int32_t>(k.transitions);
+    const int64_t* entries = p.template at<const int64_t>(k.entries);
+    const int64_t count = k.states, size = p.template at<const int64_t>(k.sizes)[0];
+    Lanes shrunk = all<Work>(1);
+    const Work spread = Work(1) / Work(k.spread);
+    run_forward<S>(in, k.slots - 1, shrunk, spread);
+    Lanes *behind = spare.data(), *next = behind + count;
+    accept<S>(behind);
+    for (int64_t s = k.slots - 1; s >= 0; --s) {
+      const Lanes *before = forward.data() + s * count, *message = in + entries[s];
+      Lanes* sent = out.data() + entries[s];
+      for (int64_t x = 0; x < size; ++x) sent[x] = S::zero();
+      for (int64_t q = 0; q < count; ++q) next[q] = S::zero();
+      for (int64_t i = 0; i < 3 * k.steps; i += 3) {
+        const int32_t q = steps[i], x = steps[i + 1];
+        if (!s && q) break;
+        const Lanes after = behind[steps[i + 2]];
+        sent[x] = S::add(sent[x], S::times(before[q], after));
+        next[q] = S::add(next[q], S::times(message[x], after));
+      }
+      if (s) normalise<S>(next, count, shrunk, spread);
+      std::swap(behind, next);
+    }
+    if constexpr (S::is_scaled)
+      for (int64_t l = 0; l < live; ++l)
+        if (!(lane_of(shrunk, l) >= kShrunk)) return false;
+    return true;
+  }
+
+  // ---- Tables: every cell adds to one state of each slot the product of all else.
+
+  template <typename S> bool answer_table(const Lanes* in) {
+    const Kernel& k = *kernel;
+    const Real* from = p.template at<const Real>(S::is_scaled ? k.values : k.logs);
+    const int64_t* sizes = p.template at<const int64_t>(k.sizes);
+    const int64_t* entries = p.template at<const int64_t>(k.entries);
+    for (int64_t i = 0; i < k.all_entries; ++i) out[i] = S::zero();
+    if (k.slots == 2) {
+      const Lanes *left = in, *right = in + entries[1];
+      Lanes *to_left = out.data(), *to_right = to_left + entries[1];
+      for (int64_t x = 0; x < sizes[0]; ++x)
+        for (int64_t y = 0; y < sizes[1]; ++y) {
+          const Lanes value = cell(from, x * sizes[1] + y);
+          to_left[x] = S::add(to_left[x], S::times(value, right[y]));
+          to_right[y] = S::add(to_right[y], S::times(value, left[x]));
+        }
+      return true;
+    }
+    int64_t digits[kMostSlots] = {};
+    Lanes before[kMostSlots + 1];
+    before[0] = S::one();
+    int64_t changed = 0;  // the first slot whose state differs from that of the cell before
+    for (int64_t number = 0; number < k.cells; ++number) {
+      for (int64_t s = changed; s < k.slots; ++s)
+        before[s + 1] = S::times(before[s], in[entries[s] + digits[s]]);
+      Lanes after = cell(from, number);
+      for (int64_t s = k.slots - 1; s >= 0; --s) {
+        Lanes& sent = out[entries[s] + digits[s]];
+        sent = S::add(sent, S::times(before[s], after));
+        after = S::times(after, in[entries[s] + digits[s]]);
+      }
+      changed = k.slots - 1;
+      while (changed >= 0 && ++digits[changed] == sizes[changed]) digits[changed--] = 0;
+    }
+    return true;
+  }
+
+  // ---- One vector of factors of a block.
+
+  template <typename S> bool answer(const Lanes* in) {
+    return kernel->is_automaton ? answer_automaton<S>(in) : answer_table<S>(in);
+  }
+
+  // Whether all values that are sent are in range.
+  bool in_range() const {
+    for (int64_t s = 0; s < kernel->slots; ++s) {
+      const Slot slot = slot_of(s);
+      for (int64_t l = 0; l < live; ++l) {
+        const int64_t f = rows[l];
+        if (slot.edges[f] < 0) continue;
+        for (int64_t j = 0; j < p.classes[slot.homes[f]].states; ++j) {
+          const int64_t x = slot.left ? slot.left[f * slot.states + j] : j;
+          if (!(lane_of(out[slot.entry + x], l) >= kFaint)) return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  void answer_all() {
+    const int64_t count = kernel->all_entries;
+    if (p.temperature > 0) {
+      if constexpr (std::is_same_v<Work, double>) {
+        for (int64_t i = 0; i < count; ++i) values[i] = exp_of<double>(logs[i]);
+        if (answer<Values>(values.data()) && in_range()) {
+          for (int64_t i = 0; i < count; ++i) out[i] = log_of<double>(out[i]) * p.temperature;
+        } else {
+          answer<Logs>(logs.data());
+          for (int64_t i = 0; i < count; ++i) out[i] *= p.temperature;
+        }
+      }
+    } else {
+      answer<Maxima<Work>>(logs.data());
+    }
+  }
+
+  static Work smaller(Work a, Work b) { return a < b ? a : b; }
+  static Work larger(Work a, Work b) { return a > b ? a : b; }
+
+  // Writes a slot's messages, or their changes; returns the largest change.
+  Work store(int64_t s, const Update& update) {
+    const Slot slot = slot_of(s);
+    const Lanes* sent = out.data() + slot.entry;
+    if (!slot.left && slot.states == 2 && !update.only && !update.deltas && !update.in_values &&
+        loads_pairs(slot))
+      return store_pairs(slot, sent, Work(update.keep));
+    Work largest = 0;
+    for (int64_t l = 0; l < live; ++l) {
+      const int64_t f = rows[l], e = slot.edges[f];
+      if (e < 0) continue;
+      const Class& c = p.classes[slot.homes[f]];
+      const int64_t number = c.edge + e - c.message;
+      if (update.only && !update.only[number]) continue;
+      const auto answered = [&](int64_t j) {
+        return lane_of(sent[slot.left ? slot.left[f * slot.states + j] : j], l);
+      };
+      Work peak = kNever<Work>, change = 0, mixed_peak = kNever<Work>;
+      for (int64_t j = 0; j < c.states; ++j) peak = larger(peak, answered(j));
+      peak = finite(peak);
+      for (int pass = 0; pass < 2; ++pass)  // a mean is shifted to a maximum of zero again
+        for (int64_t j = 0; j < c.states; ++j) {
+          const Work fresh = limited(answered(j) - peak), old = Work(messages[e + j * c.edges]);
+          if (!pass) change = larger(change, change_of(fresh, old));
+          const Work value = mixed(fresh, old, update);
+          if (!pass) mixed_peak = larger(mixed_peak, value);
+          else messages[e + j * c.edges] = Real(value - finite(mixed_peak));
+          if (!pass && j + 1 == c.states && update.deltas) pass = 1;  // nothing is written
+        }
+      if (update.deltas) update.deltas[number] = change;
+      largest = larger(largest, change);
+    }
+    return largest;
+  }
+
+  // The same for binary variables in all lanes.
+  Work store_pairs(const Slot& slot, const Lanes* sent, Work keep) {
+    const int64_t stride = p.classes[slot.homes[rows[0]]].edges;
+    Real* message = messages + slot.edges[rows[0]];
+    Lanes old[2], fresh[2], change = {};
+    for (int64_t x = 0; x < 2; ++x) {
+      alignas(64) Work before[kLanes];
+      for (int64_t l = 0; l < kLanes; ++l) before[l] = Work(message[l + x * stride]);
+      std::memcpy(old + x, before, sizeof(before));
+    }
+    Lanes peak = sent[0] > sent[1] ? sent[0] : sent[1];
+    peak = peak > kNever<Work> ? peak : Lanes{};
+    const Lanes floor = all<Work>(Work(p.model.bounded ? kNever<double> : p.lowest));
+    const Lanes least = all<Work>(Work(-p.seen));
+    for (int64_t x = 0; x < 2; ++x) {
+      fresh[x] = sent[x] - peak;
+      const Lanes raised = fresh[x] > floor ? fresh[x] : floor;
+      fresh[x] = fresh[x] > kNever<Work> ? raised : fresh[x];
+      const Lanes a = fresh[x] > least ? fresh[x] : least, b = old[x] > least ? old[x] : least;
+      const Lanes gap = a > b ? a - b : b - a, size = -a > Work(1) ? -a : all<Work>(1);
+      const Lanes relative = gap / size;
+      change = relative > change ? relative : change;
+    }
+    if (keep > 0) {
+      for (int64_t x = 0; x < 2; ++x) fresh[x] = (1 - keep) * fresh[x] + keep * old[x];
+      Lanes top = fresh[0] > fresh[1] ? fresh[0] : fresh[1];
+      top = top > kNever<Work> ? top : Lanes{};
+      for (int64_t x = 0; x < 2; ++x) fresh[x] -= top;
+    }
+    for (int64_t x = 0; x < 2; ++x) {
+      alignas(64) Work after[kLanes];
+      std::memcpy(after, fresh + x, sizeof(after));
+      for (int64_t l = 0; l < kLanes; ++l) message[l + x * stride] = Real(after[l]);
+    }
+    return largest<Work>(reinterpret_cast<const Work*>(&change), kLanes);
+  }
+
+  Work limited(Work log) const {
+    if (p.model.bounded || !(log > kNever<Work>)) return log;
+    return larger(log, Work(p.lowest));
+  }
+
+  // The change of a log, relative beyond one nat; logs below -seen count as equal.
+  Work change_of(Work fresh, Work old) const {
+    const Work a = larger(fresh, Work(-p.seen)), b = larger(old, Work(-p.seen));
+    return std::abs(a - b) / larger(std::abs(a), Work(1));
+  }
+
+  static Work mixed(Work fresh, Work old, const Update& update) {
+    const double keep = update.keep;
+    if (!(keep > 0)) return fresh;
+    if (!update.in_values) return Work(1 - keep) * fresh + Work(keep) * old;
+    if (!(fresh > kNever<Work>)) return fresh;
+    const Work a = fresh + Work(std::log1p(-keep)), b = old + Work(std::log(keep)), top = larger(a, b);
+    return top + std::log(std::exp(a - top) + std::exp(b - top));
+  }
+
+  // Updates the factors `number` to `number + kLanes` of a list; null: of the block.
+  Work update(const Kernel& of, const int32_t* list, int64_t number, int64_t count, const Update& how) {
+    begin(of, list, number, count);
+    for (int64_t s = 0; s < of.slots; ++s) load(s);
+    answer_all();
+    Work most = 0;
+    for (int64_t s = 0; s < of.slots; ++s) most = larger(most, store(s, how));
+    return most;
+  }
+
+  void begin(const Kernel& of, const int32_t* list, int64_t number, int64_t count) {
+    kernel = &of;
+    live = std::min(kLanes, count - number);
+    for (int64_t l = 0; l < live; ++l) rows[l] = list ? list[number + l] : number + l;
+  }
+
+  // The sum of the factors' log Z times counting numbers; -inf terms are left out and noted.
+  double partition(const Kernel& of, int64_t number, bool& dead) {
+    if (p.temperature > 0) {
+      if constexpr (std::is_same_v<Work, double>) return partition_of<Logs>(of, number, dead);
+    }
+    return partition_of<Maxima<Work>>(of, number, dead);
+  }
+
+  template <typename S> double partition_of(const Kernel& of, int64_t number, bool& dead) {
+    begin(of, nullptr, number, of.factors);
+    for (int64_t s = 0; s < of.slots; ++s) load(s);
+    Lanes total = S::zero();
+    if (of.is_automaton) {
+      Lanes none = {}, *ends = spare.data();
+      run_forward<S>(logs.data(), of.slots, none, 1);
+      const Lanes peak = accept<S>(ends);
+      const Lanes* last = forward.data() + of.slots * of.states;
+      for (int64_t q = 0; q < of.states; ++q) total = S::add(total, S::times(last[q], ends[q]));
+      total += peak;
+    } else {
+      answer_table<S>(logs.data());
+      const int64_t first = p.template at<const int64_t>(of.sizes)[0];
+      for (int64_t x = 0; x < first; ++x) total = S::add(total, S::times(out[x], logs[x]));
+    }
+    const Real* weights = p.template at<const Real>(of.weights);
+    double sum = 0;
+    for (int64_t l = 0; l < live; ++l) {
+      double log = double(lane_of(total, l)) * (p.temperature > 0 ? p.temperature : 1);
+      for (int64_t s = 0; s < of.slots; ++s) log += double(lane_of(shifts[s], l));
+      if (weights) log *= double(weights[rows[l]]);
+      if (log == kNever<double>) dead = true;
+      else sum += log;
+    }
+    return sum;
+  }
+};
+
+}  // namespace
