@@ -62,6 +62,7 @@ LONG = {
     "docs/gp.md",
     "docs/hidden_markov.md",
     "docs/hypertrees.md",
+    "docs/jobs/who_is_who.md",
     "docs/loopy.md",
     "docs/lowrank.md",
     "docs/pruning.md",

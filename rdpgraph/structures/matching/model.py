@@ -72,7 +72,8 @@ class Matching(Structure):
     components of the pairs that are possible, each by a sweep over rows and columns that keeps a
     table of 2^open entries; `cost()` gives the number that is open. Gating makes it small: give
     pairs -inf that are next to impossible, or leave them out of a sparse matrix. Modes and the k
-    best are assignment problems, and are exact however many are open; these need scipy.
+    best are assignment problems, and are exact however many are open: the k best by scipy, and so
+    is the mode where no sweep fits. All is computed on the CPU, in float64.
 
     Args:
         log_odds: (*batch, rows, columns) nats: of the pair against both being alone; -inf: never.
