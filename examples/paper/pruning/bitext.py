@@ -54,6 +54,7 @@ class Case:
         model: its bitext.
         aligner: what prunes.
         exact: the expectations.
+        work: operations of the recursion on lists without a mask.
         seconds: of the recursion on lists without a mask; of a `Bitext` that is quicker than its
             marginals by size.
     """
@@ -62,6 +63,7 @@ class Case:
     model: Model
     aligner: Lexicon
     exact: Tensor
+    work: int
     seconds: float
 
 
@@ -81,20 +83,22 @@ def statistics(answers: Tensor, counts: dict[str, Tensor]) -> Tensor:
     return torch.cat([answers.flatten(), counts["orders"].flatten()])
 
 
-def unmasked(masks: Masks, required: Tensor | None = None) -> Tensor:
+def unmasked(masks: Masks, required: Tensor | None = None) -> tuple[Tensor, int]:
+    """The expectations within one mask, and the places and ways to join them that it leaves."""
     none = torch.zeros(1, *masks.questions, dtype=torch.bool)
-    expected = masks.masked(none if required is None else required.unsqueeze(0), none).expected()
-    return statistics(expected.answers[0], {"orders": expected.counts["orders"][0]})
+    masked = masks.masked(none if required is None else required.unsqueeze(0), none)
+    expected = masked.expected()
+    return statistics(expected.answers[0], {"orders": expected.counts["orders"][0]}), masked.work
 
 
 def case_of(lexicon: Lexicon, aligner: Lexicon, pair: Pair, *, mixed: bool) -> Case:
     model = model_of(lexicon, pair, mixed=mixed)
-    exact, seconds = timed(lambda: unmasked(masks_of(model, rg.infer)))
-    return Case(pair, model, aligner, exact, seconds)
+    (exact, work), seconds = timed(lambda: unmasked(masks_of(model, rg.infer)))
+    return Case(pair, model, aligner, exact, work, seconds)
 
 
-def curve(case: Case, seed: int, stops: tuple[int, ...]) -> list[tuple[float, float, float]]:
-    """Sweeps, seconds and bias of randomized pruning, at several stops of one run."""
+def curve(case: Case, seed: int, stops: tuple[int, ...]) -> list[tuple[float, ...]]:
+    """Sweeps, seconds, bias and operations of randomized pruning, at several stops of one run."""
     generator = torch.Generator().manual_seed(seed)
     points, posterior, done, spent = [], None, 0, 0.0
     for stop in stops:
@@ -108,7 +112,7 @@ def curve(case: Case, seed: int, stops: tuple[int, ...]) -> list[tuple[float, fl
         done, spent = stop, spent + seconds
         sweeps = sweeps_of(posterior)
         found = statistics(sweeps.answers, sweeps.counts)
-        points.append((stop * CHAINS, spent, distance(found, case)))
+        points.append((stop * CHAINS, spent, distance(found, case), sweeps.run.work))
     return points
 
 
@@ -116,8 +120,8 @@ def distance(found: Tensor, case: Case) -> float:
     return float((found - case.exact).square().sum())
 
 
-def tictactoe(case: Case, threshold: float) -> Tensor:
-    """The expectations within one mask of bispans."""
+def tictactoe(case: Case, threshold: float) -> tuple[Tensor, int]:
+    """The expectations within one mask of bispans, and its operations."""
     model = case.model
     mask = allowed(merits(*case.aligner.tables(case.pair)), threshold)
     if isinstance(model, rg.MixedBitext):
@@ -129,7 +133,7 @@ def tictactoe(case: Case, threshold: float) -> Tensor:
     return unmasked(masks_of(narrow, rg.infer))
 
 
-def one_mask(case: Case, certain: float) -> Tensor:
+def one_mask(case: Case, certain: float) -> tuple[Tensor, int]:
     """The expectations where pairs of words that Model 1 is sure of are required."""
     return unmasked(masks_of(case.model, rg.infer), case.aligner.posteriors(case.pair) > certain)
 
@@ -139,9 +143,11 @@ def record(case: Case, seed: int, *, small: bool) -> Record:
     masks: dict[str, list[list[Any]]] = {}
     for name, run, settings in (("tic-tac-toe", tictactoe, TIGHT), ("one mask", one_mask, CERTAIN)):
         for setting in settings:
-            found, seconds = timed(partial(run, case, setting))
-            masks.setdefault(name, []).append([f"{setting:g}", seconds, distance(found, case)])
-    return Record(len(pair[0]) * len(pair[1]), case.seconds, curve(case, seed, stops), masks)
+            (found, work), seconds = timed(partial(run, case, setting))
+            point = [f"{setting:g}", seconds, distance(found, case), work]
+            masks.setdefault(name, []).append(point)
+    sweeps, size = curve(case, seed, stops), len(pair[0]) * len(pair[1])
+    return Record(size, case.seconds, sweeps, masks, case.work)
 
 
 def pass_over(lexicon: Lexicon, pairs: list[Pair], seed: int, *, mixed: bool) -> None:

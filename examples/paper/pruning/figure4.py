@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -20,14 +21,16 @@ class Record:
     Attributes:
         size: the product of the lengths, or the length.
         exact: seconds of the full recursion.
-        sweeps: the sweeps, seconds and bias of randomized pruning, at several stops.
-        masks: by name of what has one mask, the settings, seconds and bias.
+        sweeps: the sweeps, seconds, bias and operations of randomized pruning, at several stops.
+        masks: by name of what has one mask, the settings, seconds, bias and operations.
+        work: operations of the full recursion; 0: not counted, nor those of the others.
     """
 
     size: int
     exact: float
     sweeps: list[Any]
     masks: dict[str, list[Any]]
+    work: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Bin:
         first: bias after the first stop.
         half: bias at the last stop in half of the exact time.
         many: sweeps until there.
+        saved: operations of the full recursion over those of a sweep of one chain, in the median;
+            0: not counted.
     """
 
     least: int
@@ -53,6 +58,7 @@ class Bin:
     first: float
     half: float
     many: float
+    saved: float
 
 
 def kept(store: Path, count: int, made: Callable[[int], Record]) -> list[Record]:
@@ -64,7 +70,7 @@ def kept(store: Path, count: int, made: Callable[[int], Record]) -> list[Record]
         for number in range(len(found), count):
             own = made(number)
             found.append(own)
-            file.write(json.dumps([own.size, own.exact, own.sweeps, own.masks]) + "\n")
+            file.write(json.dumps([own.size, own.exact, own.sweeps, own.masks, own.work]) + "\n")
             file.flush()
     return found
 
@@ -88,10 +94,32 @@ def binned(records: list[Record], bins: Sequence[int]) -> list[Bin]:
             Bin(
                 low + 1, high, len(chosen), mean([own.exact for own in chosen]), mean(sweeps),
                 mean([own.sweeps[0][2] for own in chosen]), mean([stop[2] for stop in within]),
-                mean([float(stop[0]) for stop in within]),
+                mean([float(stop[0]) for stop in within]), saved_by(chosen),
             )
         )  # fmt: skip
     return found
+
+
+def saved_by(records: list[Record]) -> float:
+    """The median of the full recursion's operations over those of a sweep; 0: not counted."""
+    if not all(own.work for own in records):
+        return 0.0
+    return median(own.work / (own.sweeps[-1][3] / own.sweeps[-1][0]) for own in records)
+
+
+def by_work(records: list[Record]) -> dict[str, list[Point]]:
+    """The mean share of the full recursion's operations, and bias, of each setting."""
+    shares = [
+        replace(
+            own, sweeps=[[p[0], p[3] / own.work, p[2]] for p in own.sweeps],
+            masks={
+                name: [[p[0], p[3] / own.work, p[2]] for p in points]
+                for name, points in own.masks.items()
+            },
+        )
+        for own in records
+    ]  # fmt: skip
+    return curves_of(shares)
 
 
 def curves_of(records: list[Record]) -> dict[str, list[Point]]:
@@ -116,16 +144,26 @@ def report(
     ranges, curves = binned(records, bins), curves_of(records)
     exact = mean([own.exact for own in records])
     heads = ["from, to", "many", "exact ms", "sweep ms", "ratio", "first", "at half", "sweeps"]
+    counted = all(own.work for own in records)
+    heads += ["ratio of operations"] if counted else []
     rows = [
         [
             f"{own.least}-{own.most}", str(own.pairs), f"{1e3 * own.exact:.1f}",
             f"{1e3 * own.sweep:.2f}", f"{own.exact / own.sweep:.0f}", f"{own.first:.3f}",
-            f"{own.half:.4f}", f"{own.many:.0f}",
+            f"{own.half:.4f}", f"{own.many:.0f}", *([f"{own.saved:.0f}"] if counted else []),
         ]
         for own in ranges
     ]  # fmt: skip
     show(f"a, b, c: by the {over}; {chains} chains at once", heads, rows)
     show_curves(f"d: mean bias of {len(records)} against time", exact, curves)
+    if counted:
+        rows = [
+            [name, setting, f"{share:.3g}", f"{bias:.2g}"]
+            for name, points in by_work(records).items()
+            for setting, share, bias in points
+        ]
+        show("d: the same against operations over those of the full recursion",
+             ["", "setting", "operations", "bias"], rows)  # fmt: skip
     figure, ((a, b), (c, d)) = plt.subplots(2, 2, figsize=(10, 7.5))
     x = [own.most for own in ranges]
     blue, red = COLORS[:2]
