@@ -15,8 +15,9 @@
 //
 //   dH / dtheta_ij = -p_ij (s_t(i) + theta_ij + c_t+1(j) - E),    E = sum_ij p_ij (s_t(i) + theta_ij + c_t+1(j)),
 //
-// and that in u_t(i) the sum of its row. Products may underflow where scores are hundreds of nats apart: then an item
-// is in doubt, and is left to sums in logarithms.
+// and that in u_t(i) the sum of its row. The largest score of each table and of each step is taken off, which changes
+// neither, and leaves numbers that lose few digits. Products may underflow where scores are hundreds of nats apart:
+// then an item is in doubt, and is left to sums in logarithms.
 
 #pragma once
 
@@ -107,7 +108,6 @@ struct Chains {
     value = 0;
     if (!length) return true;
     bool sure = true;
-    double log_z = 0, score = 0;
     std::vector<Real> sums(states);
     for (int64_t step = 0; step < length && sure; ++step) {
       const Real *u = site(unary, item, step), *v = site(scored, item, step);
@@ -121,12 +121,11 @@ struct Chains {
           const Real chance = before[i], so_far = scores[i];
           if (!(chance > 0)) continue;
           by_lanes<Real>(states, [&](int64_t k, auto left) {
-            const Lane<Real> theta = raised(load(logs + k, left)), w = exp_of<Real>(theta - top) * chance;
+            const Lane<Real> theta = raised(load(logs + k, left)) - top, w = exp_of<Real>(theta) * chance;
             store(z + k, Lane<Real>(load(z + k, left) + w), left);
             store(q + k, Lane<Real>(load(q + k, left) + w * (theta + so_far)), left);
           });
         }
-        log_z += top;
         const Real least = least_sum();
         for (int64_t j = 0; j < states; ++j)
           if (!(z[j] >= least) && u[j] > kNever<Real> && reached(item, step - 1, j)) sure = false;
@@ -136,13 +135,11 @@ struct Chains {
       const Real peak = largest_of(u, states);
       exps(f, u, peak, states);
       for (int64_t j = 0; j < states; ++j) {
-        s[j] = z[j] > 0 ? q[j] / z[j] + v[j] : Real(0);
+        s[j] = z[j] > 0 ? q[j] / z[j] + (v[j] - peak) : Real(0);
         f[j] *= z[j];
       }
-      log_z += peak + settle(item, step, sure);
-      score += levels[item * steps + step];
+      value += settle(item, step, sure) - levels[item * steps + step];
     }
-    value = log_z - score;
     return sure && std::isfinite(value);
   }
 
@@ -163,10 +160,10 @@ struct Chains {
       // The sums over suffixes, with the potentials of this step.
       const Real *u = site(unary, item, step), *v = site(scored, item, step);
       const Real *f = row(item, step, 0), *s = row(item, step, 1), *z = row(item, step, 2);
-      exps(y, u, largest_of(u, states), states);
-      const Real peak = largest_of(sum, states);
+      const Real peak = largest_of(u, states), most = largest_of(sum, states);
+      exps(y, u, peak, states);
       for (int64_t j = 0; j < states; ++j) {
-        y[j] *= sum[j] / peak, c[j] = v[j] + mean[j];
+        y[j] *= sum[j] / most, c[j] = (v[j] - peak) + mean[j];
         if (y[j] < kLeast && u[j] > kNever<Real> && sum[j] > 0) return false;
       }
       if (step == last) {  // no row has its sum yet
@@ -178,7 +175,7 @@ struct Chains {
       const double level = levels[item * steps + step];
       for (int64_t j = 0; j < states; ++j) {
         const double share = double(z[j]) * y[j];
-        norm += share, total += share * (double(s[j]) + level - v[j] + c[j]);
+        norm += share, total += share * (double(s[j]) + level + mean[j]);
       }
       if (!(norm > 0)) return false;
       total /= norm;
@@ -189,8 +186,8 @@ struct Chains {
         const Real chance = -pull * Real(before[i] / norm), less = Real(scores[i] - total);
         Lane<Real> sums = {}, turns = {};
         by_lanes<Real>(states, [&](int64_t k, auto left) {
-          const Lane<Real> theta = raised(load(logs + k, left)), d = theta + load(c + k, left);
-          const Lane<Real> w = exp_of<Real>(theta - top) * load(y + k, left), turn = w * d;
+          const Lane<Real> theta = raised(load(logs + k, left)) - top, d = theta + load(c + k, left);
+          const Lane<Real> w = exp_of<Real>(theta) * load(y + k, left), turn = w * d;
           sums += w, turns += turn;
           if (extra) store(extra + i * states + k, Lane<Real>((turn + w * less) * chance), left);
         });

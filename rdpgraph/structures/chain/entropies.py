@@ -18,8 +18,9 @@ from rdpgraph.structures.chain.steps import ChainTensors
 
 
 def entropy(
-    parts: ChainTensors, scored: Tensor, again: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor | None:
+    parts: ChainTensors, scored: Tensor, again: Callable[[Tensor, Tensor], Tensor], *,
+    least: float | None = None,
+) -> Tensor | None:  # fmt: skip
     """(B,) log Z less the expectation of the transitions and of ``scored`` in place of the unary.
 
     Differentiable in the unary and the transitions, with ``scored`` moving as the unary does. None
@@ -30,6 +31,8 @@ def entropy(
         parts: (B, T, N), (B, T - 1, N, N) and (B,).
         scored: (B, T, N) finite; without gradient.
         again: the same of unary and transitions, for derivatives of higher order.
+        least: a bound of values that rounding may have put below it, as where one sequence has all
+            the mass.
     """
     unary, tables, lengths = parts
     batch, total = unary.shape[:2]
@@ -39,7 +42,11 @@ def entropy(
         return None
     given = unary, tables, scored.to(unary), lengths
     run = _Run(*(part.detach().contiguous() for part in given))
-    return None if run.doubtful else _Entropy.apply(run, again, unary, tables)  # pyright: ignore
+    if run.doubtful:
+        return None
+    if least is not None:
+        run.values.clamp_(min=least)
+    return _Entropy.apply(run, again, unary, tables)  # pyright: ignore
 
 
 class _Run:

@@ -38,7 +38,7 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
             return _entropy(ChainTensors(unary, tables, parts.lengths), log_base)
 
         scored = masked(finite(parts.unary.detach()) - base, parts.lengths)
-        values = entropies.entropy(table, scored, again)
+        values = entropies.entropy(table, scored, again, least=0.0 if log_base is None else None)
         if values is not None:
             return values
     return _entropy(parts, log_base)

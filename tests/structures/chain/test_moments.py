@@ -93,6 +93,22 @@ def test_entropies_over_a_base_measure_are_those_of_enumeration(dtype, zeros, sc
             assert torch.allclose(one.double(), other, **near)
 
 
+def test_entropies_lose_no_digits_to_large_scores():
+    """A constant changes no entropy; float32 has seven digits for it and the scores together."""
+    drawn = potentials(2, 6, 20, kind="per item", seed=3)
+    small = [(part * 256).round().float() / 256 for part in drawn]  # exact with 4096 added, too
+    (near, *slopes), (far, *others) = (
+        (model.entropy(), *torch.autograd.grad(model.entropy().sum(), parts))
+        for parts in ([(part + by).requires_grad_() for part in small] for by in (0.0, 4096.0))
+        for model in [rg.Chain(*parts)]
+    )
+    exact = rg.Chain(*(part.double() for part in small)).entropy()
+    assert torch.allclose(near.double(), exact, atol=1e-5)
+    assert torch.allclose(far, near, atol=1e-5)
+    for one, other in zip(slopes, others, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
 def test_entropies_of_tables_for_each_step_are_differentiable_past_hard_zeros():
     unary, links = potentials(2, 4, 3, kind="per item", zeros=0.2, seed=5)
     model = rg.Chain(unary.requires_grad_(), links.requires_grad_())
