@@ -172,9 +172,9 @@ def main(
     """Train what is not trained yet, round by round, and print the table after each."""
     data = sentences(text, least=least, most=most, held=held)
     print(f"{len(data.train):,} sentences, {data.vocabulary:,} words")
-    between = max(1, every or steps)
+    between, results = max(1, every or steps), Results()
     for stop in [*range(between, steps, between), steps]:
-        results: Results = {}
+        results.clear()
         for seed in range(seeds):
             for method in methods.split(","):
                 top, tail = kept(method, states, keep)

@@ -20,7 +20,7 @@ how many states were kept for Table 4: here it is 10%. Table 5 trains models, as
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,8 +120,10 @@ PROPOSALS: Figures = {
 }
 SHARES = (0.01, 0.1, 0.2)
 OWN = {"default": default, "with a pilot": piloted}
-COLORS = {"Top": "#9aa5ae", "the paper's setting": "#c8553d"}
-COLORS |= {"default": "#5b9bd5", "with a pilot": "#1d4e79"}
+COLORS = {
+    "Top": "#9aa5ae", "the paper's setting": "#c8553d", "default": "#5b9bd5",
+    "with a pilot": "#1d4e79",
+}  # fmt: skip
 PAPERS, BASE = "the paper's setting", "the paper's setting, 10%"
 
 Make = Callable[[Any], rg.Randomized]
@@ -163,7 +165,7 @@ class Table:
     """
 
     title: str
-    models: dict[str, Sequence[Problem]]
+    models: Mapping[str, Sequence[Problem]]
     rows: dict[str, Make]
     measures: tuple[Measure, ...] = (squared_error,)
     ask: Ask = log_z
@@ -401,12 +403,11 @@ def trained_models(chosen: argparse.Namespace) -> None:
         for file in sorted(folder.glob("table5-*.md")):
             print(file.read_text())
         return
-    sizes: dict[str, Any] = {"hidden": 8, "dimension": 4, "samples": 2, "counted": 4, "held": 4}
-    sizes |= {"steps": 2, "every": 1, "least": 1, "tokens": 60, "keep": 0.5}
+    tiny: dict[str, Any] = {"hidden": 8, "dimension": 4, "samples": 2, "counted": 4, "held": 4}
+    tiny |= {"steps": 2, "every": 1, "least": 1, "tokens": 60, "keep": 0.5}
+    options: dict[str, Any] = tiny if chosen.quick else {"every": 250}
     for states, seeds in ((8, 1),) if chosen.quick else ((100, 3), (2000, 1)):
-        table5.main(
-            folder, chosen.text, states, seeds=seeds, **sizes if chosen.quick else {"every": 250}
-        )
+        table5.main(folder, chosen.text, states, seeds=seeds, **options)
 
 
 if __name__ == "__main__":
