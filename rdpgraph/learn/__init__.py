@@ -16,6 +16,7 @@ from rdpgraph.learn.markov import HMM, HSMM, left_to_right
 from rdpgraph.learn.network import BayesianNetwork
 from rdpgraph.learn.parameters import NoisyMax, Parameter, Probabilities
 from rdpgraph.learn.saved import load, save
+from rdpgraph.learn.tagger import SequenceTagger, read_conll
 
 __all__ = [
     "EM",
@@ -37,11 +38,13 @@ __all__ = [
     "Poisson",
     "Probabilities",
     "Product",
+    "SequenceTagger",
     "Step",
     "fit_by_gradient",
     "held_out",
     "left_to_right",
     "load",
+    "read_conll",
     "save",
     "standard_errors",
 ]
