@@ -129,16 +129,13 @@ class Plan:
         """How many numbers and levels each table has."""
         found: dict[str, tuple[int, int]] = {}
         for name, place in self.lowered.places.items():
-            ends = dict(zip(place.table.axes, place.table.sizes, strict=True))
-            each = [ends[axis].evaluate(sizes) for axis in place.axes]
-            places, steps = 1, place.steps.evaluate(sizes)
-            for count in each:
-                places *= count
-            inner = each[-1] if each else 1
-            width = ends[place.label].evaluate(sizes) if place.label else 1
+            ends = {axis: size.evaluate(sizes) for axis, size in place.ends.items()}
+            steps = place.steps.evaluate(sizes)
+            # One level for a row, or without one for all places of the innermost axis.
+            rows = place.axes if place.row else place.axes[:-1]
             found[name] = (
-                steps * places * width,
-                steps * (places if place.label else places // inner),
+                steps * math.prod(ends[axis] for axis in (*place.axes, *place.row)),
+                steps * math.prod(ends[axis] for axis in rows),
             )
         return found
 
@@ -185,7 +182,7 @@ class Plan:
         cell = row = step if place.solved else torch.zeros((), dtype=torch.int64)
         for axis in place.axes:
             cell = cell * ends[axis] + point[axis]
-        for axis in place.axes if place.label else place.axes[:-1]:
+        for axis in place.axes if place.row else place.axes[:-1]:
             row = row * ends[axis] + point[axis]
         item = torch.arange(items)
         return Goal(

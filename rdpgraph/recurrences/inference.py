@@ -54,7 +54,7 @@ def infer_program(
     sizes = sketch.sizes(rules)
     sizes = _read_alone(sizes, sketch.with_ranges(rules, sizes))
     rules = sketch.with_ranges(rules, sizes)
-    labels = _labels(rules, sizes, goals)
+    labels = _labels(rules, sizes, goals, sketch.inputs)
     tables = {
         table: Table(table, sketch.axes[table], sizes[table], (), Affine()) for table in sizes
     }
@@ -232,6 +232,11 @@ class _Sketch:
             raise self.error(
                 f"{read.array} is no input, and no rule makes it (known: {known})", line
             )
+        if array is None and any(isinstance(at, Lookup) for at in read.index):
+            raise self.error(
+                f"{read.array} is a table, whose cells are read at sums of names and numbers; only "
+                "inputs are read at places that are data", line,
+            )  # fmt: skip
         if array is not None and array.whole != whole:
             holds = "indices, so it stands within an index" if array.whole else "logs, no indices"
             raise self.error(f"{read.array} holds {holds}", line)
@@ -486,7 +491,10 @@ def _at_most(one: Affine, other: Affine) -> bool:
 
 
 def _labels(
-    drafts: list[_Draft], sizes: Mapping[str, Sequence[Affine]], goals: Sequence[Read]
+    drafts: list[_Draft],
+    sizes: Mapping[str, Sequence[Affine]],
+    goals: Sequence[Read],
+    inputs: Mapping[str, Array],
 ) -> set[tuple[int | str, str | int]]:
     """The variables that stand alone wherever they stand: (rule, name) and (table, axis).
 
@@ -511,10 +519,14 @@ def _labels(
         for form in (*rule.guards, *rule.equal):
             no_labels |= {(number, name) for name in form.names}
         for read in rule.factors:
+            dims = sizes[read.array] if read.array in sizes else inputs[read.array].dims
             for k, at in enumerate(read.index):
-                each = at.index if isinstance(at, Lookup) else (at,)
-                for one in each:
-                    if one.bare is None or is_size(one.bare):
+                each = [(at, dims[k])]
+                if isinstance(at, Lookup):
+                    each = [*zip(at.index, inputs[at.array].dims, strict=True)]
+                for one, size in each:
+                    # Of a dim of another size a label would read past the end, or not all there is.
+                    if one.bare is None or draft.ranges.get(one.bare) != size:
                         no_labels |= {(number, name) for name in one.names}
                         if read.array in sizes:
                             no_labels.add((read.array, k))

@@ -386,7 +386,17 @@ class Run:
         else:
             chosen = pool.index_select(1, read.rows.to(pool.device))
         values = chosen.reshape(len(pool), *read.sizes, *pool.shape[2:])
-        return Named(values, (*read.names, *read.labels))
+        labels = [*read.labels]
+        for label in {label for label in labels if labels.count(label) > 1}:
+            while labels.count(label) > 1:  # the entries where both are the same
+                other = len(labels) - 1 - labels[::-1].index(label)
+                at = values.ndim - len(labels)
+                values = values.diagonal(dim1=at + labels.index(label), dim2=at + other)
+                labels = [
+                    *(one for k, one in enumerate(labels) if k != other and one != label),
+                    label,
+                ]
+        return Named(values, (*read.names, *labels))
 
     # ---- inputs ----
 

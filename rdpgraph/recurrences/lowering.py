@@ -11,7 +11,7 @@ any sizes, so a new size costs microseconds.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rdpgraph.native.records import numbers
 from rdpgraph.recurrences.affine import Affine
@@ -28,10 +28,14 @@ from rdpgraph.recurrences.records import (
 
 # The coordinates of a place: the step, the axes of places from the outermost to the innermost, and
 # loops, the outer and the inner. Users' names have no such sign.
-STEP, OUTER, MIDDLE, INNER, LOOP2, LOOP = "@s", "@q", "@u", "@p", "@w", "@r"
+STEP, OUTMOST, OUTER, MIDDLE, INNER = "@s", "@o", "@q", "@u", "@p"
+LOOP2, LOOP = "@w", "@r"
+AXES = (INNER, MIDDLE, OUTER, OUTMOST)
 Made = TypeVar("Made")
 MOST_LOOKS = 4  # indices of one entry that are data: kLooks of the executor
-COORDINATES = {"s": STEP, "q": OUTER, "u": MIDDLE, "w": LOOP2, "p": INNER, "r": LOOP}
+COORDINATES = {
+    "s": STEP, "o": OUTMOST, "q": OUTER, "u": MIDDLE, "w": LOOP2, "p": INNER, "r": LOOP,
+}  # fmt: skip
 
 
 class UnloweredError(Exception):
@@ -40,59 +44,66 @@ class UnloweredError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """How a table lies in memory: [step][places][label].
+    """How a table lies in memory: [step][axes][row].
 
     Attributes:
-        solved: the axis that is known from the step and the places; None: all is of one step.
-        axes: of places, the last innermost.
-        label: the axis of labels, if there is one.
+        solved: the axis that is known from the step and the axes; None: all is of one step.
+        axes: of places, and after them labels that are not in the row; the last is the innermost.
+        row: labels whose entries are computed together, relative to one level.
     """
 
     table: Table
     solved: str | None
     axes: tuple[str, ...]
-    label: str | None
+    row: tuple[str, ...]
 
     @classmethod
-    def of(cls, table: Table, labels: Iterable[str]) -> "Place":
-        """The layout of a table.
+    def of(cls, table: Table, labels: Iterable[str], row: Iterable[str] = ()) -> "Place":
+        """The layout of a table, whose row is some labels, or the last one.
 
         Raises:
-            UnloweredError: it has more than one label or three axes of places.
+            UnloweredError: it has more than four axes besides the order and the row.
         """
-        label = [axis for axis in table.axes if axis in labels]
-        rest = [axis for axis in table.axes if axis not in labels]
-        solved = [axis for axis in rest if abs(table.order.coefficient(axis)) == 1]
-        axes = tuple(axis for axis in rest if axis not in solved[-1:])
-        if len(label) > 1 or len(axes) > 3 or (not solved and table.order.names & {*rest}):
-            raise UnloweredError(f"{table.name} has more than a label, three places and an order")
-        return cls(table, solved[-1] if solved else None, axes, label[0] if label else None)
+        own = [axis for axis in table.axes if axis in labels]
+        row = tuple(row) or tuple(own[-1:])
+        rest = [axis for axis in table.axes if axis not in own]
+        solved = [axis for axis in rest if abs(table.order.coefficient(axis)) == 1][-1:]
+        axes = tuple(axis for axis in rest if axis not in solved)
+        axes += tuple(axis for axis in own if axis not in row)
+        if len(axes) > len(AXES) or (not solved and table.order.names & {*rest}):
+            raise UnloweredError(f"{table.name} has more than a row, four axes and an order")
+        return cls(table, solved[0] if solved else None, axes, row)
+
+    def flat(self) -> "Place":
+        """The same with its row as the innermost axis."""
+        if len(self.axes) + len(self.row) > len(AXES):
+            raise UnloweredError(f"{self.table.name} has more than four axes and an order")
+        return replace(self, axes=(*self.axes, *self.row), row=())
+
+    @property
+    def ends(self) -> dict[str, Affine]:
+        """The size of each axis of the table."""
+        return dict(zip(self.table.axes, self.table.sizes, strict=True))
 
     @property
     def steps(self) -> Affine:
         """How many steps it has numbers of."""
         return self.table.order_end + 1 if self.solved else Affine.of(1)
 
-    def step(self, order: Affine) -> Affine:
-        """Which of its steps has the numbers of a cell of some order."""
-        return order if self.solved else Affine()
-
     def coordinates(self) -> dict[str, Affine]:
-        """The table's axes by step and places."""
-        found = {
-            axis: Affine.of(name)
-            for axis, name in zip(reversed(self.axes), (INNER, MIDDLE, OUTER), strict=False)
-        }
+        """The table's axes, but for those of its row, by step and axes."""
+        pairs = zip(reversed(self.axes), AXES, strict=False)
+        found = {axis: Affine.of(name) for axis, name in pairs}
         if self.solved is None:
             return found
         sign = self.table.order.coefficient(self.solved)
         rest = (self.table.order - Affine.of(self.solved) * sign).substitute(found)
         return found | {self.solved: (Affine.of(STEP) - rest) * sign}
 
-    def point(self, index: Sequence[Affine | Lookup]) -> dict[str, Affine]:
+    def point(self, index: Sequence[Affine | Lookup], labels: Iterable[str]) -> dict[str, Affine]:
         """The value of each axis that is no label, of an entry."""
         each = zip(self.table.axes, index, strict=True)
-        return {axis: at for axis, at in each if axis != self.label and isinstance(at, Affine)}
+        return {axis: at for axis, at in each if axis not in labels and isinstance(at, Affine)}
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,8 @@ class Sketch:
     Attributes:
         matrix: that a link or a pair multiplies by.
         before, after: the labels before and after it; those before are summed over.
-        owner: the table beside whose sum it is computed, before that if ``first``, else after.
+        owner: the table beside whose sum it is computed.
+        when: in the first step; before the owner's sum, or after it.
     """
 
     kind: Kind
@@ -110,9 +122,9 @@ class Sketch:
     rules: tuple[Rule, ...]
     matrix: Read | None = None
     before: tuple[str, ...] = ()
-    after: str | None = None
+    after: tuple[str, ...] = ()
     owner: str = ""
-    first: bool = True
+    when: Literal["first", "before", "after"] = "before"
 
 
 @dataclass(frozen=True)
@@ -120,8 +132,11 @@ class Sized:
     """How much a table holds at some sizes, as expressions.
 
     Attributes:
-        steps, width: of the table; places are ``outer`` rows of ``inner``, `q` by `u` by `inner`.
-        rows: levels of a step.
+        steps: of the table.
+        inner, u, q, o: of its axes, from the innermost to the outermost.
+        width: of its row.
+        numbers, levels: of a step.
+        hops, rows: strides of axes, by name; and those of their levels.
         at, level: names of where its numbers and levels begin.
     """
 
@@ -129,9 +144,12 @@ class Sized:
     inner: str
     u: str
     q: str
+    o: str
     width: str
-    places: str
-    rows: str
+    numbers: str
+    levels: str
+    hops: Mapping[str, str]
+    rows: Mapping[str, str]
     at: str
     level: str
 
@@ -169,6 +187,23 @@ def expression(form: Affine) -> str:
     return "+".join([*parts, str(form.constant)] if form.constant or not parts else parts)
 
 
+@dataclass(frozen=True)
+class _Term:
+    """A part of a product, and what is summed over in it.
+
+    Attributes:
+        inner: its factors but for the matrix.
+        before: the labels that are summed over.
+        after: labels that the matrix alone has.
+    """
+
+    kind: Kind
+    inner: tuple[Read, ...]
+    matrix: Read | None
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
 @dataclass
 class _Lowering:
     program: Program
@@ -192,9 +227,11 @@ class _Lowering:
         for table in program.tables:
             own = tuple(rule for rule in rules if rule.table == table.name)
             beside = [one for one in self.hoisted if one.owner == table.name]
-            self.stages += [one for one in beside if one.first]
+            self.stages += [one for one in beside if one.when == "before"]
             self.stages.append(Sketch(Kind.SUM, table.name, own, owner=table.name))
-            self.stages += [one for one in beside if not one.first]
+            self.stages += [one for one in beside if one.when == "after"]
+        self.stages = [one for one in self.hoisted if one.when == "first"] + self.stages
+        assert len(self.stages) == len(program.tables) + len(self.hoisted)
 
     def _labels_of(self, read: Read) -> list[str]:
         """The labels by which an entry is read, in the order of its index."""
@@ -204,84 +241,150 @@ class _Lowering:
     # ---- sums over labels become stages of their own ----
 
     def _without_labels(self, rule: Rule) -> Rule:
-        """A rule that reads a stage in place of its sum over labels, if it has one."""
-        over = [name for name in rule.over if name in self.labels]
-        if not over:
-            return rule
-        matrices = [factor for factor in rule.factors if len(self._labels_of(factor)) > 1]
-        if not matrices:
-            if len(over) > 1:
-                raise UnloweredError(f"{rule.text} sums over several labels without a matrix")
-            inner = tuple(f for f in rule.factors if over[0] in self._labels_of(f))
-            return self._hoisted(rule, Kind.OVER, inner, None, (over[0],), None)
-        matrix = matrices[0]
-        before = tuple(name for name in self._labels_of(matrix) if name in over)
-        after = [name for name in self._labels_of(matrix) if name not in before]
-        single = self.program.table(matrix.array) is None and len(matrices) == 1
-        if not single or len(after) > 1 or not 1 <= len(before) <= 2 or len(before) < len(over):
-            raise UnloweredError(f"{rule.text} is no link of one or two rows by a matrix")
-        inner = tuple(
-            f for f in rule.factors if f is not matrix and {*self._labels_of(f)} & {*before}
-        )
-        kind = Kind.PAIR if len(before) == 2 else Kind.LINK
-        return self._hoisted(rule, kind, inner, matrix, before, after[0] if after else None)
+        """A rule that reads stages in place of its sums over labels, if it has some."""
+        while over := [name for name in rule.over if name in self.labels]:
+            rule = self._hoisted(rule, self._pair_of(rule, over) or self._link_of(rule, over))
+        return rule
 
-    def _hoisted(
-        self, rule: Rule, kind: Kind, inner: tuple[Read, ...], matrix: Read | None,
-        before: tuple[str, ...], after: str | None,
-    ) -> Rule:  # fmt: skip
-        """Put factors and a matrix into a stage of its own, which the rule then reads."""
-        if after is None and kind != Kind.OVER:
-            raise UnloweredError(f"{rule.text} has a matrix with no label after it")
+    def _pair_of(self, rule: Rule, over: Sequence[str]) -> "_Term | None":
+        """A matrix of an input by two rows of labels, if the rule has one."""
+        for matrix in rule.factors:
+            own = self._labels_of(matrix)
+            before = tuple(name for name in own if name in over)
+            after = tuple(name for name in own if name not in over)
+            others = [f for f in rule.factors if f is not matrix]
+            rows = [[f for f in others if name in self._labels_of(f)] for name in before]
+            if matrix.array in self.places or len(before) != 2 or not all(rows) or not after:
+                continue
+            inner = tuple(f for f in others if f in rows[0] or f in rows[1])
+            left = {name for f in inner for name in self._labels_of(f)} - {*before}
+            if len(inner) < len(rows[0]) + len(rows[1]) or left & {*after}:
+                continue
+            # A row of inputs alone, as the scores of a word, is summed over by itself.
+            if not any(self._is_apart(rule, [matrix, *row]) for row in rows):
+                return _Term(Kind.PAIR, inner, matrix, before, after)
+        return None
+
+    def _link_of(self, rule: Rule, over: Sequence[str]) -> "_Term":
+        """The sum over one label, of those the one with the fewest labels and places left."""
+
+        def reach(label: str) -> tuple[int, int]:
+            reads = [factor for factor in rule.factors if label in self._labels_of(factor)]
+            names = frozenset[str]().union(*(factor.names for factor in reads))
+            return len(names & self.labels), len([n for n in names if n in self.ranges])
+
+        label = min(over, key=reach)
+        inner = [factor for factor in rule.factors if label in self._labels_of(factor)]
+        # The matrix has labels that no other factor has; best an input, and the same everywhere.
+        found: list[tuple[tuple[bool, bool, int], Read, tuple[str, ...]]] = []
+        for number, matrix in enumerate(inner):
+            others = {name for f in inner if f is not matrix for name in self._labels_of(f)}
+            after = [n for n in self._labels_of(matrix) if n != label and n not in others]
+            # Labels that are summed over next come first, so that those left lie side by side.
+            after.sort(key=lambda name: name not in over)
+            if after and len(inner) > 1:
+                key = matrix.array in self.places, not matrix.names <= self.labels, number
+                found.append((key, matrix, tuple(after)))
+        if not found:
+            return _Term(Kind.OVER, tuple(inner), None, (label,), ())
+        _, matrix, after = min(found, key=lambda one: one[0])
+        rest = tuple(factor for factor in inner if factor is not matrix)
+        return _Term(Kind.LINK, rest, matrix, (label,), after)
+
+    def _is_apart(self, rule: Rule, factors: Sequence[Read]) -> bool:
+        """Whether factors are inputs that depend on fewer variables than a rule, labels aside."""
+        names = frozenset[str]().union(*(factor.names for factor in factors))
+        own = {name for name in names if name in self.ranges} - self.labels
+        every = [*self.places[rule.table].table.axes, *rule.over]
+        places = {name for name in every if name not in self.labels}
+        given = all(self.program.by_name.get(f.array) in self.program.inputs for f in factors)
+        return given and len(own) < len(places) - len(rule.equal)
+
+    def _hoisted(self, rule: Rule, term: "_Term") -> Rule:
+        """Put a term into a stage of its own, which the rule then reads."""
+        inner, matrix, before = term.inner, term.matrix, term.before
         loops = [name for name in rule.over if name not in self.labels]
         moving = self._loops_of(loops, inner, matrix)
         rest = tuple(f for f in rule.factors if f not in inner and f is not matrix)
-        tables = [f for f in inner if f.array in self.places]
+        tables = [f for f in (*inner, *((matrix,) if matrix else ())) if f.array in self.places]
         read = tables[0] if tables else None
         both = bool(moving) and (
-            len(tables) != 1 or self._depends_on_both(rule, inner, matrix, tables[0], moving)
+            len(tables) != 1
+            or tables[0] is matrix
+            or self._depends_on_both(rule, inner, matrix, tables[0], moving)
         )
-        if both and kind == Kind.OVER:
-            raise UnloweredError(f"{rule.text} sums over labels and loops of several places")
         # A link of one table by one matrix that several rules read is made once.
         shared = (
-            kind == Kind.LINK and len(inner) == 1 and read is not None and not moving
-            and matrix is not None and matrix.names <= self.labels
+            term.kind == Kind.LINK and len(inner) == 1 and read is not None and not moving
+            and read is not matrix and matrix is not None and matrix.names <= self.labels
             and sum(self._links(one, read.array, matrix.array) for one in self.program.rules) > 1
         )  # fmt: skip
         name = f"{rule.table}.{len(self.hoisted)}"
-        if not shared and (kind == Kind.PAIR or not moving or both):
+        kept = tuple(v for v in rule.over if v not in before)
+        if self._is_apart(rule, [*inner, *((matrix,) if matrix else ())]):
+            sketch, index = self._at_own_variables(name, rule, term)
+        elif not shared and (term.kind == Kind.PAIR or not moving or both):
             # Loops are summed over in the stage, so all factors that depend on them belong to it.
             while more := [f for f in rest if f.names & {*moving}]:
-                if any(self._labels_of(f) for f in more):
-                    raise UnloweredError(f"{rule.text} has a link and labels that a loop changes")
+                if term.matrix and any(self._labels_of(f) for f in more):
+                    # These change what follows the matrix, so one entry of that is made at a time.
+                    inner, before = (*inner, term.matrix), before[:1]
+                    term = _Term(Kind.OVER, inner, None, before, ())
                 inner, rest = (*inner, *more), tuple(f for f in rest if f not in more)
-                moving = self._loops_of(loops, inner, matrix)
-            made, sketch, index = self._at_own_places(
-                name, rule, kind, inner, matrix, before, after, moving
-            )
-            kept = tuple(v for v in rule.over if v not in before and v not in moving)
+                moving = self._loops_of(loops, inner, term.matrix)
+            sketch, index = self._at_own_places(name, rule, replace(term, inner=inner), moving)
+            kept = tuple(v for v in rule.over if v not in before)
+            kept = tuple(v for v in kept if v not in moving)
             # Conditions on these loops hold in the stage; nothing of them is left outside.
             rule = replace(
                 rule, guards=tuple(at for at in rule.guards if not at.names & {*moving}),
                 equal=tuple(at for at in rule.equal if not at.names & {*moving}),
             )  # fmt: skip
         else:
-            if len(tables) != 1 or read is None:
+            if len(tables) != 1 or read is None or read is matrix:
                 raise UnloweredError(f"{rule.text} has a sum over labels of no table's places")
-            key = (read.array, matrix, before, after, inner[0].index[-1:]) if shared else None
-            index = self._reading(read, after)
-            kept = tuple(v for v in rule.over if v not in before)
+            labels = tuple(
+                at for at in read.index if isinstance(at, Affine) and at.bare in self.labels
+            )
+            key = (read.array, matrix, before, term.after, labels) if shared else None
+            index = self._reading(read, term)
             if key is not None and key in self.known:
                 return replace(rule, factors=(Read(self.known[key], index), *rest), over=kept)
-            made, sketch = self._at_places_read(
-                name, rule, kind, inner, matrix, before, after, read, moving
-            )
+            sketch = self._at_places_read(name, rule, term, read, moving)
             if key is not None:
                 self.known[key] = name
-        self.places[name] = Place.of(made, self.labels)
         self.hoisted.append(sketch)
         return replace(rule, factors=(Read(name, index), *rest), over=kept)
+
+    def _result(self, term: "_Term") -> tuple[str, ...]:
+        """The labels that a term leaves: those of rows, and those after the matrix."""
+        every = [name for factor in term.inner for name in self._labels_of(factor)]
+        rows = dict.fromkeys(name for name in every if name not in term.before)
+        return (*(name for name in rows if name not in term.after), *term.after)
+
+    def _sketched(
+        self, made: Table, term: "_Term", rule: Rule, owner: str,
+        when: Literal["first", "before", "after"],
+    ) -> Sketch:  # fmt: skip
+        """A stage, whose table gets its layout."""
+        if len(term.after) > 2:
+            raise UnloweredError(f"{rule.text} has a matrix with more than two labels after it")
+        self.places[made.name] = Place.of(made, self.labels, term.after)
+        return Sketch(
+            term.kind, made.name, (rule,), term.matrix, term.before, term.after, owner, when
+        )
+
+    def _at_own_variables(
+        self, name: str, rule: Rule, term: "_Term"
+    ) -> tuple[Sketch, tuple[Affine, ...]]:
+        """A stage of inputs alone, at the values of the variables that these depend on."""
+        factors = (*term.inner, *((term.matrix,) if term.matrix else ()))
+        names = frozenset[str]().union(*(factor.names for factor in factors))
+        own = sorted(n for n in names if n in self.ranges and n not in self.labels)
+        axes = (*own, *self._result(term))
+        made = Table(name, axes, tuple(self.ranges[axis] for axis in axes), (), Affine())
+        stage = Rule(name, term.inner, term.before, (), (), rule.text)
+        return self._sketched(made, term, stage, "", "first"), tuple(map(Affine.of, axes))
 
     @staticmethod
     def _loops_of(loops: list[str], inner: Iterable[Read], matrix: Read | None) -> list[str]:
@@ -290,25 +393,25 @@ class _Lowering:
         return [name for name in loops if name in used]
 
     def _at_own_places(
-        self, name: str, rule: Rule, kind: Kind, inner: tuple[Read, ...], matrix: Read | None,
-        before: tuple[str, ...], after: str | None, moving: list[str],
-    ) -> tuple[Table, Sketch, tuple[Affine, ...]]:  # fmt: skip
+        self, name: str, rule: Rule, term: "_Term", moving: list[str]
+    ) -> tuple[Sketch, tuple[Affine, ...]]:
         """A stage at the places of the rule's table, loops included."""
-        made = self._table_beside(name, self.places[rule.table].table, after)
+        made = self._table_beside(name, self.places[rule.table].table, self._result(term))
         outside = {v for v in rule.over if v not in self.labels and v not in moving}
         for form in (*rule.guards, *rule.equal):
             if form.names & outside and form.names & {*moving}:
                 raise UnloweredError(f"{rule.text} has a condition on loops of two sums")
         guards = tuple(form for form in rule.guards if not form.names & outside)
         equal = tuple(form for form in rule.equal if not form.names & outside)
-        own = Rule(name, inner, before + tuple(moving), guards, equal, rule.text)
-        sketch = Sketch(kind, name, (own,), matrix, before, after, rule.table, first=True)
-        return made, sketch, tuple(map(Affine.of, made.axes))
+        own = Rule(name, term.inner, term.before + tuple(moving), guards, equal, rule.text)
+        return (
+            self._sketched(made, term, own, rule.table, "before"),
+            tuple(map(Affine.of, made.axes)),
+        )
 
     def _at_places_read(
-        self, name: str, rule: Rule, kind: Kind, inner: tuple[Read, ...], matrix: Read | None,
-        before: tuple[str, ...], after: str | None, read: Read, moving: list[str],
-    ) -> tuple[Table, Sketch]:  # fmt: skip
+        self, name: str, rule: Rule, term: "_Term", read: Read, moving: list[str]
+    ) -> Sketch:
         """A stage at the places of the table that it reads, made once for each of these."""
         own = self.places[read.array].table
         axes = [axis for axis in own.axes if axis not in self.labels]
@@ -330,31 +433,32 @@ class _Lowering:
             at if axis in self.labels else Affine.of(axis)
             for axis, at in zip(own.axes, read.index, strict=True)
         )
-        parts = tuple(Read(f.array, here) if f is read else f.substitute(moves) for f in inner)
-        matrix = matrix.substitute(moves) if matrix else None
+        parts = tuple(Read(f.array, here) if f is read else f.substitute(moves) for f in term.inner)
+        matrix = term.matrix.substitute(moves) if term.matrix else None
         left = frozenset[str]().union(*(f.names for f in parts), matrix.names if matrix else ())
-        known = {*axes, *before, after or ""}
-        if any(name in self.ranges for name in left if name not in known):
+        if any(name in self.ranges for name in left - {*axes} - self.labels):
             raise UnloweredError(f"{rule.text} has a link that depends on both of its ends")
-        made = self._table_beside(name, own, after)
-        stage = Rule(name, parts, before, (), (), rule.text)
-        return made, Sketch(kind, name, (stage,), matrix, before, after, read.array, first=False)
+        made = self._table_beside(name, own, self._result(term))
+        stage = Rule(name, parts, term.before, (), (), rule.text)
+        source = next((one for one in self.hoisted if one.table == read.array), None)
+        when = "first" if source is not None and source.when == "first" else "after"
+        owner = self._owner(read.array)
+        return self._sketched(made, replace(term, matrix=matrix), stage, owner, when)
 
-    def _table_beside(self, name: str, own: Table, after: str | None) -> Table:
+    def _table_beside(self, name: str, own: Table, labels: Iterable[str]) -> Table:
         """A table at the places of another, with other labels."""
         pairs = [
             pair for pair in zip(own.axes, own.sizes, strict=True) if pair[0] not in self.labels
         ]
-        if after is not None:
-            pairs.append((after, self.ranges[after]))
+        pairs += [(label, self.ranges[label]) for label in labels]
         axes, sizes = tuple(axis for axis, _ in pairs), tuple(size for _, size in pairs)
         return Table(name, axes, sizes, own.domain, own.order)
 
-    def _reading(self, read: Read, after: str | None) -> tuple[Affine | Lookup, ...]:
+    def _reading(self, read: Read, term: "_Term") -> tuple[Affine | Lookup, ...]:
         """The index of a stage at the places that are read."""
         axes = self.places[read.array].table.axes
         index = [at for axis, at in zip(axes, read.index, strict=True) if axis not in self.labels]
-        return (*index, *((Affine.of(after),) if after else ()))
+        return (*index, *map(Affine.of, self._result(term)))
 
     @staticmethod
     def _links(rule: Rule, array: str, matrix: str) -> bool:
@@ -385,8 +489,8 @@ class _Lowering:
         lines = ["total=rows=0"]
         for one in self.sized.values():
             lines += [f"{one.at}=total", f"{one.level}=rows"]
-            lines.append(f"total+=({one.steps})*({one.places})*({one.width})")
-            lines.append(f"rows+=({one.steps})*({one.rows})")
+            lines.append(f"total+=({one.steps})*{one.numbers}")
+            lines.append(f"rows+=({one.steps})*{one.levels}")
         lines += self._strides()
         ends = [expression(place.table.order_end + 1) for place in self.places.values()]
         lines.append(f"steps=max({','.join(ends)},0)")
@@ -406,15 +510,18 @@ class _Lowering:
         return Lowered(sizes, space["bind"], self.places, self.sized)
 
     def _sized(self, number: int, place: Place) -> Sized:
-        table = place.table
-        ends = dict(zip(table.axes, table.sizes, strict=True))
-        many = [expression(ends[axis]) for axis in place.axes] or ["1"]
-        q, u, inner = ["1", "1", *many][-3:]
-        width = expression(ends[place.label]) if place.label else "1"
-        outer = f"({q})*({u})"
+        ends = {axis: f"({expression(size)})" for axis, size in place.ends.items()}
+        hops, rows, hop, row = dict[str, str](), dict[str, str](), "1", "1"
+        for axis in reversed((*place.axes, *place.row)):
+            hops[axis], hop = hop, f"{hop}*{ends[axis]}"
+        # One level for a row, or without one for all places of the innermost axis.
+        for axis in reversed(place.axes if place.row else place.axes[:-1]):
+            rows[axis], row = row, f"{row}*{ends[axis]}"
+        inner, u, q, o = [*(ends[axis] for axis in reversed(place.axes)), *["1"] * 4][:4]
+        width = "*".join(ends[axis] for axis in place.row) or "1"
         return Sized(
-            expression(place.steps), inner, u, q, width, f"({inner})*{outer}",
-            f"({inner})*{outer}" if place.label else outer, f"at_{number}", f"level_{number}",
+            expression(place.steps), inner, u, q, o, width, hop, row, hops, rows, f"at_{number}",
+            f"level_{number}",
         )  # fmt: skip
 
     def _strides(self) -> list[str]:
@@ -469,9 +576,11 @@ class _Lowering:
         for read in rule.factors:
             if read.array in self.places:
                 other = self.places[read.array]
-                point = other.point(read.index)
+                point = other.point(read.index, self.labels)
                 orders.append(other.table.order.substitute(point).substitute(moves))
-                places += [point[axis].substitute(moves) for axis in other.axes[:-1]]
+                places += [
+                    point[axis].substitute(moves) for axis in other.axes[:-1] if axis in point
+                ]
         loop, shifted = loops[0], Affine.of(LOOP)
         for loop in loops:
             given = next(
@@ -492,7 +601,8 @@ class _Lowering:
         found: list[Affine] = []
         place = self.places.get(read.array)
         if place is not None:
-            point = {axis: at.substitute(moves) for axis, at in place.point(read.index).items()}
+            point = place.point(read.index, self.labels)
+            point = {axis: at.substitute(moves) for axis, at in point.items()}
             found += [form.substitute(point) for form in place.table.domain]
             for axis, size in zip(place.table.axes, place.table.sizes, strict=True):
                 if axis in point:
@@ -510,36 +620,51 @@ class _Lowering:
         assert isinstance(found, Array)
         return found
 
-    def _factor(self, read: Read, moves: Mapping[str, Affine], label: str | None) -> Factor:
+    def _indices(self, read: Read) -> list[tuple[Affine | Lookup, str, str]]:
+        """What an entry is read by: a number or data, and its strides in numbers and in levels."""
         place = self.places.get(read.array)
-        if place is not None:
-            sized, point = self.sized[read.array], place.point(read.index)
-            order = place.table.order.substitute(point).substitute(moves)
-            where = [point[axis].substitute(moves) for axis in place.axes]
-            parts, rows = self._strided(place, sized, order, where)
-            return _record(
-                Factor, at=self._form(parts, sized.at), level=self._form(rows, sized.level),
-                slot=0, item="total", hop="1" if place.label else "0", level_item="rows",
-                level_hop=0, look=0, looks=0, gather=0, link=self._fused(read.array),
-            )  # fmt: skip
-        parts, looks, hops = list[tuple[Affine, str]](), list[Look](), list[str]()
-        for k, at in enumerate(read.index):
-            stride = self._stride(read.array, k)
+        if place is None:
+            strides = [self._stride(read.array, k) for k in range(len(read.index))]
+            return [(at, stride, "0") for at, stride in zip(read.index, strides, strict=True)]
+        sized, at = self.sized[read.array], dict(zip(place.table.axes, read.index, strict=True))
+        found: list[tuple[Affine | Lookup, str, str]] = []
+        if place.solved:
+            order = place.table.order.substitute(place.point(read.index, self.labels))
+            found.append((order, sized.numbers, sized.levels))
+        for axis in (*place.axes, *place.row):
+            if isinstance(at[axis], Lookup):
+                raise UnloweredError(f"{read} is a cell of a table at a place that is data")
+            found.append((at[axis], sized.hops[axis], sized.rows.get(axis, "0")))
+        return found
+
+    def _factor(self, read: Read, moves: Mapping[str, Affine], row: Sequence[str]) -> Factor:
+        """What a product reads; labels of the row are read all at once."""
+        parts, levels = list[tuple[Affine, str]](), list[tuple[Affine, str]]()
+        looks, hops, rows = list[Look](), ["0"], ["0"]
+        label = row[-1] if row else None
+        for at, stride, level in self._indices(read):
             if isinstance(at, Lookup):
                 looks.append(self._look(at, label, stride, moves))
             elif at.bare is not None and at.bare == label:
                 hops.append(stride)
+                rows.append(level)
             else:
                 parts.append((at.substitute(moves), stride))
+                levels.append((at.substitute(moves), level))
         first, many = self._add_looks(looks, read)
         # Rows are over labels, or in tables without these over the innermost places.
         gather = any(str(look.hop) != "0" for look in looks) or (
             label is None and any(str(look.at.p) != "0" for look in looks)
         )
+        sized, known = self.sized.get(read.array), read.array in self.places
+        levels = [(at, stride) for at, stride in levels if stride != "0"]
         return _record(
-            Factor, at=self._form(parts), level=Form(), slot=self.slots[read.array],
-            item=self._item(read.array), hop="+".join(hops) or "0", level_item=-1, level_hop=0,
-            look=first, looks=many, gather=int(gather), link=-1,
+            Factor, at=self._form(parts, sized.at if sized else "0"),
+            level=self._form(levels, sized.level) if sized else Form(),
+            slot=0 if known else self.slots[read.array],
+            item="total" if known else self._item(read.array), hop=_sum(hops),
+            level_item="rows" if known else -1, level_hop=_sum(rows), look=first, looks=many,
+            gather=int(gather), link=self._fused(read.array),
         )  # fmt: skip
 
     def _look(
@@ -565,24 +690,8 @@ class _Lowering:
         self.looks += looks
         return first, len(looks)
 
-    def _strided(
-        self, place: Place, sized: Sized, order: Affine, where: Sequence[Affine]
-    ) -> tuple[list[tuple[Affine, str]], list[tuple[Affine, str]]]:
-        """The coordinates of an entry of a table with the strides of numbers, and of levels."""
-        width, inner, u = f"({sized.width})", f"({sized.inner})", f"({sized.u})"
-        inward = [*reversed(where)]
-        hops = [width, f"{inner}*{width}", f"{u}*{inner}*{width}"]
-        step = place.step(order)
-        parts = [(step, f"({sized.places})*{width}"), *zip(inward, hops, strict=False)]
-        rows = [(step, f"({sized.rows})")]
-        if place.label:
-            rows += zip(inward, ["1", inner, f"{u}*{inner}"], strict=False)
-        else:  # one level for all places of the innermost axis
-            rows += zip(inward[1:], ["1", u], strict=False)
-        return parts, rows
-
     def _alternative(
-        self, rule: Rule, place: Place, label: str | None, factors: Iterable[Read] | None = None,
+        self, rule: Rule, place: Place, row: Sequence[str], factors: Iterable[Read] | None = None,
         matrix: Read | None = None,
     ) -> Alternative:  # fmt: skip
         """A product where all of its rule's factors are inside, and a matrix, too."""
@@ -599,7 +708,7 @@ class _Lowering:
             ends[2 * k], ends[2 * k + 1] = self._loop_ends(moves[loop], size, place)
         bound, bounds = self._bounds(found)
         first = len(self.factors)
-        made = [self._factor(factor, moves, label) for factor in (factors or rule.factors)]
+        made = [self._factor(factor, moves, row) for factor in (factors or rule.factors)]
         self.factors += made
         return _record(
             Alternative, first=first, count=len(made), bound=bound, bounds=bounds,
@@ -613,18 +722,20 @@ class _Lowering:
         """
         times = moved.coefficient(LOOP) or moved.coefficient(LOOP2)
         shift = -times * moved.coefficient(INNER)
-        ends = dict(zip(place.table.axes, place.table.sizes, strict=True))
-        last = ends[place.axes[-1]] - 1 if place.axes else Affine()
+        last = place.ends[place.axes[-1]] - 1 if place.axes else Affine()
         low, high = Affine(), Affine()
         for step, most in ((times, size - 1), (shift, last)):
             low, high = (low, high + most * step) if step > 0 else (low + most * step, high)
         return expression(low), expression(high)
 
     def _stage(self, sketch: Sketch) -> Stage:
-        place, sized = self.places[sketch.table], self.sized[sketch.table]
+        place = self.places[sketch.table]
+        if sketch.kind == Kind.OVER:  # computes one label after the other, as if these were places
+            place = place.flat()
+        sized = self._sized([*self.places].index(sketch.table), place)
         moves, table = place.coordinates(), place.table
         found = [form.substitute(moves) for form in table.domain]
-        for axis, size in zip(table.axes, table.sizes, strict=True):
+        for axis, size in place.ends.items():
             if axis in moves:
                 found += [moves[axis], size - 1 - moves[axis]]
         if place.solved is None:
@@ -633,102 +744,108 @@ class _Lowering:
         made = self._alternatives(sketch, place)
         first = len(self.alternatives)
         self.alternatives += made
-        where = [Affine.of(name) for name in (OUTER, MIDDLE, INNER)[3 - len(place.axes) :]]
-        parts, rows = self._strided(place, sized, Affine.of(STEP), where)
+        axes = [
+            (Affine.of(name), axis) for name, axis in zip(AXES, reversed(place.axes), strict=False)
+        ]
+        parts = [(at, sized.hops[axis]) for at, axis in axes]
+        rows = [(at, sized.rows[axis]) for at, axis in axes if axis in sized.rows]
+        if place.solved:
+            parts.append((Affine.of(STEP), sized.numbers))
+            rows.append((Affine.of(STEP), sized.levels))
         depth = [*(expression(self.ranges[name]) for name in sketch.before), "0", "0"][:2]
+        second = expression(self.ranges[place.row[1]]) if len(place.row) > 1 else 1
         return _record(
             Stage, kind=int(sketch.kind), first=first, count=len(made), bound=bound, bounds=bounds,
             out=self._form(parts, sized.at), level=self._form(rows, sized.level), item="total",
-            level_item="rows", labels=sized.width if place.label else 0, places=sized.inner,
-            wide=sized.q, wider=sized.u, depth=depth[0], depth2=depth[1], last=self._last(sketch),
-            into=self._into(sketch), **self._matrix(sketch, place, made),
+            level_item="rows", labels=sized.width if place.row else 0, labels2=second,
+            places=sized.inner, wide=sized.q, wider=sized.u, widest=sized.o, depth=depth[0],
+            depth2=depth[1], last=self._last(sketch), into=self._into(sketch),
+            **self._matrix(sketch, place, made),
         )  # fmt: skip
 
     def _alternatives(self, sketch: Sketch, place: Place) -> list[Alternative]:
         """What the stage's rules multiply; of a pair, the left part and the right one."""
         if sketch.kind == Kind.SUM:
-            made = [self._alternative(rule, place, place.label) for rule in sketch.rules]
-            self._check_levels(sketch, place, made)
-            return made
+            return [self._alternative(rule, place, place.row) for rule in sketch.rules]
         (rule,) = sketch.rules
-        loops = [name for name in rule.over if name not in self.labels]
-        if loops and sketch.kind == Kind.OVER:
-            raise UnloweredError(f"{rule.text} sums over labels and loops at once")
         if sketch.kind != Kind.PAIR:
-            return [self._alternative(rule, place, sketch.before[0], matrix=sketch.matrix)]
+            return [self._alternative(rule, place, sketch.before, matrix=sketch.matrix)]
         left, right = sketch.before
         of_right = [f for f in rule.factors if right in self._labels_of(f)]
         of_left = [f for f in rule.factors if f not in of_right]
-        if not of_left or not of_right or any(left in self._labels_of(f) for f in of_right):
-            raise UnloweredError(f"{rule.text} is no pair of two rows")
         return [
-            self._alternative(rule, place, left, of_left, sketch.matrix),
-            self._alternative(rule, place, right, of_right, sketch.matrix),
+            self._alternative(rule, place, (left,), of_left, sketch.matrix),
+            self._alternative(rule, place, (right,), of_right, sketch.matrix),
         ]
-
-    def _check_levels(self, sketch: Sketch, place: Place, made: Sequence[Alternative]) -> None:
-        """Check that rows over places read rows that have one level."""
-        for one in made if place.label is None else ():
-            for factor in self.factors[one.first : one.first + one.count]:
-                if str(factor.level.p) != "0":
-                    raise UnloweredError(f"{sketch.table} reads many steps at once")
 
     def _matrix(self, sketch: Sketch, place: Place, made: Sequence[Alternative]) -> dict[str, Any]:
         """Where the matrix of a stage lies, as fields of its record."""
-        none = _own_number("0")
-        labels = (*sketch.before, sketch.after) if sketch.matrix else ()
-        strides, looks, common = (
-            dict.fromkeys(labels, "0"),
-            dict.fromkeys(labels, none),
-            list[Look](),
-        )
-        read, slot, item, parts = sketch.matrix, -1, "0", list[tuple[Affine, str]]()
-        fixed = True
+        none, read = _own_number("0"), sketch.matrix
+        labels = (*sketch.before, *sketch.after) if read else ()
+        looks = dict.fromkeys(labels, none)
+        strides, steps = dict.fromkeys(labels, "0"), dict.fromkeys(labels, "0")
+        common, parts = list[Look](), list[tuple[Affine, str]]()
+        levels, fixed = list[tuple[Affine, str]](), True
+        known = read is not None and read.array in self.places
         if read is not None:
             moves, _ = self._moves(place, sketch.rules[0])
-            slot, item = self.slots[read.array], self._item(read.array)
-            for k, at in enumerate(read.index):
-                stride = self._stride(read.array, k)
+            for at, stride, level in self._indices(read):
                 own = [name for name in labels if name in at.names]
                 if len(own) > 1 or any(strides[name] != "0" for name in own):
                     raise UnloweredError(f"{read} has a label twice, or two labels in one place")
                 data = isinstance(at, Lookup)
                 look = self._look(at, own[0] if own else None, stride, moves) if data else None
                 if own:
-                    strides[own[0]] = stride
+                    strides[own[0]], steps[own[0]] = stride, level
                     looks[own[0]] = look or _own_number(stride)
                 elif look:
                     common.append(look)
                 elif not data:
                     parts.append((at.substitute(moves), stride))
-            steps = any(at.names & {*COORDINATES.values()} for at, _ in parts)
+                    levels.append((at.substitute(moves), level))
+            moving = any(at.names & {*COORDINATES.values()} for at, _ in parts)
             loops = sketch.kind == Kind.LINK and any(one.loops for one in made)
-            fixed = not (steps or loops or common or any(one.slot != -1 for one in looks.values()))
+            looked = common or any(look.slot != -1 for look in looks.values())
+            fixed = not (moving or loops or looked or known)
         first, many = self._add_looks(common, read) if read else (0, 0)
-        (row, rows), (row2, rows2) = [
-            *((strides[name], looks[name]) for name in labels[:-1]), ("0", none), ("0", none)
-        ][:2]  # fmt: skip
-        column, columns = (strides[labels[-1]], looks[labels[-1]]) if labels else ("0", none)
+        ends = [(strides[name], looks[name], steps[name]) for name in labels]
+        empty = ("0", none, "0")
+        (row, rows, step), (row2, rows2, step2) = [*ends[: len(sketch.before)], empty, empty][:2]
+        columns = [*ends[len(sketch.before) :], empty, empty]
+        if columns[1][2] != "0":
+            raise UnloweredError(f"{read} is a table of two labels with levels of their own")
+        sized = self.sized[read.array] if known and read else None
+        levels = [(at, stride) for at, stride in levels if stride != "0"]
         return {
-            "table": self._form(parts), "slot": slot, "table_item": item, "row": row,
-            "row2": row2, "column": column, "fixed": int(fixed), "look": first, "looks": many,
-            "rows": rows, "rows2": rows2, "columns": columns,
+            "table": self._form(parts, sized.at if sized else "0"),
+            "slot": -1 if read is None else 0 if known else self.slots[read.array],
+            "table_item": "0" if read is None else "total" if known else self._item(read.array),
+            "table_level": self._form(levels, sized.level) if sized else Form(),
+            "row_level": step, "row2_level": step2, "column_level": columns[0][2],
+            "row": row, "row2": row2, "column": columns[0][0], "column2": columns[1][0],
+            "fixed": int(fixed), "look": first, "looks": many, "rows": rows, "rows2": rows2,
+            "columns": columns[0][1], "columns2": columns[1][1],
         }  # fmt: skip
 
     def _owner(self, name: str) -> str:
         """The table that a stage belongs to."""
         return next((one.owner for one in self.hoisted if one.table == name), name)
 
-    def _is_first(self, name: str) -> bool:
+    def _is_before(self, name: str) -> bool:
         """Whether a table is that of a stage before the sum that reads it at the same place."""
-        return any(one.table == name and one.first for one in self.hoisted)
+        return any(one.table == name and one.when == "before" for one in self.hoisted)
 
     def _fused(self, name: str) -> int:
         """The stage of a link that nothing but the sum at its own place reads; below 0: none."""
         for number, stage in enumerate(self.stages):
-            linked = stage.kind in (Kind.LINK, Kind.PAIR)
-            if stage.table == name and linked and self._is_first(name):
-                return number
+            if stage.table != name or stage.kind not in (Kind.LINK, Kind.PAIR):
+                continue
+            own, owner = self.places[name], self.places.get(stage.owner)
+            if stage.when == "before" and owner is not None:
+                alike = own.axes == owner.axes and own.row == owner.row
+                read = [r for one in self.stages for rule in one.rules for r in rule.factors]
+                once = sum(each.array == name for each in read) == 1
+                return number if alike and once else -1
         return -1
 
     def _into(self, sketch: Sketch) -> int:
@@ -744,10 +861,17 @@ class _Lowering:
         """The number of the goal that alone needs a stage, from 1 on; 0: others read it, too."""
         read = {factor.array for rule in self.program.rules for factor in rule.factors}
         owner, own = self._owner(sketch.table), sketch.table
+        if sketch.when == "first":
+            return 0
         goals = [goal.array for goal in self.program.goals]
-        if owner not in goals or owner in read or not (own == owner or self._is_first(own)):
+        if owner not in goals or owner in read or not (own == owner or self._is_before(own)):
             return 0
         return 1 + goals.index(owner)
+
+
+def _sum(strides: Sequence[str]) -> str:
+    """The sum of strides as an expression."""
+    return "+".join(stride for stride in strides if stride != "0") or "0"
 
 
 def _own_number(stride: str) -> Look:

@@ -26,7 +26,8 @@ class Form:
 
     c: int = 0  # the constant
     s: int = 0  # the step
-    q: int = 0  # the outer two of three axes of places
+    o: int = 0  # the outer three of four axes of places
+    q: int = 0
     u: int = 0
     w: int = 0  # the outer of two loops
     p: int = 0  # the innermost axis of places
@@ -90,17 +91,24 @@ class Stage:
     item: int
     level_item: int
     labels: int  # 0: rows are over places in place of labels
+    labels2: int  # the labels of the second of two axes that are a row together; 1: it is one axis
     places: int  # of the innermost axis
-    wide: int  # and of the outer two
+    wide: int  # and of the outer ones: q, u and o
     wider: int
+    widest: int
     depth: int  # labels before the matrix, of the left part of a pair
     depth2: int  # those of its right part
     table: Form  # where the matrix begins
-    slot: int  # of the matrix; below 0: none
+    slot: int  # of the matrix; below 0: none; 0: it is a table
     table_item: int
+    table_level: Form  # where the level of the matrix begins, if it is a table
+    row_level: int  # strides of its levels
+    row2_level: int
+    column_level: int
     row: int  # strides of the matrix by labels before it, of the left part, and of the right one
     row2: int
     column: int  # and by labels after it
+    column2: int
     fixed: int  # whether all steps have one matrix
     last: int  # the number of the goal that alone reads the table, from 1 on; 0: none
     look: int  # the first of its indices that are data and the same for all labels
@@ -108,6 +116,7 @@ class Stage:
     rows: Look  # the places of the labels before the matrix, of the left part and of the right one
     rows2: Look
     columns: Look  # and after it
+    columns2: Look
     into: int  # the stage of the sum that alone reads it, at the same place; below 0: none
 
 

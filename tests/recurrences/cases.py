@@ -64,6 +64,11 @@ def small(name, hard=0.0, seed=0):
         "Cells": lambda: written.Cells(r(3, 3), whole(3, 3, 2, 3)),
         "Brackets": lambda: written.Brackets(r(3, 2, 2, 2), r(2, 2, 2), r(2, 2, 2)),
         "Factorial": lambda: written.Factorial(r(2, 2), r(2, 2), r(3, 3, 2, 2)),
+        "Together": lambda: written.Together(r(2, 2), r(2, 2), r(3, 2, 2, 2)),
+        "Trigrams": lambda: written.Trigrams(r(3, 4, 2), r(2, 2), r(2, 2, 2), lengths),
+        "Automaton": lambda: written.Automaton(r(3, 3, 2), r(2, 2), r(3, 2, 3), lengths),
+        "Joined": lambda: written.Joined(r(3, 3, 2, 2), r(2, 2)),
+        "Uneven": lambda: written.Uneven(r(3, 3, 4), r(2)),
         "Apart": lambda: written.Apart(
             r(3, 3, 2), r(3, 2, 3), torch.tensor([3, 0, 2]), torch.tensor([2, 0, 1])
         ),
@@ -77,6 +82,7 @@ def small(name, hard=0.0, seed=0):
 NAMES = (
     "Chain", "Steps", "LowRankChain", "BackwardChain", "Segments", "Alignment", "Ctc", "Trees",
     "Pcfg", "LowRankTrees", "Projective", "Bitext", "Tagged", "KeptChain", "KeptSegments",
-    "KeptTrees", "KeptSites", "Kinds", "Cells", "Brackets", "Factorial", "Apart", "Paths",
+    "KeptTrees", "KeptSites", "Kinds", "Cells", "Brackets", "Factorial", "Together",
+    "Trigrams", "Automaton", "Joined", "Uneven", "Apart", "Paths",
     "Earlier", "Durations", "Nested",
 )  # fmt: skip

@@ -21,6 +21,15 @@ LINKS = (
     ("a[s, m]", "s", "s < t"),
     ("a[s, m] * v[s+1, t]", "s", "s < t"),
 )
+PAIRS = (
+    ("a[t-1, e, f]", "", ""),
+    ("a[t-1, f, e]", "", ""),
+    ("a[t-1, e, m]", "", ""),
+    ("a[t-1, m, e]", "", ""),
+    ("a[t-1, e, e]", "", ""),
+    ("a[t-d-1, e, f]", "d", ""),
+    ("a[s, n, f]", "s", "s < t"),
+)
 MATRICES = ("m, n", "n, m", "t, m, n", "m, t, n")
 MOVES = (
     ("i-1, j", ""),
@@ -36,7 +45,10 @@ class Random:
 
     def __init__(self, seed):
         self.draw, self.inputs, self.rules = random.Random(seed), {}, []
-        (self.sequence if self.draw.random() < 0.7 else self.grid)()
+        if seed < 30:
+            (self.sequence if self.draw.random() < 0.7 else self.grid)()
+        else:
+            self.labelled()
 
     def entry(self, names):
         """An entry of a new input, by some of these variables, perhaps a place before or after."""
@@ -78,6 +90,27 @@ class Random:
         end = self.draw.choice(["lengths-1" if "lengths" in self.inputs else "T-1", "t"])
         self.rules.append(f"goal += a[{end}, n] * {self.input('n')}")
 
+    def labelled(self):
+        """Tables of two labels, with one to three factors that tie these to those before."""
+        self.inputs["sites"] = Input("T N N")
+        self.rules.append("a[t, n, m] += sites[t, n, m] if t <= 1")
+        for read, loops, condition in self.draw.sample(PAIRS, self.draw.randint(1, 2)):
+            names = sorted({name for name in "nmef" if name in read} | {*"nm"})
+            parts = [read, "sites[t, n, m]", *(self.input(v) for v in loops if v == "d")]
+            for _ in range(self.draw.randint(1, 3)):
+                own = self.draw.sample(names, self.draw.randint(1, min(3, len(names))))
+                own = [*own, "t"] if self.draw.random() < 0.3 else own
+                parts.append(self.input(own))
+            self.draw.shuffle(parts)
+            self.rules.append(
+                f"a[t, n, m] += {' * '.join(parts)} {'if ' * bool(condition)}{condition}"
+            )
+        if self.draw.random() < 0.5:
+            self.rules.append(f"v[i, j, n] += {self.input('ijn')} if i <= j")
+            more = self.input("ne")
+            self.rules.append(f"a[t, n, m] += a[s, e, m] * v[s+1, t, n] * {more} if s < t")
+        self.rules.append(self.draw.choice(["goal += a[T-1, n, m]", "goal += a[t, n, n]"]))
+
     def grid(self):
         self.rules.append("a[0, 0] += 1")
         for read, loops in self.draw.sample(MOVES, self.draw.randint(1, 3)):
@@ -101,7 +134,7 @@ class Random:
         return made(**given)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(70))
 def test_random_rules(seed, by_torch):
     recurrence = Random(seed).made(seed)
     logs_of = {n: x for n, x in recurrence.given.items() if x is not None and x.is_floating_point()}

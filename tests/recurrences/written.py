@@ -269,6 +269,62 @@ class Factorial(Recurrence):
     """
 
 
+class Together(Factorial):
+    """Two chains side by side, in one rule."""
+
+    rules = """
+        a[0, n, m] += seen[0, n, m]
+        a[t, n, m] += a[t-1, i, j] * first[i, n] * second[j, m] * seen[t, n, m]
+        goal       += a[T-1, n, m]
+    """
+
+
+class Trigrams(Recurrence):
+    """A chain whose transitions depend on two labels before."""
+
+    sites, start, transition = Input("T N"), Input("N N"), Input("N N N")
+    lengths = Lengths("T-1")
+    rules = """
+        a[0, m, n] += sites[0, m] * sites[1, n] * start[m, n]
+        a[t, m, n] += a[t-1, l, m] * transition[l, m, n] * sites[t+1, n]   if t > 0
+        goal       += a[lengths-1, m, n]
+    """
+
+
+class Automaton(Recurrence):
+    """A chain whose labels move an automaton of M states."""
+
+    sites, transition, moves = Input("T N"), Input("N N"), Input("M N M")
+    lengths = Lengths("T")
+    rules = """
+        a[0, q, n] += sites[0, n] * moves[0, n, q]
+        a[t, q, n] += a[t-1, p, m] * moves[p, n, q] * transition[m, n] * sites[t, n]
+        goal       += a[lengths-1, q, n]
+    """
+
+
+class Joined(Recurrence):
+    """Spans with a label at each end, joined by scores of the labels that meet."""
+
+    sites, joins = Input("T N N"), Input("N N")
+    rules = """
+        b[i, j, a, c] += b[i, k, a, d] * b[k+1, j, e, c] * joins[d, e]
+        b[i, i, a, c] += sites[i, a, c]
+        goal          += b[0, T-1, a, a]
+    """
+
+
+class Uneven(Recurrence):
+    """A variable that stands in dims of different sizes, of which the smaller counts."""
+
+    sites, weights = Input("T N"), Input("M")
+    rules = """
+        a[t, n] += a[t-1, n] * sites[t, n] * weights[n]
+        a[0, n] += sites[0, n] * weights[n]
+        goal    += a[T-1, n]
+    """
+
+
 class Apart(Recurrence):
     """Two chains that know nothing of each other."""
 

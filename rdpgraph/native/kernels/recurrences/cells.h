@@ -15,7 +15,7 @@ typename Run<Real>::Cell Run<Real>::cell_at(int64_t at) const {
   int64_t rest = at - found->out.c;
   const auto next = [&](int64_t hop) { const int64_t many = hop ? rest / hop : 0; rest -= many * hop; return many; };
   Cell cell{found, {next(found->out.s)}, 0, 0};
-  cell.s.q = next(found->out.q), cell.s.u = next(found->out.u), cell.p = next(found->out.p), cell.v = rest;
+  cell.s.o = next(found->out.o), cell.s.q = next(found->out.q), cell.s.u = next(found->out.u), cell.p = next(found->out.p), cell.v = rest;
   return cell;
 }
 
@@ -41,8 +41,8 @@ void Run<Real>::expand(const Cell& cell, int64_t item) {
     return;
   }
   if (g.kind == kKindOver) {
-    line.resize(g.depth);
-    row(alternatives[g.first], item, cell.s, cell.p, 0, g.depth, line.data());
+    find_rows(g, item, cell.s, cell.p);
+    line = x;
     return;
   }
   find_splits(alternatives[g.first], cell.s, cell.p);
@@ -66,7 +66,7 @@ void Run<Real>::expand(const Cell& cell, int64_t item) {
   }
   line.resize(depth);
   row(alternatives[g.first], item, cell.s, cell.p, 0, depth, line.data());
-  for (int64_t k = 0; k < depth; ++k) line[k] += matrix[k * g.row + cell.v * g.column];
+  for (int64_t k = 0; k < depth; ++k) line[k] += matrix[k * g.row + column_of(g, cell.v)];
 }
 
 // Calls for all that a term of a cell reads, with its slot and its place in the item. `known`: the cell is the
@@ -89,13 +89,12 @@ void Run<Real>::each_read(const Cell& cell, int64_t item, int64_t term, bool kno
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
       reach(f->slot, line_of(*f, item, at.s, cell.p, at.r)(label) - item * f->item);
   };
-  if (g.kind == kKindOver) return spread(*a, {cell.s, 0}, term);
   if (!known) find_splits(*a, cell.s, cell.p);
   const int64_t depth = depth_of(g), k = term % depth, c = g.kind == kKindPair ? g.depth2 : 1;
   const Split at = splits[term / depth];
   spread(a[0], at, k / c);
   if (g.kind == kKindPair) spread(a[1], at, k % c);
-  reach(g.slot, place_in_matrix(g, item, at, cell.p, k, cell.v));
+  if (g.kind != kKindOver) reach(g.slot, place_in_matrix(g, item, at, cell.p, k, cell.v));
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ void Run<Real>::prepare(const Stage& g, bool down) {
     }
     std::fill(t.peaks, t.peaks + n, kNever<Real>);
     std::fill(t.ahead, t.ahead + panels_of(n, wide) * wide * depth, best ? kNever<Real> : Real(0));
-    const bool by_rows = g.column == 1;
+    const bool by_rows = g.column == 1 && g.labels2 == 1;
     const auto each = [&](auto visit) {
       if (by_rows) {
         for (int64_t k = 0; k < depth; ++k) {
@@ -60,7 +60,7 @@ void Run<Real>::prepare(const Stage& g, bool down) {
           for (int64_t j = 0; j < n; ++j) visit(k, j, from[j]);
         }
       } else for (int64_t j = 0; j < n; ++j) {
-        const Real* from = t.logs + j * g.column;
+        const Real* from = t.logs + column_of(g, j);
         for (int64_t k = 0; k < depth; ++k) visit(k, j, from[row_of(g, k)]);
       }
     };
@@ -179,13 +179,14 @@ template <typename Real>
 template <typename Visit>
 void Run<Real>::each_term(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Visit visit) {
   const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1;
+  const int64_t column = column_of(g, j);
   std::vector<Real> left(b), right(c, Real(0));
   each_loop(alternatives[g.first], s, one.p, [&](At here, Span span) {
     for (int64_t r = span.low; r <= span.high; ++r) {
       double more = row(alternatives[g.first], one.item, here, one.p, r, b, left.data());
       if (g.kind == kKindPair) more += row(alternatives[g.first + 1], one.item, here, one.p, r, c, right.data());
       for (int64_t k = 0; k < b * c; ++k)
-        visit(Split{here, r}, k, double(left[k / c]) + right[k % c] + logs[row_of(g, k) + j * g.column] + more);
+        visit(Split{here, r}, k, double(left[k / c]) + right[k % c] + logs[row_of(g, k) + column] + more);
     }
   });
 }
@@ -295,29 +296,52 @@ void Run<Real>::link_up(const Stage& g, At s) {
   }
 }
 
-// Some columns of the matrix of a place as it lies, or its entries gathered, one under the other for all
-// `splits`; `hop` numbers from row to row. Likewise the rows before it, in `x`, relative to one level.
+// The rows before a matrix, or that are summed, of all loops of a place: in `x` as logs relative to a level,
+// which is returned, one below the other for all `splits`.
 template <typename Real>
-const Real* Run<Real>::direct(const Stage& g, int64_t item, At s, int64_t p, int64_t column, int64_t columns,
-                              int64_t* hop, double* level) {
-  const int64_t many = splits.size(), n = columns, depth = depth_of(g), c = g.kind == kKindPair ? g.depth2 : 1;
-  x.resize(many * depth), tops.resize(many), y.resize(g.depth), z.resize(c);
-  *level = -INFINITY;
+double Run<Real>::find_rows(const Stage& g, int64_t item, At s, int64_t p) {
+  find_splits(alternatives[g.first], s, p);
+  const int64_t many = splits.size(), depth = depth_of(g), c = g.kind == kKindPair ? g.depth2 : 1;
+  x.resize(many * depth), levels_at.resize(many), y.resize(g.depth), z.resize(c);
+  double most = -INFINITY;
   for (int64_t k = 0; k < many; ++k) {
     const Split& at = splits[k];
     Real* to = x.data() + k * depth;
+    double& known = levels_at[k];
     if (g.kind == kKindPair) {
-      tops[k] = row(alternatives[g.first], item, at.s, p, at.r, g.depth, y.data());
-      tops[k] += row(alternatives[g.first + 1], item, at.s, p, at.r, c, z.data());
+      known = row(alternatives[g.first], item, at.s, p, at.r, g.depth, y.data());
+      known += row(alternatives[g.first + 1], item, at.s, p, at.r, c, z.data());
       for (int64_t i = 0; i < depth; ++i) to[i] = y[i / c] + z[i % c];
-    } else tops[k] = row(alternatives[g.first], item, at.s, p, at.r, depth, to);
-    *level = std::max(*level, tops[k]);
+    } else known = row(alternatives[g.first], item, at.s, p, at.r, depth, to);
+    most = std::max(most, known);
   }
-  for (int64_t k = 0; k < many * depth; ++k) x[k] += Real(tops[k / depth] - *level);
+  if (many > 1)
+    for (int64_t k = 0; k < many * depth; ++k) x[k] += Real(levels_at[k / depth] - most);
+  return most;
+}
+
+// Some columns of the matrix of a place as it lies, or its entries gathered, one under the other for all
+// `splits`; `hop` numbers from row to row. Likewise the rows before it, in `x`. Both are relative to one level.
+template <typename Real>
+const Real* Run<Real>::direct(const Stage& g, int64_t item, At s, int64_t p, int64_t column, int64_t columns,
+                              int64_t* hop, double* level) {
+  *level = find_rows(g, item, s, p);
+  const int64_t many = splits.size(), n = columns, depth = depth_of(g), c = g.kind == kKindPair ? g.depth2 : 1;
   const Real* from = data[g.slot] + item * g.table_item;
+  // The levels of a matrix that is a table; where they are those of its rows, they go to the rows before it.
+  const auto level_at = [&](int64_t k, int64_t j) {
+    const Split& at = splits[k / depth];
+    return (levels + item * whole.levels)[value(g.table_level, at.s, p, at.r) + k % depth / c * g.row_level +
+                                          k % c * g.row2_level + (column + j) / g.labels2 * g.column_level];
+  };
+  double most = -INFINITY;
+  for (int64_t k = 0; !g.slot && k < many * depth; ++k)
+    for (int64_t j = 0; j < (g.column_level ? n : 1); ++j) most = std::max(most, level_at(k, j));
+  if (!g.slot) *level += most;
+  for (int64_t k = 0; !g.slot && !g.column_level && k < many * depth; ++k) x[k] += Real(level_at(k, 0) - most);
   if (!is_gathered(g)) return *hop = g.row, from + value(g.table, s, p, 0) + column;
   rows_at.resize(many * depth), columns_at.resize(many * n), gathered.resize(many * depth * n);
-  parts_at.resize(g.depth + c);
+  parts_at.resize(g.depth + c + n);
   int64_t* parts = parts_at.data();
   for (int64_t k = 0; k < many; ++k) {
     const Split& at = splits[k];
@@ -325,10 +349,15 @@ const Real* Run<Real>::direct(const Stage& g, int64_t item, At s, int64_t p, int
     int64_t *rows_of = rows_at.data() + k * depth, *columns_of = columns_at.data() + k * n;
     find_places(g.rows, item, at.s, p, at.r, 0, g.depth, parts);
     if (g.kind == kKindPair) find_places(g.rows2, item, at.s, p, at.r, 0, c, parts + g.depth);
-    find_places(g.columns, item, at.s, p, at.r, column, n, columns_of);
+    if (g.labels2 == 1) find_places(g.columns, item, at.s, p, at.r, column, n, columns_of);
+    else for (int64_t j = 0; j < n; ++j)
+      columns_of[j] = place_in(g.columns, item, at.s, p, at.r, (column + j) / g.labels2) +
+                      place_in(g.columns2, item, at.s, p, at.r, (column + j) % g.labels2);
     for (int64_t i = 0; i < depth; ++i) rows_of[i] = start + parts[i / c] + (g.kind == kKindPair ? parts[g.depth + i % c] : 0);
     for (int64_t i = 0; i < depth; ++i)
       for (int64_t j = 0; j < n; ++j) gathered[(k * depth + i) * n + j] = from[rows_of[i] + columns_of[j]];
+    for (int64_t i = k * depth; g.column_level && i < (k + 1) * depth; ++i)
+      for (int64_t j = 0; j < n; ++j) gathered[i * n + j] += Real(level_at(i, j) - most);
   }
   return *hop = n, gathered.data();
 }
@@ -340,13 +369,12 @@ void Run<Real>::direct_up(const Stage& g, At s, Span span) {
   const int64_t n = g.labels;
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
-      find_splits(alternatives[g.first], s, p);
-      if (splits.empty()) continue;
-      const int64_t depth = depth_of(g) * splits.size();
+      if (!has_terms(alternatives[g.first], s, p)) continue;
       Row one{item, p, 0, 0};
       sums.resize(std::max<int64_t>(sums.size(), n)), terms.resize(n);
       int64_t hop;
       const Real* from = direct(g, item, s, p, &hop, &one.level);
+      const int64_t depth = depth_of(g) * splits.size();
       const auto at = [&](int64_t k, int64_t v, int64_t left) {
         return load(from + k * hop + v, left) + x[k];
       };
@@ -383,16 +411,15 @@ void Run<Real>::direct_down(const Stage& g, At s, Span span) {
   const int64_t n = g.labels, each = depth_of(g);
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
-      find_splits(alternatives[g.first], s, p);
-      if (splits.empty()) continue;
-      const int64_t depth = each * splits.size();
+      if (!has_terms(alternatives[g.first], s, p)) continue;
       double known;
-      h.resize(std::max<int64_t>(h.size(), n)), e.resize(depth);
       const Target& target = targets[p - span.low];
       double level;
       int64_t hop;
       const Real *from = direct(g, item, s, p, &hop, &known), *above = add_other_gradients(target, s, item, p);
       const Real* done = link_values(target, s, item, p, &level);
+      const int64_t depth = each * splits.size();
+      h.resize(std::max<int64_t>(h.size(), n)), e.resize(depth);
       const Real more = Real(known - level);
       Real *own = grads[g.slot] ? grads[g.slot] + item * g.table_item : nullptr, *to = own;
       if (own && is_gathered(g)) scattered.assign(depth * n, Real(0)), to = scattered.data();
@@ -478,7 +505,7 @@ void Run<Real>::write_matrix_gradient(const Stage& g) {
     for (int64_t j = 0; j < n; ++j)
       for (int64_t k = 0; k < depth; ++k) {
         const int64_t at = (j / wide * depth + k) * wide + j % wide;
-        to[row_of(g, k) + j * g.column] += t.ahead[at] * sums[at];
+        to[row_of(g, k) + column_of(g, j)] += t.ahead[at] * sums[at];
       }
   }
 }
@@ -577,7 +604,7 @@ void Run<Real>::faint_down(const Stage& g, At s, const Row& one, const Real* log
     if (k == 0) std::fill(left.begin(), left.end(), Real(0)), std::fill(right.begin(), right.end(), Real(0));
     const Real share = above * Real(std::exp(v - known));
     left[k / c] += share, right[k % c] += share;
-    if (to) to[row_of(g, k) + j * g.column] += share;
+    if (to) to[row_of(g, k) + column_of(g, j)] += share;
     if (k < b * c - 1) return;
     add_rows(grads, alternatives[g.first], one.item, at.s, one.p, at.r, b, left.data());
     if (g.kind == kKindPair) add_rows(grads, alternatives[g.first + 1], one.item, at.s, one.p, at.r, c, right.data());

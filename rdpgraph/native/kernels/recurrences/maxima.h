@@ -72,8 +72,7 @@ void Run<Real>::link_maxima(const Stage& g, At s) {
   for (int64_t p = span.low; p <= span.high; ++p) {
     const Target& target = targets[p - span.low];
     const Real* loss = out(*target.g, losses[0], 0, s, p);
-    find_splits(a, s, p);
-    if (splits.empty() || !(largest(loss, n) > kNever<Real>)) continue;
+    if (!has_terms(a, s, p) || !(largest(loss, n) > kNever<Real>)) continue;
     for (const Part& f : target.others)
       if (losses[f.f->slot]) raise(losses[f.f->slot], line_of(f, 0), loss, n);
     if (g.kind == kKindPair && g.fixed) {
@@ -81,10 +80,11 @@ void Run<Real>::link_maxima(const Stage& g, At s) {
       pair_maxima(g, s, one, loss);
       continue;
     }
-    const int64_t start = value(g.table, s, p, 0), each = depth_of(g), depth = each * splits.size();
+    const int64_t start = value(g.table, s, p, 0), each = depth_of(g);
     int64_t hop;
     double known;
     const Real* matrix = direct(g, 0, s, p, &hop, &known);
+    const int64_t depth = each * splits.size();
     turned.resize(depth);
     Real* own = losses[g.slot];
     matrix_maxima(loss, x.data(), depth, matrix, hop, n, [&](int64_t k, const Real* of_row) {
@@ -118,10 +118,10 @@ void Run<Real>::pair_maxima(const Stage& g, At s, Row& one, const Real* loss) {
   const Real* matrix = data[g.slot] + g.table.c;
   gathered.resize(b * c * n), turned.resize(b * c);
   for (int64_t k = 0; k < b * c; ++k)
-    for (int64_t j = 0; j < n; ++j) gathered[k * n + j] = matrix[row_of(g, k) + j * g.column];
+    for (int64_t j = 0; j < n; ++j) gathered[k * n + j] = matrix[row_of(g, k) + column_of(g, j)];
   Real* own = losses[g.slot];
   matrix_maxima(loss, pairs.data(), b * c, gathered.data(), n, n, [&](int64_t k, const Real* of_row) {
-    if (own) raise(own + g.table.c + row_of(g, k), of_row, g.column, n);
+    for (int64_t j = 0; own && j < n; ++j) raise(own + g.table.c + row_of(g, k) + column_of(g, j), of_row + j, 1, 1);
   }, turned.data());
   for (int64_t k = 0; k < b * c; ++k) pairs[k] = finite(pairs[k]);
   const int64_t many = splits.size();
@@ -144,14 +144,14 @@ template <typename Real>
 void Run<Real>::over_maxima(const Stage& g, At s) {
   const Span span = defined(g, s);
   const Alternative& a = alternatives[g.first];
-  x.resize(g.depth);
   for (int64_t p = span.low; p <= span.high; ++p) {
     const Real loss = *out(g, losses[0], 0, s, p);
-    if (!(loss > kNever<Real>) || !has_terms(a, s, p)) continue;
-    row(a, 0, s, p, 0, g.depth, x.data());
-    const Real top = largest(x.data(), g.depth);
-    for (int64_t k = 0; k < g.depth; ++k) x[k] = loss + (x[k] - top);
-    row_raise(a, s, p, 0, g.depth, x.data());
+    if (!(loss > kNever<Real>)) continue;
+    find_rows(g, 0, s, p);
+    const Real top = largest(x.data(), x.size());
+    for (Real& one : x) one = loss + (one - top);
+    for (size_t k = 0; k < splits.size(); ++k)
+      row_raise(a, splits[k].s, p, splits[k].r, g.depth, x.data() + k * g.depth);
   }
 }
 

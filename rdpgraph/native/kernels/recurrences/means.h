@@ -132,7 +132,7 @@ Real Run<Real>::mean_in_logs(const Stage& g, At s, const Row& one, const Real* l
       row_along(alternatives[g.first], one.item, split.s, one.p, split.r, b, left.data());
       if (g.kind == kKindPair) row_along(alternatives[g.first + 1], one.item, split.s, one.p, split.r, c, right.data());
     }
-    sum += std::exp(v - total) * (left[k / c] + right[k % c] + (said ? said[row_of(g, k) + j * g.column] : 0));
+    sum += std::exp(v - total) * (left[k / c] + right[k % c] + (said ? said[row_of(g, k) + column_of(g, j)] : 0));
   });
   return Real(sum);
 }
@@ -157,13 +157,13 @@ void Run<Real>::direct_along(const Stage& g, At s, Span span) {
   const Alternative& a = alternatives[g.first];
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
-      find_splits(a, s, p);
-      if (splits.empty()) continue;
-      const int64_t each = depth_of(g), depth = each * splits.size(), n = g.labels;
+      if (!has_terms(a, s, p)) continue;
+      const int64_t each = depth_of(g), n = g.labels;
       int64_t hop;
       double known, level;
       const Real *from = direct(g, item, s, p, &hop, &known), *done = link_values(targets[p - span.low], s, item, p, &level);
       const Real* said = moves[g.slot] ? moves[g.slot] + item * g.table_item : nullptr;
+      const int64_t depth = each * splits.size();
       turned.resize(depth), means.assign(n, Real(0));
       splits_along(g, item, p, turned.data());
       const int64_t start = value(g.table, s, p, 0);
@@ -181,17 +181,17 @@ void Run<Real>::direct_along(const Stage& g, At s, Span span) {
 template <typename Real>
 void Run<Real>::over_along(const Stage& g, At s) {
   const Span span = defined(g, s);
-  x.resize(g.depth), turned.resize(g.depth);
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high && is_needed(g, item, s); ++p) {
       const Real done = *out(g, data[0], item, s, p);
       Real* to = out(g, moves[0], item, s, p);
       *to = 0;
-      if (!(done > kNever<Real>) || !has_terms(alternatives[g.first], s, p)) continue;
-      const double known = row(alternatives[g.first], item, s, p, 0, g.depth, x.data());
-      exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), g.depth);
-      row_along(alternatives[g.first], item, s, p, 0, g.depth, turned.data());
-      for (int64_t k = 0; k < g.depth; ++k) *to += x[k] * turned[k];
+      if (!(done > kNever<Real>)) continue;
+      const double known = find_rows(g, item, s, p);
+      exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), x.size());
+      turned.resize(x.size());
+      splits_along(g, item, p, turned.data());
+      for (size_t k = 0; k < x.size(); ++k) *to += x[k] * turned[k];
     }
 }
 
@@ -209,7 +209,7 @@ void Run<Real>::prepare_along() {
         for (int64_t j = 0; j < n; ++j) {
           const int64_t at = (j / wide * depth + i) * wide + j % wide;
           prepared[whole.stages + k][item * panels + at] = table(g, item).ahead[at] *
-              moves[g.slot][g.table.c + item * g.table_item + row_of(g, i) + j * g.column];
+              moves[g.slot][g.table.c + item * g.table_item + row_of(g, i) + column_of(g, j)];
         }
   }
 }

@@ -19,8 +19,9 @@ void Run<Real>::each_stage(bool forward, Visit visit) {
       const int64_t step = forward ? i : whole.steps - 1 - i;
       const Stage& g = stages[forward ? j : whole.stages - 1 - j];
       if (!is_needed(g, At{step})) continue;
-      for (int64_t q = 0; q < g.wide; ++q)
-        for (int64_t u = 0; u < g.wider; ++u) visit(g, At{step, q, u});
+      for (int64_t o = 0; o < g.widest; ++o)
+        for (int64_t q = 0; q < g.wide; ++q)
+          for (int64_t u = 0; u < g.wider; ++u) visit(g, At{step, q, u, 0, o});
     }
 }
 

@@ -11,6 +11,7 @@ enum Kind : int64_t { kKindSum = 0, kKindLink = 1, kKindPair = 2, kKindOver = 3 
 struct Form {
   int64_t c;
   int64_t s;
+  int64_t o;
   int64_t q;
   int64_t u;
   int64_t w;
@@ -63,17 +64,24 @@ struct Stage {
   int64_t item;
   int64_t level_item;
   int64_t labels;
+  int64_t labels2;
   int64_t places;
   int64_t wide;
   int64_t wider;
+  int64_t widest;
   int64_t depth;
   int64_t depth2;
   Form table;
   int64_t slot;
   int64_t table_item;
+  Form table_level;
+  int64_t row_level;
+  int64_t row2_level;
+  int64_t column_level;
   int64_t row;
   int64_t row2;
   int64_t column;
+  int64_t column2;
   int64_t fixed;
   int64_t last;
   int64_t look;
@@ -81,6 +89,7 @@ struct Stage {
   Look rows;
   Look rows2;
   Look columns;
+  Look columns2;
   int64_t into;
 };
 

@@ -31,7 +31,7 @@ struct Span { int64_t low, high; };
 inline int64_t below(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
 // Where in a program: the step, the places of the outer axes, and the outer loop.
-struct At { int64_t s, q = 0, u = 0, w = 0; };
+struct At { int64_t s, q = 0, u = 0, w = 0, o = 0; };
 
 // What is summed over at a place: a value of the outer loop, in `s`, and one of the inner loop.
 struct Split { At s; int64_t r; };
@@ -103,7 +103,7 @@ template <typename Real> struct Run {
   double work() const {
     double sum = 0;
     for (const Stage* g = stages; g < stages + whole.stages; ++g) {
-      const double cells = double(whole.steps) * g->wide * g->wider * g->places * std::max<int64_t>(g->labels, 1);
+      const double cells = double(whole.steps) * g->widest * g->wide * g->wider * g->places * std::max<int64_t>(g->labels, 1);
       double terms = 0;
       for (const Alternative* a = alternatives + g->first; a < alternatives + g->first + g->count; ++a)
         terms += double(a->high - a->low + 1) * double(a->high2 - a->low2 + 1);
@@ -113,7 +113,7 @@ template <typename Real> struct Run {
     return sum;
   }
   static int64_t value(const Form& f, At s, int64_t p, int64_t r) {
-    return f.c + f.s * s.s + f.q * s.q + f.u * s.u + f.w * s.w + f.p * p + f.r * r;
+    return f.c + f.s * s.s + f.o * s.o + f.q * s.q + f.u * s.u + f.w * s.w + f.p * p + f.r * r;
   }
   // The values of one variable for which forms are at least 0, others given; only forms that have
   // none of a variable `r` if it is not known.
@@ -282,10 +282,12 @@ template <typename Real> struct Run {
   }
   // Likewise rows of labels, or of pairs of them, of all `splits`.
   void add_splits(Real* const* to, const Stage& g, int64_t item, int64_t p, const Real* from);
+  double find_rows(const Stage& g, int64_t item, At s, int64_t p);
   int64_t depth_of(const Stage& g) const { return g.kind == kKindPair ? g.depth * g.depth2 : g.depth; }
   int64_t row_of(const Stage& g, int64_t k) const {
     return g.kind == kKindPair ? k / g.depth2 * g.row + k % g.depth2 * g.row2 : k * g.row;
   }
+  int64_t column_of(const Stage& g, int64_t j) const { return j / g.labels2 * g.column + j % g.labels2 * g.column2; }
   int64_t sets(const Stage& g) const { return g.fixed ? (g.table_item ? batch : 1) : 0; }
   int64_t prepared_size(const Stage& g) const {
     const int64_t wide = width<Real>(), depth = depth_of(g), n = g.labels;
@@ -319,6 +321,7 @@ template <typename Real> struct Run {
   template <bool best> void link_up(const Stage& g, At s);
   // Where labels are in a matrix: their own numbers, or those that data say.
   std::vector<int64_t> rows_at, columns_at, parts_at;
+  std::vector<double> levels_at;
   std::vector<Real> gathered, scattered;
   void find_places(const Look& l, int64_t item, At s, int64_t p, int64_t r, int64_t first, int64_t count, int64_t* to) const {
     const int64_t* from = l.slot < 0 ? nullptr : numbers(l, item) + value(l.at, s, p, r);
@@ -332,12 +335,13 @@ template <typename Real> struct Run {
   int64_t place_in_matrix(const Stage& g, int64_t item, const Split& at, int64_t p, int64_t k, int64_t v) const {
     const int64_t c = g.kind == kKindPair ? g.depth2 : 1;
     return value(g.table, at.s, p, at.r) + looked(g.look, g.looks, item, at.s, p, at.r) +
-           place_in(g.rows, item, at.s, p, at.r, k / c) + place_in(g.columns, item, at.s, p, at.r, v) +
+           place_in(g.rows, item, at.s, p, at.r, k / c) + place_in(g.columns, item, at.s, p, at.r, v / g.labels2) +
+           (g.labels2 > 1 ? place_in(g.columns2, item, at.s, p, at.r, v % g.labels2) : 0) +
            (c > 1 ? place_in(g.rows2, item, at.s, p, at.r, k % c) : 0);
   }
   // Whether a matrix that is not fixed is copied for each place, in place of read where it lies.
   bool is_gathered(const Stage& g) const {
-    return g.kind == kKindPair || g.looks || g.rows.slot >= 0 || g.columns.slot >= 0 || g.column != 1 || alternatives[g.first].loops;
+    return g.kind == kKindPair || g.looks || g.rows.slot >= 0 || g.columns.slot >= 0 || g.column != 1 || g.labels2 > 1 || g.column_level || alternatives[g.first].loops;
   }
   const Real* direct(const Stage& g, int64_t item, At s, int64_t p, int64_t* hop, double* level) {
     return direct(g, item, s, p, 0, g.labels, hop, level);

@@ -173,7 +173,7 @@ void Run<Real>::faint_second(const Stage& g, At s, const Row& one, const Real* l
       if (other) row_along(*other, one.item, split.s, one.p, split.r, c, right.data());
       std::fill(to_left.begin(), to_left.end(), Real(0)), std::fill(to_right.begin(), to_right.end(), Real(0));
     }
-    const int64_t at = row_of(g, k) + j * g.column;
+    const int64_t at = row_of(g, k) + column_of(g, j);
     const Real along = left[k / c] + right[k % c] + (said ? said[at] : 0);
     const Real share = Real(std::exp(log - total)) * (t.second[j] + t.first[j] * (along - t.along[j]));
     to_left[k / c] += share, to_right[k % c] += share;
@@ -192,12 +192,11 @@ void Run<Real>::direct_second(const Stage& g, At s, Span span) {
     for (int64_t p = span.low; p <= span.high; ++p) {
       const Target& target = targets[p - span.low];
       const Turn t = turn_of(target, s, item, p);
-      find_splits(alternatives[g.first], s, p);
-      if (splits.empty() || (!any_of(t.first, n) && !any_of(t.second, n))) continue;
-      const int64_t depth = each * splits.size();
+      if (!has_terms(alternatives[g.first], s, p) || (!any_of(t.first, n) && !any_of(t.second, n))) continue;
       int64_t hop;
       double known, level;
       const Real *from = direct(g, item, s, p, &hop, &known), *done = link_values(target, s, item, p, &level);
+      const int64_t depth = each * splits.size();
       const Real* said = moves[g.slot] ? moves[g.slot] + item * g.table_item : nullptr;
       Real* to = seconds[g.slot] ? seconds[g.slot] + item * g.table_item : nullptr;
       // The share of each term in its column's sum; divided by what they add up to, as logs are rounded.
@@ -228,20 +227,20 @@ void Run<Real>::direct_second(const Stage& g, At s, Span span) {
 template <typename Real>
 void Run<Real>::over_second(const Stage& g, At s) {
   const Span span = defined(g, s);
-  const Alternative& a = alternatives[g.first];
-  x.resize(g.depth), turned.resize(g.depth);
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high && is_needed(g, item, s); ++p) {
       const Real done = *out(g, data[0], item, s, p), along = *out(g, moves[0], item, s, p);
       const Real first = *out(g, grads[0], item, s, p), second = *out(g, seconds[0], item, s, p);
-      if (!(done > kNever<Real>) || !has_terms(a, s, p) || (first == 0 && second == 0)) continue;
-      const double known = row(a, item, s, p, 0, g.depth, x.data());
-      exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), g.depth);
-      row_along(a, item, s, p, 0, g.depth, turned.data());
+      if (!(done > kNever<Real>) || (first == 0 && second == 0)) continue;
+      const double known = find_rows(g, item, s, p);
+      const int64_t count = x.size();
+      exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), count);
+      turned.resize(count);
+      splits_along(g, item, p, turned.data());
       Real total = 0;  // 1, but for rounding
-      for (int64_t k = 0; k < g.depth; ++k) total += x[k];
-      for (int64_t k = 0; k < g.depth; ++k) x[k] *= (second + first * (turned[k] - along)) / total;
-      add_rows(seconds, a, item, s, p, 0, g.depth, x.data());
+      for (int64_t k = 0; k < count; ++k) total += x[k];
+      for (int64_t k = 0; k < count; ++k) x[k] *= (second + first * (turned[k] - along)) / total;
+      add_splits(seconds, g, item, p, x.data());
     }
 }
 
@@ -278,7 +277,7 @@ void Run<Real>::write_matrix_second(const Stage& g) {
     const int64_t start = g.table.c + item * g.table_item;
     for (int64_t j = 0; j < n; ++j)
       for (int64_t k = 0; k < depth; ++k) {
-        const int64_t at = (j / wide * depth + k) * wide + j % wide, place = start + row_of(g, k) + j * g.column;
+        const int64_t at = (j / wide * depth + k) * wide + j % wide, place = start + row_of(g, k) + column_of(g, j);
         Real sum = own.sums[item * size + at];
         if (moves[g.slot]) sum += moves[g.slot][place] * plain.sums[item * size + at];
         seconds[g.slot][place] += t.ahead[at] * sum;

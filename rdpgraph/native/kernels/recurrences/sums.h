@@ -15,7 +15,7 @@ void Run<Real>::collect_entries(const Stage& g, At s, int64_t first, int64_t cou
   entries.clear(), factors_of.clear();
   const bool wide = g.labels > 0;
   for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a)
-    for (At here{s.s, s.q, s.u, a->low2}; here.w <= a->high2; ++here.w) {
+    for (At here{s.s, s.q, s.u, a->low2, s.o}; here.w <= a->high2; ++here.w) {
       const Span span = loops(*a, here, first, !wide);
       for (int64_t r = span.low; r <= span.high; ++r) {
         Span part{0, count - 1};
