@@ -1,5 +1,5 @@
 """Recurrences: dynamic programs declared as inputs and rules, and answered for all sizes."""
 
-from rdpgraph.recurrences.recurrence import Input, Lengths, Recurrence
+from rdpgraph.recurrences.declaration import Input, Lengths
 
-__all__ = ["Input", "Lengths", "Recurrence"]
+__all__ = ["Input", "Lengths"]

@@ -172,7 +172,7 @@ class Plan:
             inside &= (index >= 0) & (index < ends[axis])
             if at.names:
                 before &= index < 0
-            point[axis] = index.clamp(0, ends[axis] - 1)
+            point[axis] = index.clamp(0, max(0, ends[axis] - 1))
         if not any(isinstance(at, Affine) and at.names for at in goal.index):
             before.zero_()
         for form in table.domain:
@@ -185,9 +185,10 @@ class Plan:
         for axis in place.axes if place.row else place.axes[:-1]:
             row = row * ends[axis] + point[axis]
         item = torch.arange(items)
+        # Of an item without the cell any number is read, and left out.
         return Goal(
-            item * records.size + records.at[goal.array] + cell,
-            item * records.levels + records.level[goal.array] + row,
+            torch.where(inside, item * records.size + records.at[goal.array] + cell, 0),
+            torch.where(inside, item * records.levels + records.level[goal.array] + row, 0),
             torch.where(inside, step, -1), inside, before, bool((inside & ~before).all()),
         )  # fmt: skip
 
@@ -259,7 +260,7 @@ def serves(program: Program, inputs: Sequence[Tensor], sizes: Mapping[str, int])
     return (
         bool(logs)
         and all(x.device.type == "cpu" for x in inputs)
-        and all(sizes.values())
+        and (all(sizes.values()) or all(size.evaluate(sizes) for size in program.ranges.values()))
         and plan_of(program) is not None
         and LIBRARY.available(logs[0].dtype)
     )
@@ -273,8 +274,9 @@ class _Run:
 
     def __init__(self, dtype: torch.dtype, items: int, records: Records) -> None:
         self.dtype, self.handle = dtype, None
-        self.values = torch.empty(items, records.size, dtype=dtype)
-        self.levels = torch.empty(items, records.levels, dtype=torch.float64)
+        # Tables of no cells have a number all the same, which goals outside of them read.
+        self.values = torch.empty(items, records.size or 1, dtype=dtype)
+        self.levels = torch.empty(items, records.levels or 1, dtype=torch.float64)
         self.records = records
         self.spare: dict[str, Tensor] = {}
         self.keep: tuple[Any, ...] = ()  # what the state points to
@@ -353,7 +355,7 @@ def run_up(
     items = max(
         [len(x) for x in inputs] + [len(x) for x in lengths.values() if isinstance(x, Tensor)]
     )
-    strides = [x[0].numel() if len(x) > 1 else 0 for x in inputs]
+    strides = [x.shape[1:].numel() if len(x) > 1 else 0 for x in inputs]
     records = plan.records(sizes, strides)
     dtype = next(x.dtype for x in inputs if x.is_floating_point())
     key = (id(plan), id(records), items, dtype, best)
@@ -563,7 +565,7 @@ def count_uses(up: Upward | Derived, reads: Tensor, count: int) -> list[Tensor |
             continue
         shape = count, len(up.value), *values.shape[1:]
         derivation, item, _, at = reads[reads[:, 2] == number].T
-        place = (derivation * shape[1] + item) * values[0].numel() + at
+        place = (derivation * shape[1] + item) * values.shape[1:].numel() + at
         made.append(torch.bincount(place, minlength=math.prod(shape)).view(shape))
     return made
 
@@ -582,7 +584,7 @@ def score_reads(inputs: Sequence[Tensor], reads: Tensor, count: int, items: int)
     for number, values in enumerate(inputs, 1):
         if values.is_floating_point():
             derivation, item, _, at = reads[reads[:, 2] == number].T
-            place = item * values[0].numel() + at if len(values) > 1 else at
+            place = item * values.shape[1:].numel() + at if len(values) > 1 else at
             entries = values.reshape(-1).index_select(0, place)
             scores = scores.index_add(0, derivation * items + item, entries)
     return scores.view(count, items)

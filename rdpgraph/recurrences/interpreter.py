@@ -426,7 +426,8 @@ class Run:
         sizes = {**self.layout.ranges, STEP: shape.steps}
         names = tuple(name for name in sizes if any(name in at[k].names for k in taken))
         values = values.permute(0, *(1 + k for k in (*taken, *kept)))
-        values = values.reshape(len(values), -1, *values.shape[1 + len(taken) :])
+        places = values.shape[1 : 1 + len(taken)].numel()
+        values = values.reshape(len(values), places, *values.shape[1 + len(taken) :])
         if taken:
             dims = [array.dims[k].evaluate(self.sizes) for k in taken]
             flat = self._flat([at[k] for k in taken], dims, names, sizes)
@@ -468,7 +469,7 @@ class Run:
                 )
             flat = flat * dim + index
         full = [sizes[name] for name in names]
-        return flat.expand(len(flat), *full).reshape(len(flat), -1)
+        return flat.expand(len(flat), *full).reshape(len(flat), math.prod(full))
 
     # ---- the goal ----
 

@@ -1,8 +1,9 @@
-"""What a user writes, a class of inputs and rules, and what its objects answer."""
+"""Programs and their tensors: the answers, for the entries of every input."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self, overload
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,147 +14,41 @@ from rdpgraph.logspace.gradients import by_autograd, expectations, is_transforme
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.model.potentials.table import as_values, as_whole
 from rdpgraph.recurrences import derivations, executor
-from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.derivations import Derived
-from rdpgraph.recurrences.inference import infer_program
 from rdpgraph.recurrences.interpreter import evaluate
-from rdpgraph.recurrences.parsing import is_size, parse
 from rdpgraph.recurrences.program import Array, Program
-from rdpgraph.recurrences.semirings import Count, LogSum, Max, Semiring
+from rdpgraph.recurrences.semirings import Count, LogSum, Max, Most, Semiring
 
 
-class _Declared:
-    """A class attribute whose value on an object is the tensor that it was given."""
+class Bound:
+    """A program and the tensors that it is given, which answer every question by the program.
 
-    name: str
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> "_Declared": ...
-    @overload
-    def __get__(self, instance: "Recurrence", owner: type) -> Any: ...
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else instance.given[self.name]
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        raise AttributeError(f"{self.name} is set when the object is made")
-
-
-class Input(_Declared):
-    """A tensor that a recurrence is given: (*batch, *dims) logs in nats, -inf for what is absent.
+    Answers about derivations are in uses: how often a derivation uses each entry of each input of
+    logs, in a dictionary by the names of the inputs.
 
     Attributes:
-        dims: the sizes after the batch, in words, as "T N", "T-1 N N" or "I+1 J+1 3". Sizes begin
-            with a capital letter; one name is the same size wherever it stands.
-        whole: whether it holds whole numbers instead, by which other inputs are indexed, as in
-            ``emission[n, words[t]]``.
-    """
-
-    def __init__(self, dims: str = "", *, whole: bool = False) -> None:
-        self.dims, self.whole = dims, whole
-
-
-class Lengths(_Declared):
-    """A whole number for each item, (*batch,), from 0 to a size, which it is if none is given.
-
-    Attributes:
-        most: the size, as "T".
-    """
-
-    def __init__(self, most: str) -> None:
-        self.most = most
-
-
-class Recurrence:
-    """A dynamic program that is its recurrence: inputs, and rules in the notation of sums.
-
-    A rule adds a product to a cell of a table, for all values of its variables. A variable that the
-    left side lacks is summed over; what is read outside of an array is absent; rules for one cell
-    add up; `goal` is what the recurrence is asked for. Nothing else is declared: ranges, sizes, and
-    the order in which cells are computed follow from the rules (see `inference`).
-
-    ========================  ======================================================================
-    rules                     meaning
-    ========================  ======================================================================
-    ``a[t, n] += ...``        a cell of the table a, for all t and n
-    ``a[t - 1, m]``           another cell; an index is a sum of names and whole numbers
-    ``emission[n, words[t]]`` an entry at a place that is data
-    ``x * y + z``, ``1``      products, sums, and the empty product
-    ``... if i < j``          where the rule holds
-    ``T``, ``I + 1``          sizes, which begin with a capital letter
-    ``goal += a[lengths-1]``  the answer of each item, at the end of its length; an item of length 0
-                              has one empty derivation, log Z 0 (of several ends in one cell, all
-                              must be before the first)
-    ========================  ======================================================================
-
-    Objects take the inputs in the order of the class, or by name, with any batch dims. An input
-    without batch dims is shared by all items. Whatever differs from one call to the next, sizes
-    included, is no part of the program: it is made once for a class.
-
-    Example:
-        >>> import torch
-        >>> from rdpgraph.recurrences import Input, Lengths, Recurrence
-        >>> class Segments(Recurrence):
-        ...     sites, transition, lengths = Input("T D N"), Input("N N"), Lengths("T")
-        ...     rules = '''
-        ...         a[t, n] += sites[t, t, n]
-        ...         a[t, n] += a[t-d-1, m] * transition[m, n] * sites[t, d, n]
-        ...         goal    += a[lengths-1, n]
-        ...     '''
-        >>> segments = Segments(torch.zeros(2, 4, 3, 5), torch.zeros(5, 5), torch.tensor([4, 3]))
-        >>> segments.log_partition()
-        tensor([6.9801, 5.1930])
-        >>> segments.count()
-        tensor([1075.,  180.], dtype=torch.float64)
+        program: the recurrence.
+        given: the inputs by name, and lengths, None for those of full length.
 
     Raises:
-        ModelError: in one line, for rules that cannot be computed, which it repeats, or for tensors
-            that do not fit.
+        ModelError: in one line, for tensors that do not fit.
     """
 
-    rules: ClassVar[str] = ""
-    given: dict[str, Any]
-
-    def __init__(self, *args: Any, **named: Any) -> None:
-        owner, program = type(self).__name__, self.make_program()
-        declared = [*_declared_by(type(self))]
-        if len(args) > len(declared):
-            raise ModelError(f"{owner} takes {', '.join(declared)}; got {len(args)} values.")
-        given = dict(zip(declared, args, strict=False))
-        for name, value in named.items():
-            if name not in declared or name in given:
-                why = " twice" if name in given else f"; it takes {', '.join(declared)}"
-                raise ModelError(f"{owner} got {name}{why}.")
-            given[name] = value
+    def __init__(self, program: Program, given: Mapping[str, Any]) -> None:
+        self.program = program
         lacking = [array.name for array in program.inputs if given.get(array.name) is None]
         if lacking:
-            raise ModelError(f"{owner} needs {', '.join(lacking)}.")
-        self.given = dict.fromkeys(declared) | given
+            raise ModelError(f"{program.name} needs {', '.join(lacking)}.")
+        names = [*(array.name for array in program.inputs), *(name for name, _ in program.lengths)]
+        self.given: dict[str, Any] = {name: given.get(name) for name in names}
         self._settle_tensors(program)
         self._sizes = self._checked_sizes(program)
         self._batch = self._checked_batch(program)
         self._check_whole(program)
 
-    @classmethod
-    def declared(cls) -> Iterator[tuple[str, Input | Lengths]]:
-        """The inputs and lengths by name, those of base classes first."""
-        yield from _declared_by(cls).items()
-
-    @classmethod
-    def make_program(cls) -> Program:
-        """The program of the class, made on first use; ``print`` shows it.
-
-        Raises:
-            ModelError: see the class.
-        """
-        return _program_of(cls)
-
-    @property
-    def program(self) -> Program:
-        """The program of the class."""
-        return self.make_program()
+    def with_inputs(self, **tensors: Tensor) -> Self:
+        """The same with other tensors for some inputs."""
+        return type(self)(self.program, self.given | tensors)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -169,7 +64,7 @@ class Recurrence:
 
     def _settle_tensors(self, program: Program) -> None:
         """Make every input a tensor, those of logs of one dtype, lengths int64."""
-        owner = type(self).__name__
+        owner = self.program.name
         dtypes: list[torch.dtype] = []
         for array in program.inputs:
             name, value = f"{owner}'s {array.name}", self.given[array.name]
@@ -208,14 +103,14 @@ class Recurrence:
                 known = ", ".join(f"{name} = {size}" for name, size in sizes.items())
                 where = f" where {known}" if own is not None and known else ""
                 raise ModelError(
-                    f"{type(self).__name__} needs {array}, after batch dims{where}; got a tensor "
+                    f"{self.program.name} needs {array}, after batch dims{where}; got a tensor "
                     f"of shape {shape}."
                 )
         return sizes
 
     def _checked_batch(self, program: Program) -> tuple[int, ...]:
         """The batch dims, to which all tensors broadcast, and check lengths."""
-        owner = type(self).__name__
+        owner = self.program.name
         shapes = {array.name: self._lead(array) for array in program.inputs}
         for name, most in program.lengths:
             lengths, end = self.given[name], most.evaluate(self._sizes)
@@ -241,7 +136,7 @@ class Recurrence:
             wrong = data[(data < 0) | (data >= size)]
             if len(wrong):
                 raise ModelError(
-                    f"{type(self).__name__} needs {name} from 0 to {size - 1}, as an index of "
+                    f"{self.program.name} needs {name} from 0 to {size - 1}, as an index of "
                     f"{factor.array}; got {int(wrong[0])}: put 0 where it pads."
                 )
 
@@ -252,7 +147,10 @@ class Recurrence:
     # ---- answers ----
 
     def _flat(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Inputs with one batch dim, of size 1 where all items share an input."""
+        """Inputs with one batch dim, of size 1 where all items share an input.
+
+        Where there are no items one of zeros stands for them.
+        """
         made: dict[str, Tensor] = {}
         for array in self.program.inputs:
             values, lead = tensors[array.name], self._lead(array)
@@ -260,7 +158,8 @@ class Recurrence:
             if all(size == 1 for size in lead):
                 made[array.name] = values.reshape(1, *shape)
             else:
-                made[array.name] = values.expand(*self._batch, *shape).reshape(-1, *shape)
+                flat = values.expand(*self._batch, *shape).reshape(self._items, *shape)
+                made[array.name] = flat if self._items else flat.sum(0, keepdim=True)
         return made
 
     def _flat_lengths(self) -> dict[str, Tensor | int]:
@@ -270,7 +169,8 @@ class Recurrence:
             if lengths is None:
                 made[name] = most.evaluate(self._sizes)
             else:
-                made[name] = lengths.expand(self._batch).reshape(-1)
+                flat = lengths.expand(self._batch).reshape(self._items)
+                made[name] = flat if self._items else flat.new_zeros(1)
         return made
 
     def _served(self, inputs: Sequence[Tensor]) -> bool:
@@ -297,13 +197,13 @@ class Recurrence:
         """Refuse NaN and +inf that were written into inputs since they were given."""
         for array in self.program.inputs:
             if not array.whole:
-                checked_log_values(f"{type(self).__name__}'s {array.name}", flat[array.name])
+                checked_log_values(f"{self.program.name}'s {array.name}", flat[array.name])
 
     @property
     def _items(self) -> int:
         return functools.reduce(lambda one, other: one * other, self._batch, 1)
 
-    def _logs(self) -> dict[str, Tensor]:
+    def logs(self) -> dict[str, Tensor]:
         """The inputs of logs by name."""
         return {
             array.name: self.given[array.name] for array in self.program.inputs if not array.whole
@@ -311,11 +211,11 @@ class Recurrence:
 
     def _log_partition_of(self, *logs: Tensor) -> Tensor:
         """(*batch,) log Z for other logs of the inputs, in their order."""
-        return self._evaluated(self.given | dict(zip(self._logs(), logs, strict=True)), LogSum())
+        return self._evaluated(self.given | dict(zip(self.logs(), logs, strict=True)), LogSum())
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf where nothing is possible. All derivatives exist."""
-        return self._log_partition_of(*self._logs().values())
+        return self._log_partition_of(*self.logs().values())
 
     @torch.no_grad()
     def best_score(self) -> Tensor:
@@ -341,7 +241,7 @@ class Recurrence:
             for array in self.program.inputs
             if not array.whole
         }
-        whole = type(self)(**(self.given | full))
+        whole = self.with_inputs(**full)
         tracked = any(values.requires_grad for values in full.values())
         _, gradients = expectations(whole._log_partition_of, [*full.values()], tracked=tracked)
         return dict(zip(full, gradients, strict=True))
@@ -360,7 +260,7 @@ class Recurrence:
 
         Log Z less the mean of what a derivation's entries add up to.
         """
-        log_z, mean = self._mean_of([_scores(values) for values in self._logs().values()])
+        log_z, mean = self._mean_of([_scores(values) for values in self.logs().values()])
         return torch.where(log_z > -torch.inf, log_z - mean, 0.0)
 
     @by_autograd
@@ -373,11 +273,11 @@ class Recurrence:
         Raises:
             ModelError: the other is of another class, or its tensors have other shapes.
         """
-        own, logs = self._logs(), other._logs() if type(other) is type(self) else {}
+        own, logs = self.logs(), other.logs() if type(other) is type(self) else {}
         shapes = [{name: x.shape for name, x in each.items()} for each in (own, logs)]
         if shapes[0] != shapes[1]:
             raise ModelError(
-                f"{type(self).__name__} is compared with another of its class and shapes; got "
+                f"{self.program.name} is compared with another of its class and shapes; got "
                 f"{type(other).__name__} of {[tuple(shape) for shape in shapes[1].values()]}."
             )
         _, mean = self._mean_of([_scores(values) for values in logs.values()])
@@ -403,11 +303,11 @@ class Recurrence:
         Args:
             scores: finite, one tensor in the shape of each input of logs.
         """
-        logs = [*self._logs().values()]
+        logs = [*self.logs().values()]
         flat, lengths = self._flat(self.given), self._flat_lengths()
         if not self._served([*flat.values()]):
             return mean_scores(self._log_partition_of, logs, scores)
-        every = self._flat(self.given | dict(zip(self._logs(), scores, strict=True)))
+        every = self._flat(self.given | dict(zip(self.logs(), scores, strict=True)))
         said = [x for x in every.values() if x.is_floating_point()]
         found = executor.mean_score(self.program, lengths, self._sizes, [*flat.values()], said)
         return self._batched(found[0], 0), self._batched(found[1], 0)
@@ -443,15 +343,19 @@ class Recurrence:
         Raises:
             ModelError: ``count`` is below 1.
         """
+        up, reads, scores = self._best(count)
+        return self._by_name(executor.count_uses(up, reads, count), 1), scores
+
+    def _best(self, count: int) -> tuple[executor.Upward | Derived, Tensor, Tensor]:
+        """A pass of maxima, what the best derivations read, and their scores (count, *batch)."""
         if count < 1:
-            raise ModelError(f"{type(self).__name__} lists 1 derivation or more; got {count = }.")
+            raise ModelError(f"{self.program.name} lists 1 derivation or more; got {count = }.")
         up = self._run_up(best=True)
         reads, found = executor.best_derivations(up, count)
         inputs = [*self._flat(self.given).values()]
         scores = executor.score_reads(inputs, reads, count, len(found))
         lacking = torch.arange(count, device=found.device).unsqueeze(1) >= found
-        scores = self._batched(scores.masked_fill(lacking, -torch.inf), 1)
-        return self._by_name(executor.count_uses(up, reads, count), 1), scores
+        return up, reads, self._batched(scores.masked_fill(lacking, -torch.inf), 1)
 
     @torch.no_grad()
     def _uses(self, count: int | None, generator: torch.Generator | None) -> dict[str, Tensor]:
@@ -479,50 +383,71 @@ class Recurrence:
         pairs = zip(self.program.inputs, values, strict=True)
         return {array.name: self._batched(x, dim) for array, x in pairs if x is not None}
 
+    @torch.no_grad()
+    def states_of(
+        self, name: str, count: int | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """(draws, *batch, *sites) the last index of the entries that derivations use of an input.
+
+        Each derivation uses one entry at most of each place that the other indices give; -1 where
+        it uses none. And whether each item has a derivation, (*batch,).
+
+        Args:
+            name: of the input, which has all batch dims.
+            count: how many draws; None: the best one.
+            generator: of the draws.
+        """
+        up = self._run_up(best=count is None)
+        reads = executor.derivations(up, count, generator)
+        states = self._states_read(name, up, reads, 1 if count is None else count)
+        return states, self._batched(up.possible, 0)
+
+    def k_best_states_of(self, name: str, count: int) -> tuple[Tensor, Tensor]:
+        """The best derivations as `states_of` gives them, and scores (count, *batch) as `k_best`.
+
+        Where an item has fewer derivations, their states are -1.
+        """
+        up, reads, scores = self._best(count)
+        return self._states_read(name, up, reads, count), scores
+
+    def _states_read(
+        self, name: str, up: executor.Upward | Derived, reads: Tensor, many: int
+    ) -> Tensor:
+        number = [array.name for array in self.program.inputs].index(name)
+        *sites, width = up.inputs[number].shape[1:]
+        items, places = len(up.value), math.prod(sites)
+        states = torch.full((many * items * places,), -1, device=reads.device)
+        derivation, item, _, at = reads[reads[:, 2] == number + 1].T
+        states[(derivation * items + item) * places + at // width] = at % width
+        return self._batched(states.reshape(many, items, *sites), 1)
+
+    def log_sum_of_most(self, name: str, wanted: Tensor) -> Tensor:
+        """(*batch,) the log-sum of derivations that use a wanted number of entries of an input.
+
+        Of an input that has a single entry that is possible at each place, of which a derivation
+        uses each once at most; ``wanted`` (*batch,) is the number of these that are used. -inf
+        where no derivation uses so many. Differentiable.
+        """
+        logs, zero = self.logs(), torch.zeros_like
+        ones = {key: torch.ones_like(x) if key == name else zero(x) for key, x in logs.items()}
+        with torch.no_grad():
+            log_z, used = self._mean_of([*ones.values()])
+            # Where all derivations use as many, there are no others to leave out.
+            lacking = (used - wanted).abs() > _ROUNDING * (1 + wanted)
+            alone = not bool(((log_z > -torch.inf) & lacking).any())
+        if alone:
+            return self.log_partition()
+        counted = {**logs, name: torch.complex(logs[name], ones[name])} if name in logs else logs
+        flat, lengths = self._flat(self.given | counted), self._flat_lengths()
+        goal = evaluate(self.program, flat, lengths, self._sizes, Most())
+        goal = goal.expand(self._items).reshape(self._batch)
+        enough = (goal.imag.detach() == wanted) & (goal.real.detach() > -torch.inf)
+        return torch.where(enough, goal.real, -torch.inf)
+
+
+_ROUNDING = 1e-12  # of an expected number of entries, for each of them
+
 
 def _scores(logs: Tensor) -> Tensor:
     """Logs with 0 for what is absent, which no derivation reads."""
     return torch.where(logs > -torch.inf, logs, 0.0)
-
-
-@functools.cache
-def _declared_by(cls: type[Recurrence]) -> dict[str, Input | Lengths]:
-    parts = [part for base in reversed(cls.__mro__) for part in vars(base).items()]
-    return {name: one for name, one in parts if isinstance(one, Input | Lengths)}
-
-
-@functools.cache
-def _program_of(cls: type[Recurrence]) -> Program:
-    declared, owner = dict(cls.declared()), cls.__name__
-    arrays = [
-        Array(name, _dims(owner, name, one.dims), one.whole)
-        for name, one in declared.items()
-        if isinstance(one, Input)
-    ]
-    sizes = {name for array in arrays for dim in array.dims for name in dim.names}
-    lengths: list[tuple[str, Affine]] = []
-    for name, one in declared.items():
-        if isinstance(one, Lengths):
-            (most,) = _dims(owner, name, one.most)
-            if not most.names <= sizes:
-                raise ModelError(
-                    f"{owner}: {name} are at most {most}, which is the size of no input."
-                )
-            lengths.append((name, most))
-    if not isinstance(cls.rules, str):
-        raise ModelError(f"{owner}: rules are a text, of one rule a line.")
-    return infer_program(owner, arrays, lengths, parse(owner, cls.rules))
-
-
-def _dims(owner: str, name: str, text: str) -> tuple[Affine, ...]:
-    """Sizes in words, as "T-1 N 3"."""
-    dims: list[Affine] = []
-    for word in text.split():
-        sign = "+" if "+" in word else "-"
-        size, found, number = word.partition(sign)
-        known = size.isdigit() or (size.isidentifier() and is_size(size))
-        if not known or bool(found) != number.isdigit():
-            raise ModelError(f"{owner}: {name} has sizes such as T, N, T-1 or 3; got {word!r}.")
-        form = Affine.of(int(size)) if size.isdigit() else Affine.of(size)
-        dims.append(form + (int(sign + number) if found else 0))
-    return tuple(dims)

@@ -93,6 +93,36 @@ class _MaxMatrix:
         return streamed_max(rows.movedim(-1, 0).unsqueeze(-1), self.columns, tuning.BLOCK)
 
 
+class Most(_Logs):
+    """Logs in nats, each with a count as its imaginary part; sums are over the largest count.
+
+    The goal is the log-sum of the derivations that use most of what counts, and how much they use.
+    The count of -inf means nothing.
+    """
+
+    def lift(self, logs: Tensor) -> Tensor:
+        return logs if logs.is_complex() else torch.complex(logs, torch.zeros_like(logs))
+
+    def sum(self, values: Tensor, dims: Sequence[int]) -> Tensor:
+        logs, counts = values.real, values.imag.detach()
+        counts = torch.where(logs.detach() > -math.inf, counts, -math.inf)
+        most = counts.amax([*dims], keepdim=True)
+        total = soft_sum(torch.where(counts == most, logs, -math.inf), dims)
+        most = most.sum([*dims])  # of size 1
+        return torch.complex(total, torch.where(most > -math.inf, most, 0.0))
+
+    def prepare(self, matrix: Tensor) -> Prepared:
+        return _MostMatrix(self, matrix)
+
+
+class _MostMatrix:
+    def __init__(self, semiring: Most, matrix: Tensor) -> None:
+        self.semiring, self.matrix = semiring, matrix
+
+    def times(self, rows: Tensor) -> Tensor:
+        return self.semiring.sum(rows.unsqueeze(-2) + self.matrix.unsqueeze(-3), [-1])
+
+
 class Count(Semiring):
     """Whole numbers in float64: an entry counts 1 where it is possible.
 

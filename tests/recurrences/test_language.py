@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from rdpgraph.errors import ModelError
-from rdpgraph.recurrences import Input, Lengths, Recurrence
+from rdpgraph.recurrences import Input, Lengths
 from tests.recurrences import written
+from tests.recurrences.binding import Recurrence
 
 
 def recurrence(rules, **inputs):
@@ -112,8 +113,6 @@ def test_numbers_that_do_not_fit():
         written.Chain(sites / 0, transition)
     with pytest.raises(ModelError, match="Chain needs transition"):
         written.Chain(sites)
-    with pytest.raises(ModelError, match="Chain got site; it takes sites, transition, lengths"):
-        written.Chain(site=sites)
     with pytest.raises(ModelError, match="needs words from 0 to 3, as an index of emission; got 4"):
         written.Tagged(torch.zeros(2), transition, torch.zeros(2, 4), torch.tensor([0, 4]))
 
@@ -149,11 +148,3 @@ def test_a_sum_within_a_product_is_a_table_that_is_multiplied_once():
     program = written.Paths.make_program()
     (rule,) = [rule for rule in program.rules_of("a") if rule.over]
     assert sum(factor.array == "transition" for factor in rule.factors) == 1
-
-
-def test_a_subclass_takes_the_inputs_of_its_base():
-    assert [name for name, _ in written.Steps.declared()] == ["sites", "transition", "lengths"]
-    chain = written.Chain(torch.zeros(3, 2), torch.zeros(2, 2))
-    assert chain.sites.shape == (3, 2)
-    with pytest.raises(AttributeError, match="is set when the object is made"):
-        chain.sites = torch.zeros(3, 2)

@@ -1,6 +1,7 @@
 """The structures of the library, and some others, as recurrences."""
 
-from rdpgraph.recurrences import Input, Lengths, Recurrence
+from rdpgraph.recurrences import Input, Lengths
+from tests.recurrences.binding import Recurrence
 
 
 class Chain(Recurrence):

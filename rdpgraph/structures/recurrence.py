@@ -1,0 +1,491 @@
+"""Structures that are declared as recurrences: inputs, and rules in the notation of sums."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from inspect import get_annotations
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core import tuning
+from rdpgraph._core.portable import field_names
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.interface.sites import Sites
+from rdpgraph.interface.structure import Structure, is_tracked
+from rdpgraph.logspace.gradients import by_autograd, expectations
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import as_states
+from rdpgraph.model.restriction import gathered
+from rdpgraph.model.soundness import require_possible
+from rdpgraph.recurrences.declaration import Declared, Input, Lengths, program_of
+from rdpgraph.recurrences.program import Program
+from rdpgraph.recurrences.recurrence import Bound
+from rdpgraph.recurrences.restriction import SAME, STATES, UNARY, label_sites, restrict_rules
+from rdpgraph.structures.draws import (
+    checked_best,
+    checked_count,
+    perturbed,
+    require_generator,
+)
+from rdpgraph.structures.recursions import KBestConfigurations
+
+
+class _ProgramOf:
+    """The program of a class, or of an object whose rules depend on its fields."""
+
+    def __get__(self, instance: "Recurrence | None", owner: "type[Recurrence]") -> Program:
+        if instance is None:
+            return program_of(owner.__name__, owner.declared, owner.rules)
+        return program_of(instance.name, *instance.written())
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Recurrence(Structure):
+    """A dynamic program that is its recurrence: inputs, and rules in the notation of sums.
+
+    A rule adds a product to a cell of a table, for all values of its variables. A variable that the
+    left side lacks is summed over; what is read outside of an array is absent; rules for one cell
+    add up; `goal` is what the recurrence is asked for. Nothing else is declared: ranges, sizes, and
+    the order in which cells are computed follow from the rules.
+
+    ========================  ======================================================================
+    rules                     meaning
+    ========================  ======================================================================
+    ``a[t, n] += ...``        a cell of the table a, for all t and n
+    ``a[t - 1, m]``           another cell; an index is a sum of names and whole numbers
+    ``emission[n, words[t]]`` an entry at a place that is data
+    ``x * y + z``, ``1``      products, sums, and the empty product
+    ``... if i < j``          where the rule holds
+    ``T``, ``I + 1``          sizes, which begin with a capital letter
+    ``goal += a[lengths-1]``  the answer of each item, at the end of its length; an item of length 0
+                              has one empty derivation, log Z 0 (of several ends in one cell, all
+                              must be before the first)
+    ========================  ======================================================================
+
+    A derivation is one way to reach the goal, and its score is the sum of the entries of inputs
+    that it uses. The input that is called ``unary`` has the potentials of the sites: its last size
+    is the number of states, the others are the sites, and a derivation uses each site once at most.
+    A configuration has the state of each site that a derivation uses, and -1 elsewhere; its score
+    is the log-sum of all derivations that use these states and no other site. Where no input has
+    that name there are no sites. `by_input` has the answers for the entries of all inputs.
+
+    Objects take the inputs in the order of the class, or by name, with any batch dims. An input
+    without batch dims is shared by all items. Whatever differs from one call to the next, sizes
+    included, is no part of the program: it is made once for a class. Rules that depend on a field
+    of the object that is no tensor are a property; ``print(Segments.program)`` shows the others.
+
+    Example:
+        >>> import torch
+        >>> from rdpgraph.recurrences import Input, Lengths
+        >>> class Segments(Recurrence):
+        ...     unary, transition, lengths = Input("T D N"), Input("N N"), Lengths("T")
+        ...     rules = '''
+        ...         a[t, n] += unary[t, t, n]
+        ...         a[t, n] += a[t-d-1, m] * transition[m, n] * unary[t, d, n]
+        ...         goal    += a[lengths-1, n]
+        ...     '''
+        >>> segments = Segments(torch.zeros(2, 4, 3, 5), torch.zeros(5, 5), torch.tensor([4, 3]))
+        >>> segments.log_partition()
+        tensor([6.9801, 5.1930])
+        >>> segments.mode().shape
+        torch.Size([2, 4, 3])
+
+    Raises:
+        ModelError: in one line, for rules that cannot be computed, which it repeats, or for tensors
+            that do not fit.
+    """
+
+    rules: ClassVar[str] = ""
+    declared: ClassVar[Declared] = ()
+    """The inputs and lengths by name, those of base classes first."""
+    program = _ProgramOf()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        own = {n: one for n, one in vars(cls).items() if isinstance(one, Input | Lengths)}
+        if own:
+            cls.declared = tuple({**dict(cls.declared), **own}.items())
+            _make_fields(cls, own)
+        super().__init_subclass__(**options)
+        if own:
+            dataclass(frozen=True, eq=False, init=False)(cls)
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        owner, order = type(self).__name__, _arguments(type(self))
+        if len(args) > len(order):
+            raise ModelError(f"{owner} takes {', '.join(order)}; got {len(args)} values.")
+        given = dict(zip(order, args, strict=False))
+        for name, value in named.items():
+            if name not in order or name in given:
+                why = " twice" if name in given else f"; it takes {', '.join(order)}"
+                raise ModelError(f"{owner} got {name}{why}.")
+            given[name] = value
+        for name in field_names(type(self)):
+            object.__setattr__(self, name, given.get(name, getattr(type(self), name, None)))
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check the inputs; a `__post_init__` of a subclass calls this one."""
+        bound = self._bind()
+        names = {*field_names(type(self))}
+        for name in bound.given:
+            if name in names and not isinstance(getattr(self, name), Potential):
+                object.__setattr__(self, name, bound.given[name])
+        unary = bound.given.get(UNARY)
+        if unary is None:
+            like = next(x for x in bound.given.values() if x is not None and x.is_floating_point())
+            unary = like.new_zeros(*bound.batch_shape, 0, 1)
+        sites = unary.shape[unary.ndim - self._dims - 1 :]
+        if tuple(unary.shape) != (*bound.batch_shape, *sites):
+            unary = unary.expand(*bound.batch_shape, *sites)
+        object.__setattr__(self, UNARY, unary)
+
+    # ---- the program and its inputs ----
+
+    def written(self) -> tuple[Declared, str]:
+        """What is declared, and the rules: by default those of the class."""
+        return self.declared, self.rules
+
+    def inputs(self) -> Mapping[str, Any]:
+        """What is declared, by name: tensors, a `Potential` in place of one, or None for lengths.
+
+        Default: the fields of the same names.
+        """
+        return {name: getattr(self, name) for name, _ in self.written()[0]}
+
+    def _bind(self, *, double: bool = False, **other: Tensor) -> Bound:
+        """The program with its inputs, or ``other`` ones; all in float64 if ``double``."""
+        ranks = {array.name: len(array.dims) for array in self.program.inputs}
+        given: dict[str, Any] = {**self.inputs(), **other}
+        for name, value in given.items():
+            if isinstance(value, Potential):
+                given[name] = value.table(ranks[name])
+            if double and isinstance(given[name], Tensor) and given[name].is_floating_point():
+                given[name] = given[name].double()
+        return Bound(self.program, given)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.unary.shape[: self.unary.ndim - self._dims - 1])
+
+    @property
+    def name(self) -> str:
+        """The name of the structure, for error messages."""
+        return type(self).__name__
+
+    @property
+    def _dims(self) -> int:
+        """How many dims the sites have."""
+        found = self.program.by_name.get(UNARY)
+        return 1 if found is None else len(found.dims) - 1  # pyright: ignore
+
+    @property
+    def _has_sites(self) -> bool:
+        return UNARY in self.program.by_name
+
+    def with_unary(self, unary: Tensor) -> Self:
+        """The same structure with other unary potentials."""
+        return super().with_unary(unary) if self._has_sites else self
+
+    # ---- sums ----
+
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats; -inf where nothing is possible. All derivatives exist."""
+        return self._bind().log_partition().to(self.unary)
+
+    @torch.no_grad()
+    def count(self) -> Tensor:
+        """(*batch,) the number of derivations that are possible, in float64: exact up to 2^53."""
+        return self._bind().count()
+
+    @by_autograd
+    def entropy(self) -> Tensor:
+        """(*batch,) nats, of derivations; 0 where nothing is possible. Differentiable."""
+        return self._bind(double=True).entropy().clamp(min=0.0).to(self.unary)
+
+    @by_autograd
+    def cross_entropy(self, other: "Recurrence") -> Tensor:
+        """(*batch,) nats: the mean of minus the log-probability in another of the same shape.
+
+        +inf where the other forbids what is possible here; 0 where nothing is. Differentiable in
+        both.
+
+        Raises:
+            ModelError: the other has another shape.
+        """
+        one, two = self._compared(other)
+        return one.cross_entropy(two).to(self.unary)
+
+    @by_autograd
+    def kl_divergence(self, other: "Recurrence") -> Tensor:
+        """(*batch,) nats: `cross_entropy` less `entropy`; 0 where nothing is possible here.
+
+        Raises:
+            ModelError: the other has another shape.
+        """
+        one, two = self._compared(other)
+        return one.kl_divergence(two).clamp(min=0.0).to(self.unary)
+
+    def _compared(self, other: "Recurrence") -> tuple[Bound, Bound]:
+        same = type(other) is type(self) and other.unary.shape == self.unary.shape
+        if not same or other.program is not self.program:
+            shape = f" of {tuple(other.unary.shape)}" if isinstance(other, Structure) else ""
+            raise ModelError(
+                f"{self.name} can be compared only with another of its shape, "
+                f"{tuple(self.unary.shape)}; got {type(other).__name__}{shape}."
+            )
+        return self._bind(double=True), other._bind(double=True)
+
+    def score(self, states: Tensor) -> Tensor:
+        """(*lead, *batch) the scores of configurations (*lead, *batch, *sites); differentiable.
+
+        The log-sum of the derivations that use the sites in these states, and no other site; -inf
+        for what is no configuration.
+
+        Raises:
+            EvidenceError: another shape, or a state out of range.
+        """
+        states = _checked_states(self, states)
+        wanted = (states >= 0).flatten(states.ndim - self._dims).sum(-1)
+        lead = states.shape[: states.ndim - self.unary.ndim + 1]
+        many = max(1, tuning.CACHE_BLOCK * math.prod(lead) // max(1, states.numel() * self._width))
+        if math.prod(lead) <= many or not states.numel():
+            return self._score(states, wanted)
+        # Many configurations need the potentials of all states each, so they are scored in parts.
+        parts = zip(
+            states.flatten(0, len(lead) - 1).split(many),
+            wanted.flatten(0, len(lead) - 1).split(many),
+            strict=True,
+        )
+        return torch.cat([self._score(*part) for part in parts]).reshape(wanted.shape)
+
+    @property
+    def _width(self) -> int:
+        return self.unary.shape[-1]
+
+    def _score(self, states: Tensor, wanted: Tensor) -> Tensor:
+        every = torch.arange(self._width, device=states.device)
+        alone = torch.where(states.unsqueeze(-1) == every, self.unary, -math.inf)
+        bound = self._bind(double=True, **({UNARY: alone} if self._has_sites else {}))
+        return bound.log_sum_of_most(UNARY, wanted).to(self.unary)
+
+    # ---- the best, and draws ----
+
+    @torch.no_grad()
+    def max_marginals(self) -> Tensor:
+        """(*batch, *sites, states) the best score with each state of each site; -inf: none.
+
+        Not differentiable.
+        """
+        if not self._has_sites:
+            return self.unary
+        return self._bind(double=True).max_marginals()[UNARY].to(self.unary)
+
+    def mode(self) -> Tensor:
+        """(*batch, *sites) the states of one best derivation, -1 at unused sites.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        return self._states(None, None)[0]
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, *sites) independent exact draws, as `mode` gives its configuration.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        require_generator(generator)
+        return self._states(checked_count(count, self.states_shape), generator)
+
+    @torch.no_grad()
+    def _states(self, count: int | None, generator: torch.Generator | None) -> Tensor:
+        """(draws, *batch, *sites) the states in derivations; None: in the best."""
+        bound = self._bind()
+        if self._has_sites:
+            states, possible = bound.states_of(UNARY, count, generator)
+        else:
+            possible = bound.log_partition() > -math.inf
+            states = torch.zeros(1 if count is None else count, *self.states_shape).long()
+        require_possible(f"{self.name} has no samples and no mode", possible)
+        return states
+
+    def k_best(self, k: int) -> KBestConfigurations:
+        """The k best derivations, best first; the scores are differentiable.
+
+        Raises:
+            ModelError: k below 1.
+        """
+        k, bound = checked_best(self.name, k, self.states_shape), self._bind(double=True)
+        if self._has_sites:
+            states, scores = bound.k_best_states_of(UNARY, k)
+        else:
+            states, scores = self.unary.new_zeros(k, *self.states_shape).long(), bound.k_best(k)[1]
+        return KBestConfigurations(states, scores.to(self.unary))
+
+    @by_autograd
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, *sites, states) relaxed draws, differentiable.
+
+        A stochastic softmax: marginals at a temperature of the model with Gumbel noise on every
+        state. As the temperature falls to 0 they become the best configuration of the noisy model,
+        which is not an exact draw (Paulus et al. 2020, arXiv:2006.08063).
+
+        Raises:
+            ModelError: a temperature that is not above 0.
+        """
+        noisy = perturbed(self.unary, count, temperature, generator)
+        if not self._has_sites:
+            return noisy
+        logs = self._bind(double=True).logs()
+
+        def log_partition(unary: Tensor) -> Tensor:
+            scaled = {name: x / temperature for name, x in (logs | {UNARY: unary}).items()}
+            return temperature * self._bind(double=True, **scaled).log_partition()
+
+        _, (gradient,) = expectations(log_partition, [noisy], tracked=is_tracked(self))
+        return gradient
+
+    # ---- a few states ----
+
+    def restrict(self, states: Tensor, log_weights: Tensor) -> "RestrictedRecurrence":
+        """The recurrence on some states of each site, with weights, as estimators solve it.
+
+        A derivation uses a site once at most, so Z is unbiased if the weights of each site are.
+
+        Args:
+            states: (*replicates, *batch, *sites, kept); repeats stay separate.
+            log_weights: of that shape; added to the potentials.
+
+        Raises:
+            ModelError: shapes that do not fit, or a state out of range.
+        """
+        unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
+        return RestrictedRecurrence(unary, states, self)
+
+    def sites(self) -> Sites | None:
+        """The sites that a derivation of an item may use; others have -inf.
+
+        A state's mean factor value is the mean of the inputs that are read at it, over random
+        states at their other indices.
+        """
+        if not self._has_sites:
+            return None
+        # Whatever the potentials, so that those of one item are as good as those of all.
+        blank = self.unary.new_zeros(self.unary.shape[len(self.batch_shape) :])
+        best = self._bind(double=True, **{UNARY: blank}).max_marginals()[UNARY]
+        unary = torch.where(best > -math.inf, self.unary, -math.inf)
+        return Sites(unary, restrict=self.restrict, means=self._means)
+
+    @torch.no_grad()
+    def _means(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
+        bound, total = self._bind(), torch.zeros_like(self.unary[..., :1, :])
+        for read, place in label_sites(self.name, *self.written()):
+            values = bound.given[read.array].to(self.unary)
+            lead = values.ndim - len(read.index)
+            for dim in range(lead, values.ndim):
+                size = values.shape[dim]
+                if dim != lead + place and size > landmarks:
+                    source = values.device if generator is None else generator.device
+                    some = torch.randint(size, (landmarks,), generator=generator, device=source)
+                    values = values.index_select(dim, some.to(values.device))
+            others = [dim for dim in range(lead, values.ndim) if dim != lead + place]
+            sizes = math.prod(values.shape[dim] for dim in others)
+            means = values.logsumexp(others) - math.log(max(sizes, 1)) if others else values
+            total = total + means.reshape(*means.shape[:-1], *[1] * self._dims, self._width)
+        return total
+
+    def work(self) -> float:
+        program, sizes = self.program, self._bind().sizes
+        ranges = {name: max(0, size.evaluate(sizes)) for name, size in program.ranges.items()}
+        axes = {table.name: table.axes for table in program.tables}
+        many = [
+            math.prod(ranges[name] for name in (*axes[rule.table], *rule.over))
+            for rule in program.rules
+        ]
+        return float(sum(many)) * max(1, math.prod(self.batch_shape))
+
+    def by_input(self) -> Bound:
+        """The answers for all inputs: how often derivations use each entry of each of them.
+
+        As ``segments.by_input().marginals()["transition"]``, the expected number of transitions.
+        """
+        return self._bind()
+
+
+@dataclass(frozen=True, eq=False)
+class RestrictedRecurrence(Recurrence):
+    """A recurrence on some states of each site, numbered 0..K-1, made by `Recurrence.restrict`.
+
+    Potentials are (*lead, *sites, K), weights included; the original's batch dims end the lead.
+    """
+
+    states: Tensor = field(metadata={"dims": "unary"})  # (*lead, *sites, K); repeats are separate
+    original: Recurrence = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Skip the checks, which the original has passed."""
+
+    @property
+    def name(self) -> str:
+        return self.original.name
+
+    def written(self) -> tuple[Declared, str]:
+        return restrict_rules(self.name, *self.original.written())
+
+    def inputs(self) -> Mapping[str, Any]:
+        given = {**self.original.inputs(), UNARY: self.unary, STATES: self.states}
+        states = self.original.unary.shape[-1]
+        same = torch.eye(states, dtype=self.unary.dtype, device=self.unary.device).log()
+        return {name: same if name == SAME else given[name] for name, _ in self.written()[0]}
+
+    def restrict(self, states: Tensor, log_weights: Tensor) -> "RestrictedRecurrence":
+        """The recurrence on some of the states kept."""
+        unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
+        kept = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
+        return RestrictedRecurrence(unary, kept, self.original)
+
+
+def _arguments(kind: type[Recurrence]) -> tuple[str, ...]:
+    """The names of the arguments, in the order of the class."""
+    names = [name for name in field_names(kind) if kind.__dataclass_fields__[name].init]
+    first = [name for name, _ in kind.declared if name in names]
+    return (*first, *(name for name in names if name not in first))
+
+
+def _make_fields(cls: type, declared: Mapping[str, Input | Lengths]) -> None:
+    """Turn what a class declares into fields of a dataclass."""
+    annotations = get_annotations(cls)
+    for name, one in declared.items():
+        if name != UNARY and hasattr(Recurrence, name):
+            raise ModelError(
+                f"{cls.__name__}: {name} is an answer of every recurrence, so no input."
+            )
+        dims = len(one.dims.split()) if isinstance(one, Input) else 0
+        annotations[name] = Tensor | Potential | None
+        whole = field(default=None, metadata={"dims": dims})
+        setattr(cls, name, whole)
+    if UNARY not in dict(cls.declared):
+        annotations[UNARY] = Tensor
+        setattr(cls, UNARY, field(init=False, repr=False))
+    cls.__annotations__ = annotations
+
+
+def _checked_states(model: Recurrence, states: Tensor) -> Tensor:
+    """Configurations (*lead, *batch, *sites) to be scored."""
+    states, shape = as_states(f"A configuration of {model.name}", states), tuple(model.unary.shape)
+    lead = states.ndim - len(shape) + 1
+    if lead < 0 or tuple(states.shape[lead:]) != shape[:-1] or states.dtype != torch.long:
+        raise EvidenceError(
+            f"{model.name} needs configurations (*lead, *{shape[:-1]}) of int64; got "
+            f"{tuple(states.shape)} of {states.dtype}."
+        )
+    if states.numel() and not -1 <= int(states.min()) <= int(states.max()) < shape[-1]:
+        raise EvidenceError(
+            f"{model.name} has states 0 to {shape[-1] - 1}, and -1 for a site that is "
+            f"not used; got {int(states.min())} to {int(states.max())}."
+        )
+    return states
