@@ -3,15 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._core.arguments import require_fields
-from rdpgraph._core.cache import remembered
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.portable import in_full_precision
 from rdpgraph.errors import ModelError
@@ -24,65 +23,13 @@ from rdpgraph.model.potentials.table import (
     checked_log_values,
     settle,
 )
+from rdpgraph.recurrences.declaration import Declared, Input, Lengths
 from rdpgraph.structures.checks import settle_lengths
-from rdpgraph.structures.recursion.inputs import tensor_of
-from rdpgraph.structures.recursion.layouts import PREPARED, emptied, uncollected
-from rdpgraph.structures.recursion.program import Program, lowered
-from rdpgraph.structures.recursion.repeats import continued
-from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value, View
-from rdpgraph.structures.recursions import Recursion
+from rdpgraph.structures.recurrence import Recurrence
 
 Move = tuple[int, int]
 MATCH, DELETION, INSERTION = (1, 1), (1, 0), (0, 1)  # moves along both sequences
 STAY, NEXT, SKIP = (1, 0), (1, 1), (1, 2)  # moves along frames and labels
-_KEPT_CELLS = 2**15
-"""Cells of a grid whose program is kept."""
-
-
-@dataclass(frozen=True, eq=False)
-class Grid:
-    """The cells of an alignment in an order that every move follows: rows, columns or diagonals."""
-
-    sweep: Move  # the weights of both coordinates in the number of a line
-    cells: Sequence[Tensor]  # the numbers of the cells of each line, row by row
-    sizes: Sequence[int]  # how many these are
-    firsts: Sequence[int]  # the first one's row, in rows its column
-    device: torch.device
-    known: dict[tuple[int, ...], Tensor] = field(
-        default_factory=dict[tuple[int, ...], Tensor], init=False, repr=False
-    )
-
-    @classmethod
-    def of(cls, shape: Sequence[int], moves: Sequence[Move], device: torch.device) -> "Grid":
-        """Order cells by rows or columns if every move leaves these, else by diagonals."""
-        rows, columns = shape
-        numbers = torch.arange(rows * columns, device=device).reshape(rows, columns)
-        if all(move[0] for move in moves):
-            return cls((1, 0), numbers.unbind(), [columns] * rows, [0] * rows, device)
-        if all(move[1] for move in moves):
-            return cls((0, 1), numbers.mT.unbind(), [rows] * columns, [0] * columns, device)
-        turned, lines = numbers.flip(1), range(rows + columns - 1)
-        firsts = [max(0, line - columns + 1) for line in lines]
-        sizes = [min(line, rows - 1) + 1 - firsts[line] for line in lines]
-        cells = [turned.diagonal(columns - 1 - line) for line in lines]
-        return cls((1, 1), cells, sizes, firsts, device)
-
-    def before(self, line: int, move: Move) -> tuple[int, Tensor]:
-        """The line, from 1, that a move to each cell of a line starts from, and the place there.
-
-        (1, cells), the size of that line: the move starts outside; line 0 is none, of size 1.
-        """
-        source = line - self.sweep[0] * move[0] - self.sweep[1] * move[1]
-        if source < 0:
-            return 0, torch.ones_like(self.cells[line]).unsqueeze(0)
-        key = move if self.sweep != (1, 1) else (line, *move)
-        if key not in self.known:
-            start = self.firsts[line] - self.firsts[source] - move[self.sweep == (1, 0)]
-            places = np.arange(start, start + self.sizes[line]).reshape(1, -1)
-            places[(places < 0) | (places >= self.sizes[source])] = self.sizes[source]
-            self.known[key] = torch.as_tensor(places, device=self.device)
-        return source + 1, self.known[key]
 
 
 def checked_alignment(
@@ -204,11 +151,47 @@ def ctc_unary(
     return unary, *ends
 
 
-_grid = remembered(8, where=lambda shape, moves, device: shape[0] * shape[1] <= 2**15)(Grid.of)  # noqa: ARG005
+@lru_cache(maxsize=64)
+def write_rules(moves: tuple[Move, ...], *, linked: bool, local: bool) -> tuple[Declared, str]:
+    """The inputs and the rules of alignments.
+
+    Args:
+        moves: of each state.
+        linked: whether there is a transition.
+        local: whether a path may start and end at any cell.
+    """
+    states = range(len(moves))
+    declared: dict[str, Input | Lengths] = {"unary": Input(f"I+1 J+1 {len(moves)}")}
+    if linked:
+        declared["transition"] = Input(f"{len(moves)} {len(moves)}")
+    declared |= {"first_lengths": Lengths("I"), "second_lengths": Lengths("J")}
+    # Paths by the cell that they have reached, in tables by their last states where these matter.
+    tables = [f"a{state}" for state in states] if linked else ["a"]
+    rules: list[str] = []
+    for state, (down, across) in enumerate(moves):
+        table, before = tables[state if linked else 0], f"[i - {down}, j - {across}]"
+        links = [f" * transition[{k}, {state}]" if linked else "" for k, _ in enumerate(tables)]
+        earlier = [f"{one}{before}{link}" for one, link in zip(tables, links, strict=True)]
+        rules.append(f"{table}[i, j] += unary[i, j, {state}] * ({' + '.join(earlier)})")
+        if local:
+            rules.append(f"{table}[i, j] += unary[i, j, {state}] if i >= {down} and j >= {across}")
+        elif linked:
+            rules.append(f"{table}[i, j] += unary[i, j, {state}] if i == {down} and j == {across}")
+    ends, last = " + ".join(f"{table}[i, j]" for table in tables), "first_lengths, second_lengths"
+    if local:  # all paths that end before both ends, and the empty one
+        rules.append("row[0, 0] += 1")
+        rules.append(f"row[i, j] += row[i, j - 1] + {ends} if i <= I and j <= J")
+        rules.append("all[i, j] += all[i - 1, j] + row[i, j] if i <= I and j <= J")
+        rules.append(f"goal += all[{last}]")
+    elif linked:
+        rules += ["ended[0, 0] += 1", f"ended[i, j] += {ends}", f"goal += ended[{last}]"]
+    else:
+        rules += ["a[0, 0] += 1", f"goal += a[{last}]"]
+    return tuple(declared.items()), "\n".join(rules)
 
 
 @dataclass(frozen=True, eq=False)
-class Alignment(Recursion):
+class Alignment(Recurrence):
     """Monotone paths through the grid of two sequences of S and T positions.
 
     A path moves from cell (0, 0), before both, to cell (S, T), after both; cell (i, j) is reached
@@ -247,7 +230,6 @@ class Alignment(Recursion):
     why_no_graph = (
         "its cells are joined by moves, and no small factors say which of them form a path"
     )
-    site_dims = 2
 
     def __post_init__(self) -> None:
         settle(self, "unary", "transition", whole=("first_lengths", "second_lengths"))
@@ -292,87 +274,6 @@ class Alignment(Recursion):
         matches = [state for state, move in enumerate(self.moves) if move == MATCH]
         return self.marginals()[..., 1:, 1:, matches].sum(-1)
 
-    def recursion(self, tape: Tape) -> Value:
-        grid, moves = (
-            _grid(tape.site_shape, tuple(self.moves), tape.device),
-            sorted(set(self.moves)),
-        )
-        kinds = torch.tensor([moves.index(move) for move in self.moves], device=tape.device)
-        # Line 0 is empty.
-        starts, states, reached = [tape.nothing], [tape.nothing], [tape.nothing]
-        for line, cells in enumerate(grid.cells):
-            site, came = tape.sites.leaf(cells), [grid.before(line, move) for move in moves]
-            if self.transition is None:
-                past = (View((reached[source],), index) for source, index in came)
-                states.append(
-                    tape.total((site, tape.pick(tape.concatenate(*past), kinds, to=site)))
-                )
-            else:
-                ways: list[tuple[Value, ...]] = [(site, tape.nothing)]
-                for kind, (source, index) in enumerate(came):
-                    if source:
-                        cell = site, tape.lookup(torch.where(kinds == kind, 0.0, -torch.inf), site)
-                        earlier = tape.total(View((states[source],), index))
-                        ways.append((*cell, tape.link(earlier, self.transition, to=site)))
-                        ways.append((*cell, tape.total(View((starts[source],), index))))
-                states.append(tape.total(*ways))
-            reached.append(tape.sum(states[-1]))
-            if self.local or not line or self.transition is not None:
-                starts.append(tape.allowed(((cells == 0) | self.local).unsqueeze(0)))
-            if self.local or not line:
-                reached[-1] = tape.total(starts[-1], reached[-1])
-        cells = torch.cat(list(grid.cells))
-        sizes = zip((self.first_lengths, self.second_lengths), tape.site_shape, strict=True)
-        ends = [tape.lengths(given, size - 1) for given, size in sizes]
-        if not self.local:
-            number = cells.argsort().reshape(tape.site_shape)
-            return tape.choose(reached[1:], number[tuple(ends)])
-        first, second = cells // tape.site_shape[1], cells % tape.site_shape[1]
-        inside = (first <= ends[0].unsqueeze(1)) & (second <= ends[1].unsqueeze(1))
-        inside = tape.allowed(inside)
-        every = torch.arange(len(cells), device=tape.device).unsqueeze(1)
-        stops = tape.view([tape.sum(value) for value in states[1:]], every)
-        return tape.total(tape.one, (stops, tape.view(inside, every)))
-
-
-def _prepared(tape: Tape, model: Alignment) -> tuple[Program, Sequence[Tensor]] | None:
-    """The program without a transition; of many lines continued from that of few."""
-    moves, shape = tuple(model.moves), tape.site_shape
-    if model.local or model.transition is not None:
-        return None
-    sizes = zip((model.first_lengths, model.second_lengths), shape, strict=True)
-    ends = [tape.lengths(given, size - 1) for given, size in sizes]
-    along = [axis for axis in (0, 1) if all(move[axis] for move in moves)]
-    axis = along[0] if along else int(shape[1] > shape[0])
-    places, reach = shape[1 - axis], (move[axis] if along else sum(move) for move in moves)
-    after = 0 if along else places - 1  # the shorter diagonals at either end
-    few = max(reach) + 2 + after
-    if not along and places * min(few + 1, shape[axis]) > _KEPT_CELLS:
-        return None
-    if shape[axis] > few:
-        some = [(lines, places) if axis == 0 else (places, lines) for lines in (few, few + 1)]
-        (first, _), (second, constants) = (_laid_out(moves, each) for each in some)
-        cells = after * places // 2
-        program = continued(first, second, shape[axis] - few, after, cells)
-    else:
-        program, constants = _laid_out(moves, shape)
-    if along:
-        goal = ends[axis] * places + ends[1 - axis]
-    else:
-        number = torch.cat(list(_grid(shape, moves, tape.device).cells)).argsort().reshape(shape)
-        goal = number[tuple(ends)]
-    return program, [*[part.to(tape.dtype) for part in constants], goal.reshape(-1, 1, 1)]
-
-
-PREPARED[Alignment] = _prepared
-
-
-@remembered(64, where=lambda moves, shape: math.prod(shape) <= _KEPT_CELLS)  # noqa: ARG005
-def _laid_out(moves: tuple[Move, ...], shape: tuple[int, ...]) -> tuple[Program, list[Tensor]]:
-    """The program of a grid, and the constants among its tensors, which are all but the last."""
-    unary = torch.zeros(*shape, len(moves), dtype=torch.float64, device="cpu")
-    tape = Tape(unary, 2, dtype=unary.dtype)
-    with uncollected():
-        tape.finish(Alignment(unary, moves).recursion(tape))
-        program = lowered(tape.steps, math.prod(shape), len(moves))
-    return emptied(program), [tensor_of(slot, torch.float64) for slot in program.slots[:-1]]
+    def written(self) -> tuple[Declared, str]:
+        moves = tuple(self.moves)
+        return write_rules(moves, linked=self.transition is not None, local=self.local)

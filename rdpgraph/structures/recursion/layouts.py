@@ -2,7 +2,7 @@
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -22,9 +22,6 @@ from rdpgraph.structures.recursion.steps import Leaf
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.tracing import Trace, Tracer, described, fresh
 from rdpgraph.structures.recursion.values import View
-
-PREPARED = dict[type, Callable[[Tape, Any], tuple[Program, Sequence[Tensor]] | None]]()
-"""Faster ways than the recursion to an empty tape's program and the slots' tensors, by class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +86,6 @@ def laid_out(tape: Tape, model: Any) -> Tape:
     """Lay out a model's recursion on an empty tape, or take the layout of an earlier one."""
     known, tensors, key = tuning.LAYOUT_TRIES, list[Tensor](), None
     if machine.serves(tape):
-        prepare = PREPARED.get(type(model))
-        if prepare is not None and (prepared := prepare(tape, model)) is not None:
-            return filled(tape, model, *prepared)
         try:
             parts, met = (tape.unary, model), dict[int, int]()
             key = [described(part, tensors, met) for part in parts], tape.ranks, tape.dtype
