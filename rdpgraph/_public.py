@@ -51,6 +51,7 @@ from rdpgraph.plan.plan import Plan
 from rdpgraph.query.drawing import draw
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
+from rdpgraph.recurrences import Input, Lengths
 from rdpgraph.schedulers import Auto, Contraction, Counting, JoinGraph, Loopy, MiniBuckets, Search
 from rdpgraph.structures.alignment import Alignment
 from rdpgraph.structures.bitext.mixed import MixedBitext
@@ -63,6 +64,7 @@ from rdpgraph.structures.draws import straight_through
 from rdpgraph.structures.grammar.model import Hypertree
 from rdpgraph.structures.matching.model import Matching
 from rdpgraph.structures.parity.model import ParityModel
+from rdpgraph.structures.recurrence import Recurrence
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 
 if TYPE_CHECKING:  # each is loaded when it is asked for
@@ -93,7 +95,9 @@ __all__ = [
     "FactorBlock",
     "FactorGraph",
     "Hypertree",
+    "Input",
     "JoinGraph",
+    "Lengths",
     "Loopy",
     "LowRank",
     "LowRankFactors",
@@ -111,6 +115,7 @@ __all__ = [
     "RandomFeatures",
     "Randomized",
     "RandomizedPruning",
+    "Recurrence",
     "Redrawn",
     "Search",
     "Segmentation",

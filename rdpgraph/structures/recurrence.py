@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from inspect import get_annotations
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -78,9 +78,10 @@ class Recurrence(Structure):
 
     Example:
         >>> import torch
-        >>> from rdpgraph.recurrences import Input, Lengths
-        >>> class Segments(Recurrence):
-        ...     unary, transition, lengths = Input("T D N"), Input("N N"), Lengths("T")
+        >>> import rdpgraph as rg
+        >>> class Segments(rg.Recurrence):
+        ...     unary, transition = rg.Input("T D N"), rg.Input("N N")
+        ...     lengths = rg.Lengths("T")
         ...     rules = '''
         ...         a[t, n] += unary[t, t, n]
         ...         a[t, n] += a[t-d-1, m] * transition[m, n] * unary[t, d, n]
@@ -96,6 +97,9 @@ class Recurrence(Structure):
         ModelError: in one line, for rules that cannot be computed, which it repeats, or for tensors
             that do not fit.
     """
+
+    if TYPE_CHECKING:  # a subclass declares an `Input`, in place of which objects have a tensor
+        unary: Any
 
     rules: ClassVar[str] = ""
     declared: ClassVar[Declared] = ()

@@ -1,6 +1,6 @@
 """Recurrences whose objects answer for every input, as those of `by_input` do."""
 
-from rdpgraph.recurrences import Input, Lengths
+from rdpgraph import Input, Lengths
 from rdpgraph.recurrences.declaration import program_of
 from rdpgraph.recurrences.recurrence import Bound
 

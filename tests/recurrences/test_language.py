@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from rdpgraph import Input, Lengths
 from rdpgraph.errors import ModelError
-from rdpgraph.recurrences import Input, Lengths
 from tests.recurrences import written
 from tests.recurrences.binding import Recurrence
 

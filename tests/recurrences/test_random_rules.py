@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from rdpgraph.recurrences import Input, Lengths
+from rdpgraph import Input, Lengths
 from tests.recurrences.binding import Recurrence
 from tests.recurrences.cases import logs
 from tests.recurrences.enumeration import Derivations

@@ -1,6 +1,6 @@
 """The structures of the library, and some others, as recurrences."""
 
-from rdpgraph.recurrences import Input, Lengths
+from rdpgraph import Input, Lengths
 from tests.recurrences.binding import Recurrence
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.recurrences import Input, Lengths
-from rdpgraph.structures.recurrence import Recurrence
+from rdpgraph import Input, Lengths, Recurrence
 from rdpgraph.testing import check_structure
 
 close = torch.testing.assert_close
