@@ -151,6 +151,15 @@ void Run<Real>::splits_along(const Stage& g, int64_t item, int64_t p, Real* to) 
   }
 }
 
+// What is said of a row of a matrix as `direct` has it, where it lies or gathered into `scattered`.
+template <typename Real>
+const Real* Run<Real>::said_row(const Stage& g, const Real* said, int64_t start, int64_t k) {
+  if (!is_gathered(g)) return said + start + k * g.row;
+  const int64_t* columns = columns_at.data() + k / depth_of(g) * g.labels;
+  for (int64_t j = 0; j < g.labels; ++j) scattered[j] = said[rows_at[k] + columns[j]];
+  return scattered.data();
+}
+
 // The means of links by matrices that change from place to place.
 template <typename Real>
 void Run<Real>::direct_along(const Stage& g, At s, Span span) {
@@ -167,12 +176,15 @@ void Run<Real>::direct_along(const Stage& g, At s, Span span) {
       turned.resize(depth), means.assign(n, Real(0));
       splits_along(g, item, p, turned.data());
       const int64_t start = value(g.table, s, p, 0);
-      for (int64_t k = 0; k < depth; ++k)
-        for (int64_t j = 0; j < n; ++j) {
-          if (!(done[j] > kNever<Real>)) continue;
-          const int64_t at = is_gathered(g) ? rows_at[k] + columns_at[k / each * n + j] : start + k * g.row + j;
-          means[j] += std::exp(x[k] + from[k * hop + j] + Real(known - level) - done[j]) * (turned[k] + (said ? said[at] : 0));
-        }
+      pairs.resize(std::max<int64_t>(pairs.size(), n)), scattered.resize(n);
+      for (int64_t k = 0; k < depth; ++k) {
+        Real* row = pairs.data();
+        for (int64_t j = 0; j < n; ++j) row[j] = from[k * hop + j] + (x[k] + Real(known - level)) - finite(done[j]);
+        exps(row, row, Real(0), n);
+        const Real* along = said ? said_row(g, said, start, k) : nullptr;
+        if (along) for (int64_t j = 0; j < n; ++j) means[j] += row[j] * (turned[k] + along[j]);
+        else for (int64_t j = 0; j < n; ++j) means[j] += row[j] * turned[k];
+      }
       mean_of(targets[p - span.low], s, item, p, means.data());
     }
 }

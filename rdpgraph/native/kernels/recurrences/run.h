@@ -387,6 +387,7 @@ template <typename Real> struct Run {
   void link_along(const Stage& g, At s);
   void pair_along(const Stage& g, At s, Row& one, Real* to);
   Real mean_in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
+  const Real* said_row(const Stage& g, const Real* said, int64_t start, int64_t k);
   void direct_along(const Stage& g, At s, Span span);
   void over_along(const Stage& g, At s);
 

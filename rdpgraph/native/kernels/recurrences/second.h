@@ -211,14 +211,20 @@ void Run<Real>::direct_second(const Stage& g, At s, Span span) {
       const int64_t start = value(g.table, s, p, 0);
       turned.resize(depth), e.assign(depth, Real(0));
       splits_along(g, item, p, turned.data());
-      for (int64_t k = 0; k < depth; ++k)
+      const std::vector<Real> none(said ? 0 : n, Real(0));
+      scattered.resize(n);
+      for (int64_t k = 0; k < depth; ++k) {
+        const Real *along = said ? said_row(g, said, start, k) : none.data(), own = turned[k];
+        Real *row = pairs.data() + k * n, sum = 0;
+#pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < n; ++j) {
-          const int64_t at = is_gathered(g) ? rows_at[k] + columns_at[k / each * n + j] : start + k * g.row + j;
-          const Real along = turned[k] + (said ? said[at] : 0);
-          const Real share = pairs[k * n + j] * totals[j] * (t.second[j] + t.first[j] * (along - t.along[j]));
-          e[k] += share;
-          if (to) to[at] += share;
+          row[j] *= totals[j] * (t.second[j] + t.first[j] * (own + along[j] - t.along[j]));
+          sum += row[j];
         }
+        e[k] = sum;
+        if (to && !is_gathered(g)) add_to(to + start + k * g.row, row, 1, n);
+        else if (to) for (int64_t j = 0; j < n; ++j) to[rows_at[k] + columns_at[k / each * n + j]] += row[j];
+      }
       add_splits(seconds, g, item, p, e.data());
     }
 }
