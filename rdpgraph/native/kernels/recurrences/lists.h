@@ -7,7 +7,6 @@
 #pragma once
 
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "descend.h"
@@ -39,22 +38,22 @@ template <typename Real> struct Lists {
   Run<Real>& run;
   const int64_t item;
   const size_t most;
-  std::vector<int64_t> goals;               // the cells of which every derivation has one part each
-  std::unordered_map<int64_t, int32_t> known;  // lists by the places of their cells
+  const std::vector<int64_t> goals;         // the cells of which every derivation has one part each
+  std::vector<int32_t> known;               // the list of each cell of the item's tables; below 0: none yet
   std::vector<int32_t> ranks{0};
-  std::vector<int64_t> parts;
+  std::vector<int64_t> parts, cells, entries;
   std::vector<List> lists;
   std::vector<Asked> waiting;
 
   // The first list is that of all goals together; it has one term.
   Lists(Run<Real>& run, int64_t item, int64_t most, std::vector<int64_t> goals)
-      : run(run), item(item), most(most), goals(std::move(goals)), lists(1) {
+      : run(run), item(item), most(most), goals(std::move(goals)), known(run.whole.size, -1), lists(1) {
     lists[0].cell.g = nullptr, lists[0].heap.push_back({0, 0, 0, 0, -1});
   }
 
   int32_t list_of(int64_t at) {
-    const auto [found, added] = known.emplace(at, int32_t(lists.size()));
-    if (!added) return found->second;
+    if (known[at] >= 0) return known[at];
+    known[at] = lists.size();
     lists.emplace_back();
     List& list = lists.back();
     list.cell = run.cell_at(at);
@@ -75,7 +74,7 @@ template <typename Real> struct Lists {
       }
     }
     std::make_heap(list.heap.begin(), list.heap.end());
-    return found->second;
+    return known[at];
   }
 
   static bool sooner(const Derivation& one, const Derivation& other) { return other < one; }
@@ -85,12 +84,12 @@ template <typename Real> struct Lists {
   int32_t parts_of(int32_t number, size_t rank) {
     const Derivation one = lists[number].done[rank];
     if (one.parts >= 0) return one.parts;
-    std::vector<int64_t> cells = number ? std::vector<int64_t>() : goals, entries;
-    if (number)
-      run.each_read(lists[number].cell, item, one.term, false, [&](int64_t slot, int64_t at) {
-        if (!slot) return cells.push_back(at);
-        entries.push_back(slot), entries.push_back(at);
-      });
+    cells.clear(), entries.clear();
+    if (!number) cells = goals;
+    else run.each_read(lists[number].cell, item, one.term, false, [&](int64_t slot, int64_t at) {
+      if (!slot) return cells.push_back(at);
+      entries.push_back(slot), entries.push_back(at);
+    });
     for (int64_t& cell : cells) cell = list_of(cell);
     const int32_t start = parts.size();
     for (const std::vector<int64_t>* each : {&cells, &entries}) {
