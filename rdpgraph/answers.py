@@ -13,7 +13,7 @@ from rdpgraph.estimate.randomized import ControlledEstimate
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.estimate.signed import SignedEstimate
 from rdpgraph.model.potentials.features import FeatureError
-from rdpgraph.query.answers import Assignment, Bounds, JointTable, StateValues
+from rdpgraph.query.answers import Assignment, Bounds, Information, JointTable, StateValues
 from rdpgraph.query.structured import RelaxedStates
 from rdpgraph.structures.chain.model import KBest
 from rdpgraph.structures.dependency.model import KBestDependencies
@@ -27,6 +27,7 @@ __all__ = [
     "Bounds",
     "ControlledEstimate",
     "FeatureError",
+    "Information",
     "JointTable",
     "KBest",
     "KBestConfigurations",

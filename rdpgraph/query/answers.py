@@ -130,6 +130,28 @@ class Answers(dict[Entry, Tensor]):
         return table(type(self).__name__, rows)
 
 
+class Information(Answers):
+    """The mutual information of a variable with every variable, (*lead, *shape) nats."""
+
+    def ranked(self) -> list[tuple[str, float]]:
+        """Names of variables, members of arrays too, and their nats, the largest first.
+
+        Raises:
+            ModelError: batch items, each of which has an order of its own.
+        """
+        found: list[tuple[str, float]] = []
+        for key, value in self.items():
+            names = self.domain.numbers(key).reshape(-1).tolist()
+            if value.numel() != len(names):
+                raise ModelError(
+                    "ranked needs one item; these answers have a batch of them: infer one row of "
+                    "evidence, or sort the numbers of each."
+                )
+            pairs = zip(names, value.detach().reshape(-1).tolist(), strict=True)
+            found += [(self.domain.variable(number).name, nats) for number, nats in pairs]
+        return sorted(found, key=lambda pair: -pair[1])
+
+
 class Assignment(Answers):
     """A state index for every variable: (*lead, *shape) int64.
 
@@ -231,12 +253,20 @@ def checked_draws(count: int, generator: object, shape: Sequence[int]) -> int:
     return int(count)
 
 
+def relative_entropy(chances: Tensor, others: Tensor) -> Tensor:
+    """The terms p log(p / q) of a relative entropy, zero where p is; no NaN in gradients."""
+    there = chances > 0
+    ratio = torch.where(there, chances, 1.0) / torch.where(there, others, 1.0)
+    return torch.where(there, chances * ratio.log(), 0.0)
+
+
 _ANSWERS = {
     "log_partition": "log_partition", "bounds": "log_partition",
     "marginals": "variable_marginals", "marginal": "variable_marginals",
     "rsample": "variable_marginals", "factor_marginal": "factor_marginals",
-    "joint": "factor_marginals", "entropy": "entropy", "max_marginals": "max_marginals",
-    "mode": "mode", "sample": "sample",
+    "joint": "factor_marginals", "mutual_information": "variable_marginals",
+    "information_about": "variable_marginals", "entropy": "entropy",
+    "max_marginals": "max_marginals", "mode": "mode", "sample": "sample",
 }  # fmt: skip
 """Answers that have a status, and the question of `Solution` that stands for each."""
 

@@ -1,6 +1,7 @@
 """The posterior of a factor graph."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from rdpgraph._core.cache import differentiable_property
 from rdpgraph.engines.solution import Solution, Status, meets
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.model.domain import Named
+from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.rewrites import with_joint
@@ -24,9 +26,11 @@ from rdpgraph.query.answers import (
     Assignment,
     Bounds,
     Inferred,
+    Information,
     JointTable,
     StateValues,
     checked_draws,
+    relative_entropy,
 )
 from rdpgraph.structures.draws import checked_temperature, perturbed_graph
 from rdpgraph.structures.potential import StructurePotential
@@ -246,6 +250,103 @@ class Posterior(Inferred):
         entropy = self._with_word(self._answers.entropy())
         self._warn_if_apart("entropy")
         return entropy.reshape(self.graph.batch_shape)
+
+    def mutual_information(self, x: Named, y: Named) -> Tensor:
+        """(*batch,) the mutual information of two variables given the evidence, in nats.
+
+        This is how many nats of the entropy of one variable are expected to go once the other is
+        observed: the expected information of a test. Observed variables have none. By the marginals
+        given each state of x or of y, whichever has fewer, so it costs as many passes as that has
+        states, by the scheduler of this posterior, and is as exact as its marginals. With an
+        estimate it is that of the estimated joint, which is biased and consistent.
+
+        Raises:
+            ModelError: an array, an unknown variable, or one that is named twice.
+            UnsupportedError: an estimate that has no joint of the two.
+
+        Example:
+            >>> import torch
+            >>> import rdpgraph as rg
+            >>> x, y = rg.Variable("x", 2), rg.Variable("y", 2)
+            >>> same = rg.FactorGraph([rg.Factor((x, y), rg.Table(torch.eye(2).log()))])
+            >>> rg.infer(same).mutual_information(x, y)  # log 2
+            tensor(0.6931)
+        """
+        one, other = self._single_numbers("mutual_information", [x, y])
+        sizes = self.graph.domain.sizes
+        if int(sizes[other]) < int(sizes[one]):
+            one, other = other, one
+        if self._is_rewritten:
+            joint = self._joint([one, other])
+            apart = joint.sum(-1, keepdim=True) * joint.sum(-2, keepdim=True)
+            return relative_entropy(joint, apart).flatten(-2).sum(-1)
+        places, _ = self.graph.domain.state_places(self.graph.domain.variable(other))
+        nats = self._informed(one, places).sum(-1).clamp(min=0)  # rounding leaves -1e-17
+        return nats.reshape(self.graph.batch_shape)
+
+    def information_about(self, x: Named) -> Information:
+        """The mutual information of a variable with every other one, (*batch, *shape) nats each.
+
+        The largest is the best single test for x: a variable that is not observed yet, whose state
+        is expected to tell most about x. That of x with itself is its entropy; observed variables
+        have none. It costs as many passes as x has states, for all others together; otherwise it is
+        as `mutual_information`.
+
+        Raises:
+            ModelError: an array, or an unknown variable.
+            UnsupportedError: answers of an estimator that approximates; ask `mutual_information`.
+
+        Example:
+            >>> import torch
+            >>> import rdpgraph as rg
+            >>> x = rg.VariableArray("x", (3,), 2)
+            >>> pair = rg.Table(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+            >>> chain = rg.FactorGraph([rg.FactorBlock((x[:-1], x[1:]), pair)])
+            >>> rg.infer(chain).information_about(x[0])[x]
+            tensor([0.6931, 0.1109, 0.0230])
+        """
+        if self._is_rewritten:
+            raise UnsupportedError(
+                "information_about has no answer on estimates; ask mutual_information(x, y) for a "
+                "pair, or infer(graph) without an estimator."
+            )
+        (number,) = self._single_numbers("information_about", [x])
+        every = torch.arange(self.graph.domain.total_states, device="cpu")
+        values = self._informed(number, every)
+        owner = torch.repeat_interleave(self.graph.domain.sizes.cpu()).to(values.device)
+        sums = values.new_zeros(len(values), self.graph.domain.count)
+        nats = sums.index_add(1, owner, values).clamp(min=0)
+        return Information.split(nats, self.graph)
+
+    def _informed(self, number: int, places: Tensor | slice) -> Tensor:
+        """(B, places) the parts of the mutual information of a variable and states of others.
+
+        Of a state y that is the sum over states x of p(x) p(y | x) log(p(y | x) / p(y)), where p(y)
+        is the mixture of p(y | x), so that sums over y are at least 0 where marginals are
+        approximate, too.
+        """
+        variable = self.graph.domain.variable(number)
+        chances = self._flat[:, self.graph.domain.state_places(variable)[0]]
+        observed = self.graph.observed
+        seen = torch.full((len(chances),), MISSING, device="cpu")
+        if observed is not None:
+            seen = observed.reshape(len(chances), -1)[:, number].cpu()
+        likely = torch.where(seen == MISSING, chances.detach().argmax(-1).cpu(), seen)
+        base, given = self.graph.retract(variable), list[Tensor]()
+        for state in range(chances.shape[-1]):
+            # An item in which the state is impossible is asked about another one, of no weight.
+            possible = chances[:, state].detach().cpu() > 0
+            if bool(possible.any()):
+                states = torch.where(possible, state, likely).reshape(self.graph.batch_shape)
+                with warnings.catch_warnings():  # of items that are impossible it has warned
+                    warnings.simplefilter("ignore")
+                    after = self.again(base.condition({variable: states}))._flat
+            else:
+                after = self._flat
+            given.append(after[:, places])
+        means = torch.stack(given, 1)
+        mixed = (chances.unsqueeze(-1) * means).sum(1, keepdim=True)
+        return (chances.unsqueeze(-1) * relative_entropy(means, mixed)).sum(1)
 
     def mode(self) -> Assignment:
         """A most probable configuration (MAP): state indices (*batch, *shape) by variable.
