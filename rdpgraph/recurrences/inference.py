@@ -60,6 +60,7 @@ def infer_program(
     }
     tables = _with_domains(tables, rules, sketch, labels)
     ordered = _with_orders(name, tables, rules, sketch, labels)
+    _check_beginnings(name, rules)
     ranges, labelled, final = _named_apart(rules, ordered, labels)
     return Program(
         name, tuple(inputs), tuple(lengths), ranges, labelled, tuple(ordered),
@@ -79,6 +80,31 @@ class _Draft:
     def variables(self) -> list[str]:
         """The variables that it sums over, sorted."""
         return [*self.rule.over]
+
+
+def _check_beginnings(owner: str, drafts: Sequence[_Draft]) -> None:
+    """Check that some cell of every table can be other than absent, -inf.
+
+    A table has a beginning if one of its rules reads only inputs and tables with a beginning.
+    """
+    lacking = {draft.rule.table for draft in drafts}
+    found = True
+    while found:
+        found = {
+            draft.rule.table
+            for draft in drafts
+            if not lacking.intersection(factor.array for factor in draft.rule.factors)
+        } & lacking
+        lacking -= found
+    for draft in sorted(drafts, key=lambda draft: draft.rule.table == GOAL):
+        table, reads = draft.rule.table, [factor.array for factor in draft.rule.factors]
+        if table in lacking:
+            before = next(array for array in reads if array in lacking)
+            raise ModelError(
+                f"{owner}: every cell of {table} is absent, because each of its rules reads a "
+                f"table that has no first cell, as {before} in {draft.line.text}; add a rule "
+                "for a first cell, which reads inputs alone."
+            )
 
 
 def _separate_goals(

@@ -41,6 +41,15 @@ END = "\n goal += a[lengths-1, n]"
         ),
         ("a[t, n] += sites[t]" + END, "sites has 2 indices; got 1, in a"),
         ("a[t, n] += sites[t, n]\n a[t] += sites[t, 0]" + END, "a has 2 indices in another rule"),
+        (
+            "a[t, n] += a[t+1, m] * transition[m, n] * sites[t, n]\n goal += a[0, n]",
+            "every cell of a is absent, because each of its rules reads a table that has no first "
+            r"cell, as a in a\[t, n\] .*; add a rule for a first cell",
+        ),
+        (
+            "a[t, n] += b[t-1, n] * sites[t, n]\n b[t, n] += a[t, n]" + END,
+            "every cell of a is absent, because .* as b in a",
+        ),
         ("a[t, n] = sites[t, n]" + END, "a rule adds to a table, as .* does, in a.t, n. = sites"),
         ("a[t, n] += sites[t, n] - 1" + END, "is no entry such as sites.t, n., no product"),
         ("a[t, n] += sites[t, n] * (" + END, "this is not the form of a rule"),
