@@ -389,7 +389,7 @@ def draw(table: Table, repeats: int, path: Path) -> None:
             axes.loglog(shares, errors, "o-", color=COLORS[name], label=name)
         axes.set(title=kind, xlabel="% of the states kept")
     panels[0][0].set_ylabel("squared error of log Z (nats²)")
-    panels[0][-1].legend()
+    panels[0][-1].legend(fontsize=8, loc="lower left")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -173,16 +173,20 @@ def square(lexicon: Lexicon, pairs: list[Pair], size: int, *, mixed: bool) -> No
     scores, *alone = lexicon.scores(pair)
     model = model_with((scores + 12.0 * likely, *alone), mixed=mixed)
     print(f"\np q = {size * size}", flush=True)
-    sweeps: list[float] = []
+    sweeps, work = list[float](), 0.0
     for chains in (1, CHAINS, 4 * CHAINS):
         estimator = rg.RandomizedPruning(10, warm_up=0, likely=Given(likely), chains=chains)
         generator = torch.Generator().manual_seed(0)
         run = partial(rg.infer, model, estimator=estimator, generator=generator)
-        sweeps.append(timed(run)[1] / 10 / chains)
+        posterior, seconds = timed(run)
+        sweeps.append(seconds / 10 / chains)
+        work = sweeps_of(posterior).run.work / 10 / chains
         print(f"a sweep of each of {chains} chains takes {1e3 * sweeps[-1]:.1f} ms", flush=True)
     whole = partial(unmasked, masks_of(model, rg.infer)) if mixed else model.marginals
-    _, full = timed(whole)
+    found, full = timed(whole)
     print(f"the full recursion {full:.2f} s, {full / sweeps[0]:.0f} times that of one chain")
+    if isinstance(found, tuple):  # with the operations of the recursion on lists
+        print(f"operations: {found[1]:,}, {found[1] / work:.0f} times those of a sweep")
 
 
 def main() -> None:
