@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -92,8 +93,19 @@ def log_partition(equations: Equations, messages: Messages) -> Tensor:
         return equations.log_partition(messages)
     if not is_served(equations):
         return equations.log_partition(messages)
-    compiled = CompiledMessages(equations)
+    compiled = compiled_messages(equations)
     return compiled.log_partition(compiled.flat(messages))
+
+
+def compiled_messages(equations: Equations) -> "CompiledMessages":
+    """Return the messages of a graph in compiled form, made once for some equations."""
+    known = _KNOWN.get(equations)
+    if known is None:
+        known = _KNOWN[equations] = CompiledMessages(equations)
+    return known
+
+
+_KNOWN: WeakKeyDictionary[Equations, "CompiledMessages"] = WeakKeyDictionary()
 
 
 class CompiledMessages:
@@ -103,10 +115,11 @@ class CompiledMessages:
     """
 
     def __init__(self, equations: Equations) -> None:
-        self._equations, self._kept = equations, list[Any]()
-        self._layout = equations.edges.remembered("compiled", _Layout)
-        self._dtype = equations.dtype
-        self._record = self._keep(array("q", numbers(self._model())))
+        # The equations themselves are not held: this is forgotten with them.
+        self._edges, self._dtype = equations.edges, equations.dtype
+        self._layout, self._kept = equations.edges.remembered("compiled", _Layout), list[Any]()
+        self._width = self._layout.beliefs * (1 + equations.vanishing)
+        self._address = self._keep(array("q", numbers(self._model(equations))))
 
     def flat(self, messages: Messages) -> Tensor:
         """Return messages by class as one tensor, a copy."""
@@ -115,7 +128,7 @@ class CompiledMessages:
 
     def by_class(self, flat: Tensor) -> Messages:
         """Return one tensor of messages by class, as a copy."""
-        classes = self._equations.edges.classes
+        classes = self._edges.classes
         parts = flat.split([c.size * c.count for c in classes], 1)
         return tuple(
             part.reshape(len(part), c.size, c.count).clone()
@@ -141,8 +154,7 @@ class CompiledMessages:
 
     def beliefs(self, flat: Tensor) -> Tensor:
         """Return the sums of messages at all variables, which `update` reads and keeps right."""
-        width = self._layout.beliefs * (1 + self._equations.vanishing)
-        sums = flat.new_empty(len(flat), width)
+        sums = flat.new_empty(len(flat), self._width)
         _function("gather", self._dtype)(
             self._address, flat.data_ptr(), sums.data_ptr(), self._threads(1)
         )
@@ -163,7 +175,7 @@ class CompiledMessages:
 
     def residuals(self, flat: Tensor, sums: Tensor) -> Tensor:
         """Return (E,) how much each message of the only item would change now."""
-        deltas = torch.zeros(self._equations.edges.count, dtype=torch.float64, device="cpu")
+        deltas = torch.zeros(self._edges.count, dtype=torch.float64, device="cpu")
         changes = torch.zeros(1, dtype=torch.float64, device="cpu")
         _function("update", self._dtype)(
             self._address, flat.data_ptr(), sums.data_ptr(), None, changes.data_ptr(),
@@ -179,10 +191,6 @@ class CompiledMessages:
         )
         return totals
 
-    @property
-    def _address(self) -> int:
-        return self._record
-
     def _threads(self, items: int) -> int:
         work = items * self._layout.entries
         return max(1, min(torch.get_num_threads(), work // tuning.SWEPT_ENTRIES))
@@ -194,10 +202,10 @@ class CompiledMessages:
             return values.data_ptr()
         return values.ctypes.data if isinstance(values, np.ndarray) else values.buffer_info()[0]
 
-    def _model(self) -> Model:
-        equations, layout, edges = self._equations, self._layout, self._equations.edges
+    def _model(self, equations: Equations) -> Model:
+        layout, edges = self._layout, self._edges
         classes = array("q", [n for c in layout.classes for n in numbers(c)])
-        records = [self._kernel(number) for number in range(len(equations.kernels))]
+        records = [self._kernel(number, kernel) for number, kernel in enumerate(equations.kernels)]
         kernels = array("q", [n for record in records for n in numbers(record)])
         items = max(len(unary) for unary in equations.unary)
         unary = torch.cat(
@@ -239,8 +247,7 @@ class CompiledMessages:
             most_spare=max([1, *(2 * states for states, _ in spans)]),
         )
 
-    def _kernel(self, number: int) -> KernelRecord:
-        kernel = self._equations.kernels[number]
+    def _kernel(self, number: int, kernel: Kernel) -> KernelRecord:
         assert isinstance(kernel, TableKernel | HighOrderKernel)
         weights = kernel.weights
         shared = {

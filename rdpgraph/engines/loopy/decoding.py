@@ -80,22 +80,8 @@ class _Search:
         self.scores = scores(equations, self.states)
         self.left = effort.DECODING_SWEEPS * sweeps.double()
         self.settling = (effort.SETTLING_SWEEPS * sweeps).long()
-        hurried = (
-            end < math.inf and clock.now() + tuning.SECONDS_PER_EDGE * equations.edges.count > end
-        )
         # Orders in which to decide ties, their costs in sweeps, and the (B,) items each is for.
         self.paths: list[tuple[Order, float, Tensor]] = []
-        pair = None if hurried else orders(equations.edges)
-        if pair is None:
-            return
-        outwards, self.colours = pair
-        peels = _peels(equations)
-        peeling = peeled(equations.edges) if bool(peels.any()) else None
-        if peeling is None or len(peeling.layers) > effort.PEELED_LAYERS * len(outwards.layers):
-            peeling, peels = outwards, torch.zeros_like(peels)
-        (cost, self.passing, other), little = costs(equations, (outwards, self.colours, peeling))
-        self.left += little
-        self.paths = [(outwards, cost, ~peels), (peeling, other, peels)]
 
     def run(self, converged: Tensor, read: tuple[Tensor, ...] | None = None) -> None:
         """Search with as many sweeps as each item has left.
@@ -103,6 +89,9 @@ class _Search:
         ``read`` are the best states and ties of the beliefs, if they have been computed.
         """
         converged = self._settle(converged)
+        if self._is_decided(converged):
+            return
+        self._find_orders()
         if not self.paths or clock.now() > self.end:
             return
         # The traceback of a tree is exact, that of tables often best; others must leave some time.
@@ -119,6 +108,35 @@ class _Search:
             some, start = equations.part(self.messages, rows)[0], self.states[rows]
             self._take(ascended(some, start, self.colours, passes[rows], self.end), rows)
 
+    def _is_decided(self, converged: Tensor) -> bool:
+        """Return whether nothing is left to search for: no ties, and states that agree."""
+        equations = self.equations
+        if not bool(converged.all()):
+            return False
+        if bool(_tied(equations, equations.beliefs(self.messages)).any()):
+            return False
+        done = _agreed(equations, self.messages, self.states, self.scores, converged)
+        if bool(done.all()):
+            self.consistent = done
+        return self.consistent is not None
+
+    def _find_orders(self) -> None:
+        """Find the orders in which to decide variables, which take long to find in large graphs."""
+        equations, begin = self.equations, clock.now()
+        if begin + tuning.SECONDS_PER_EDGE * equations.edges.count > self.end:
+            return
+        pair = orders(equations.edges)
+        if pair is None:
+            return
+        outwards, self.colours = pair
+        peels = _peels(equations)
+        peeling = peeled(equations.edges) if bool(peels.any()) else None
+        if peeling is None or len(peeling.layers) > effort.PEELED_LAYERS * len(outwards.layers):
+            peeling, peels = outwards, torch.zeros_like(peels)
+        (cost, self.passing, other), little = costs(equations, (outwards, self.colours, peeling))
+        self.left = (self.left + little).clamp(min=0.0)
+        self.paths = [(outwards, cost, ~peels), (peeling, other, peels)]
+
     def _settle(self, converged: Tensor) -> Tensor:
         """Run messages that have not converged on with damping; return (B,) which have by then."""
         rows = (~converged).nonzero().flatten()
@@ -128,7 +146,7 @@ class _Search:
         equations, messages = self.equations.part(self.messages, rows)
         limits = _damped(self.limits, sweeps, self.end)
         outcome = propagate(equations, messages, limits)
-        self.left[rows] = (self.left[rows] - tuning.DAMPED_SWEEP * outcome.sweeps).clamp(min=0.0)
+        self.left[rows] -= tuning.DAMPED_SWEEP * outcome.sweeps
         self._take(_states(equations, equations.beliefs(outcome.messages)), rows)
         for current, new in zip(self.messages, outcome.messages, strict=True):
             current[rows.to(current.device)] = new

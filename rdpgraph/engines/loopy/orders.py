@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -248,22 +249,28 @@ def _of_high_order(
 ) -> Iterable[tuple[int, Arrivals]]:
     """Return the arrivals of all slots together, from the factors at each layer."""
     ports, segments = edges.ports[kernel], [edges.segments[s] for s in edges.by_kernel[kernel]]
-    factors = [
-        torch.arange(edges.factors[kernel], device="cpu") if p.rows is None else p.rows
-        for p in ports
-    ]
-    layers = [numbers[port.variables] for port in ports]
-    for layer in torch.cat(layers).unique().tolist():
-        rows = torch.cat([f[at == layer] for f, at in zip(factors, layers, strict=True)]).unique()
+    count = edges.factors[kernel]
+    # NumPy, because there are many short arrays: one for each port and layer.
+    factors = [np.arange(count) if p.rows is None else p.rows.numpy() for p in ports]
+    layers = [numbers[port.variables].numpy() for port in ports]
+    every, which = np.concatenate(layers), np.concatenate(factors)
+    order = every.argsort(kind="stable")
+    found, starts = np.unique(every[order], return_index=True)
+    parts = np.split(which[order], starts[1:])
+    device, sends = place.device, np.zeros(count, bool)
+    for layer, sending in zip(found.tolist(), parts, strict=True):
+        sends[sending] = True
         incoming: list[tuple[int, Tensor]] = []
         answered: list[tuple[int, int, Tensor | None, Tensor, Tensor]] = []
         for number, (port, segment) in enumerate(zip(ports, segments, strict=True)):
-            asked = torch.isin(factors[number], rows).nonzero().flatten()
-            incoming.append((segment.size_class, segment.start + asked.to(place.device)))
-            here = (layers[number][asked] == layer).nonzero().flatten()
+            asked = sends[factors[number]].nonzero()[0]
+            edge = torch.from_numpy(segment.start + asked).to(device)
+            incoming.append((segment.size_class, edge))
+            here = torch.from_numpy((layers[number][asked] == layer).nonzero()[0])
             if len(here):
-                places = (segment.start + asked[here]).to(place.device)
-                target = place[port.variables[asked[here]]]
-                which = here.to(place.device)
-                answered.append((number, segment.size_class, which, places, target))
+                target = place[port.variables[torch.from_numpy(asked)[here]]]
+                here = here.to(device)
+                answered.append((number, segment.size_class, here, edge[here], target))
+        rows = torch.from_numpy(sends.nonzero()[0])
         yield layer, Arrivals(kernel, rows, None, tuple(incoming), tuple(answered))
+        sends[sending] = False

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import neighbours, rescaled, take
 from rdpgraph.engines.loopy.clusters import ClusterKernel
-from rdpgraph.engines.loopy.compiled import CompiledMessages, is_logical, is_served
+from rdpgraph.engines.loopy.compiled import compiled_messages, is_logical, is_served
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
@@ -150,7 +150,7 @@ class _Compiled(Sweeper):
 
     def __init__(self, equations: Equations, damping: Damping, schedule: Schedule) -> None:
         super().__init__(equations, damping)
-        self._compiled = CompiledMessages(equations)
+        self._compiled = compiled_messages(equations)
         self._floods = isinstance(schedule, Flooding)
         self._looks = schedule.looks_at_residuals
         self._messages: Tensor | None = None
