@@ -85,6 +85,7 @@ RUNS = {
     "bnlearn": Tiny(f"--ours {FOLDER.parents[1] / 'examples' / 'asia.bif'}"),
     "budgets": Tiny("--task PR --method auto", shrunk=grids),
     "chain": Tiny("--batch 1 --states 4 --memory 1e8", {"STEPS": 5, "LONG": (20, 3)}),
+    "modes": Tiny("--sides 4 --seconds 0.2 --messages 0.2"),
     "operators": Tiny("--width 3 --steps 3"),
     "orders": Tiny(
         "--runs 1", {"STATES": 40, "PAPER": 60, "STEPS": 3, "SIDE": 2, "WORDS": 3, "SHARES": (0.1,)}

@@ -82,16 +82,19 @@ CIRCUIT_BEFORE_D4, D4_FIRST = 0.05, 0.6
 EXACT_SUM, DRAWN_SUM, DRAWN_TRIAL, DRAWN_LEAST = 0.5, 0.7, 0.1, 0.3
 """Parts for exact log Z; of the rest, for estimates; of the rest, after which these are given up,
 if marginals are asked for; and the part that must be left for them."""
-PLAIN_MODES, MODES, MARGINAL_MODES = 0.4, 0.8, 0.9
-"""Parts for plain messages without hard zeros (of the rest), for modes, and for marginal modes."""
+PLAIN_MODES, PLAIN_PAIRS, MODES, MARGINAL_MODES = 0.4, 0.1, 0.8, 0.9
+"""Parts for plain messages without hard zeros (of the rest), also after tree-reweighted messages of
+pairs; for modes, and for marginal modes."""
 MODE_START, SOFT_MODE_START, MARGINAL_START = 0.4, 0.05, 0.1
 """Parts in which messages give the start of a search for a mode; the same where plain ones, without
 hard zeros, are the better start; and the start for a marginal mode."""
 MODE_BOUNDS, AUTO_BOUNDS, BOUNDS_BYTES = 0.1, 0.05, 1e9
 """Parts for a bound on the scores of modes, by `Search` and by `Auto`; bytes for it, at most."""
-REWEIGHTED, SUM_BOUNDS, BOUND_SECONDS = 0.25, 0.1, 2.0
-"""Part of the time for a mode in which tree-reweighted messages pass, where a model is pairwise;
-part for bounds on log Z by these and by mean field; and seconds for all of them without a limit."""
+REWEIGHTED, REWEIGHTED_NEAR, NEAR_PROOF = 0.25, 0.75, 1e-3
+"""Parts of the time for a mode in which tree-reweighted messages pass, where a model is pairwise:
+in general, and where the gap between bound and score is at most so large, relative to the score."""
+SUM_BOUNDS, BOUND_SECONDS = 0.1, 2.0
+"""Part for bounds on log Z by such messages and mean field, and seconds for it without a limit."""
 SEARCH_SUMS, PROPOSAL_MESSAGES = 0.4, 0.1
 """Parts of the messages' time for those that sum, and for those that a proposal asks for."""
 FIRST_LATE = 1.0
@@ -120,9 +123,9 @@ CLUSTERS_PATIENCE, CLUSTERS_DAMPING, CLUSTERS_HOPELESS = 12, 0.8, 0.05
 """Sweeps in which the residual should shrink by two thirds, or damping grows; most damping; and
 the residual above which the end is not waited for then."""
 
-SWEEPS, SWEPT_GAIN = 15, 1e-7
-"""Tree-reweighted sweeps, an odd number, between two bounds; and the gain of these, relative to a
-bound, below which sweeps end."""
+SWEEPS, SWEPT_GAIN, SWEPT_CLOSED = 15, 1e-7, 0.01
+"""Tree-reweighted sweeps, an odd number, between two bounds; the gain of these below which sweeps
+end, relative to a bound; and the part of the gap to a score that is a gain in any case."""
 MEAN_FIELD_SWEEPS, MEAN_FIELD_GAIN = 30, 1e-6
 """Sweeps of mean field at most, and the gain of one, relative to a bound, below which they end."""
 
@@ -173,8 +176,9 @@ PART_VARIABLES = 8000
 STALE_MOVES, TIRED_MOVES, JUDGED_MOVES = 8, 24, 4
 """Moves without a gain after which tables grow, or some fixed variables are changed; after which a
 search from one start ends; and after such a change until its outcome is judged."""
-SHORT_SEARCH, STARTS_TRIED = 0.1, 0.6
-"""Parts of a search from one start, and in which there are other starts, before the best ends."""
+SHORT_SEARCH, STARTS_TRIED, SHORT_MOVES = 0.1, 0.6, 3
+"""Parts of a search from one start, and in which there are other starts, before the best ends; and
+the fewest moves of such a search for which a mode without hard zeros has other starts."""
 KEPT_ORDERS, REUSED_ORDER = 16, 0.8
 """Orders in the cache, and how often one is reused: finding one takes as long as carrying it out,
 and its fixed variables have other states by then."""

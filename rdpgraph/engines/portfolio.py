@@ -134,8 +134,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         if not self.seeker.bounding.is_pairwise:
             return None
         with self._for_modes.spending():
-            seconds = effort.REWEIGHTED * self._for_modes.left(effort.MODES)
-            return self.seeker.by_messages(seconds)[0]
+            return self.seeker.by_messages(self._for_modes.left(effort.MODES))[0]
 
     @property
     def _messages_prove(self) -> bool:
@@ -170,8 +169,12 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _start(self) -> Tensor:
-        """Start of a search for a mode: the best configuration by messages."""
+        """Start of a search for a mode: the best configuration by messages, or by plain ones."""
         allowance, network = self._for_modes, self.seeker.network
+        if self._reweighted is not None and self._decoding is None and self.plainly is not None:
+            # The search compares this start with tree-reweighted ones, and soon passes both.
+            with allowance.spending(), torch.no_grad():
+                return self.plainly(allowance.left(effort.PLAIN_PAIRS)).mode()
         every = [self._messages.mode()]
         every += [] if self._reweighted is None else [self._reweighted.states]
         if self.plainly is None:

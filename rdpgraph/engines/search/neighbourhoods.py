@@ -125,27 +125,31 @@ class Search:
         *,
         seconds: float,
         patience: float = math.inf,
+        least: int = 0,
+        enough: float = math.inf,
         progress: Callable[[Move], None] | None = None,
         constant: float = 0.0,
     ) -> Outcome | None:
         """Search briefly from each start, and go on from the best.
 
         What a start leads to is joined with the best outcome so far (`joined`). Starts for which
-        there is no time are left out.
+        there is no time are left out. Others than the first are tried only if a brief search makes
+        at least ``least`` moves. A score that is ``enough`` ends all of them.
         """
         begin = clock.now()
-        best: Outcome | None = None
-        settings: dict[str, Any] = {"progress": progress, "constant": constant}
+        best, moves = None, math.inf
+        settings: dict[str, Any] = {"enough": enough, "progress": progress, "constant": constant}
         for states in starts:
             since = clock.now() - begin
-            if best is not None and since > effort.STARTS_TRIED * seconds:
+            if best is not None and (since > effort.STARTS_TRIED * seconds or moves < least):
                 break
             part = effort.SHORT_SEARCH * seconds
             other = self.run(
                 states, seconds=part, patience=part, stale=effort.TIRED_MOVES, **settings
             )
+            moves = math.inf if other is None else other.moves
             best = self._better(best, other, since)
-            if best is None or best.optimal or self.ended:
+            if best is None or best.optimal or self.ended or best.score >= enough:
                 return best
         assert best is not None
         since = clock.now() - begin

@@ -2,12 +2,14 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from random import Random
 from typing import Any, NoReturn, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +18,13 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.minibuckets.bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
-from rdpgraph.engines.reduction.tables import active_states, full_states, tables_of
+from rdpgraph.engines.reduction.tables import (
+    Integers,
+    Tables,
+    active_states,
+    full_states,
+    tables_of,
+)
 from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.engines.search.starts import (
     Limits,
@@ -36,7 +44,7 @@ from rdpgraph.plan import clock
 
 def search(
     network: Network, limits: Limits, *, numbers: Tensor | None = None, start: Tensor | None = None,
-    spared: Tensor | None = None, bounds: Tensor | None = None,
+    others: Sequence[Tensor] = (), spared: Tensor | None = None, bounds: Tensor | None = None,
 ) -> Searched:  # fmt: skip
     """Search for the best configuration of each item.
 
@@ -45,6 +53,7 @@ def search(
         limits: those of time and memory.
         numbers: variables of the graph to maximise over, while all others are summed; None: all.
         start: (B, V) initial states; None: the first state of each.
+        others: more initial states for modes without hard zeros, tried where moves are quick.
         spared: (B,) items that are not searched; their scores have no meaning.
         bounds: (B,) upper bounds on all scores; a search ends where it reaches one.
 
@@ -86,11 +95,22 @@ def search(
                 starts, seconds=share, patience=patience, progress=limits.progress, constant=told
             )
         elif fits:
-            result = run.run(
-                starts[0], seconds=share, patience=patience, any_possible=limits.any_possible,
-                enough=math.inf if bounds is None else reached(float(bounds[item])) - told,
-                progress=limits.progress, constant=told,
-            )  # fmt: skip
+            enough = math.inf if bounds is None else reached(float(bounds[item])) - told
+            settings: dict[str, Any] = {
+                "enough": enough, "progress": limits.progress, "constant": told,
+            }  # fmt: skip
+            if network.possible is None and others:  # any configuration is a start
+                more = [active_states(network, states)[item].numpy() for states in others]
+                more = [states for states in more if (states != starts[0]).any()]
+                result = run.compete(
+                    chain(starts, more, _random_configurations(tables, limits.seed)), seconds=share,
+                    patience=patience, least=effort.SHORT_MOVES, **settings,
+                )  # fmt: skip
+            else:
+                result = run.run(
+                    starts[0], seconds=share, patience=patience, any_possible=limits.any_possible,
+                    **settings,
+                )  # fmt: skip
         if result is None:
             limited = replace(limits, seconds=share)
             candidate = best_estimated(network, item, summed, first, limited)
@@ -110,6 +130,13 @@ def search(
     device = network.graph.device
     full = full_states(network, states.unsqueeze(0))[0]
     return Searched(full.to(device), scores.to(device), optimal)
+
+
+def _random_configurations(tables: Tables, seed: int) -> Iterator[Integers]:
+    """(V,) configurations drawn uniformly, without end."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield rng.integers(0, tables.sizes)
 
 
 @torch.no_grad()
@@ -145,9 +172,10 @@ class Seeker:
     def by_messages(self, seconds: float) -> tuple[Searched, Tensor]:
         """Return the best configurations by tree-reweighted messages, and (B,) bounds on scores.
 
-        Messages pass once, within the seconds of the first call; later calls reuse them.
+        Messages pass once, within a part of the seconds of the first call; later calls reuse them.
         """
-        states, bounds = self.bounding.maxima(seconds)
+        parts = effort.REWEIGHTED * seconds, effort.REWEIGHTED_NEAR * seconds
+        states, bounds = self.bounding.maxima(*parts)
         found = self.scored(states)
         optimal = meets(found.scores.cpu(), bounds) | (bounds == -math.inf)
         return replace(found, optimal=optimal), bounds
@@ -160,14 +188,14 @@ class Seeker:
         begin, limits = clock.now(), replace(self.limits, seconds=seconds)
         if numbers is not None or not self.bounding.is_pairwise:
             return search(self.network, limits, numbers=numbers, start=start)
-        first, bounds = self.by_messages(effort.REWEIGHTED * seconds)
+        first, bounds = self.by_messages(seconds)
         if bool(first.optimal.all()):
             return first
-        start = best_of(self.network, [first.states, *([] if start is None else [start])]).states
+        every = [first.states, *([] if start is None else [start])]
         left = max(seconds - (clock.now() - begin), 0.1 * seconds)
         found = search(
-            self.network, replace(limits, seconds=left), start=start, spared=first.optimal,
-            bounds=bounds,
+            self.network, replace(limits, seconds=left), start=best_of(self.network, every).states,
+            others=every, spared=first.optimal, bounds=bounds,
         )  # fmt: skip
         proved = first.optimal.to(found.states.device)
         return Searched(
@@ -281,7 +309,7 @@ class SearchSolution(SearchedMarginalModes):
         """Search from the states that a part of the seconds gives to begin with."""
         begin, seconds = clock.now(), self.limits.seconds
         if numbers is None and self._seeker.bounding.is_pairwise:
-            first, _ = self._seeker.by_messages(effort.REWEIGHTED * seconds)
+            first, _ = self._seeker.by_messages(seconds)
             if bool(first.optimal.all()):
                 return first
         start = self.start(part * seconds)

@@ -101,18 +101,37 @@ class Bounding:
             below = torch.maximum(below, self.below([states], temperature, 0.25 * seconds))
         return torch.maximum(lower, below), torch.minimum(upper, above)
 
-    def maxima(self, seconds: float) -> Maxima:
+    def maxima(self, seconds: float, near: float = 0.0) -> Maxima:
         """Configurations and bounds by messages for maxima, within some seconds for all items.
 
-        Messages are passed once; later questions have their outcome.
+        Messages are passed once; later questions have their outcome. They may take ``near`` seconds
+        if that is more, where a small gap promises a proof.
         """
-        every, bounds = self._outcome(0.0, seconds)
-        active = active_states(self.network, None)
+        every, bounds = self._outcome(0.0, seconds, near)
+        active = self._likeliest()
         for item, one in enumerate(every):
             if one is not None:
                 active[item] = torch.from_numpy(one.states)
         states = full_states(self.network, active.unsqueeze(0))[0]
         return Maxima(states.clamp(min=0).to(self.network.graph.device), bounds)
+
+    def _likeliest(self) -> Tensor:
+        """(B, active) the best state of each variable by its own factors, evidence included."""
+        network = self.network
+        sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
+        starts, states = sizes.cumsum(0) - sizes, active_states(network, None)
+        flat = torch.zeros(network.batch, sum(network.sizes), dtype=torch.float64, device="cpu")
+        for group in network.groups:
+            if group.scopes.shape[1] == 1:
+                size = group.log_tables.shape[2]
+                places = (starts[group.scopes] + torch.arange(size, device="cpu")).flatten()
+                values = group.each().detach().double().cpu().expand(-1, len(group.scopes), -1)
+                flat = flat.index_add(1, places, values.flatten(1).expand(network.batch, -1))
+        for size in sizes.unique().tolist():
+            numbers = (sizes == size).nonzero().flatten()
+            places = starts[numbers, None] + torch.arange(size, device="cpu")
+            states[:, numbers] = flat[:, places].argmax(-1)
+        return states
 
     def above(self, temperature: float, seconds: float) -> Tensor:
         """(B,) upper bounds on all scores, or at temperature t > 0 on t log sum exp(score / t)."""
@@ -147,27 +166,33 @@ class Bounding:
     def _outcomes(self) -> dict[float, tuple[list[Swept | None], Tensor]]:
         return {}
 
-    def _outcome(self, temperature: float, seconds: float) -> tuple[list[Swept | None], Tensor]:
+    def _outcome(
+        self, temperature: float, seconds: float, near: float = 0.0
+    ) -> tuple[list[Swept | None], Tensor]:
         if temperature not in self._outcomes:
             with torch.no_grad():
-                self._outcomes[temperature] = self._swept(temperature, seconds)
+                self._outcomes[temperature] = self._swept(temperature, seconds, near)
         return self._outcomes[temperature]
 
-    def _swept(self, temperature: float, seconds: float) -> tuple[list[Swept | None], Tensor]:
+    def _swept(
+        self, temperature: float, seconds: float, near: float
+    ) -> tuple[list[Swept | None], Tensor]:
         """What sweeps give for each item, and (B,) bounds.
 
         None where there is no time or memory for sweeps.
         """
-        network, end = self.network, clock.now() + seconds
+        network, begin = self.network, clock.now()
         every, bounds = list[Swept | None](), self._largest(temperature)
         constant, error = self._constant
         for item in range(network.batch):
-            share = (end - clock.now()) / (network.batch - item)
+            spent, items = clock.now() - begin, network.batch - item
+            share = max(seconds - spent, 0.0) / items
             if network.impossible or not self._fits or self._seconds_of_bound > share:
                 every.append(None)
                 continue
             model, compiled = self._model(item), self.compiled()
-            one = swept(model, temperature, seconds=share, compiled=compiled)
+            longer = max(near - spent, 0.0) / items
+            one = swept(model, temperature, seconds=share, near=longer, compiled=compiled)
             bound = one.bound + float(constant[item] + error[item])
             bounds[item] = min(float(bounds[item]), bound)
             every.append(one)

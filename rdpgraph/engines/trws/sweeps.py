@@ -30,17 +30,19 @@ class Swept(NamedTuple):
 
 
 def swept(
-    model: Pairwise, temperature: float, *, seconds: float, compiled: Compiled | None
-) -> Swept:
+    model: Pairwise, temperature: float, *, seconds: float, near: float = 0.0,
+    compiled: Compiled | None,
+) -> Swept:  # fmt: skip
     """Sweep until the bound meets the score, or gains next to nothing, or the time is over.
 
     Args:
         model: the factors of one batch item.
         temperature: 0 bounds scores, t > 0 bounds t log sum exp(score / t).
         seconds: in which sweeps may begin; there may be none.
+        near: the same where a small gap between bound and score promises a proof, if that is more.
         compiled: the functions of the library, if there is one.
     """
-    end, messages = clock.now() + seconds, _Messages(model, temperature, compiled)
+    begin, messages = clock.now(), _Messages(model, temperature, compiled)
     bound = upper_bound(model, messages.values, temperature)
     states = model.likeliest(messages.values)
     score = model.score(states)
@@ -48,7 +50,9 @@ def swept(
     # lower, and all of a belief for log Z, whose bound is lower then.
     count, forward, stale = 2, True, 0
     while model.count and bound > score + ROUNDING * max(abs(score), 1.0) and stale < 2:
-        left = (end - clock.now()) * tuning.OPERATIONS_PER_SECOND - messages.bound_operations
+        close = not temperature and bound - score <= effort.NEAR_PROOF * max(abs(score), 1.0)
+        until = begin + (max(seconds, near) if close else seconds)
+        left = (until - clock.now()) * tuning.OPERATIONS_PER_SECOND - messages.bound_operations
         count = min(count, int(left / messages.operations))
         if count < 1:
             break
@@ -58,10 +62,18 @@ def swept(
         last = forward == (count % 2 == 1)
         new = upper_bound(model, messages.values, temperature, forward=last)
         clock.count(messages.bound_operations)
-        stale = stale + 1 if new > bound - effort.SWEPT_GAIN * max(abs(new), 1.0) else 0
+        least, before = effort.SWEPT_GAIN * max(abs(new), 1.0), score
+        if not temperature:
+            least = min(least, effort.SWEPT_CLOSED * (bound - score))
+        if read is not None:
+            # Each by itself, the best states are consistent where the bound is tight; read in turn,
+            # they are better where it is not.
+            for other in (read, model.likeliest(messages.values)):
+                if (value := model.score(other)) > score:
+                    states, score = other, value
+        # Scores may still rise where the bound has reached its limit.
+        stale = 0 if new < bound - least or score > before else stale + 1
         bound = min(bound, new)
-        if read is not None and (value := model.score(read)) > score:
-            states, score = read, value
         count, forward = effort.SWEEPS, not last
     return Swept(bound, states, score)
 
