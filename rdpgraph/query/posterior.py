@@ -351,11 +351,11 @@ class Posterior(Inferred):
     def mode(self) -> Assignment:
         """A most probable configuration (MAP): state indices (*batch, *shape) by variable.
 
-        Max-product with a traceback, so consistent. Where exact inference does not fit, `Auto`
-        continues with a search. With message passing, a configuration of probability zero starts a
-        search for a possible one, in half of the seconds left, or two where there is no limit. If
-        none is found, and none is proved to exist or not, the best one is the answer, with a
-        warning, and `FactorGraph.violations` counts its violations; `Search` raises an error
+        Also called MPE. Max-product with a traceback, so consistent. Where exact inference does not
+        fit, `Auto` continues with a search. With message passing, a configuration of probability
+        zero starts a search for a possible one, in half of the seconds left, or two where there is
+        no limit. If none is found, and none is proved to exist or not, the best one is the answer,
+        with a warning, and `FactorGraph.violations` counts its violations; `Search` raises an error
         instead. A tie goes to the first maximum of each step of the plan; one process keeps one
         plan for a model's shape.
 

@@ -45,6 +45,9 @@ from rdpgraph.schedulers.scheduler import (
 class Contraction(Scheduler):
     """Exact contraction of a factor graph; structures are not recognised.
 
+    Also known as variable elimination, bucket elimination or the junction tree algorithm: variables
+    are summed out in a good order, and a pass back gives all marginals.
+
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
         seconds: the predicted time that a run may take; planning takes a fifth of it at most.

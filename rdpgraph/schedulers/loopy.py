@@ -50,6 +50,9 @@ from rdpgraph.schedulers.scheduler import (
 class Loopy(Scheduler):
     """Loopy belief propagation: approximate, exact where the factor graph has no cycle.
 
+    Also known as the sum-product algorithm or message passing; modes and max-marginals are by
+    max-product.
+
     Time and memory of a sweep are those of reading the tables. All batch items are solved
     together; one that has converged changes no more.
 
@@ -229,6 +232,8 @@ DAMPING = 0.3
 @dataclass(frozen=True)
 class JoinGraph(Scheduler):
     """Messages between clusters of factors: more accurate than `Loopy`, and more expensive.
+
+    Also known as generalised belief propagation or join-graph propagation.
 
     The clusters are as large as memory and time allow; one that holds all is solved exactly, as by
     `Contraction`. Runs in float64, on the messages of `Loopy`. Modes and max-marginals come from

@@ -273,6 +273,8 @@ def Cardinality(
 ) -> Automaton:
     """Constraint: the number of true slots lies between two bounds (log-value 0, else -inf).
 
+    It says "at least k", "at most k", or with both bounds equal "exactly k" of the slots.
+
     It has ``at_most + 2`` automaton states, ``at_least + 1`` without an upper bound; messages cost
     O(arity) times that.
 

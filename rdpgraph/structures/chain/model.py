@@ -45,9 +45,11 @@ class Chain(Structure):
     """Sequences of states: p(x) is proportional to exp(sum_t u_t(x_t) + sum_t f_t(x_t, x_t+1)).
 
     A linear-chain conditional random field; with log-probabilities, a hidden Markov model given
-    its observations (`Chain.hmm`). An item of length L has L states; its log Z is 0 if L is 0.
-    Beyond the length, marginals are zero and states -1. A chain without a possible sequence has
-    log Z -inf, and marginals, gradients and entropy zero.
+    its observations (`Chain.hmm`). Marginals are by forward-backward (smoothing), `filtered` by the
+    forward algorithm, `mode` by Viterbi's, and `k_best` is a list of the N best (N-best, list
+    Viterbi); expected transitions are `edge_counts`. An item of length L has L states; its log Z is
+    0 if L is 0. Beyond the length, marginals are zero and states -1. A chain without a possible
+    sequence has log Z -inf, and marginals, gradients and entropy zero.
 
     Every answer but states is differentiable in the potentials. log Z costs O(T N^2) in matrix
     products, and O(T N) memory for its gradient; with a shared transition nothing of size T N^2 is
@@ -204,6 +206,8 @@ class Chain(Structure):
     @by_autograd
     def edge_counts(self) -> Tensor:
         """(*batch, N, N) the expected number of steps with each pair of states, [from, to].
+
+        These are the expected transitions of the E step of Baum-Welch.
 
         O(N^2) memory for each item; where gradients are tracked, items are solved one by one.
         """
