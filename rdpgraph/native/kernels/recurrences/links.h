@@ -216,17 +216,13 @@ void Run<Real>::finish(const Target& target, At s, const Row& one, Real* values,
   *out_level(g, one.item, s, one.p) = base + top;
 }
 
-// Writes that nothing is possible into all rows that a link writes, before those that are.
+// Writes that nothing is possible into a row that a link writes.
 template <typename Real>
-void Run<Real>::clear_targets(const Stage& g, At s, Span span) {
-  find_targets(g, s, span);
-  for (int64_t item = 0; item < batch; ++item)
-    for (int64_t p = span.low; p <= span.high; ++p) {
-      const Stage& to = *targets[p - span.low].g;
-      Real* row = out(to, data[0], item, s, p);
-      std::fill(row, row + g.labels, kNever<Real>);
-      *out_level(to, item, s, p) = 0;
-    }
+void Run<Real>::clear(const Target& target, At s, int64_t item, int64_t p) {
+  const Stage& to = *target.g;
+  Real* row = out(to, data[0], item, s, p);
+  std::fill(row, row + to.labels, kNever<Real>);
+  *out_level(to, item, s, p) = 0;
 }
 
 // A link's values at a place, relative to a level, for the way down: those of its target without other factors.
@@ -270,19 +266,25 @@ void Run<Real>::link_up(const Stage& g, At s) {
   const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>(), hop = panels_of(n, wide) * wide;
   const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? batch : 1;
   if (many <= 0) return;
-  clear_targets(g, s, span);
+  find_targets(g, s, span);
   if (!g.fixed) return direct_up<best>(g, s, span);
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
     for (int64_t first = 0; first < many * items; first += kBlock) {
       prepare_rows<best>(g, s, span, item, first, std::min(kBlock, many * items - first));
       sums.resize(std::max<int64_t>(sums.size(), kBlock * hop));
+      for (int64_t k = first, next = 0; k < std::min(first + kBlock, many * items); ++k) {
+        const int64_t i = item + k / many, p = span.low + k % many;
+        if (next < int64_t(rows.size()) && rows[next].item == i && rows[next].p == p) ++next;
+        else clear(targets[p - span.low], s, i, p);
+      }
       by_panels<best>(x.data(), rows.size(), depth, depth, own.ahead, n, sums.data(), hop);
       for (size_t r = 0; r < rows.size(); ++r) {
         Real* y = sums.data() + r * hop;
         const double base = rows[r].level + rows[r].top;
         if (!best) {
           Real least = std::numeric_limits<Real>::max();
+#pragma omp simd reduction(min : least)
           for (int64_t k = 0; k < n; ++k) least = y[k] < least ? y[k] : least;
           if (least < faint<Real>(depth)) {
             for (int64_t k = 0; k < n; ++k)
@@ -369,7 +371,7 @@ void Run<Real>::direct_up(const Stage& g, At s, Span span) {
   const int64_t n = g.labels;
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
-      if (!has_terms(alternatives[g.first], s, p)) continue;
+      if (!has_terms(alternatives[g.first], s, p)) { clear(targets[p - span.low], s, item, p); continue; }
       Row one{item, p, 0, 0};
       sums.resize(std::max<int64_t>(sums.size(), n)), terms.resize(n);
       int64_t hop;

@@ -315,7 +315,7 @@ template <typename Real> struct Run {
   template <typename Visit> void each_term(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Visit visit);
   double in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
   void finish(const Target& target, At s, const Row& one, Real* values, double base);
-  void clear_targets(const Stage& g, At s, Span span);
+  void clear(const Target& target, At s, int64_t item, int64_t p);
   const Real* link_values(const Target& target, At s, int64_t item, int64_t p, double* level);
   const Real* add_other_gradients(const Target& target, At s, int64_t item, int64_t p);
   template <bool best> void link_up(const Stage& g, At s);
