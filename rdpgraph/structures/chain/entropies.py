@@ -56,10 +56,10 @@ class _Run:
         batch, steps, states = self.shape = tuple(unary.shape)
         self.inputs = unary, scored, tables, lengths
         self.kept = unary.new_empty(batch, steps, 3, states)
-        self.levels = torch.empty(batch, steps, dtype=torch.float64)
-        self.values = torch.empty(batch, dtype=torch.float64)
+        self.levels = torch.empty(batch, steps, dtype=torch.float64, device="cpu")
+        self.values = torch.empty(batch, dtype=torch.float64, device="cpu")
         self.threads = library.threads(tables.numel(), batch)
-        doubts = torch.empty(batch, dtype=torch.int64)
+        doubts = torch.empty(batch, dtype=torch.int64, device="cpu")
         self._call("entropy", self.values, doubts)
         self.doubtful = bool(doubts.any())
 
@@ -67,7 +67,7 @@ class _Run:
         """Gradients in the unary and, if asked, in the tables, (B,) times; None where in doubt."""
         unary, _, tables, _ = self.inputs
         sites, extra = torch.empty_like(unary), torch.empty_like(tables) if links else None
-        doubts = torch.empty(len(unary), dtype=torch.int64)
+        doubts = torch.empty(len(unary), dtype=torch.int64, device="cpu")
         self._call("pullback", pull.double().contiguous(), sites, extra, doubts)
         return None if bool(doubts.any()) else (sites, extra)
 
@@ -89,10 +89,10 @@ class _Entropy(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (gradient,) = gradients
+        inputs, (gradient,) = ctx.saved_tensors, gradients  # refused if they have been changed
         if not torch.is_grad_enabled() and not is_transformed(gradient):
             found = ctx.run.gradients(gradient, links=ctx.needs_input_grad[3])
             if found is not None:
                 return None, None, *found
         with torch.enable_grad():
-            return None, None, *regradient(ctx.again, ctx.saved_tensors, gradient)
+            return None, None, *regradient(ctx.again, inputs, gradient)

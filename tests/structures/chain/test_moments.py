@@ -109,6 +109,16 @@ def test_entropies_lose_no_digits_to_large_scores():
         assert torch.allclose(one, other, atol=1e-5)
 
 
+def test_a_chain_that_was_changed_has_no_gradient_of_its_entropy():
+    unary, links = potentials(kind="per item")
+    values = links.requires_grad_() * 1.0
+    entropy = rg.Chain(unary, values).entropy().sum()
+    with torch.no_grad():
+        values.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        entropy.backward()
+
+
 def test_entropies_of_tables_for_each_step_are_differentiable_past_hard_zeros():
     unary, links = potentials(2, 4, 3, kind="per item", zeros=0.2, seed=5)
     model = rg.Chain(unary.requires_grad_(), links.requires_grad_())
