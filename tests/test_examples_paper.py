@@ -71,6 +71,9 @@ def test_one_command_remakes_all_tables(run, text, tmp_path):
 
 def test_tables_go_on_from_their_store(run, tmp_path):
     options = ("--quick", "--kinds", "dense", "--tables", "log-z", "--store", tmp_path / "a.jsonl")
+    assert "| a pilot's | - |" in run(
+        "tables", *options, "--tables", "proposals", "--kept", "--set"
+    )
     nothing = run("tables", *options, "--kept")
     assert all(cells == ["-"] for cells in list(rows_of(nothing).values())[2:])
     whole = run("tables", *options)
