@@ -57,24 +57,28 @@ def possible_alone(log_z: Tensor, tensors: Iterable[Tensor] = ()) -> Tensor:
 def regradient(
     function: Callable[..., Tensor | Sequence[Tensor]], inputs: Sequence[Tensor], *gradients: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of a function in its inputs, differentiable again; None for those that need none.
+    """Gradients of a function in its inputs; None for those that need none.
 
-    Taken in aliases: where one input was computed from another, that path must not count. Inputs
-    are as saved for the backward pass, ``gradients`` those of the function's values.
+    Differentiable again where gradients are recorded. Taken in aliases: where one input was
+    computed from another, that path must not count. Inputs are as saved for the backward pass,
+    ``gradients`` those of the function's values.
     """
-    aliases = [part.view_as(part) if part.requires_grad else part for part in inputs]
-    wanted = [alias for alias in aliases if alias.requires_grad]
-    values = function(*aliases)
-    given = zip([values] if isinstance(values, Tensor) else values, gradients, strict=True)
-    pairs = [(value, gradient) for value, gradient in given if value.requires_grad]
-    if not pairs:  # no input has a part in it
-        return [torch.zeros_like(part) if part.requires_grad else None for part in inputs]
-    each = iter(
-        torch.autograd.grad(
-            [value for value, _ in pairs], wanted, [gradient for _, gradient in pairs],
-            create_graph=True, allow_unused=True, materialize_grads=True,
-        )
-    )  # fmt: skip
+    # Batches of gradients reach backward passes where none are recorded.
+    tracked = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [part.view_as(part) if part.requires_grad else part for part in inputs]
+        wanted = [alias for alias in aliases if alias.requires_grad]
+        values = function(*aliases)
+        given = zip([values] if isinstance(values, Tensor) else values, gradients, strict=True)
+        pairs = [(value, gradient) for value, gradient in given if value.requires_grad]
+        if not pairs:  # no input has a part in it
+            return [torch.zeros_like(part) if part.requires_grad else None for part in inputs]
+        each = iter(
+            torch.autograd.grad(
+                [value for value, _ in pairs], wanted, [gradient for _, gradient in pairs],
+                create_graph=tracked, allow_unused=True, materialize_grads=True,
+            )
+        )  # fmt: skip
     return [next(each) if part.requires_grad else None for part in inputs]
 
 
